@@ -9,11 +9,12 @@ a whole, or not at all, because its answers could not be found.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from shared.datasets.rows import TrainingRow
+from shared.datasets.rows import Message, TrainingRow
 from shared.errors import Code, InvalidRequest
 from shared.tokenization.chat_template import Rendered
 from shared.tokenization.completeness import LeftOut, check_complete
@@ -67,7 +68,7 @@ def find_assistant_spans(tokenizer: Tokenizer, row: TrainingRow, *, compare_prom
     """
     try:
         chat = _WrittenRow.write(tokenizer, row)
-        left_out = check_complete(tokenizer, chat.messages, chat.tools, chat.whole.text)
+        left_out = chat.left_out | check_complete(tokenizer, chat.messages, chat.tools, chat.whole.text)
         found = chat.by_marks(compare_prompt) or chat.by_offsets()
     except InvalidRequest as error:
         raise InvalidRequest(
@@ -96,6 +97,7 @@ class _WrittenRow:
     Attributes:
         supervised: the turns to supervise.
         whole: the whole chat.
+        left_out: what is lost where system turns become one.
         written: texts of parts of the chat, by number of turns and whether a generation prompt follows.
     """
 
@@ -106,6 +108,7 @@ class _WrittenRow:
     supervised: list[int]
     whole: Rendered
     developer_as_system: bool
+    left_out: frozenset[LeftOut]
     written: dict[tuple[int, bool], str] = field(default_factory=dict)
 
     @classmethod
@@ -113,9 +116,12 @@ class _WrittenRow:
         tools = served_tools(row.tools)
         turns = served_roles(row.messages, tokenizer.template_for(tools).text)
         converted = any(turn.role == "developer" for turn in row.messages) and turns != row.messages
+        loses_names = _names(turns) != _names(row.messages)
+        left_out: frozenset[LeftOut] = frozenset({"names"} if loses_names else ())
         messages = plain_messages(turns)
         supervised = [i for i, turn in enumerate(turns) if turn.role == "assistant" and turn.weight != 0]
-        return cls(tokenizer, row.line, messages, tools, supervised, tokenizer.render(messages, tools), converted)
+        whole = tokenizer.render(messages, tools)
+        return cls(tokenizer, row.line, messages, tools, supervised, whole, converted, left_out)
 
     @property
     def answers(self) -> list[int]:
@@ -232,6 +238,10 @@ class _WrittenRow:
 def _common_prefix_length(one: str, other: str) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _names(turns: Sequence[Message]) -> list[str]:
+    return [turn.name for turn in turns if turn.name]
 
 
 def _unsupported(reason: str) -> InvalidRequest:

@@ -2,9 +2,9 @@
 
 A template that does not know a role, a part or a place writes nothing for it, without a word. That is found in two ways:
 
-- **by words**: each turn's text, each call's function and each tool must be found in the row's own text;
+- **by words**: each turn's text, each call's function, each tool and its parameters must be found in the row's own text;
 - **by shape**: once for each sequence of roles and parts, a chat of that shape with unmistakable words is written. So a
-  short text is missed although it is a part of another one, and so are a call's arguments.
+  short text is missed although it is a part of another one, and so are a call's arguments and a tool's parameters.
 
 A few things may be left out, and are only told: an answer's thoughts, which many templates drop from earlier turns on
 purpose, here and at serving time, and a speaker's ``name``.
@@ -78,6 +78,9 @@ def _parts(messages: Sequence[dict[str, Any]], tools: list[Any] | None) -> Itera
         yield "the tool", function["name"]
         if isinstance(description := function.get("description"), str):
             yield "the description of a tool", description
+        for name, about in _properties(function).items():
+            yield "the parameter of a tool", name
+            yield "the description of a parameter", _description(about)
 
 
 def _functions(calls: Any) -> Iterator[dict[str, Any]]:
@@ -86,6 +89,19 @@ def _functions(calls: Any) -> Iterator[dict[str, Any]]:
         function = call.get("function", call) if isinstance(call, dict) else None
         if isinstance(function, dict) and isinstance(function.get("name"), str):
             yield function
+
+
+def _properties(function: dict[str, Any]) -> dict[str, Any]:
+    """What a tool's parameters may hold, by name."""
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    return properties if isinstance(properties, dict) else {}
+
+
+def _description(about: Any) -> str:
+    """Of one parameter; empty when there is none."""
+    description = about.get("description") if isinstance(about, dict) else None
+    return description if isinstance(description, str) else ""
 
 
 def _is_written(part: str, text: str) -> bool:
@@ -102,8 +118,7 @@ def _is_written(part: str, text: str) -> bool:
 def _omissions(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: list[Any] | None) -> _Omissions:
     """What the template leaves out of chats of this shape; found once."""
     known: dict[Hashable, _Omissions] = tokenizer.omissions
-    described = [bool(function.get("description")) for function in _functions(tools)]
-    shape = (*map(_shape, messages), bool(tools), any(described))
+    shape = (*map(_shape, messages), bool(tools), *map(any, zip(*map(_tool_shape, _functions(tools)), strict=True)))
     if shape not in known:
         if len(known) >= MAX_SHAPES:
             known.clear()
@@ -116,10 +131,15 @@ def _shape(message: dict[str, Any]) -> Hashable:
     return (message["role"], bool(message["content"]), *calls, "name" in message)
 
 
+def _tool_shape(function: dict[str, Any]) -> tuple[bool, ...]:
+    properties = _properties(function)
+    return bool(function.get("description")), bool(properties), any(map(_description, properties.values()))
+
+
 def _find_omissions(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: list[Any] | None) -> _Omissions:
     """Write a chat of the same shape with words that occur nowhere else."""
     marked = [_marked_turn(message, f"q{index}z") for index, message in enumerate(messages)]
-    marked_tools = [_marked_call(tool, f"q{index}t", "parameters") for index, tool in enumerate(tools or ())] or None
+    marked_tools = [_marked_tool(tool, f"q{index}t") for index, tool in enumerate(tools or ())] or None
     try:
         text = tokenizer.render(marked, marked_tools).text
     except InvalidRequest:
@@ -129,8 +149,9 @@ def _find_omissions(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], to
         for what, mark in _marks(message):
             if mark not in text:
                 return _Omissions(f"{what} ({original['role']})")
-    if any(function["name"] not in text for function in _functions(marked_tools)):
-        return _Omissions("the tools")
+    for what, mark in _tool_marks(marked_tools):
+        if mark not in text:
+            return _Omissions(what)
     return _Omissions(names=any(message["name"] not in text for message in marked if "name" in message))
 
 
@@ -143,6 +164,15 @@ def _marks(message: dict[str, Any]) -> Iterator[Part]:
             yield from (("a call's arguments", str(mark)) for pair in arguments.items() for mark in pair)
 
 
+def _tool_marks(tools: list[Any] | None) -> Iterator[Part]:
+    for function in _functions(tools):
+        yield "the tools", function["name"]
+        if properties := _properties(function):
+            name, about = [*properties.items()][-1]
+            yield "a tool's parameters", name
+            yield "the descriptions of a tool's parameters", _description(about)
+
+
 def _marked_turn(message: dict[str, Any], mark: str) -> dict[str, Any]:
     turn = dict(message)
     if message["content"]:
@@ -150,18 +180,37 @@ def _marked_turn(message: dict[str, Any], mark: str) -> dict[str, Any]:
     if "name" in message:
         turn["name"] = f"Wn{mark}"
     if calls := message.get("tool_calls"):
-        turn["tool_calls"] = [_marked_call(call, f"{index}{mark}", "arguments") for index, call in enumerate(calls)]
+        turn["tool_calls"] = [_marked_call(call, f"{index}{mark}") for index, call in enumerate(calls)]
     return turn
 
 
-def _marked_call(call: Any, mark: str, field: str) -> Any:
-    """A call or tool with another name, and other arguments if it has any."""
-    if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict) or "name" not in function:
+def _marked_call(call: Any, mark: str) -> Any:
+    """A call with another name, and other arguments if it has any."""
+    if (function := _named_function(call)) is None:
         return call
-    marked = function | {"name": f"Wf{mark}"}
-    if field == "arguments" and isinstance(function.get(field), dict) and function[field]:
-        marked[field] = {f"Wk{mark}": f"Wv{mark}"}
-    return call | {"function": marked}
+    marked: dict[str, Any] = {"name": f"Wf{mark}"}
+    if isinstance(arguments := function.get("arguments"), dict) and arguments:
+        marked["arguments"] = {f"Wk{mark}": f"Wv{mark}"}
+    return call | {"function": function | marked}
+
+
+def _marked_tool(tool: Any, mark: str) -> Any:
+    """A tool with another name, and one parameter more if it has any, described if one of them is."""
+    if (function := _named_function(tool)) is None:
+        return tool
+    marked: dict[str, Any] = {"name": f"Wf{mark}"}
+    if properties := _properties(function):
+        about = {"type": "string"}
+        if any(map(_description, properties.values())):
+            about["description"] = f"Wd{mark}"
+        marked["parameters"] = function["parameters"] | {"properties": properties | {f"Wp{mark}": about}}
+    return tool | {"function": function | marked}
+
+
+def _named_function(call: Any) -> dict[str, Any] | None:
+    """The function of a call or tool in the form that clients send; None of another form, which is left as it is."""
+    function = call.get("function") if isinstance(call, dict) else None
+    return function if isinstance(function, dict) and "name" in function else None
 
 
 def _excerpt(text: str) -> str:

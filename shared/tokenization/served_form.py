@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from shared.datasets.rows import Message
 
@@ -15,16 +16,16 @@ from shared.datasets.rows import Message
 def served_roles(messages: Sequence[Message], template: str) -> list[Message]:
     """Turns with the roles that vLLM gives to a template.
 
-    A developer's turn is a system turn where the template has no developer. System turns are then one, at the beginning,
-    because many templates take no other.
+    A developer's turn is a system turn where the template has no developer. Several system turns, or one that is not the
+    first, are then one at the beginning, without a name, because many templates take no other.
     """
     if not any(message.role == "developer" for message in messages) or _knows_developer(template):
         return list(messages)
-    system = [message.content for message in messages if message.role in ("system", "developer") and message.content]
-    return [
-        Message("system", "\n\n".join(system)),
-        *(message for message in messages if message.role not in ("system", "developer")),
-    ]
+    turns = [replace(message, role="system") if message.role == "developer" else message for message in messages]
+    if [index for index, turn in enumerate(turns) if turn.role == "system"] == [0]:
+        return turns
+    system = [turn.content for turn in turns if turn.role == "system" and turn.content]
+    return [Message("system", "\n\n".join(system)), *(turn for turn in turns if turn.role != "system")]
 
 
 def _knows_developer(template: str) -> bool:

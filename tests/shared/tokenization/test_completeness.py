@@ -64,6 +64,13 @@ def test_developer_is_written_as_the_system(tokenizers: dict[str, Tokenizer], fa
     assert (found.developer_as_system, expected.developer_as_system) == (True, False)
 
 
+@pytest.mark.parametrize("role", ["developer", "system"])
+def test_developer_is_refused_where_the_system_is(tokenizers: dict[str, Tokenizer], role: str) -> None:
+    """Mistral Nemo's template writes a system text into a question that is the last turn, which no row ends with."""
+    said = refusal(tokenizers["mistral_nemo"], turn(role, "Be brief."), *CASES["single"]["messages"])
+    assert "leaves out the system turn 'Be brief.'" in said
+
+
 def test_developer_that_the_template_knows_stays_one(tokenizers: dict[str, Tokenizer]) -> None:
     chat = write(tokenizers["harmony"], turn("developer", "Be brief."), *CASES["single"]["messages"])
     assert "<|start|>developer<|message|># Instructions\nBe brief." in chat.text
@@ -96,6 +103,26 @@ def test_description_of_a_tool_is_missed(tokenizers: dict[str, Tokenizer]) -> No
     assert write(tokenizers["qwen25"], *turns, tools=[tool])
 
 
+def test_parameters_of_a_tool_are_missed(tmp_path: Path) -> None:
+    about = {"type": "object", "properties": {"secret": {"type": "string", "description": "Hidden."}}}
+    tool = {"type": "function", "function": {"name": "find", "description": "Finds.", "parameters": about}}
+    turns = turn("user", "Hi"), turn("assistant", "Hello.")
+    named = "{% for t in tools or [] %}{{ t.function.name }}: {{ t.function.description }}\n{% endfor %}"
+    said = refusal(base(tmp_path / "named", named + CHATML), *turns, tools=[tool])
+    assert "leaves out the parameter of a tool 'secret'" in said
+    # Its name is a part of another text.
+    said = refusal(base(tmp_path / "part", named + CHATML), turn("user", "secret Hidden."), turns[1], tools=[tool])
+    assert "leaves out a tool's parameters" in said
+    listed = named.replace("\n{%", "{% for name in t.function.parameters.properties %}{{ name }}{% endfor %}\n{%")
+    said = refusal(base(tmp_path / "listed", listed + CHATML), *turns, tools=[tool])
+    assert "leaves out the description of a parameter 'Hidden.'" in said
+    said = refusal(base(tmp_path / "both", listed + CHATML), turn("user", "Hidden."), turns[1], tools=[tool])
+    assert "leaves out the descriptions of a tool's parameters" in said
+    bare = {"type": "function", "function": tool["function"] | {"parameters": {"type": "object", "properties": {}}}}
+    for sound in (bare, {"type": "function", "function": tool["function"] | {"parameters": None}}):
+        assert write(base(tmp_path / "named", named + CHATML), *turns, tools=[sound])
+
+
 def test_dropped_thoughts_are_told(tokenizers: dict[str, Tokenizer]) -> None:
     turns = turn("user", "Hi"), turn("assistant", "<think>\nhm\n</think>\n\nHello.")
     assert write(tokenizers["deepseek_r1"], *turns).left_out == {"thoughts"}
@@ -108,6 +135,15 @@ def test_dropped_names_are_told(tokenizers: dict[str, Tokenizer], tmp_path: Path
     turns = turn("user", "Hi", name="Ann"), turn("assistant", "Hello.")
     assert write(tokenizers["qwen25"], *turns).left_out == {"names"}
     assert not write(base(tmp_path, CHATML.replace("{{ m.role }}", "{{ m.role }} {{ m.name }}")), *turns).left_out
+
+
+def test_names_of_system_turns_that_become_one_are_told(tmp_path: Path) -> None:
+    tokenizer = base(tmp_path, CHATML.replace("{{ m.role }}", "{{ m.role }} {{ m.name }}"))
+    named, talk = turn("developer", "Be brief.", name="Ann"), CASES["single"]["messages"]
+    alone = write(tokenizer, named, *talk)
+    assert "system Ann\nBe brief." in alone.text and not alone.left_out
+    together = write(tokenizer, turn("system", "Be kind."), named, *talk)
+    assert "Be kind.\n\nBe brief." in together.text and together.left_out == {"names"}
 
 
 def test_a_shape_is_written_once_and_the_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Tools in the form in which vLLM gives them to a template: keys, order and nulls are part of the text."""
+"""Turns and tools in the form in which vLLM gives them to a template: roles, keys, order and nulls are part of the text."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.datasets.rows import Message
-from shared.tokenization.served_form import plain_messages, served_tools
+from shared.tokenization.served_form import plain_messages, served_roles, served_tools
 
 
 @pytest.mark.parametrize("arguments", ['{"b": 1, "a": 2}', {"b": 1, "a": 2}])
@@ -45,6 +47,24 @@ def test_tool_has_the_keys_of_vllm() -> None:
     ]
     assert json.dumps(served_tools(tools)) == json.dumps(expected)
     assert served_tools([]) is served_tools(None) is None
+
+
+turns = st.builds(
+    Message,
+    st.sampled_from(["system", "developer", "user", "assistant"]),
+    st.sampled_from(["", "a", "b"]),
+    st.sampled_from([None, "Ann"]),
+)
+
+
+@pytest.mark.vllm
+@given(st.lists(turns, max_size=5), st.sampled_from(["{{ m }}", "'developer'", '"developer"', "developer"]))
+def test_vllm_gives_turns_the_same_roles(messages: list[Message], template: str) -> None:
+    vllm = pytest.importorskip("vllm.renderers.hf")
+    served = plain_messages(messages)
+    if any(turn["role"] == "developer" for turn in served) and not vllm._detect_developer_role_support(template):
+        served = vllm._consolidate_system_messages(vllm._convert_developer_to_system(served))
+    assert plain_messages(served_roles(messages, template)) == served
 
 
 @pytest.mark.vllm
