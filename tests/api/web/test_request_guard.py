@@ -251,7 +251,7 @@ def test_missing_keys_cost_no_lookup_and_are_not_counted(throttled: FastAPI, ano
 def test_a_number_that_json_does_not_have_is_refused(client: TestClient, body: str, number: str) -> None:
     response = client.post("/v1/jobs", content=body % number, headers={"Content-Type": "application/json"})
     error = response.json()["error"]
-    assert (response.status_code, error["code"]) == (400, "REQUEST_INVALID")
+    assert (response.status_code, error["code"]) == (422, "REQUEST_INVALID")
     assert number.removeprefix("-")[:20] in error["message"]
 
 
