@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+EVENT_STREAM = "text/event-stream"
 EVENT_END = b"\n\n"
 DATA = b"data: "
 ERROR_EVENT = b'data: {"error":'

@@ -24,7 +24,7 @@ from api.errors import CLIENT_GONE, limit_headers
 from api.inference.cache_salt import with_cache_salt
 from api.inference.disconnect import DisconnectWatcher
 from api.inference.judged_copies import JudgedCopy, PassingAnswer, is_judgeable, without_stream
-from api.inference.lookup_cache import LookupCache
+from api.inference.lookup_cache import AUTHENTICATED, Authenticated, LookupCache
 from api.inference.rate_limits.limiter import Admission, RateLimiter
 from api.inference.replicas.failover import Failover
 from api.inference.replicas.served_models import ServedModel
@@ -137,6 +137,7 @@ class Gateway:
             TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``.
             InvalidRequest: ``REQUEST_INVALID``, ``GRAMMAR_TOO_LARGE``, ``GRAMMAR_TOO_DEEP``. NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``, ``BASE_NOT_SERVED``. And what :func:`error_from_replica` returns.
         """
+        authenticated: Authenticated = request.scope[AUTHENTICATED]
         admission = await self.admit(request, key)
         disconnect, response = DisconnectWatcher(request.receive), None
         try:
@@ -166,6 +167,7 @@ class Gateway:
                 disconnect,
                 adapter=choice.adapter,
                 renamed=(choice.model.name, body["model"]) if choice.is_foreign else None,
+                recheck=partial(self.lookup.recheck, authenticated.secret),
                 passing=passing,
                 on_complete=offer,
             )

@@ -15,9 +15,11 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from fastapi.concurrency import run_in_threadpool
 
@@ -31,7 +33,7 @@ from shared.database.keys import Key, Keys, expired
 from shared.database.names.aliases import Aliases
 from shared.database.names.foreign_names import ForeignNames
 from shared.database.routing import Destination, Routing
-from shared.errors import MensError, NotFound
+from shared.errors import MensError, NotFound, Unavailable
 
 POLL_SECONDS = 0.2
 """Between two reads of the counter; with the query, well under the quarter of a second that the documentation promises."""
@@ -48,6 +50,19 @@ USE_SECONDS = 60.0
 logger = logging.getLogger(__name__)
 now_seconds = time.time
 """The clock by which secrets end."""
+AUTHENTICATED = "mens.authenticated"
+"""Where in the ASGI scope the request guard puts :class:`Authenticated`."""
+
+
+class Authenticated(NamedTuple):
+    """A request's key.
+
+    Attributes:
+        secret: of the key, so that whoever responds for long can authenticate it again.
+    """
+
+    key: Key
+    secret: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -135,6 +150,16 @@ class LookupCache:
             return None
         self._used[key.id] = now
         return key
+
+    async def recheck(self, secret: str) -> None:
+        """Look again at a secret that was accepted, from memory where nothing has changed; a database that is away refuses none.
+
+        Raises:
+            Unauthenticated: ``KEY_INVALID``: revoked meanwhile; ``KEY_EXPIRED``.
+        """
+        if self.known_key(secret) is None and not self._is_down:
+            with suppress(Unavailable):
+                await self.authenticate(secret)
 
     def has_known(self, secret: str) -> bool:
         """Whether the last lookup of a secret found its key, however long ago; so it is no guess."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Self
 
@@ -10,20 +11,23 @@ from starlette.types import Receive, Scope, Send
 
 from api.errors import error_event, interrupted_response
 from api.inference.disconnect import DisconnectWatcher
-from api.inference.event_stream import EVENT_END
+from api.inference.event_stream import EVENT_END, EVENT_STREAM
 from api.inference.judged_copies import PassingAnswer
 from api.inference.rate_limits.limiter import Admission
 from api.inference.replicas.client import ReplicaDisconnected, ReplicaResponse
 from api.inference.usage.taps import Tap
+from shared.errors import MensError, Unauthenticated
 
 ADAPTER_HEADER = "x-mens-adapter"
+RECHECK_SECONDS = 1.0
+"""Between two looks at the key of a stream, which may be revoked before the stream ends."""
 
 
 class ProxiedResponse(Response):
     """A replica's response whose first bytes have come. It is read once, and closed once however that ends.
 
     Awaited as an ASGI application it sends itself, or what :meth:`converted` made of it, and closes itself. A caller who
-    disconnects ends it, and vLLM stops generating. When the replica disconnects or its engine dies, a stream gets the error as its last event
+    disconnects ends it, and vLLM stops generating; so does a key that is no longer accepted, of which a stream's last event tells. When the replica disconnects or its engine dies, a stream gets the error as its last event
     and no end mark; the connection of any other response is closed before its end.
 
     Attributes:
@@ -36,6 +40,7 @@ class ProxiedResponse(Response):
         disconnect: watches the caller; stopped when this is closed.
         adapter: id of the adapter that generates the response; None for a base.
         renamed: the replica's name of the model and the one that the response's ``model`` has instead; None: the same.
+        recheck: looks at the caller's key again, about once a second while a stream lasts; raises ``Unauthenticated``.
         passing: keeps the bytes as they pass; None: nothing does.
         on_complete: awaited when all is read.
     """
@@ -49,6 +54,7 @@ class ProxiedResponse(Response):
         *,
         adapter: str | None = None,
         renamed: tuple[str, str] | None = None,
+        recheck: Callable[[], Awaitable[None]] | None = None,
         passing: PassingAnswer | None = None,
         on_complete: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -62,6 +68,8 @@ class ProxiedResponse(Response):
         self._content: AsyncIterable[bytes] = self
         self._upstream, self._tap, self._admission, self._disconnect = upstream, tap, admission, disconnect
         self._passing, self._on_complete = passing, on_complete
+        self._recheck = recheck if upstream.headers.get("content-type", "").startswith(EVENT_STREAM) else None
+        self._recheck_at = time.monotonic() + RECHECK_SECONDS
         self._ended = False
 
     def converted(self, content: AsyncIterable[bytes], headers: dict[str, str]) -> Self:
@@ -81,10 +89,14 @@ class ProxiedResponse(Response):
     async def __anext__(self) -> bytes:
         """Raises:
         ReplicaDisconnected: it disconnected, was silent for too long, or reported in its stream that it has failed.
+        Unauthenticated: the key of a stream is no longer accepted.
         """
         while not self._ended:
             if self._tap.has_failed:
                 raise self._upstream.failed()
+            if self._recheck is not None and time.monotonic() >= self._recheck_at:
+                await self._recheck()
+                self._recheck_at = time.monotonic() + RECHECK_SECONDS
             chunk = await self._upstream.read_some()
             self._ended = not chunk
             if passed := self._tap(chunk) if chunk else self._tap.end():
@@ -109,17 +121,19 @@ class ProxiedResponse(Response):
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send it."""
-        is_stream = self.passed_headers.get("content-type", "").startswith("text/event-stream")
-        interrupted = False
+        is_stream = self.passed_headers.get("content-type", "").startswith(EVENT_STREAM)
+        interruption: MensError | None = None
         try:
             await self._disconnect.run_until_disconnect(self._send(send))
         except ReplicaDisconnected:
-            interrupted = True
+            interruption = interrupted_response()
+        except Unauthenticated as error:
+            interruption = error
         finally:
             await self.aclose()  # before the caller sees the end, as in `__anext__`
         # A response without its last message makes the server close the connection: the caller sees that it is not whole.
-        if interrupted and is_stream:  # EVENT_END: it may have disconnected in the middle of an event
-            await send({"type": "http.response.body", "body": EVENT_END + error_event(interrupted_response())})
+        if interruption and is_stream:  # EVENT_END: it may have been interrupted in the middle of an event
+            await send({"type": "http.response.body", "body": EVENT_END + error_event(interruption)})
 
     async def _send(self, send: Send) -> None:
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self.passed_headers.items()]

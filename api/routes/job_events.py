@@ -10,9 +10,10 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from api.errors import ErrorAnswer, declared_of_stream, error_response
+from api.inference.lookup_cache import AUTHENTICATED, Authenticated
 from api.openai.fine_tuning import event_seq
 from api.services import ServicesDep
-from api.web.auth import AUTHENTICATED, Authenticated, CallerDep
+from api.web.auth import CallerDep
 from api.web.params import Id
 from api.web.tenant_view import TenantView, TenantViewDep
 from shared.database.job_states import FINAL

@@ -7,32 +7,19 @@ who may use it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from fastapi import Depends, Header, Request, params
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPBearer
 
+from api.inference.lookup_cache import AUTHENTICATED, Authenticated
 from api.services import ServicesDep
 from shared.database.keys import Key
 from shared.database.tenancy import SHARED, Role, TenantName
 from shared.errors import Code, Forbidden, NotFound
 
 _bearer = HTTPBearer(auto_error=False, description="A key made with `mens keys create NAME`.")
-
-AUTHENTICATED = "mens.authenticated"
-"""Where in the ASGI scope the request guard puts :class:`Authenticated`."""
-
-
-class Authenticated(NamedTuple):
-    """A request's key.
-
-    Attributes:
-        secret: of the key, so that whoever responds for long can authenticate it again.
-    """
-
-    key: Key
-    secret: str
 
 
 @dataclass(frozen=True, slots=True)

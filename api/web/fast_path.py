@@ -17,8 +17,9 @@ from fastapi.security import HTTPBearer
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import error_response_at
+from api.inference.lookup_cache import AUTHENTICATED, Authenticated
 from api.services import Services, get_services
-from api.web.auth import AUTHENTICATED, Authenticated, require_caller, require_key
+from api.web.auth import require_caller, require_key
 from shared.errors import MensError
 
 TENANT_HEADER = b"x-mens-tenant"

@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import CLIENT_GONE, error_response_at, refused_fields_at
+from api.inference.lookup_cache import AUTHENTICATED, Authenticated
 from api.metrics.requests import TENANT
 from api.services import Services
-from api.web.auth import AUTHENTICATED, Authenticated
 from api.web.request_body import body_rule, limited_receive
 from shared.database.audit.actors import AuditActor, act_as
 from shared.errors import Code, MensError, TooSlow, Unauthenticated

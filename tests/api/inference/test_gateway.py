@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from fastapi.testclient import TestClient
 from shared.base_models.catalog import Catalog, save_catalog
 from shared.database.records import new_id
 from shared.database.tenancy import KeyLimits, Role
+from shared.errors import Code, Unavailable
 from tests.support.builders import BASE
 from tests.support.gateway import ADAPTER, UNPUBLISHED, FakeReplica, client_of, register_adapters, running
 from tests.support.waiting import eventually
@@ -197,3 +199,38 @@ def test_successful_requests_are_counted(app: FastAPI, api: httpx.Client) -> Non
     eventually(lambda: len(api.get("/v1/usage").json()["data"]) == 2, seconds=10)
     counted = {line["model"]: line["requests"] for line in api.get("/v1/usage").json()["data"]}
     assert counted == {ADAPTER: 2, BASE: 1}
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses"])
+def test_stream_of_a_key_that_is_revoked_ends_with_an_error(
+    app: FastAPI, api: httpx.Client, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("api.inference.response.RECHECK_SECONDS", 0.0)
+    key, secret = app.state.services.keys.create("leaves", "acme", Role.VIEWER)
+    replica.held.set()
+    body = {"model": BASE, "stream": True, "messages": [{"role": "user", "content": "?"}], "prompt": "?", "input": "?"}
+    fields = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}
+    sent = {name: body[name] for name in ("model", "stream", fields[path])}
+    with api.stream("POST", f"/v1/{path}", json=sent, headers={"Authorization": f"Bearer {secret}"}) as response:
+        pieces = response.iter_text()
+        assert "data: 0" in next(pieces)
+        app.state.services.keys.revoke(key.id)
+        replica.held.clear()
+        *_, last = "".join(pieces).strip().split("\n\n")
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["mens"]["code"], error["code"]) == ("KEY_INVALID", "invalid_api_key")
+
+
+def test_streams_go_on_while_the_database_is_away(
+    app: FastAPI, api: httpx.Client, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.inference.response.RECHECK_SECONDS", 0.0)
+
+    def fail(*_: Any) -> Any:
+        raise Unavailable(Code.DATABASE_UNAVAILABLE, "away")
+
+    with api.stream("POST", "/v1/completions", json={"model": BASE, "stream": True}) as response:
+        monkeypatch.setattr("shared.database.keys.Keys.accept", fail)
+        monkeypatch.setattr("shared.database.change_counter.Changes.count", fail)
+        app.state.services.lookup.invalidate()
+        assert response.read().endswith(b"data: 49\n\n")

@@ -118,6 +118,21 @@ def test_error_in_a_stream_is_its_last_line(
     assert (last["code"], "done" in last) == ("SERVING_FAILED", False)
 
 
+def test_stream_of_a_key_that_is_revoked_ends_with_an_error(
+    app: FastAPI, ollama: httpx.Client, replica: ScriptedReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.inference.response.RECHECK_SECONDS", 0.0)
+    replica.go_on.clear()
+    with ollama.stream("POST", "/api/chat", json={"model": BASE, "messages": HELLO}) as response:
+        received = response.iter_lines()
+        next(received)
+        (key,) = app.state.services.keys.all()
+        app.state.services.keys.revoke(key.id)
+        replica.go_on.set()
+        *_, last = received
+    assert json.loads(last)["code"] == "KEY_INVALID"
+
+
 def test_errors_have_ollamas_shape(ollama: httpx.Client, replica: ScriptedReplica) -> None:
     def refused(status: int, code: str, route: str = "chat", **body: Any) -> str:
         response = ollama.post(f"/api/{route}", json={"model": BASE, **body})
