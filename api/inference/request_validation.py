@@ -13,13 +13,18 @@ from typing import Any
 from api.inference.request_fields.functions import with_tools
 from api.inference.request_fields.known import check_chat_fields, check_completion_fields, check_response_fields
 from api.inference.request_fields.messages import check_messages, with_refusals, with_whole_texts
+from api.inference.request_fields.nested import (
+    check_nested_chat_fields,
+    check_nested_response_fields,
+    check_stream_options,
+)
 from api.inference.request_fields.types import check_chat_tools
 from shared.datasets.row_validation import ROLES
 from shared.errors import Code, InvalidRequest
 
 EMPTY: tuple[Any, ...] = ("", [], {})
 INSTEAD_OF_CONTENT = {
-    "assistant": ("tool_calls", "reasoning", "reasoning_content", "refusal", "function_call", "audio"),
+    "assistant": ("tool_calls", "reasoning", "reasoning_content", "refusal"),
     "developer": ("tools",),
 }
 """By role, the fields of a message that may stand for its content."""
@@ -34,6 +39,7 @@ def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
             that are no functions. ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``, ``RESPONSE_NOT_STORED``.
     """
     check_chat_fields(body)
+    check_nested_chat_fields(body)
     check_messages(body.get("messages"))
     body = with_tools(body)
     check_chat_tools(body)
@@ -75,6 +81,7 @@ def validate_completion(body: dict[str, Any]) -> dict[str, Any]:
         InvalidRequest: ``REQUEST_INVALID``, ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
     """
     check_completion_fields(body)
+    check_stream_options(body)
     if not body.get("prompt_embeds"):
         _refuse_empty(body, "prompt")
     return body
@@ -104,6 +111,7 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
                 remedy="Describe it as a function, and run it yourself.",
                 param=f"tools[{index}].type",
             )
+    check_nested_response_fields(body)
     _refuse_unserved_choice(body.get("tool_choice"))
     _refuse_empty(body, "input")
     for index, item in enumerate(items if isinstance(items, list) else ()):

@@ -165,7 +165,13 @@ WITHOUT_EFFECT = frozenset(
     ]
 )
 """Fields of OpenAI's that change no answer, there or here: labels, and hints that only make an answer come sooner."""
-ONLY: dict[str, tuple[Any, ...]] = {
+_RENDERED: dict[str, tuple[Any, ...]] = {
+    "mm_payload": (None, "tensors"),
+    "return_mm_kwargs": (None, True),
+    "return_token_offsets": (None, False),
+}
+"""Fields of vLLM's that it reads where a prompt is rendered without an answer, which no route here does."""
+ONLY: dict[str, tuple[Any, ...]] = _RENDERED | {
     "audio": (None,),
     "best_of": (None, 1),
     "modalities": (None, ["text"]),
@@ -174,16 +180,17 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
-"""Fields of OpenAI's that nothing serves, and the values that ask for nothing."""
-CHAT_OPENAI = WITHOUT_EFFECT | ONLY.keys() - {"best_of"} | {"store", "functions", "function_call"}
+"""Fields that nothing serves, and the values that ask for nothing."""
+CHAT_OPENAI = (WITHOUT_EFFECT | ONLY.keys() | {"store", "functions", "function_call"}) - CHAT - {"best_of"}
 COMPLETION_OPENAI = frozenset({"best_of"})
-ONLY_RESPONSE: dict[str, tuple[Any, ...]] = {
+ONLY_RESPONSE: dict[str, tuple[Any, ...]] = _RENDERED | {
     "access_programs": (None,),
     "context_management": (None, []),
     "image": (None,),
     "moderation": (None,),
+    "service_tier": (None, "auto", "default"),
 }
-RESPONSE_OPENAI = WITHOUT_EFFECT | ONLY_RESPONSE.keys() | {"conversation", "stream_options"}
+RESPONSE_OPENAI = (WITHOUT_EFFECT | ONLY_RESPONSE.keys() | {"conversation", "stream_options"}) - RESPONSE
 INSTEAD = {
     "guided_json": "structured_outputs.json",
     "guided_regex": "structured_outputs.regex",
@@ -228,31 +235,28 @@ def check_chat_fields(body: dict[str, Any]) -> None:
     """Raises:
     InvalidRequest: ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``, ``RESPONSE_NOT_STORED``.
     """
-    if not body.keys() <= CHAT:
-        _check(body, CHAT, CHAT_OPENAI, ONLY)
-        if body.get("store"):
-            raise InvalidRequest(
-                Code.RESPONSE_NOT_STORED,
-                "`store` needs completions that are stored, and none is.",
-                remedy="Leave `store` out, or set it to false.",
-                param="store",
-            )
+    _check(body, CHAT, CHAT_OPENAI, ONLY)
+    if body.get("store"):
+        raise InvalidRequest(
+            Code.RESPONSE_NOT_STORED,
+            "`store` needs completions that are stored, and none is.",
+            remedy="Leave `store` out, or set it to false.",
+            param="store",
+        )
 
 
 def check_completion_fields(body: dict[str, Any]) -> None:
     """Raises:
     InvalidRequest: ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
     """
-    if not body.keys() <= COMPLETION:
-        _check(body, COMPLETION, COMPLETION_OPENAI, ONLY)
+    _check(body, COMPLETION, COMPLETION_OPENAI, ONLY)
 
 
 def check_response_fields(body: dict[str, Any]) -> None:
     """Raises:
     InvalidRequest: ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
     """
-    if not body.keys() <= RESPONSE:
-        _check(body, RESPONSE, RESPONSE_OPENAI, ONLY_RESPONSE)
+    _check(body, RESPONSE, RESPONSE_OPENAI, ONLY_RESPONSE)
 
 
 def _check(
@@ -260,22 +264,42 @@ def _check(
 ) -> None:
     """Refuse the first field that is neither known nor without effect."""
     for name, value in body.items():
-        if name in known:
-            continue
-        if name not in openai:
-            similar = difflib.get_close_matches(name[:100], known | openai, 1)
-            instead = INSTEAD.get(name) or (similar[0] if similar else None)
-            raise InvalidRequest(
-                Code.FIELD_UNKNOWN,
-                f"There is no field `{name[:100]}`.",
-                remedy=f"Use `{instead}`." if instead else "Leave it out.",
-                param=name[:100],
-            )
+        if name not in known and name not in openai:
+            raise unknown_field(name, known | openai)
         if name in only and value not in only[name]:
-            values = " or ".join(f"`{each!r}`" for each in only[name] if each is not None)
-            raise InvalidRequest(
-                Code.FIELD_UNSUPPORTED,
-                f"`{name}` asks for something that is not served here.",
-                remedy="Leave it out" + (f", or set it to {values}." if values else "."),
-                param=name,
-            )
+            raise unsupported_field(name, only[name])
+
+
+def unknown_field(name: str, known: frozenset[str], parent: str = "") -> InvalidRequest:
+    """The refusal of a field that there is not.
+
+    Args:
+        name: as the caller wrote it.
+        known: those that there are.
+        parent: the path of the object that has it, with the dot behind.
+    """
+    similar = difflib.get_close_matches(name[:100], known, 1)
+    instead = INSTEAD.get(name) or (parent + similar[0] if similar else None)
+    path = parent + name[:100]
+    return InvalidRequest(
+        Code.FIELD_UNKNOWN,
+        f"There is no field `{path}`.",
+        remedy=f"Use `{instead}`." if instead else "Leave it out.",
+        param=path,
+    )
+
+
+def unsupported_field(path: str, only: tuple[Any, ...]) -> InvalidRequest:
+    """The refusal of a field whose value asks for something that nothing serves.
+
+    Args:
+        path: of the field.
+        only: values that ask for nothing.
+    """
+    values = " or ".join(f"`{each!r}`" for each in only if each is not None)
+    return InvalidRequest(
+        Code.FIELD_UNSUPPORTED,
+        f"`{path}` asks for something that is not served here.",
+        remedy="Leave it out" + (f", or set it to {values}." if values else "."),
+        param=path,
+    )

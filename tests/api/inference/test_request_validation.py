@@ -52,7 +52,6 @@ def test_message_with_content_or_a_substitute_is_accepted(message: dict[str, Any
         {"role": "assistant", "tool_calls": None},
         {"role": "assistant", "content": []},
         {"role": "user", "tool_calls": [CALL]},
-        {"role": "user", "contents": "Hello"},
         {"role": "user", "content": None},
         {"role": "user", "content": []},
         {"role": "user", "content": {}},
@@ -176,6 +175,9 @@ def test_functions_are_sent_as_tools() -> None:
     [
         (validate_chat, {"tools": [{}]}, "tools[0].function"),
         (validate_chat, {"temprature": 1}, "temprature"),
+        (validate_chat, {"messages": [{"role": "user", "contents": "Hello"}]}, "messages[0].contents"),
+        (validate_completion, {"stream_options": {"include_usge": True}}, "stream_options.include_usge"),
+        (validate_response, {"input": "x", "text": {"verbosity": "low"}}, "text.verbosity"),
         (validate_completion, {"promt": "x"}, "promt"),
         (validate_response, {"inputs": "x"}, "inputs"),
     ],

@@ -44,7 +44,12 @@ def test_refusal_names_the_field_that_was_meant() -> None:
         (check_chat_fields, "web_search_options", {}),
         (check_chat_fields, "service_tier", "flex"),
         (check_chat_fields, "verbosity", "low"),
+        (check_chat_fields, "return_token_offsets", True),
+        (check_chat_fields, "mm_payload", "none"),
+        (check_completion_fields, "return_mm_kwargs", False),
         (check_completion_fields, "best_of", 3),
+        (check_response_fields, "mm_payload", "none"),
+        (check_response_fields, "service_tier", "priority"),
         (check_response_fields, "context_management", [{"type": "compaction"}]),
     ],
 )
@@ -72,10 +77,14 @@ def test_fields_that_ask_for_nothing_pass() -> None:
             "verbosity": "medium",
             "audio": None,
             "functions": [{"name": "f"}],
+            "return_token_offsets": False,
+            "mm_payload": "tensors",
+            "return_mm_kwargs": None,
         }
     )
     check_completion_fields({"prompt": "x", "best_of": 1})
     check_response_fields({"input": "x", "conversation": None, "stream_options": {"include_obfuscation": False}})
+    check_response_fields({"input": "x", "service_tier": "default", "max_tool_calls": 3})
 
 
 @pytest.mark.torch

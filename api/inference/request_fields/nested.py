@@ -1,0 +1,113 @@
+"""Which fields the objects inside a request may have: OpenAI's, vLLM's, and those that clients send back of an answer.
+
+As in `known.py`, a field that nobody reads is refused; here null counts as absent, for clients send objects as they got them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from api.inference.request_fields.known import unknown_field, unsupported_field
+
+STREAM_OPTIONS = frozenset(("include_usage", "include_obfuscation", "continuous_usage_stats"))
+FUNCTION = frozenset(("name", "description", "parameters", "strict", "defer_loading"))
+CHAT_TOOL = frozenset(("type", "function", "defer_loading", "cache_control"))
+MESSAGE = frozenset(
+    [
+        "annotations",
+        "audio",
+        "cache_control",
+        "content",
+        "function_call",
+        "images",
+        "name",
+        "parsed",
+        "provider_specific_fields",
+        "reasoning",
+        "reasoning_content",
+        "reasoning_details",
+        "reasoning_items",
+        "refusal",
+        "role",
+        "task",
+        "thinking_blocks",
+        "tool_call_id",
+        "tool_calls",
+        "tools",
+    ]
+)
+"""Of a chat's message. ``parsed`` and the like are what clients add to an answer, and send back with it."""
+CALL = frozenset(("id", "type", "function", "index", "cache_control", "provider_specific_fields"))
+CALLED_FUNCTION = frozenset(("name", "arguments", "parsed_arguments", "provider_specific_fields"))
+RESPONSE_TOOL = FUNCTION | frozenset(("type", "allowed_callers", "async", "output_schema"))
+TEXT = frozenset(("format", "verbosity"))
+REASONING = frozenset(("context", "effort", "generate_summary", "mode", "summary"))
+ONLY_NESTED: dict[tuple[str, str], tuple[Any, ...]] = {
+    ("text", "verbosity"): (None, "medium"),
+    ("reasoning", "context"): (None, "auto"),
+    ("reasoning", "generate_summary"): (None,),
+    ("reasoning", "mode"): (None, "standard"),
+    ("reasoning", "summary"): (None,),
+}
+"""Fields of a response's objects that nothing serves, and the values that ask for nothing."""
+
+
+def check_nested_chat_fields(body: dict[str, Any]) -> None:
+    """Check the stream options, functions, tools and messages of a chat.
+
+    Raises:
+        InvalidRequest: ``FIELD_UNKNOWN``. ``FIELD_UNSUPPORTED``: a message of the assistant is an earlier answer's audio.
+    """
+    check_stream_options(body)
+    for path, function in _objects("functions", body.get("functions")):
+        _check_names(path, function, FUNCTION)
+    for path, tool in _objects("tools", body.get("tools")):
+        _check_names(path, tool, CHAT_TOOL)
+        _check_names(f"{path}.function", tool.get("function"), FUNCTION)
+    for path, message in _objects("messages", body.get("messages")):
+        _check_names(path, message, MESSAGE)
+        if message.get("audio") is not None:
+            raise unsupported_field(f"{path}.audio", (None,))
+        _check_names(f"{path}.function_call", message.get("function_call"), CALLED_FUNCTION)
+        for call_path, call in _objects(f"{path}.tool_calls", message.get("tool_calls")):
+            _check_names(call_path, call, CALL)
+            _check_names(f"{call_path}.function", call.get("function"), CALLED_FUNCTION)
+
+
+def check_nested_response_fields(body: dict[str, Any]) -> None:
+    """Check the stream options, tools, text and reasoning of a request to the Responses API.
+
+    Raises:
+        InvalidRequest: ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
+    """
+    check_stream_options(body)
+    for path, tool in _objects("tools", body.get("tools")):
+        _check_names(path, tool, RESPONSE_TOOL)
+    _check_names("text", body.get("text"), TEXT)
+    _check_names("reasoning", body.get("reasoning"), REASONING)
+    for (field, name), values in ONLY_NESTED.items():
+        given = body.get(field)
+        if isinstance(given, dict) and given.get(name) not in values:
+            raise unsupported_field(f"{field}.{name}", values)
+
+
+def check_stream_options(body: dict[str, Any]) -> None:
+    """Raises:
+    InvalidRequest: ``FIELD_UNKNOWN``.
+    """
+    _check_names("stream_options", body.get("stream_options"), STREAM_OPTIONS)
+
+
+def _objects(path: str, values: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for index, value in enumerate(values if isinstance(values, list) else ()):
+        if isinstance(value, dict):
+            yield f"{path}[{index}]", value
+
+
+def _check_names(path: str, value: Any, known: frozenset[str]) -> None:
+    if not isinstance(value, dict) or value.keys() <= known:
+        return
+    for name in value:
+        if name not in known and value[name] is not None:
+            raise unknown_field(name, known, f"{path}.")
