@@ -1,9 +1,14 @@
 """vLLM's responses in OpenAI's shape: a field that OpenAI leaves out is left out, one that it requires is there. Pure.
 
-No JSON parser is needed: inside a JSON string a quote is escaped, so these beginnings of fields are never inside one.
+Most need no JSON parser: inside a JSON string a quote is escaped, so these beginnings of fields are never inside one. A response of the
+Responses API repeats JSON that the caller wrote, its schemas, and that stays as it is.
 """
 
 from __future__ import annotations
+
+import msgspec
+
+from api.inference.event_stream import DATA, EVENT_END
 
 ABSENT = tuple(
     b',"%s":null' % name
@@ -12,39 +17,81 @@ ABSENT = tuple(
         b"function_call",
         b"completion_tokens_details",
         b"system_fingerprint",
-        b"text",
-        b"user",
-        # of a response's function calls, tools and formats
-        b"allowed_callers",
+        # of a response's function calls
         b"async",
         b"caller",
-        b"defer_loading",
-        b"description",
         b"namespace",
-        b"output_schema",
     )
 )
 """Fields that are a value or absent at OpenAI, never null."""
-REPLACED = (
-    (b',"incomplete_details":', b',"error":null,"incomplete_details":'),  # vLLM has no `error`; a failed one is refused
-    (b'"type":"output_text","logprobs":null', b'"type":"output_text","logprobs":[]'),
-)
+LOGPROBS_OF_TEXT = b'"type":"output_text","logprobs":null'
+WITH_LOGPROBS = b'"type":"output_text","logprobs":[]'
 LOGPROBS = b'"logprobs":{"content":'
 WITH_REFUSAL = b'"logprobs":{"refusal":null,"content":'
-ERROR = b'"error":null'
+
+OPTIONAL = frozenset(("text", "user"))
+"""The same of a response."""
+OPTIONAL_OF_TOOL = frozenset(("allowed_callers", "async", "defer_loading", "description", "namespace", "output_schema"))
+OPTIONAL_OF_FORMAT = frozenset(("description",))
+OF_RESPONSES = "incomplete_details"
+"""A field that every response has."""
+NULL = msgspec.Raw(b"null")
+
+Fields = dict[str, msgspec.Raw]
+_fields = msgspec.json.Decoder(Fields)
+_objects = msgspec.json.Decoder(list[Fields])
 
 
 def in_openais_shape(content: bytes) -> bytes:
-    """A whole response, or a whole event of a stream."""
+    """A whole completion, an item of a response, or a whole event of a stream with one of them."""
     for field in ABSENT:
         content = content.replace(field, b"")
-    content = with_refusal(content)
-    if ERROR not in content:
-        for vllms, openais in REPLACED:
-            content = content.replace(vllms, openais)
-    return content
+    return with_refusal(content).replace(LOGPROBS_OF_TEXT, WITH_LOGPROBS)
 
 
 def with_refusal(content: bytes) -> bytes:
     """Log-probabilities with those of a refusal, which vLLM never makes: OpenAI's are null then, and required."""
     return content.replace(LOGPROBS, WITH_REFUSAL)
+
+
+def response_in_openais_shape(content: bytes) -> bytes:
+    """A whole response of the Responses API; what is none, as it is."""
+    try:
+        fields = _fields.decode(content)
+        return msgspec.json.encode(_response(fields)) if OF_RESPONSES in fields else content
+    except msgspec.DecodeError:
+        return content
+
+
+def response_event_in_openais_shape(event: bytes) -> bytes:
+    """An event of a stream with a whole response; what is none, as it is."""
+    name, data, content = event.partition(DATA)
+    try:
+        fields = _fields.decode(content)
+    except msgspec.DecodeError:
+        return event
+    given = bytes(fields.get("response", NULL))
+    shaped = response_in_openais_shape(given)
+    if shaped is given:
+        return event
+    return name + data + msgspec.json.encode(fields | {"response": msgspec.Raw(shaped)}) + EVENT_END
+
+
+def _response(fields: Fields) -> Fields:
+    fields = {"error": NULL} | _without_nulls(fields, OPTIONAL)  # vLLM has no `error`; a failed one is refused
+    if "output" in fields:
+        fields["output"] = msgspec.Raw(in_openais_shape(bytes(fields["output"])))
+    if "tools" in fields:
+        tools = [_without_nulls(tool, OPTIONAL_OF_TOOL) for tool in _objects.decode(fields["tools"])]
+        fields["tools"] = msgspec.Raw(msgspec.json.encode(tools))
+    if "text" in fields:
+        text = _fields.decode(fields["text"])
+        if text.get("format", NULL) != NULL:
+            text_format = _without_nulls(_fields.decode(text["format"]), OPTIONAL_OF_FORMAT)
+            text["format"] = msgspec.Raw(msgspec.json.encode(text_format))
+        fields["text"] = msgspec.Raw(msgspec.json.encode(text))
+    return fields
+
+
+def _without_nulls(fields: Fields, optional: frozenset[str]) -> Fields:
+    return {name: value for name, value in fields.items() if value != NULL or name not in optional}

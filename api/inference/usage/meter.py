@@ -17,6 +17,7 @@ import msgspec
 from anyio import to_thread
 from pydantic import BaseModel, ValidationError
 
+from api.inference.response_shape import in_openais_shape, response_in_openais_shape
 from api.inference.usage.taps import CompletionEvents, ResponseEvents, Tap, WholeBody
 from shared.database.keys import Key
 from shared.database.usage import Account, Amount, Usage
@@ -116,7 +117,7 @@ class Meter:
             except ValidationError:  # vLLM refuses it too, and says what is wrong
                 return body, WholeBody(count)
         if not fields.stream:
-            return body, WholeBody(count)
+            return body, WholeBody(count, response_in_openais_shape if path == RESPONSES else in_openais_shape)
         if path not in COMPLETIONS:
             return body, ResponseEvents(count) if path == RESPONSES else WholeBody(count)
         options = fields.stream_options or PlainOptions()

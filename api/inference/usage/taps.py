@@ -15,7 +15,11 @@ from typing import TypeVar
 import msgspec
 
 from api.inference.event_stream import DATA, ERROR_EVENT, EVENT_END
-from api.inference.response_shape import in_openais_shape, with_refusal
+from api.inference.response_shape import (
+    in_openais_shape,
+    response_event_in_openais_shape,
+    with_refusal,
+)
 from shared.database.usage import Amount
 
 USAGE = b',"usage":{"prompt_tokens":'
@@ -25,9 +29,11 @@ KEY_LENGTH = len(b',"usage":')
 NO_CHOICES = b'"choices":[]'
 CHOICES_END = b"]"
 CHOICE = re.compile(rb',"choices":\[\{"index":(\d+)')
-WITH_RESPONSE = tuple(b"event: response.%s" % what for what in (b"c", b"i", b"f", b"output_item."))
-"""Events that have the response (created, in_progress, completed, incomplete, failed), or one item of it."""
+WITH_PART = tuple(b"event: response.%s." % what for what in (b"output_item", b"content_part"))
+"""Events that have an item of a response, or a part of one."""
 RESPONSE_ENDS = tuple(b"event: response.%s\n" % how for how in (b"completed", b"incomplete", b"failed"))
+WITH_RESPONSE = (*RESPONSE_ENDS, b"event: response.created\n", b"event: response.in_progress\n")
+"""Events that have the whole response."""
 
 Kind = TypeVar("Kind")
 
@@ -108,10 +114,15 @@ _completed = msgspec.json.Decoder(Completed)
 
 
 class WholeBody(Tap):
-    """A response in one piece, which is JSON. It passes when all of it has come, in OpenAI's shape."""
+    """A response in one piece, which is JSON. It passes when all of it has come, in OpenAI's shape.
 
-    def __init__(self, count: Callable[[Amount], None]) -> None:
+    Args:
+        shape: gives it that.
+    """
+
+    def __init__(self, count: Callable[[Amount], None], shape: Callable[[bytes], bytes] = in_openais_shape) -> None:
         super().__init__(count)
+        self._shape = shape
         self._chunks: list[bytes] = []
 
     def __call__(self, chunk: bytes) -> bytes:
@@ -119,7 +130,7 @@ class WholeBody(Tap):
         return b""
 
     def end(self) -> bytes:
-        return in_openais_shape(b"".join(self._chunks))
+        return self._shape(b"".join(self._chunks))
 
     def amount(self) -> Amount:
         body = _decode(_body, b"".join(self._chunks))
@@ -203,7 +214,7 @@ class CompletionEvents(Events):
 
 
 class ResponseEvents(Events):
-    """Events of the Responses API, unchanged: the last one always has usage."""
+    """Events of the Responses API: the last one always has usage."""
 
     def __init__(self, count: Callable[[Amount], None]) -> None:
         super().__init__(count)
@@ -216,7 +227,9 @@ class ResponseEvents(Events):
     def _passed(self, event: bytes) -> bytes:
         if event.startswith(RESPONSE_ENDS):
             self._last = event
-        return in_openais_shape(event) if event.startswith(WITH_RESPONSE) else event
+        if event.startswith(WITH_RESPONSE):
+            return response_event_in_openais_shape(event)
+        return in_openais_shape(event) if event.startswith(WITH_PART) else event
 
 
 def _decode(decoder: msgspec.json.Decoder[Kind], data: bytes) -> Kind | None:
