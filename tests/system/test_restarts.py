@@ -1,6 +1,7 @@
 """kill -9 of each process of an installation on one machine: every one is back within a stated time, and does its work again.
 
-The replica's own process is killed under a job, in `test_chaos.py`; here its engine is, with which it ends.
+Of a replica its engine is killed, with which it ends; its own process is in `make long`, under a job (`test_chaos.py`). So is supervisord
+here, with which all others end; `tests/cli/commands/test_up.py` kills one that runs programs of no weight.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import signal
 import psutil
 import pytest
 
+from cli.standalone.stack import SUPERVISORD
 from tests.support.waiting import eventually
 from tests.system.loop import BASE, Installation
 
 BACK_SECONDS = 60
-"""As docs/architecture.md states; a replica takes as long as vLLM needs to start."""
+"""As docs/architecture.md states, of all but a replica, which takes as long as vLLM needs to start."""
 REPLICA_BACK_SECONDS = 180
 
 
@@ -43,6 +45,8 @@ def _stays(process: psutil.Process) -> bool:
 def victim_of(installation: Installation, which: str) -> int:
     """Id of a program's process, or of a child of it."""
     program, _, child = which.partition("'s ")
+    if program == SUPERVISORD:
+        return psutil.Process(installation.stack.pid("api")).ppid()
     parent = psutil.Process(installation.stack.pid(program))
     if not child:
         return parent.pid
@@ -53,10 +57,18 @@ def victim_of(installation: Installation, which: str) -> int:
 
 @pytest.mark.parametrize(
     "program",
-    ["valkey", "worker", "control", "control's beat", pytest.param("serving's engine", marks=pytest.mark.long), "api"],
+    [
+        "valkey",
+        "worker",
+        "control",
+        "control's beat",
+        "api",
+        "serving's engine",
+        pytest.param(SUPERVISORD, marks=pytest.mark.long),
+    ],
 )
 def test_killed_process_is_back(installation: Installation, program: str) -> None:
-    name = program.partition("'")[0]
+    name = "serving" if program == SUPERVISORD else program.partition("'")[0]  # the last to be ready
     before = sorted(descendants(installation).values())
     victim = victim_of(installation, program)
     installation.stack.new_events()

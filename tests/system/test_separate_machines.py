@@ -1,6 +1,7 @@
 """No folder is shared: a bucket, PostgreSQL and Valkey carry the whole loop, and a job goes on on another machine.
 
-The same loop and the same kills on one machine are in `make test`: `test_demo.py`, `test_chaos.py`; so are bucket and PostgreSQL by themselves.
+On one machine the same loop is in `make test` (`test_demo.py`), and so are the kills, most of them with no job at work
+(`test_restarts.py`, `test_chaos.py`); bucket and PostgreSQL are there by themselves.
 """
 
 from __future__ import annotations
