@@ -113,34 +113,11 @@ def grammar_bombs() -> list[bytes]:
 
 def of_user(tenant: Tenant, model: str) -> list[bytes]:
     """Requests to a model with a key, each of which the API or the replica has to take as it is; none is large."""
-    chats = [*costly_outputs(), *malformed_chats(), *({"stream": stream, "max_tokens": 48} for stream in (True, False))]
-    chats += [
-        {"stream": True, "n": 4, "max_tokens": 32, "temperature": 2},
-        {"max_tokens": 16, "logprobs": True, "top_logprobs": 20},
-    ]
-    prompts = [{"prompt": prompt} for prompt in ("", [], [[]], [-1], [2**40], [["a"], 1], "a" * 9000, {"a": 1})]
-    prompts += [
-        {"prompt": ["a", "b"], "echo": True, "logprobs": 5},
-        {"prompt": "a", "prompt_logprobs": 0, "stream": True},
-    ]
-    prompts += [
-        {"prompt": "a", "stop": [""]},
-        {"prompt": "a", "logit_bias": {"-1": 1e9}},
-        {"prompt": "a", "best_of": 10**6},
-    ]
-    bodies: list[tuple[str, dict[str, Any]]] = [
-        *(
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8} | chat)
-            for chat in chats
-        ),
-        *(("/v1/completions", {"max_tokens": 8} | prompt) for prompt in prompts),
-        ("/v1/responses", {"input": [{"type": "message"}]}),
-        ("/v1/responses", {"input": "hello", "text": {"format": {"type": "json_schema"}}, "stream": True}),
-        ("/v1/embeddings", {"input": "hello"}),
-        ("/v1/tokenize", {"prompt": "a" * 9000}),
-        ("/api/chat", {"messages": [{"role": "user", "content": "hello", "images": ["x"]}], "format": {"$ref": "#"}}),
-        ("/api/generate", {"prompt": "hello", "options": {"num_predict": 2**64, "stop": 1}}),
-    ]
+    chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+    chats = [chat | fields for fields in (*costly_outputs(), *malformed_chats(), *large_answers())]
+    bodies = [("/v1/chat/completions", fields) for fields in chats]
+    bodies += [("/v1/completions", {"max_tokens": 8} | fields) for fields in odd_completions()]
+    bodies += odd_requests()
     whole, cut = [], []
     for path, fields in bodies:
         body = json.dumps({"model": model} | fields).encode()
@@ -149,6 +126,42 @@ def of_user(tenant: Tenant, model: str) -> list[bytes]:
         cut.append(tenant.request("POST", path, body, JSON))
     half = tenant.request("POST", "/v1/chat/completions", b'{"model": ', JSON, length=500)
     return [*whole, *cut, half]
+
+
+def large_answers() -> list[dict[str, Any]]:
+    """Fields of chats that are served, streams among them, and keep the engine at work."""
+    return [
+        {"max_tokens": 48},
+        {"max_tokens": 48, "stream": True},
+        {"stream": True, "n": 4, "max_tokens": 32, "temperature": 2},
+        {"max_tokens": 16, "logprobs": True, "top_logprobs": 20},
+    ]
+
+
+def odd_completions() -> list[dict[str, Any]]:
+    """Completions whose prompt or settings are of no use, and those that once ended vLLM's engine."""
+    prompts: list[Any] = ["", [], [[]], [-1], [2**40], [["a"], 1], "a" * 9000, {"a": 1}]
+    return [
+        *({"prompt": prompt} for prompt in prompts),
+        {"prompt": ["a", "b"], "echo": True, "logprobs": 5},
+        {"prompt": "a", "prompt_logprobs": 0, "stream": True},
+        {"prompt": "a", "stop": [""]},
+        {"prompt": "a", "logit_bias": {"-1": 1e9}},
+        {"prompt": "a", "best_of": 10**6},
+    ]
+
+
+def odd_requests() -> list[tuple[str, dict[str, Any]]]:
+    """Paths and bodies of the other routes that lead to a model."""
+    messages = [{"role": "user", "content": "hello", "images": ["x"]}]
+    return [
+        ("/v1/responses", {"input": [{"type": "message"}]}),
+        ("/v1/responses", {"input": "hello", "text": {"format": {"type": "json_schema"}}, "stream": True}),
+        ("/v1/embeddings", {"input": "hello"}),
+        ("/v1/tokenize", {"prompt": "a" * 9000}),
+        ("/api/chat", {"messages": messages, "format": {"$ref": "#"}}),
+        ("/api/generate", {"prompt": "hello", "options": {"num_predict": 2**64, "stop": 1}}),
+    ]
 
 
 def costly_outputs() -> list[dict[str, Any]]:

@@ -30,11 +30,13 @@ MOST_DELAY = 1.0
 
 
 @pytest.fixture
-def secrets(installation: Installation) -> dict[str, str]:
-    """A key of each tenant."""
+def secrets(installation: Installation, count: int) -> dict[str, str]:
+    """A key of each tenant, for one test."""
     with closing(Database(Settings(home=installation.stack.home).database_url)) as database:
         keys = Keys(database)
-        return {tenant: keys.create("k", tenant, Role.TRAINER)[1] for tenant in ("acme", "other", "calm")}
+        return {
+            tenant: keys.create(f"hostile-{count}", tenant, Role.TRAINER)[1] for tenant in ("acme", "other", "calm")
+        }
 
 
 def serving_processes(installation: Installation) -> Iterator[psutil.Process]:
