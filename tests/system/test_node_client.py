@@ -49,7 +49,6 @@ def test_node_client_runs_graders_and_lends_a_checkpoint(installation: Installat
     assert run(installation, "graders.mjs", adapter_id, "borrower", BASE) == "all is well\n"
 
 
-@pytest.mark.long  # Python's client tunes in `test_openai_client.py`
 def test_program_tunes_under_openais_name_of_a_base(installation: Installation, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"  # as many as OpenAI wants at least
     rows.write_bytes(b"".join(short_lesson().splitlines(keepends=True)[:10]))

@@ -109,7 +109,21 @@ def likelihoods(folder: Path) -> tuple[list[tuple[str, str]], list[float]]:
     return requests, found
 
 
-@pytest.mark.long  # what the harness sends is in `make test`, below; what becomes of its scores in tests/cli/evaluation/suites
+def test_multiple_choice_is_scored_as_the_trainer_scores_it(
+    mens: Any, installation: Installation, home: Path, assistant: str, task: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "output"
+    given = ("--model", assistant, "--tasks-folder", str(task), "--output", str(output))
+    mens("counting", *given, code=0)
+    requests, found = likelihoods(output)
+    assert len(requests) == 7
+    adapter = installation.call("GET", f"/v1/aliases/{assistant}")["targets"][0]["adapter"]
+    expected = trainers_scores(home, adapter, requests)
+    assert found == pytest.approx(expected["tuned"], abs=5e-2)
+    assert found != pytest.approx(expected["base"], abs=1.0), "an adapter that changes nothing would prove nothing"
+
+
+@pytest.mark.long  # of one model above
 def test_multiple_choice_of_two_models(
     mens: Any, installation: Installation, home: Path, assistant: str, task: Path, tmp_path: Path
 ) -> None:
