@@ -60,6 +60,17 @@ class Findings:
         """Tokens of the longest row of all files, before truncation."""
         return max(report.longest_row for report in self.supervision.values())
 
+    def trained_on(self, kind: Kind) -> dict[int, int]:
+        """Rows of a file that is there which the trainer will use, by difficulty: those that it must skip are left out.
+
+        Of a sampled file only the skipped rows of the sample are known.
+        """
+        reports = {"train": self.data.training, "validation": self.data.validation, "replay": self.replay}
+        report = reports[kind]
+        assert report is not None
+        lost = self.supervision[kind].lost_difficulties
+        return {level: rows - lost.get(level, 0) for level, rows in report.trainable_difficulties.items()}
+
     def refuse(self) -> None:
         """Refuse the job if rows cannot be trained, validated on or replayed.
 

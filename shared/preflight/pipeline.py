@@ -15,15 +15,14 @@ from pathlib import Path
 
 from shared.base_models.catalog import BaseModelEntry
 from shared.base_models.config import ModelConfig
-from shared.contract.epochs import rows_per_epoch
+from shared.contract.epochs import Histogram, rows_per_epoch
 from shared.contract.plan import DataFile, ExecutionPlan, plan_finetune, reject_unsupported
 from shared.contract.presets import Resolution, is_small_dataset, resolve_contract
 from shared.contract.refusals import RefusalContext, check_refusals, target_device
 from shared.contract.sections import Device, FineTuneContract, TokenizerMode
-from shared.datasets.report_types import FileReport
 from shared.errors import Code, ContractRejected
 from shared.preflight.base_model import check_targets, preflight_model, read_model_type
-from shared.preflight.data_files import JobFiles, read_files
+from shared.preflight.data_files import Findings, JobFiles, Kind, read_files
 from shared.preflight.estimate import estimate
 from shared.preflight.sequence_length import open_length
 from shared.preflight.servability import check_servable, serving_notes
@@ -91,7 +90,9 @@ def preflight(
     files = JobFiles(train, validation, replay)
     found = read_files(resolution.contract, seq_len, Tokenizer.load(base_folder), files, machine)
     data, supervision = found.data, found.supervision["train"]
-    rows = data.training.trainable_rows
+    found.refuse()
+    difficulties = found.trained_on("train")
+    rows = sum(difficulties.values())
     # Bounds by rows change the schedule only, and a length from the data is the one at which rows were cut above.
     measured = length.decide(resolution.contract, found.longest_row) if length else {}
     if is_small_dataset(rows) or measured:
@@ -102,15 +103,14 @@ def preflight(
     plan = plan_finetune(
         contract,
         base,
-        _data_file(train, data.training),
-        _data_file(validation, data.validation) if validation and data.validation else None,
+        _data_file(train, found, "train"),
+        _data_file(validation, found, "validation") if validation else None,
         request.name or contract.exec.adapter_tag or contract.artifact.alias or DEFAULT_NAME,
         context,
-        replay=_data_file(replay, found.replay) if replay and found.replay else None,
-        difficulties=data.training.trainable_difficulties,
+        replay=_data_file(replay, found, "replay") if replay else None,
+        difficulties=difficulties,
     )
-    found.refuse()
-    needs = _estimate(plan, model.config, data.training, supervision, machine, context)
+    needs = _estimate(plan, model.config, difficulties, supervision, machine, context)
     warnings = found.warnings(contract.exec.seq_len)
     served = serving_notes(contract, machine.limits) if machine.limits else []
     return Preflight(
@@ -151,7 +151,7 @@ def _check_resolved(resolution: Resolution, facts: RefusalContext) -> None:
 def _estimate(
     plan: ExecutionPlan,
     config: ModelConfig,
-    data: FileReport,
+    difficulties: Histogram,
     supervision: SupervisionReport,
     machine: Machine,
     context: RefusalContext,
@@ -168,7 +168,7 @@ def _estimate(
         epoch_rows=rows_per_epoch(
             plan.train.rows - plan.validation_rows,
             contract,
-            difficulties=data.trainable_difficulties,
+            difficulties=difficulties,
             replay=plan.replay.rows if plan.replay else 0,
         ),
         vram_bytes=machine.memory(on_gpu=on_gpu),
@@ -201,5 +201,6 @@ def _too_large(needs: Estimate) -> ContractRejected:
     )
 
 
-def _data_file(file: InputFile, found: FileReport) -> DataFile:
-    return DataFile(file_id=file.file_id, sha256=file.sha256, bytes=found.bytes, rows=found.trainable_rows)
+def _data_file(file: InputFile, found: Findings, kind: Kind) -> DataFile:
+    rows = sum(found.trained_on(kind).values())
+    return DataFile(file_id=file.file_id, sha256=file.sha256, bytes=file.path.stat().st_size, rows=rows)

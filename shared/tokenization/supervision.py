@@ -115,8 +115,9 @@ class SupervisionPass:
 
     def _label(self) -> None:
         """Label the waiting rows together: the tokenizer takes a batch at once."""
+        rows = {row.line: row for row in self._batch}
         for labelled in label_chats(self._tokenizer, list(_chats(self._tokenizer, self._batch, self._counts))):
-            self._counts.add(labelled, self._tokenizer)
+            self._counts.add(labelled, rows[labelled.chat.line], self._tokenizer)
         self._batch.clear()
 
 
@@ -143,5 +144,4 @@ def _chats(tokenizer: Tokenizer, rows: Iterable[TrainingRow], counts: Supervisio
         try:
             yield find_assistant_spans(tokenizer, row)
         except InvalidRequest as error:
-            counts.rows += 1
-            counts.unsupported.add(row.line, error.message)
+            counts.refuse(row, error.message)

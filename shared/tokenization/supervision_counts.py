@@ -6,6 +6,8 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
+from shared.contract.epochs import DEFAULT_DIFFICULTY
+from shared.datasets.reader import TrainingRow
 from shared.tokenization.assistant_spans import Method
 from shared.tokenization.labels import IGNORED, Example, LabelledChat
 from shared.tokenization.supervision_report import Bucket, LineNote, LineNotes, Piece, RowSupervision, SupervisionReport
@@ -48,6 +50,7 @@ class SupervisionCounts:
     supervised_sizes: Counter[int] = field(default_factory=Counter)
     nothing: Notes = field(default_factory=Notes)
     unsupported: Notes = field(default_factory=Notes)
+    lost: Counter[int] = field(default_factory=Counter)
     no_end: Notes = field(default_factory=Notes)
     last_turn_only: Notes = field(default_factory=Notes)
     prompt_differs: Notes = field(default_factory=Notes)
@@ -57,7 +60,14 @@ class SupervisionCounts:
     names_left_out: Notes = field(default_factory=Notes)
     sample: list[Piece] = field(default_factory=list)
 
-    def add(self, labelled: LabelledChat, tokenizer: Tokenizer) -> None:
+    def refuse(self, row: TrainingRow, reason: str) -> None:
+        """Count a row that cannot be written with the template."""
+        self.rows += 1
+        self.unsupported.add(row.line, reason)
+        self.lost[row.difficulty or DEFAULT_DIFFICULTY] += 1
+
+    def add(self, labelled: LabelledChat, row: TrainingRow, tokenizer: Tokenizer) -> None:
+        """Count a row and what of it is supervised."""
         example = labelled.example(self.seq_len, self.last_k)
         supervised = example.targets
         self.rows += 1
@@ -73,6 +83,7 @@ class SupervisionCounts:
         chat = labelled.chat
         if not supervised:
             self.nothing.add(chat.line, f"no assistant token to learn is within {self.seq_len} tokens")
+            self.lost[row.difficulty or DEFAULT_DIFFICULTY] += 1
         elif missing:
             self.no_end.add(chat.line, missing)
         for notes, holds, reason in (
@@ -120,6 +131,7 @@ class SupervisionCounts:
             cut=self.cut.notes(),
             nothing_supervised=self.nothing.notes(),
             unsupported=self.unsupported.notes(),
+            lost_difficulties=dict(sorted(self.lost.items())),
             end_not_learnt=self.no_end.notes(),
             last_turn_only=self.last_turn_only.notes(),
             prompt_differs=self.prompt_differs.notes(),

@@ -73,7 +73,8 @@ class SupervisionReport(SupervisionPart):
         end_token: the token that the template writes after an answer.
         row_table: the first rows.
         cut: the rows that are longer than the limit.
-        nothing_supervised, unsupported: rows for which the file is refused.
+        nothing_supervised, unsupported: rows for which the file is refused, or which are skipped.
+        lost_difficulties: of these rows, as a curriculum counts them.
         end_not_learnt: rows whose end token is not supervised: they do not teach the model to stop.
         last_turn_only: rows of which only the last answer can be supervised, because of the template.
         prompt_differs: rows whose prompt at serving time is not how their answer's turn begins in training.
@@ -101,6 +102,7 @@ class SupervisionReport(SupervisionPart):
     cut: LineNotes
     nothing_supervised: LineNotes
     unsupported: LineNotes
+    lost_difficulties: dict[int, int] = {}
     end_not_learnt: LineNotes
     last_turn_only: LineNotes
     prompt_differs: LineNotes

@@ -156,10 +156,12 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
     record = checked.record()
     write_json(attempt.run_dir / PREFLIGHT_NAME, record)
     found = checked.supervision
-    held_out = f"{plan.validation_rows} of {plan.train.rows} rows are held out to validate"
+    # Counted on every row, where the API may have seen a sample.
+    counted = checked.plan
+    held_out = f"{counted.validation_rows} of {counted.train.rows} rows are held out to validate"
     message = (
         f"Preflight passed: {found.rows} rows, {found.supervised_tokens} of {found.tokens} tokens are supervised;"
-        f" {held_out if plan.validation_rows else 'every row is trained on'}."
+        f" {held_out if counted.validation_rows else 'every row is trained on'}."
     )
     warnings = [NewEvent(level="warn", message=warning) for warning in checked.warnings]
     attempt.report(events=[NewEvent(message=message, data={"notes": checked.notes}), *warnings], preflight=record)

@@ -1,14 +1,26 @@
-"""What a run trains on, once rows are held out and skipped."""
+"""What a run trains on, once rows are held out and skipped; and those are the rows that its plan counts."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
-from shared.contract.plan import validation_split
+from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
+from shared.contract.flat_keys import parse_contract
+from shared.contract.plan import TrainingInputs, TrainingRun, validation_split
 from shared.errors import Code, DatasetInvalid
+from shared.hashing import digest_file
+from shared.preflight.pipeline import preflight
+from shared.preflight.types import InputFile, JobRequest, Machine
+from tests.support.tiny_base import TEMPLATE
 from tests.support.training_runs import ROWS
 from worker.training.data.batches import split_validation
 from worker.training.data.dataset import read_data, refuse_weightless
+from worker.training.data.row_order import RowOrder
+from worker.training.model.load import load_tokenizer
 
 VOCABULARY, SEED = 1 << 20, 7
 WEIGHTLESS = {"enabled": True, "tool_trace_boost": 0.0}
@@ -46,3 +58,49 @@ def test_replayed_rows_that_weigh_are_something_to_learn():
     refuse_weightless([0.0, 0.0], [0.0, 0.5])
     with pytest.raises(DatasetInvalid):
         refuse_weightless([0.0, 0.0], [0.0])
+
+
+def rows(difficulty: int, answers: int, unwritable: int) -> list[str]:
+    """Rows, and such as the base's template cannot write: it has no place for a tool's call."""
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    refused = {"messages": [{"role": "user", "content": "1 + 1?"}, call]}
+    chats = [{"prompt": f"question {number}", "response": "yes"} for number in range(answers)]
+    return [json.dumps(row | {"difficulty": difficulty}) for row in (*chats, *[refused] * unwritable)]
+
+
+@pytest.fixture
+def base(tiny_base, tmp_path):
+    """The tiny Qwen3 with a template that writes no tool's calls."""
+    folder = Path(shutil.copytree(tiny_base, tmp_path / "base"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def plan_and_read(base, folder, lines, **sections):
+    """The plan that the preflight makes, and the rows that the trainer reads for it."""
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(lines))
+    asked = {"model": {"name": "tiny"}, "data": {"train_file": "f", "mode": "lenient"}, "artifact": {"publish": False}}
+    request = JobRequest(parse_contract(asked | sections))
+    entry = BaseModelEntry(name="tiny", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
+    plan = preflight(request, entry, base, InputFile("f", digest_file(path), path), None, Machine()).plan
+    run = TrainingRun(plan=plan, inputs=TrainingInputs(base=str(base), train=str(path), validation=None))
+    tokenizer = load_tokenizer(base)
+    return plan, read_data(run, tokenizer, len(tokenizer), folder / "cache")
+
+
+# Fails while rows that lenient mode skips count as rows that are trained on.
+def test_a_lenient_plan_holds_out_what_its_run_holds_out(base, tmp_path):
+    plan, data = plan_and_read(base, tmp_path, rows(5, 30, 30))
+    assert (plan.train.rows, plan.validation_rows) == (len(data.rows), len(data.validation)) == (30, 10)
+
+
+@pytest.mark.parametrize("curriculum", [False, True])
+def test_a_lenient_plan_has_the_steps_of_its_run(base, tmp_path, curriculum):
+    sections = {
+        "data": {"train_file": "f", "mode": "lenient", "validation_split_ratio": 0.0},
+        "exec": {"batch_size": 4, "grad_accum": 1},
+        "curriculum": {"enabled": curriculum},
+    }
+    plan, data = plan_and_read(base, tmp_path, [*rows(2, 30, 30), *rows(8, 10, 25)], **sections)
+    assert plan.optimizer_steps == RowOrder(plan.contract, data.difficulties, len(data.replay)).total_steps
