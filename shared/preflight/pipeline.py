@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from shared.base_models.catalog import BaseModelEntry
+from shared.base_models.catalog import BaseModelEntry, refuse_unknown_files
 from shared.base_models.config import ModelConfig
 from shared.contract.epochs import Histogram, rows_per_epoch
 from shared.contract.plan import DataFile, ExecutionPlan, plan_finetune, reject_unsupported
@@ -61,6 +61,7 @@ def preflight(
     )
     _check_alone(request.contract, facts)
     model = preflight_model(base_folder, tokenizer_mode=TokenizerMode.HF)
+    refuse_unknown_files(base_folder)
     resolve = partial(
         resolve_contract,
         request.contract,

@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from shared.database.job_states import Stage
 from shared.database.leases import Leases
 from shared.errors import Code, JobFailed
+from shared.worker_registry import WorkerMachine
 from tests.support.builders import BASE
 
 
@@ -46,6 +47,16 @@ def test_length_is_that_of_the_data(client: TestClient) -> None:
     assert preflight["supervision"]["truncated_rows"] == 0
     assert contract["exec"]["seq_len"] >= preflight["supervision"]["longest_row"] > 256
     assert preflight["sources"]["exec.seq_len"] == "data"
+
+
+def test_a_job_that_fits_no_worker_is_refused(
+    app: FastAPI, client: TestClient, train_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = WorkerMachine(device="cuda", devices=1, memory_bytes=1 << 20, free_bytes=0)
+    monkeypatch.setattr(app.state.services.workers, "machines", lambda: [machine])
+    refused = create(client, train_file)
+    assert (refused.status_code, refused.json()["error"]["mens"]["code"]) == (400, "MEMORY_DOES_NOT_FIT")
+    assert app.state.services.job_queue.enqueued == []
 
 
 def test_every_row_is_trained_on_unless_the_contract_says_otherwise(client: TestClient, train_file: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,5 +192,41 @@ def test_the_plan_is_for_the_machine_that_the_workers_report(
     small = plan(WorkerMachine(device="cuda", devices=1, memory_bytes=8 << 30, free_bytes=8 << 30))
     batches = [answer.json()["plan"]["contract"]["exec"]["batch_size"] for answer in (large, small)]
     assert batches == [8, 1]
-    none = plan(WorkerMachine(device="cuda", devices=1, memory_bytes=1 << 20, free_bytes=0))
-    assert (none.status_code, none.json()["error"]["mens"]["code"]) == (422, "MEMORY_DOES_NOT_FIT")
+
+
+@pytest.mark.parametrize("path", ["/v1/plans", "/v1/jobs"])
+@pytest.mark.parametrize(
+    "machine",
+    [
+        WorkerMachine(device="cuda", devices=1, memory_bytes=1 << 20, free_bytes=0),
+        WorkerMachine(device="cpu", host_bytes=1 << 20),
+    ],
+    ids=["cuda", "cpu"],
+)
+def test_a_job_that_fits_no_worker_is_refused(
+    app: FastAPI,
+    client: TestClient,
+    job_body: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    machine: WorkerMachine,
+) -> None:
+    monkeypatch.setattr(app.state.services.workers, "machines", lambda: [machine])
+    body = job_body if path == "/v1/jobs" else {"contract": job_body["contract"]}
+    refused = client.post(path, json=body)
+    assert (refused.status_code, refused.json()["error"]["mens"]["code"]) == (422, "MEMORY_DOES_NOT_FIT")
+    assert app.state.services.job_queue.enqueued == []
+
+
+@pytest.mark.parametrize("path", ["/v1/plans", "/v1/jobs"])
+def test_a_file_that_came_into_the_bases_folder_is_refused_before_a_worker_sees_it(
+    client: TestClient, job_body: dict[str, Any], base_folder: Path, path: str
+) -> None:
+    added = base_folder / "chat_template.json"
+    added.write_text("{}")
+    try:
+        refused = client.post(path, json=job_body if path == "/v1/jobs" else {"contract": job_body["contract"]})
+    finally:
+        added.unlink()
+    error = refused.json()["error"]
+    assert (error["mens"]["code"], error["param"]) == ("BASE_FILE_UNKNOWN", "chat_template.json")

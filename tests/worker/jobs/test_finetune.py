@@ -20,6 +20,7 @@ from shared.database.names.aliases import Aliases
 from shared.errors import Code, JobFailed
 from shared.hashing import digest_file
 from shared.model_card.self_evaluation import KEY, RowSource, SelfEvaluation
+from shared.worker_registry import WorkerMachine
 from tests.support.copying_storage import copied_file
 from tests.support.training_runs import PauseAfter
 from worker.child_runtime import StopRequested
@@ -88,6 +89,24 @@ def test_second_attempt_publishes_the_run_of_a_crashed_first(installation, tmp_p
     assert snapshot(first) == {name: digest for name, digest in left.items() if name.parts[0] != "checkpoints"}
     assert_result(installation, done, run)
     assert_metrics_file(installation, done)
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        WorkerMachine(device="cpu", host_bytes=1 << 20),
+        WorkerMachine(device="cuda", devices=1, memory_bytes=1 << 20, free_bytes=1 << 20),
+    ],
+    ids=["cpu", "cuda"],
+)
+def test_a_worker_refuses_what_its_own_memory_cannot_hold(installation, tmp_path, monkeypatch, machine):
+    """It may have less than the least of those that lived when the job was created, and then there may have been none."""
+    job, _ = installation.submit_finetune(tmp_path / "data", **RUN)
+    monkeypatch.setattr(worker.jobs.finetune, "describe_machine", lambda _: machine)
+    monkeypatch.setattr(worker.jobs.finetune, "ChildProcess", lambda *_, **__: pytest.fail("the trainer was started"))
+    installation.worker.run_job(job.id)
+    done = installation.jobs.get(job.id)
+    assert (done.state, done.error["code"]) == (JobState.FAILED, Code.MEMORY_DOES_NOT_FIT)
 
 
 def assert_result(installation, job, run):
