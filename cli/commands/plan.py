@@ -50,7 +50,8 @@ def plan(
     backend: Annotated[str | None, typer.Option(help="qlora: what the contract must mean.")] = None,
     device: Annotated[str, typer.Option(help="What the job will find: cpu, cuda (gpu) or auto.")] = "auto",
     vram_gb: Annotated[
-        float | None, typer.Option(min=0.001, help="Memory of the training GPU in GiB; checks whether the job fits.")
+        float | None,
+        typer.Option(min=0.001, max=1e6, help="Memory of the training GPU in GiB; checks whether the job fits."),
     ] = None,
     max_lora_rank: Annotated[int | None, typer.Option(min=1, help="Largest rank of the serving tier.")] = None,
     as_json: Annotated[

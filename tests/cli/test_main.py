@@ -112,6 +112,8 @@ def test_invalid_setting_is_named(home: Path, command: list[str]) -> None:
         ("plan nofile.jsonl --model mens-tiny", "file"),
         ("plan {file}", "model"),
         ("data check {file} --seq-len 2", "seq_len"),
+        ("plan {file} --model mens-tiny --vram-gb nan", "vram_gb"),
+        ("plan {file} --model mens-tiny --vram-gb inf", "vram_gb"),
         ("data check {file} --bogus", "bogus"),
         ("bogus", None),
     ],

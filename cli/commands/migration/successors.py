@@ -58,7 +58,7 @@ def plan(
     ] = False,
     vram_gb: Annotated[
         float | None,
-        typer.Option(min=0.001, help="With --local: memory of the training GPU in GiB, if it is elsewhere."),
+        typer.Option(min=0.001, max=1e6, help="With --local: memory of the training GPU in GiB, if it is elsewhere."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be planned; upload and write nothing.")
