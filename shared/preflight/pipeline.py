@@ -17,7 +17,7 @@ from shared.base_models.catalog import BaseModelEntry, refuse_unknown_files
 from shared.base_models.config import ModelConfig
 from shared.contract.epochs import Histogram, rows_per_epoch
 from shared.contract.plan import DataFile, ExecutionPlan, plan_finetune, reject_unsupported
-from shared.contract.presets import Resolution, is_small_dataset, resolve_contract
+from shared.contract.presets import AUTO, Resolution, auto_row, is_small_dataset, resolve_contract
 from shared.contract.refusals import RefusalContext, check_refusals, target_device
 from shared.contract.sections import Device, FineTuneContract, TokenizerMode
 from shared.errors import Code, ContractRejected
@@ -120,10 +120,25 @@ def preflight(
         data=data,
         supervision=supervision,
         estimate=needs,
-        sources={path: "auto" if path in request.auto else source for path, source in resolution.sources.items()},
+        # A rule's value stands like an explicit one, unless the data has changed it.
+        sources={
+            path: "auto" if path in request.auto and source == "explicit" else source
+            for path, source in resolution.sources.items()
+        },
         warnings=warnings,
         notes=list(
-            dict.fromkeys([*plan.notes, *resolution.notes, *warnings, *model.notes, *data.notes, *served, *needs.notes])
+            dict.fromkeys(
+                [
+                    *plan.notes,
+                    *_unknown_machine(request, machine),
+                    *resolution.notes,
+                    *warnings,
+                    *model.notes,
+                    *data.notes,
+                    *served,
+                    *needs.notes,
+                ]
+            )
         ),
     )
 
@@ -200,6 +215,16 @@ def _too_large(needs: Estimate) -> ContractRejected:
         param="exec.seq_len" if nearest else "model.hf_repo",
         details={"vram": needs.vram.model_dump(), "nearest_fit": nearest.model_dump() if nearest else None},
     )
+
+
+def _unknown_machine(request: JobRequest, machine: Machine) -> list[str]:
+    """That the preset was chosen for a machine of which nothing is known."""
+    if request.preset != AUTO or machine.vram_bytes is not None or machine.host_bytes is not None:
+        return []
+    smallest = f"its smallest row (GPUs of {auto_row(None).max_vram_mb} MiB)"
+    return [
+        f"No worker has reported its memory, so the preset auto is {smallest}. Name a preset, or ask again once one runs."
+    ]
 
 
 def _data_file(file: InputFile, found: Findings, kind: Kind) -> DataFile:

@@ -297,6 +297,19 @@ def test_the_gpu_decides_what_the_preset_auto_is(base: Path, tmp_path: Path) -> 
     assert lengths == [512, 256, 256], "the row of 80 GB is longer than this base can read"
 
 
+def test_an_auto_preset_for_a_machine_that_nobody_knows_is_told(base: Path, tmp_path: Path) -> None:
+    """Fails while a job that meets no worker has the row of 8 GB and nobody hears of it."""
+
+    def told(machine: Machine, preset: str = "auto") -> list[str]:
+        notes = check(base, tmp_path, ROWS, machine, preset=preset).notes
+        return [note for note in notes if "smallest row (GPUs of 8192 MiB)" in note]
+
+    assert len(told(Machine())) == 1
+    assert told(Machine(), "tiny") == []
+    for known in (Machine(device="cuda", vram_bytes=8 << 30), Machine(device="cpu", host_bytes=80 << 30)):
+        assert told(known) == []
+
+
 def test_a_refused_field_names_the_profile_that_set_it(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

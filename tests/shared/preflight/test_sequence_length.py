@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,23 @@ def test_plan_of_a_data_length_is_a_fixed_point(base: Path, tmp_path: Path) -> N
     first = check(base, tmp_path, [10] * 30 + [700])
     again = check(base, tmp_path, [10] * 30 + [700], sections=first.plan.contract.model_dump(mode="json"))
     assert again.plan.contract == first.plan.contract
+
+
+def test_a_rules_batch_that_memory_has_cut_is_called_the_datas(base: Path, tmp_path: Path) -> None:
+    """Fails while every field of an auto rule is called auto, though its value is another one."""
+    asked = {"sections": {"exec": {"batch_size": 8, "grad_accum": 1, "epochs": 2}}}
+    auto = frozenset({"exec.batch_size", "exec.grad_accum", "exec.epochs"})
+    lengths = [10] * 40 + [700]
+    names = ("exec.batch_size", "exec.grad_accum", "exec.epochs")
+
+    def planned(memory: int) -> tuple[list[int], list[str]]:
+        found = check(base, tmp_path, lengths, Machine(device="cuda", vram_bytes=memory), auto=auto, **asked)
+        exec_ = found.plan.contract.exec
+        return [exec_.batch_size, exec_.grad_accum, exec_.epochs], [found.sources[name] for name in names]
+
+    assert planned(80 * GIB) == ([8, 1, 2], ["auto", "auto", "auto"])
+    whole = check(base, tmp_path, lengths, Machine(device="cuda", vram_bytes=80 * GIB), auto=auto, **asked).estimate
+    assert planned(math.ceil(whole.vram_bytes / VRAM_FRACTION) - 1) == ([4, 2, 2], ["data", "data", "auto"])
 
 
 # -- memory
