@@ -133,15 +133,8 @@ CreateJob = Annotated[
 ]
 
 
-class PlanRequest(BaseModel):
-    """Request for a dry run of a fine-tune contract."""
-
-    model_config = ConfigDict(extra="forbid")
-    contract: FineTuneContract
-    preset: str | None = None
-    domain: str | None = None
-    name: Name | None = None
-    backend: str | None = None
+class PlanRequest(CreateFinetune):
+    """Request for a dry run of a fine-tune job: what `POST /v1/jobs` takes."""
 
 
 class PlanAnswer(BaseModel):
@@ -208,10 +201,10 @@ def create_job(
 
 
 @router.post("/plans", dependencies=[*TRAINER, PLAN_LIMIT])
-def plan(body: PlanRequest, services: ServicesDep, view: TenantViewDep) -> PlanAnswer:
+def plan(body: PlanRequest, services: ServicesDep, view: TenantViewDep, caller: CallerDep) -> PlanAnswer:
     """Dry run: all checks of a submission, and the execution plan that it would store. Nothing is written."""
-    request = JobRequest(body.contract, body.preset, body.domain, body.name, backend=body.backend)
-    checked = check_contract(services, view, request)
+    check_priority(caller, body.priority)
+    checked = check_contract(services, view, body.request())
     return PlanAnswer(
         plan=checked.plan, plan_digest=checked.plan.digest, sources=checked.sources, preflight=checked.record()
     )

@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from api.capabilities import capabilities_here
 from api.inference.replicas.limits import ReplicaLimits
 from shared.database.leases import Leases
+from shared.database.tenancy import Role
 from shared.preflight.types import ServingLimits
 from shared.worker_registry import WorkerMachine
 from tests.support.asgi_server import serve
@@ -53,6 +54,29 @@ def test_preset_is_returned_resolved(client: TestClient, job_body: dict[str, Any
     assert plan["plan"]["contract"]["adapter"]["rank"] == 4
     assert plan["sources"]["adapter.rank"] == "preset"
     assert plan["preflight"]["supervision"]["rows"] == 40
+
+
+def test_a_dry_run_takes_the_body_of_a_submission(app: FastAPI, client: TestClient, job_body: dict[str, Any]) -> None:
+    job_body["contract"]["exec"] = {"epochs": 2, "batch_size": 2}
+    body = job_body | {"auto": ["exec.batch_size"], "metadata": {"a": "b"}, "priority": -1, "max_gpu_minutes": 5}
+    planned = client.post("/v1/plans", json=body)
+    assert planned.status_code == 200, planned.text
+    assert (planned.json()["sources"]["exec.batch_size"], planned.json()["sources"]["exec.epochs"]) == (
+        "auto",
+        "explicit",
+    )
+    assert app.state.services.job_queue.enqueued == []
+    job = client.post("/v1/jobs", json=body).json()
+    assert client.get(f"/v1/jobs/{job['id']}/preflight").json()["sources"] == planned.json()["sources"]
+    assert job["plan"] == planned.json()["plan"]
+
+
+def test_a_dry_run_refuses_a_priority_that_a_submission_would(app: FastAPI, anonymous: TestClient) -> None:
+    _, secret = app.state.services.keys.create("tess", "acme", Role.TRAINER)
+    body = {"contract": {"data": {"train_file": "file-1"}}, "priority": 1}
+    headers = {"Authorization": f"Bearer {secret}"}
+    for path in ("/v1/plans", "/v1/jobs"):
+        assert anonymous.post(path, json=body, headers=headers).json()["error"]["code"] == "ROLE_INSUFFICIENT"
 
 
 def test_job_keeps_its_preflight(client: TestClient, job_body: dict[str, Any]) -> None:
