@@ -195,7 +195,9 @@ def _show_errors(name: str, found: FileReport) -> None:
     console.print(table)
     if found.error_count > len(found.errors):
         counts = ", ".join(f"{code} {count}" for code, count in found.errors_by_code.items())
-        console.print(f"all of them: {counts}", markup=False)
+        console.print(
+            f"all of them: {counts}; `mens data check {name} --quarantine BAD` lists them in BAD", markup=False
+        )
 
 
 def _figures(found: FileReport) -> dict[str, str]:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from shared.datasets.dataset_report import MAX_REPORTED_ERRORS
 
 runner = CliRunner()
 
@@ -71,6 +72,17 @@ def test_lenient_skips_bad_lines_and_quarantine_keeps_them(tmp_path: Path) -> No
         "reason": "the line is not JSON: invalid character (byte 0)",
         "text": "oops",
     }
+
+
+def test_a_strict_check_puts_every_bad_line_into_the_quarantine(tmp_path: Path) -> None:
+    """The report shows the first 20; this is where all of them are."""
+    target, bad = tmp_path / "bad.jsonl", 3 * MAX_REPORTED_ERRORS
+    path = write(tmp_path / "a.jsonl", pair("1"), b"oops\n" * bad, pair("2"))
+    code, output = check(path, "--quarantine", str(target), "--json")
+    report = json.loads(output)["training"]
+    assert (code, report["error_count"], len(report["errors"])) == (1, bad, MAX_REPORTED_ERRORS)
+    assert [json.loads(line)["line"] for line in target.read_text().splitlines()] == list(range(2, 2 + bad))
+    assert "`mens data check a.jsonl --quarantine BAD` lists them" in " ".join(check(path)[1].split())
 
 
 def test_quarantine_never_overwrites_the_data(tmp_path: Path) -> None:

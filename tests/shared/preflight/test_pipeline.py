@@ -11,6 +11,7 @@ import pytest
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
 from shared.contract import presets
 from shared.contract.flat_keys import parse_contract
+from shared.contract.presets import domain_names, resolve_contract
 from shared.errors import MensError
 from shared.hashing import digest_file
 from shared.preflight import data_files
@@ -79,6 +80,25 @@ def test_lora_is_refused_by_what_the_base_is(base: Path, tmp_path: Path) -> None
         with pytest.raises(MensError) as refused:
             preflight(request, entry_of(base), folder, InputFile("f", "0" * 64, tmp_path / "none"), None, Machine())
         assert refused.value.code == code
+
+
+@pytest.mark.parametrize("name", domain_names())
+def test_every_domain_profile_takes_rows_of_its_categories(base: Path, tmp_path: Path, name: str) -> None:
+    """Rows that say how difficult they are, where the profile's curriculum needs it."""
+    profile = resolve_contract(parse_contract({"data": {"train_file": "f"}}), domain=name).contract
+    filters = profile.data.context_filter
+    assert filters and filters.categories
+    easiest = filters.difficulty_min or 1
+    labels = [(category, easiest + step) for category in filters.categories for step in range(3)]
+    rows = [
+        row(f"question {index}, {category}, {difficulty}", category=category, difficulty=difficulty, rating=4)
+        for index in range(4)
+        for category, difficulty in labels
+    ]
+    sections = {"exec": {"seq_len": 128}, "curriculum": {"enabled": True}}
+    planned = check(base, tmp_path, [*rows, row("of no category")], domain=name, sections=sections)
+    assert planned.plan.train.rows == len(rows)
+    assert planned.sources["data.context_filter"] == "domain"
 
 
 def test_rows_that_weigh_something_are_planned_beside_those_that_do_not(base: Path, tmp_path: Path) -> None:
