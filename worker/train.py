@@ -38,10 +38,11 @@ from worker.child_runtime import (
 from worker.run_folder import ADAPTER_FOLDER, PREPARED_FOLDER, read_json, write_json
 from worker.training.adapter import save_adapter
 from worker.training.checkpoint import (
+    Occasion,
     Progress,
     checkpoint_at,
+    keep_result,
     load_checkpoint,
-    remove_interim,
     save_checkpoint,
 )
 from worker.training.early_stopping import is_exhausted, score_at
@@ -156,7 +157,7 @@ def train_loop(context: TrainingContext, progress: Progress, telemetry: Telemetr
             end_epoch(context, progress, telemetry, epoch)
         elif step.number % exec_.checkpoint_every == 0:
             validate(context, progress, telemetry)
-            checkpoint(context, progress, telemetry)
+            checkpoint(context, progress, telemetry, Occasion.STEP)
         stop_or_secure(stop, context, progress, telemetry)
     if progress.trained_tokens > tokens_before:
         progress.tokens_per_second = (progress.trained_tokens - tokens_before) / (time.monotonic() - began)
@@ -182,7 +183,7 @@ def end_epoch(context: TrainingContext, progress: Progress, telemetry: Telemetry
     """Validate, write a checkpoint unless the run is over, and tell."""
     validate(context, progress, telemetry)
     if progress.step < context.order.total_steps:
-        checkpoint(context, progress, telemetry)
+        checkpoint(context, progress, telemetry, Occasion.EPOCH_END)
     telemetry.epoch_complete(
         epoch,
         steps=context.order.steps_of(epoch),
@@ -210,14 +211,13 @@ def checkpoint(
     context: TrainingContext,
     progress: Progress,
     telemetry: Telemetry,
+    occasion: Occasion,
     *,
-    interim: bool = False,
     optional: bool = False,
 ) -> None:
     """Write a checkpoint of this step, unless there is one, and tell.
 
     Args:
-        interim: only to go on from, see :func:`worker.training.checkpoint.save_checkpoint`.
         optional: where the disk is full, go on without it.
 
     Raises:
@@ -228,7 +228,7 @@ def checkpoint(
         made_on, base = context.environment, context.base
         try:
             with disk_errors():
-                folder = save_checkpoint(context.run_dir, *parts, progress, made_on, base, interim=interim)
+                folder = save_checkpoint(context.run_dir, *parts, progress, made_on, base, occasion=occasion)
             telemetry.checkpoint(progress.step, folder)
         except Unavailable as full:
             if not optional:
@@ -249,7 +249,7 @@ def stop_or_secure(stop: StopSignals, context: TrainingContext, progress: Progre
     if cancel:
         raise StopRequested(EXIT_CANCELLED)
     if pause or (due and progress.step < context.order.total_steps):
-        checkpoint(context, progress, telemetry, interim=True)
+        checkpoint(context, progress, telemetry, Occasion.INTERIM)
     if pause:
         raise StopRequested(EXIT_PAUSED)
 
@@ -275,7 +275,7 @@ def finish(
         manifest = save_adapter(context.model, context.tokenizer, context.plan, progress.step, folder, context.base)
         write_probes(context.run_dir, probes)
     # A kill from here on costs no step. The adapter is written, so a disk without room for this costs the run nothing.
-    checkpoint(context, progress, telemetry, interim=True, optional=True)
+    checkpoint(context, progress, telemetry, Occasion.INTERIM, optional=True)
     tries = count_try(context, progress)
     if not (context.distributed.is_main or context.budget.shard_base):
         return
@@ -286,7 +286,7 @@ def finish(
         return
     telemetry.emit("self_evaluation", measured.payload())
     write_reports(context.run_dir, gather_facts(context, manifest, progress, telemetry, measured.evaluation))
-    remove_interim(context.run_dir)  # the run is complete, so nothing goes on from them
+    keep_result(context.run_dir)  # the run is complete, so nothing goes on from the others
     early = progress.step < context.order.total_steps
     done = {
         "run_id": progress.run_id,

@@ -354,6 +354,11 @@ def test_a_default_run_has_a_checkpoint_at_each_epochs_end(tiny, tmp_path):
     ]
 
 
+def test_checkpoints_within_a_long_epoch_displace_none_of_an_epochs_end(tiny, tmp_path):
+    run = tiny.plan_run(tmp_path, exec={"epochs": 3, "batch_size": 1, "checkpoint_every": 1})
+    assert steps_of(tiny.train(run, tmp_path / "run")) == [6, 12, 17]
+
+
 def test_within_a_long_epoch_time_makes_checkpoints_that_are_no_result(tiny, tmp_path):
     run = tiny.plan_run(tmp_path, validation=HELD_OUT, exec={"epochs": 2, "checkpoint_minutes": 1e-9})
     whole = tiny.train(run, tmp_path / "whole")

@@ -4,8 +4,8 @@
                                 trainer_state.safetensors  (optimizer state, states of all random generators)
                                 trainer_state.json         (step, plan digest, metrics; written last inside)
 
-A checkpoint is written beside its place and renamed, so one that can be seen is complete. The last few are kept, and of
-interim ones, which are only there to go on from, the newest.
+A checkpoint is written beside its place and renamed, so one that can be seen is complete. The last few epochs' ends are kept, of
+a run of fewer epochs other steps too, and always the newest checkpoint, to go on from.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import random
 import time
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ SCHEMA = "vox_mens_checkpoint_v2"
 STATE_NAME = "trainer_state"
 OPTIMIZER_PREFIX = "optimizer."
 KEEP = 3
+"""Checkpoints that belong to the result of a run."""
 PROGRESS_FIELDS = (
     "step",
     "trained_tokens",
@@ -46,6 +48,16 @@ PROGRESS_FIELDS = (
     "memory_retries",
     "resumed_from",
 )
+
+
+class Occasion(Enum):
+    """Why a checkpoint is written."""
+
+    EPOCH_END = "epoch_end"
+    STEP = "step"
+    """``exec.checkpoint_every``."""
+    INTERIM = "interim"
+    """Only to go on from: it is no part of the run's result."""
 
 
 @dataclass(slots=True)
@@ -97,38 +109,45 @@ def save_checkpoint(
     made_on: dict[str, str | int],
     base: Path,
     *,
-    interim: bool = False,
+    occasion: Occasion = Occasion.STEP,
 ) -> Path:
-    """Write a checkpoint of a step that is done; older ones past ``KEEP``, and all other interim ones, are removed.
+    """Write a checkpoint of a step that is done; others that do not belong to the result so far are removed.
 
     Args:
         made_on: what the bits of a step depend on, from :func:`worker.training.reproducibility.environment`.
         base: the base model's folder.
-        interim: it is only there to go on from, and no part of the run's result.
     """
     target = _folder(run_dir, progress.step)
     with appearing_whole(target) as temporary:
         save_adapter(model, tokenizer, plan, progress.step, temporary, base)
         save_file(_tensors(model, optimizer), temporary / f"{STATE_NAME}.safetensors")
-        write_json(temporary / f"{STATE_NAME}.json", _state(plan, progress, made_on) | {"interim": interim})
-    checkpoints = list_checkpoints(run_dir)
-    kept = [folder for folder in checkpoints if not is_interim(folder)][-KEEP:]
-    for old in checkpoints[:-1]:
-        if old not in kept:
-            remove_whole(old)
+        write_json(temporary / f"{STATE_NAME}.json", _state(plan, progress, made_on, occasion))
+    _remove_others(run_dir, list_checkpoints(run_dir)[-1:])
     return target
 
 
-def is_interim(checkpoint: Path) -> bool:
-    """Whether a checkpoint is only there to go on from."""
-    return bool((read_json(checkpoint / f"{STATE_NAME}.json") or {}).get("interim"))
+def occasion_of(checkpoint: Path) -> Occasion:
+    """Why a checkpoint was written; earlier releases have noted interim ones alone."""
+    state = read_json(checkpoint / f"{STATE_NAME}.json") or {}
+    noted = [occasion for occasion in (Occasion.INTERIM, Occasion.EPOCH_END) if state.get(occasion.value)]
+    return noted[0] if noted else Occasion.STEP
 
 
-def remove_interim(run_dir: Path) -> None:
-    """Remove the interim checkpoints of a complete run."""
-    for folder in list_checkpoints(run_dir):
-        if is_interim(folder):
-            remove_whole(folder)
+def keep_result(run_dir: Path) -> None:
+    """Remove the checkpoints of a complete run that were only there to go on from."""
+    _remove_others(run_dir, [])
+
+
+def _remove_others(run_dir: Path, kept: list[Path]) -> None:
+    """Remove all checkpoints but these and those of the result: the last epochs' ends, and the newest other steps where a run
+    has fewer epochs.
+    """
+    found = {folder: occasion_of(folder) for folder in list_checkpoints(run_dir)}
+    ends = [folder for folder, occasion in found.items() if occasion is Occasion.EPOCH_END][-KEEP:]
+    steps = [folder for folder, occasion in found.items() if occasion is Occasion.STEP]
+    steps = steps[max(0, len(steps) - (KEEP - len(ends))) :]
+    for folder in found.keys() - {*kept, *ends, *steps}:
+        remove_whole(folder)
 
 
 def checkpoint_at(run_dir: Path, step: int) -> Path | None:
@@ -189,7 +208,9 @@ def _recorded_reasons(state: dict[str, Any]) -> list[str]:
     return list(state.get("inexact_reasons", [] if exact else [NOT_RECORDED]))
 
 
-def _state(plan: ExecutionPlan, progress: Progress, made_on: dict[str, str | int]) -> dict[str, Any]:
+def _state(
+    plan: ExecutionPlan, progress: Progress, made_on: dict[str, str | int], occasion: Occasion
+) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "plan_digest": plan.digest,
@@ -197,6 +218,8 @@ def _state(plan: ExecutionPlan, progress: Progress, made_on: dict[str, str | int
         "environment": made_on,
         "guarantee": progress.guarantee,
         "inexact_reasons": progress.inexact_reasons,
+        "interim": occasion is Occasion.INTERIM,
+        "epoch_end": occasion is Occasion.EPOCH_END,
         **{name: getattr(progress, name) for name in PROGRESS_FIELDS},
     }
 

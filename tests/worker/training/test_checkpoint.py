@@ -20,7 +20,9 @@ from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints
 from worker.training.checkpoint import (
     KEEP,
     SCHEMA,
+    Occasion,
     Progress,
+    keep_result,
     load_checkpoint,
     save_checkpoint,
 )
@@ -59,10 +61,10 @@ def bench(tiny, tmp_path_factory) -> Bench:
 
 @pytest.fixture
 def save(tiny, bench, tokenizer, tmp_path):
-    def write(step: int, *, interim: bool = False):
+    def write(step: int, occasion: Occasion = Occasion.STEP):
         progress = Progress(step, 100 * step, [{"step": step, "train_loss": 1.5}])
         parts = (bench.plan, bench.model, tokenizer, bench.optimizer)
-        return save_checkpoint(tmp_path, *parts, progress, HERE, tiny.base, interim=interim)
+        return save_checkpoint(tmp_path, *parts, progress, HERE, tiny.base, occasion=occasion)
 
     return write
 
@@ -151,10 +153,32 @@ def test_of_interim_checkpoints_the_newest_is_kept_and_displaces_no_other(save, 
     for step in (2, 4, 6, 8):
         save(step)
     for step in (9, 10):
-        save(step, interim=True)
+        save(step, Occasion.INTERIM)
     assert [folder.name[-2:] for folder in list_checkpoints(tmp_path)] == ["04", "06", "08", "10"]
     save(12)
     assert [folder.name[-2:] for folder in list_checkpoints(tmp_path)] == ["06", "08", "12"]
+
+
+def test_steps_displace_no_epochs_end_and_the_newest_is_there_to_go_on_from(save, tmp_path):
+    for step in range(1, 9):
+        save(step, Occasion.EPOCH_END if step % 4 == 0 else Occasion.STEP)
+    assert [folder.name[-2:] for folder in list_checkpoints(tmp_path)] == ["04", "07", "08"]
+    for step in range(9, 15):
+        save(step, Occasion.EPOCH_END if step % 4 == 0 else Occasion.STEP)
+    assert [folder.name[-2:] for folder in list_checkpoints(tmp_path)] == ["04", "08", "12", "14"]
+    keep_result(tmp_path)
+    assert [folder.name[-2:] for folder in list_checkpoints(tmp_path)] == ["04", "08", "12"]
+
+
+def test_a_checkpoint_of_a_release_that_did_not_mark_epochs_is_one_of_a_step(save, tmp_path):
+    for step in (3, 4):
+        path = save(step, Occasion.EPOCH_END) / "trainer_state.json"
+        state = json.loads(path.read_text())
+        del state["epoch_end"]
+        path.write_text(json.dumps(state))
+    for step in (6, 9):
+        save(step, Occasion.EPOCH_END)
+    assert [folder.name[-2:] for folder in list_checkpoints(tmp_path)] == ["04", "06", "09"]
 
 
 def test_order_is_by_step_not_by_text(save, tmp_path):
