@@ -27,6 +27,7 @@ from shared.contract.auto_hyperparameters import auto_batch_size, auto_epochs, a
 from shared.contract.sections import BAD_NAME, FineTuneContract
 from shared.database.adapters import Adapter
 from shared.database.files.files import File
+from shared.database.job_results import CHECKPOINT_TIMES
 from shared.database.job_states import JobState
 from shared.database.records import Event, Job
 from shared.errors import Code, ContractRejected, InvalidRequest
@@ -238,14 +239,14 @@ def event_seq(event_id: str | None, param: str = "after") -> int | None:
     return int(match[1])
 
 
-def checkpoint_view(adapter: Adapter, job_id: str) -> FineTuningCheckpoint:
-    """A stored checkpoint in OpenAI's shape. Its model id can be used like that of any model."""
+def checkpoint_view(adapter: Adapter, job: Job) -> FineTuningCheckpoint:
+    """A stored checkpoint of a job in OpenAI's shape. Its model id can be used like that of any model."""
     names = {"train_accuracy": "train_mean_token_accuracy"}
     return FineTuningCheckpoint(
         id=f"{CHECKPOINT_PREFIX}{adapter.digest[:24]}",
-        created_at=unix_seconds(adapter.created_at),
+        created_at=job.result.get(CHECKPOINT_TIMES, {}).get(adapter.id) or unix_seconds(adapter.created_at),
         fine_tuned_model_checkpoint=adapter.id,
-        fine_tuning_job_id=job_id,
+        fine_tuning_job_id=job.id,
         step_number=adapter.step,
         metrics={names.get(name, name): value for name, value in adapter.metrics.items() if name != SELF_EVALUATION},
     )

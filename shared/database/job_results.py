@@ -17,6 +17,9 @@ from shared.database.records import PARTS_WITH_TEXT, NewEvent
 from shared.database.tables.jobs import JobRow
 from shared.errors import Code, MensError
 
+CHECKPOINT_TIMES = "checkpoint_times"
+"""Key of a fine-tuning job's result: ids of its checkpoints' adapters, and when each was written (Unix seconds). Their rows are all
+made when the job ends."""
 JUDGED_FOR = "judged_for"
 """Key of a running job's result: the alias that its published adapter is judged for."""
 

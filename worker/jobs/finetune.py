@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from shared.artifacts.manifests import (
     CONFIG_NAME,
@@ -21,7 +20,7 @@ from shared.base_models.catalog import BaseModelEntry, LocalSource
 from shared.contract.plan import DataFile, ExecutionPlan, PlannedBase, TrainingInputs, TrainingRun
 from shared.contract.sections import DeviceSection
 from shared.database.adapters import NewAdapter
-from shared.database.job_results import ResultFile
+from shared.database.job_results import CHECKPOINT_TIMES, ResultFile
 from shared.database.job_states import Stage
 from shared.database.records import NewEvent
 from shared.errors import JobFailed
@@ -286,7 +285,9 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
     *checkpoints, final = adapters
     measured = read_json(run_dir / EVALUATION_NAME)  # absent where an earlier release has trained
     evaluation = {EVALUATION_KEY: measured} if measured else {}
-    metrics = _checkpoint_metrics(run_dir)
+    states = [read_json(folder / "trainer_state.json") or {} for folder in list_checkpoints(run_dir)]
+    metrics = {int(row["step"]): row for state in states for row in state.get("metrics", [])}
+    written = {state["step"]: state["written_at"] for state in states if "written_at" in state}
     registered = [
         # Checkpoints are published with the result, though only the result was measured.
         *(
@@ -304,6 +305,7 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
         "memory": summary["memory"],
         "tokens_per_second": summary["tokens_per_second"],
         "resume": summary["resume"],
+        CHECKPOINT_TIMES: {one.id: written[one.step] for one in checkpoints if one.step in written},
         **evaluation,
     }
     alias = plan.contract.artifact.alias if final.published else None
@@ -323,12 +325,3 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
 
 def _input_file(file: DataFile | None, path: str | None) -> InputFile | None:
     return InputFile(file.file_id, file.sha256, Path(path), verify=True) if file and path else None
-
-
-def _checkpoint_metrics(run_dir: Path) -> dict[int, dict[str, Any]]:
-    """Metrics by step, from the trainer's state files beside the checkpoints."""
-    metrics: dict[int, dict[str, Any]] = {}
-    for folder in list_checkpoints(run_dir):
-        state = read_json(folder / "trainer_state.json") or {"metrics": []}
-        metrics |= {int(row["step"]): row for row in state["metrics"]}
-    return metrics

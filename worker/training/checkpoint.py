@@ -218,6 +218,7 @@ def _state(
         "environment": made_on,
         "guarantee": progress.guarantee,
         "inexact_reasons": progress.inexact_reasons,
+        "written_at": int(time.time()),
         "interim": occasion is Occasion.INTERIM,
         "epoch_end": occasion is Occasion.EPOCH_END,
         **{name: getattr(progress, name) for name in PROGRESS_FIELDS},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from shared.database.job_states import Stage
 from shared.database.leases import Leases
 from shared.errors import Code, JobFailed
 from shared.worker_registry import WorkerMachine
-from tests.support.builders import BASE
+from tests.support.builders import BASE, new_adapter
 
 
 def create(client: TestClient, train_file: str, **body: Any) -> Any:
@@ -162,6 +163,23 @@ def test_states_become_openais_statuses(app: FastAPI, client: TestClient, train_
     assert (failed["status"], failed["error"]["code"]) == ("failed", "OUT_OF_MEMORY")
     assert "less" in failed["error"]["message"]
     assert failed["error"]["param"] == "training_file"
+
+
+def test_a_checkpoint_has_the_time_at_which_it_was_written(app: FastAPI, client: TestClient, train_file: str) -> None:
+    """Their adapters are all registered at the job's end; a job of an earlier release has no other time."""
+    job_id = create(client, train_file).json()["id"]
+    leases = Leases(app.state.services.database, 60)
+    lease = leases.claim(job_id, "w")
+    assert lease
+    adapters = [new_adapter(f"demo@{step}", step=step, final=step == 3) for step in (1, 2, 3)]
+    leases.finish(lease, {"checkpoint_times": {"demo@1": 1000, "demo@2": 2000}}, adapters=adapters)
+    listed = client.get(f"/v1/fine_tuning/jobs/{job_id}/checkpoints").json()["data"]
+    registered = client.get("/v1/adapters/demo@3").json()["created_at"]
+    assert [one["step_number"] for one in listed] == [3, 2, 1]
+    assert [one["created_at"] for one in listed[1:]] == [2000, 1000]
+    assert datetime.fromtimestamp(listed[0]["created_at"], UTC) == datetime.fromisoformat(registered).replace(
+        microsecond=0
+    )
 
 
 def test_invalid_event_cursor_is_refused(client: TestClient, train_file: str) -> None:

@@ -125,6 +125,8 @@ def assert_result(installation, job, run):
     events = installation.jobs.events(job.id)
     assert "It runs code" not in "".join(str(event.data) for event in events)  # a row's text
     assert [one.metrics["step"] for one in checkpoints] == [2, 3, 4]
+    times = [job.result["checkpoint_times"][one.id] for one in checkpoints]
+    assert times == sorted(times)
     assert job.result["last_train_loss"] == final.metrics["train_loss"]
     for adapter in (*checkpoints, final):
         assert not adapter.published
