@@ -211,7 +211,9 @@ def _check_turn(message: Message, field: str) -> None:
     for index, call in enumerate(message.tool_calls or ()):
         _check_tool_call(call, f"{field}.tool_calls[{index}]")
     if message.role == "assistant":
-        if not message.tool_calls and not (message.content or "").strip():
+        is_empty = not message.tool_calls and not (message.content or "").strip()
+        # An empty text that is not learnt is a turn like others, as at OpenAI.
+        if is_empty and not (message.weight == 0 and message.content is not None):
             reason = f"{field}.content is empty: an assistant's turn needs content or tool_calls, or there is nothing to learn"
             raise RowError(RowCode.ROW_ANSWER_EMPTY, reason, f"{field}.content")
         return

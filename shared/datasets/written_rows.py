@@ -204,7 +204,8 @@ def _turns(written: list[_WrittenMessage] | None, name: str, found: Translated) 
                 raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{place}.name")
             if turn.tool_call_id:
                 found.unused_keys.add(f"{name}[].tool_call_id")
-            role, tool_call_id, speaker = "tool", open_calls[turn.name], None
+            # OpenAI requires a tool's content, and lets a function's be null.
+            role, content, tool_call_id, speaker = "tool", content or "", open_calls[turn.name], None
             found.conversions.add("functions")
         turns.append(Message(role, content, speaker, tool_calls, tool_call_id, turn.weight))
     return turns

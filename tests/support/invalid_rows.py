@@ -117,6 +117,8 @@ def _chats() -> list[tuple[bytes, RowCode]]:
         chat(USER, {"role": "assistant", "content": value}, USER, ANSWER) for value in ("", " ", "\u2003\n", None)
     ]
     between.append(chat(USER, {"role": "assistant"}))
+    between += [chat(USER, {"role": "assistant", "content": value, "weight": 1}, USER, ANSWER) for value in ("", None)]
+    between.append(chat(USER, {"role": "assistant", "content": None, "weight": 0}, USER, ANSWER))
     pairs = [pair(response=value) for value in ("", " ", "\r\n")] + [line({"instruction": "x", "output": ""})]
     weights = [chat(USER, ANSWER | {"weight": value}) for value in (2, -1, 0.5, "1", True)]
     unlearnt = [chat(USER, ANSWER | {"weight": 0}), chat(USER, ANSWER | {"weight": 0}, USER, ANSWER | {"weight": 0})]

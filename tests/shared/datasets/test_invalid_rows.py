@@ -25,6 +25,8 @@ GOOD = [
     pair(syntax_spans=[{"start": 0, "end": 5, "weight": 0, "kind": None}], tools=None),
     chat(USER, ANSWER),
     chat(USER, ANSWER | {"weight": 0}, USER, ANSWER | {"weight": 1}),
+    chat(USER, ANSWER | {"content": "", "weight": 0}, USER, ANSWER),
+    chat(USER, ANSWER, USER, ANSWER | {"content": " ", "weight": 0}),
     chat(
         USER,
         {"role": "assistant", "tool_calls": [CALL]},

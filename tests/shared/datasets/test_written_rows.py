@@ -51,6 +51,11 @@ def test_functions_become_tools_with_made_ids() -> None:
     assert report.conversions == {"functions": 1}
 
 
+def test_function_may_have_nothing_to_say() -> None:
+    [row], _ = read(chat(USER, CALLED, RESULT | {"content": None}, ANSWER))
+    assert row[2] == Message("tool", "", tool_call_id="call_1")
+
+
 def test_refusal_becomes_the_answer() -> None:
     [row], report = read(chat(USER, {"role": "assistant", "content": None, "refusal": "No."}))
     assert row == [Message("user", "Hi"), Message("assistant", "No.")]
