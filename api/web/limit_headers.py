@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.inference.gateway import LIMIT_HEADERS
+from api.inference.lookup_cache import AUTHENTICATED, Authenticated
 from api.services import Services
-from api.web.auth import AUTHENTICATED, Authenticated
 from api.web.request_body import MODEL_PATHS
 from shared.errors import TooMany
 
