@@ -65,23 +65,14 @@ async def authenticate(services: Services, scope: Scope) -> Authenticated:
 
     Raises:
         Unauthenticated: ``KEY_MISSING``, ``KEY_INVALID``. TooMany: ``AUTHENTICATION_THROTTLED``: the client's address has tried too
-            many unknown keys; keys that were known are never refused for that. Unavailable: ``DATABASE_UNAVAILABLE``.
+            many unknown keys, and this one is unknown too. Unavailable: ``DATABASE_UNAVAILABLE``.
     """
     secret = _secret(scope)
     lookup, failures = services.lookup, services.failed_authentications
     if lookup.has_known(secret):
         return Authenticated(await lookup.authenticate(secret), secret)
-    address = _address(scope)
-    failures.begin(address)
-    is_unknown = False
-    try:
+    async with failures.lookup(_address(scope)):
         return Authenticated(await lookup.authenticate(secret), secret)
-    except Unauthenticated:
-        is_unknown = True
-        raise
-    finally:
-        if not is_unknown:
-            failures.give_back(address)
 
 
 def _address(scope: Scope) -> str:

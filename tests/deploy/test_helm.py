@@ -329,6 +329,12 @@ def test_large_numbers_are_not_written_as_floats(chart: Chart) -> None:
     assert environment(api)["MENS_MAX_FILE_BYTES"] == "5368709120"
 
 
+def test_trusted_proxies_reach_the_api(chart: Chart) -> None:
+    trusting = {**MINIMAL, "api": {"trustedProxies": "10.42.0.0/16"}}
+    found = [dict(pods(chart.render(values)))["api"] for values in (MINIMAL, trusting)]
+    assert [environment(pod)["MENS_TRUSTED_PROXIES"] for pod in found] == ["", "10.42.0.0/16"]
+
+
 def test_single_control_worker_is_never_doubled(documents: list[Document]) -> None:
     (beat,) = [document for document in of(documents, "Deployment") if document["metadata"]["name"].endswith("-beat")]
     assert (beat["spec"]["replicas"], beat["spec"]["strategy"]) == (1, {"type": "Recreate"})

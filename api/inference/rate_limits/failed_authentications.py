@@ -1,30 +1,41 @@
-"""Failed authentications by client address: who tries unknown keys again and again is told to wait. Kept in each process."""
+"""Failed authentications by client address: who tries unknown keys again and again is told to wait. Kept in each process.
+
+What is counted are failures, after the lookup: many clients may have one address, and a valid key is never refused for another one's
+guesses, also where this process sees it for the first time. What a guess costs is bounded by how many are looked up at once.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
-from shared.errors import Code, TooMany
+from shared.errors import Code, TooMany, Unauthenticated
 
 MAX_ADDRESSES = 10_000
 """Addresses that are remembered, those that tried last; the rest begin anew."""
 IPV6_PREFIX = 64
 """One client may have all addresses of a network of this size."""
+MAX_LOOKUPS = 2
+"""Keys of one address that are unknown yet and are looked up at the same time; further ones wait for their turn."""
 
 
 @dataclass(slots=True)
 class _Allowance:
     left: float
     at: float
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOOKUPS))
 
 
 class FailedAuthentications:
     """Allows each client address some failed authentications a minute (a token bucket). One address never affects another.
+
+    Used in one event loop at a time.
 
     Args:
         per_minute: failures that an address has at first, and gets back in a minute.
@@ -36,17 +47,27 @@ class FailedAuthentications:
         self._clock = clock
         self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
 
-    def begin(self, address: str) -> None:
-        """Take one failure from the address's allowance before an unknown key is looked up, so that a burst is counted too.
+    @asynccontextmanager
+    async def lookup(self, address: str) -> AsyncIterator[None]:
+        """Around the lookup of a key that is unknown yet: waits for the address's turn, and counts the key if there is none.
 
         Raises:
-            TooMany: ``AUTHENTICATION_THROTTLED``: it has none left.
+            TooMany: ``AUTHENTICATION_THROTTLED``, in place of ``Unauthenticated``: the address has no failure left.
         """
-        now, network = self._clock(), _network(address)
-        allowance = self._allowances.setdefault(network, _Allowance(self._per_minute, now))
+        network = _network(address)
+        allowance = self._allowances.setdefault(network, _Allowance(self._per_minute, self._clock()))
         self._allowances.move_to_end(network)
         if len(self._allowances) > MAX_ADDRESSES:
             self._allowances.popitem(last=False)
+        async with allowance.turns:
+            try:
+                yield
+            except Unauthenticated:
+                self._count(allowance)
+                raise
+
+    def _count(self, allowance: _Allowance) -> None:
+        now = self._clock()
         regained = (now - allowance.at) * self._per_minute / 60
         allowance.left, allowance.at = min(allowance.left + regained, self._per_minute), now
         if allowance.left < 1:
@@ -58,11 +79,6 @@ class FailedAuthentications:
                 details={"retry_after_seconds": wait},
             )
         allowance.left -= 1
-
-    def give_back(self, address: str) -> None:
-        """Give back what :meth:`begin` took: the key is known after all, or the database did not say."""
-        if allowance := self._allowances.get(_network(address)):
-            allowance.left += 1
 
 
 def _network(address: str) -> str:

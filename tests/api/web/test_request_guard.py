@@ -210,6 +210,16 @@ def test_guessing_delays_nobody_else(throttled: FastAPI, anonymous: TestClient) 
     assert guess(other).status_code == 401, "another address"
 
 
+def test_key_that_this_process_has_not_seen_is_not_refused_for_guesses(
+    throttled: FastAPI, anonymous: TestClient
+) -> None:
+    unseen = headers_of(throttled)
+    for _ in range(2 * TRIES):
+        guess(anonymous)
+    assert guess(anonymous).status_code == 429
+    assert anonymous.get("/v1/models", headers=unseen).status_code == 200, "as after a restart"
+
+
 def test_known_keys_never_count(throttled: FastAPI, anonymous: TestClient) -> None:
     for number in range(2 * TRIES):
         headers = {"Authorization": f"Bearer {throttled.state.services.keys.create(f'k{number}')[1]}"}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 import pytest
 
 from api.inference.rate_limits import failed_authentications
-from api.inference.rate_limits.failed_authentications import FailedAuthentications
-from shared.errors import TooMany
+from api.inference.rate_limits.failed_authentications import MAX_LOOKUPS, FailedAuthentications
+from shared.errors import Code, TooMany, Unauthenticated, Unavailable
 
 
 @dataclass
@@ -21,46 +22,87 @@ class Clock:
         return self.now
 
 
-def is_refused(failures: FailedAuthentications, address: str) -> bool:
+async def fail(failures: FailedAuthentications, address: str) -> None:
+    async with failures.lookup(address):
+        raise Unauthenticated(Code.KEY_INVALID, "unknown")
+
+
+def is_throttled(failures: FailedAuthentications, address: str) -> bool:
     try:
-        failures.begin(address)
+        asyncio.run(fail(failures, address))
     except TooMany:
         return True
-    return False
+    except Unauthenticated:
+        return False
+    raise AssertionError
 
 
 def test_allowance_comes_back() -> None:
     clock = Clock()
     failures = FailedAuthentications(6, clock)
-    assert [is_refused(failures, "a") for _ in range(7)] == [False] * 6 + [True]
+    assert [is_throttled(failures, "a") for _ in range(7)] == [False] * 6 + [True]
     clock.now += 9
-    assert is_refused(failures, "a")
+    assert is_throttled(failures, "a")
     clock.now += 1
-    assert [is_refused(failures, "a") for _ in range(2)] == [False, True]
+    assert [is_throttled(failures, "a") for _ in range(2)] == [False, True]
     clock.now += 3600
-    assert [is_refused(failures, "a") for _ in range(7)] == [False] * 6 + [True]
+    assert [is_throttled(failures, "a") for _ in range(7)] == [False] * 6 + [True]
 
 
 def test_wait_is_told() -> None:
     failures = FailedAuthentications(6, Clock())
     for _ in range(6):
-        failures.begin("a")
+        is_throttled(failures, "a")
     with pytest.raises(TooMany) as refusal:
-        failures.begin("a")
+        asyncio.run(fail(failures, "a"))
     assert refusal.value.details == {"retry_after_seconds": 10}
+
+
+def test_what_is_no_failure_is_not_counted() -> None:
+    failures = FailedAuthentications(1, Clock())
+
+    async def look_up(error: Exception | None) -> None:
+        async with failures.lookup("a"):
+            if error:
+                raise error
+
+    for _ in range(3):
+        asyncio.run(look_up(None))
+        with pytest.raises(Unavailable):
+            asyncio.run(look_up(Unavailable(Code.DATABASE_UNAVAILABLE, "away")))
+    assert not is_throttled(failures, "a")
+
+
+def test_lookups_of_one_address_take_turns() -> None:
+    failures = FailedAuthentications(1, Clock())
+    running, most = 0, 0
+
+    async def look_up() -> None:
+        nonlocal running, most
+        async with failures.lookup("a"):
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+
+    async def test() -> None:
+        await asyncio.gather(*(look_up() for _ in range(20)))
+
+    asyncio.run(test())
+    assert most == MAX_LOOKUPS
 
 
 def test_addresses_of_one_ipv6_network_are_one_client() -> None:
     failures = FailedAuthentications(1, Clock())
-    assert not is_refused(failures, "2001:db8::1")
-    assert is_refused(failures, "2001:db8::ffff")
-    assert not is_refused(failures, "2001:db8:0:1::1")
+    assert not is_throttled(failures, "2001:db8::1")
+    assert is_throttled(failures, "2001:db8::ffff")
+    assert not is_throttled(failures, "2001:db8:0:1::1")
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failed_authentications, "MAX_ADDRESSES", 10)
     failures = FailedAuthentications(1, Clock())
     for number in range(100):
-        failures.begin(f"10.0.0.{number}")
+        is_throttled(failures, f"10.0.0.{number}")
     assert len(failures._allowances) == 10
-    assert is_refused(failures, "10.0.0.99"), "the last are remembered"
+    assert is_throttled(failures, "10.0.0.99"), "the last are remembered"
