@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from api.inference.gateway import Convert, Validate
 from api.inference.request_fields.functions import (
     events_with_function_call,
+    in_callers_names,
     uses_functions,
     whole_with_function_call,
 )
@@ -20,6 +21,7 @@ from api.web.auth import TRAINER, Caller, CallerDep
 from api.web.fast_path import FastPathRoute
 from shared.database.tenancy import Role
 from shared.datasets.row_validation import ROLES
+from shared.errors import MensError
 
 router = APIRouter(prefix="/v1", tags=["chat (OpenAI)"], route_class=FastPathRoute)
 
@@ -66,7 +68,16 @@ async def chat_completions(request: Request, services: ServicesDep, caller: Call
 
     The response header X-Mens-Adapter names the adapter.
     """
-    return await _forward(request, services, caller, "/v1/chat/completions", validate_chat, _as_requested)
+    written: dict[str, Any] = {}
+
+    def validate(body: dict[str, Any]) -> dict[str, Any]:
+        written.update(body)
+        return validate_chat(body)
+
+    try:
+        return await _forward(request, services, caller, "/v1/chat/completions", validate, _as_requested)
+    except MensError as error:
+        raise in_callers_names(error, written) from None
 
 
 @router.post("/completions", openapi_extra=described(prompt=TEXTS, stream=STREAM), responses=STREAMED)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from api.inference.event_stream import DATA, EVENT_END
-from shared.errors import Code, InvalidRequest
+from shared.errors import Code, InvalidRequest, MensError
 
 JsonObject = dict[str, Any]
+TRANSLATED = (
+    (re.compile(r"^tools(\[\d+\])\.function\b"), r"functions\1"),
+    (re.compile(r"^tools\b"), "functions"),
+    (re.compile(r"^tool_choice(\.function)?\b"), "function_call"),
+)
+"""Beginnings of a field's path in a translated body, and as the caller wrote them."""
+TRANSLATED_CALL = re.compile(r"^messages\[(\d+)\]\.tool_calls(?:\[0\](?:\.function\b)?)?")
 
 
 def uses_functions(body: JsonObject) -> bool:
@@ -42,6 +50,33 @@ def with_tools(body: JsonObject) -> JsonObject:
         changed["tool_choice"] = _tool_choice(choice)
     # There can be one call in `function_call`.
     return changed | {"parallel_tool_calls": False}
+
+
+def in_callers_names(error: MensError, body: JsonObject) -> MensError:
+    """The error about a translated body, with the fields that the caller wrote in its message, ``param`` and details.
+
+    Args:
+        error: is changed.
+        body: as the caller wrote it.
+    """
+    if error.param and (written := callers_field(error.param, body)) != error.param:
+        error.message = error.message.replace(error.param, written)
+        error.param = written
+    for each in error.details.get("errors", ()):
+        each["param"] = callers_field(each["param"], body)
+    return error
+
+
+def callers_field(path: str, body: JsonObject) -> str:
+    """The path in a body of what has another path in :func:`with_tools` of it."""
+    if uses_functions(body):
+        for translated, written in TRANSLATED:
+            if translated.match(path):
+                return translated.sub(written, path)
+    call, messages = TRANSLATED_CALL.match(path), body.get("messages")
+    if call is None or not isinstance(messages, list) or not any(map(_is_old, messages[int(call[1]) :][:1])):
+        return path
+    return f"messages[{call[1]}].function_call{path[call.end() :]}"
 
 
 def _tools(functions: Any) -> list[JsonObject]:

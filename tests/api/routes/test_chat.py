@@ -210,6 +210,18 @@ def test_functions_are_answered_with_a_function_call(app: FastAPI, api: httpx.Cl
     assert (sent["tools"][0]["function"]["name"], sent["tool_choice"]) == ("add", "auto")
 
 
+def test_error_about_functions_names_them(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
+    """The replica knows them as tools, and so do the limits of schemas."""
+    large = {"name": "add", "parameters": {"enum": ["x" * 9_000]}}
+    ask = {"messages": [{"role": "user", "content": "?"}], "function_call": {"name": "add"}}
+    error = post(app, api, "/v1/chat/completions", functions=[large], **ask).json()["error"]
+    assert (error["mens"]["code"], error["param"]) == ("GRAMMAR_TOO_LARGE", "functions[0].parameters")
+    assert not replica.asked
+    replica.answers({"error": {"message": "`tool_choice` is not there.", "param": "tool_choice"}}, 400)
+    error = post(app, api, "/v1/chat/completions", functions=[{"name": "add"}], **ask).json()["error"]
+    assert (error["mens"]["code"], error["param"]) == ("REQUEST_REJECTED", "function_call")
+
+
 def test_malformed_field_is_sent_to_no_replica(app: FastAPI, api: httpx.Client, replica: ScriptedReplica) -> None:
     """vLLM would answer 500 and close the connection."""
     for route, body, param in (

@@ -11,11 +11,12 @@ import pytest
 
 from api.inference.request_fields.functions import (
     events_with_function_call,
+    in_callers_names,
     uses_functions,
     whole_with_function_call,
     with_tools,
 )
-from shared.errors import InvalidRequest
+from shared.errors import Code, InvalidRequest
 
 HELLO = {"role": "user", "content": "Hello"}
 ADD = {"name": "add", "parameters": {"type": "object"}}
@@ -76,6 +77,35 @@ def test_wrong_functions_are_refused(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         with_tools({"messages": [HELLO], **body})
     assert (refused.value.code, refused.value.param) == ("REQUEST_INVALID", param)
+
+
+@pytest.mark.parametrize(
+    ("translated", "written"),
+    [
+        ("tools[1].function.parameters", "functions[1].parameters"),
+        ("tools", "functions"),
+        ("tool_choice.function.name", "function_call.name"),
+        ("tool_choice", "function_call"),
+        ("messages[1].tool_calls[0].function.arguments", "messages[1].function_call.arguments"),
+        ("messages[1].tool_calls", "messages[1].function_call"),
+        ("messages[0].tool_calls", "messages[0].tool_calls"),
+        ("messages[1].content", "messages[1].content"),
+        ("toolset", "toolset"),
+    ],
+)
+def test_error_names_the_field_that_the_caller_wrote(translated: str, written: str) -> None:
+    body = {"messages": [HELLO, {"role": "assistant", "function_call": CALLED}], "functions": [ADD]}
+    details = {"errors": [{"param": translated, "reason": "x"}]}
+    error = InvalidRequest(Code.REQUEST_INVALID, f"`{translated}` is wrong.", param=translated, details=details)
+    renamed = in_callers_names(error, body)
+    assert (renamed.param, renamed.message) == (written, f"`{written}` is wrong.")
+    assert renamed.details["errors"][0]["param"] == written
+
+
+def test_error_about_tools_of_the_callers_own_keeps_its_field() -> None:
+    body = {"messages": [{"role": "function", "name": "f", "content": "x"}], "tools": [{}]}
+    for param in ("tools[0].function", "messages[0].content", None):
+        assert in_callers_names(InvalidRequest(Code.REQUEST_INVALID, "x", param=param), body).param == param
 
 
 async def _pieces(*pieces: bytes) -> AsyncIterator[bytes]:
