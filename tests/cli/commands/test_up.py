@@ -162,6 +162,7 @@ def test_stop_after_supervisord_was_killed_leaves_nothing_running(supervised: St
     before = tree(supervised)
     before[0].kill()
     before[0].wait()
+    eventually(lambda: [process.cmdline() for process in are_running(before)] == [["sleep", "601"]])  # the API's child
     supervised.stop()
     eventually(lambda: not are_running(before))
     following = Stack(supervised.home, "tiny")
