@@ -10,6 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from api.inference.request_fields.known import TOKEN_IDS
 from shared.database.records import new_id
 from shared.database.tenancy import KeyLimits, Role
 from tests.support.asgi_server import serve
@@ -73,17 +74,17 @@ def test_tokenization_requires_a_trainer(app: FastAPI, api: httpx.Client, replic
     assert not {"/tokenize", "/detokenize"} & {path for path, _ in replica.asked}
 
 
-@pytest.mark.parametrize("field", ["return_token_ids", "prompt_logprobs", "return_tokens_as_token_ids"])
+@pytest.mark.parametrize("field", TOKEN_IDS)
 def test_token_ids_in_an_answer_require_a_trainer(
     app: FastAPI, api: httpx.Client, replica: ScriptedReplica, field: str
 ) -> None:
-    for route in ("/v1/chat/completions", "/v1/completions"):
+    for route in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
         for value in (0, 1, True):
             response = post(app, api, route, Role.VIEWER, **{field: value})
             assert (response.status_code, response.json()["error"]["param"]) == (403, field)
         assert not replica.asked
-        assert post(app, api, route, Role.VIEWER, **{field: None}).is_success
-        assert post(app, api, route, **{field: 1}).is_success
+        assert post(app, api, route, Role.VIEWER, **{field: None}).status_code != 403
+        assert post(app, api, route, **{field: 1}).status_code != 403
         replica.asked.clear()
 
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from shared.database.tenancy import KeyLimits
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
 from tests.support.gateway import ADAPTER, client_of, register_adapters
@@ -153,6 +154,14 @@ def test_errors_have_ollamas_shape(ollama: httpx.Client, replica: ScriptedReplic
     assert not replica.asked
     replica.answers({"error": {"message": "too long", "param": "messages"}}, 400)
     assert refused(400, "REQUEST_REJECTED", messages=HELLO) == "too long"
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"model": 1}', b'{"model": "helper", "messages": 5}'])
+def test_requests_that_are_wrong_are_counted(app: FastAPI, ollama: httpx.Client, content: bytes) -> None:
+    _, secret = app.state.services.keys.create("limited", limits=KeyLimits(requests_per_minute=2))
+    ollama.headers["Authorization"] = f"Bearer {secret}"
+    assert [ollama.post("/api/chat", content=content).status_code for _ in range(2)] == [400, 400]
+    assert ollama.post("/api/chat", json={"model": "helper", "messages": HELLO}).status_code == 429
 
 
 def test_errors_before_the_route_have_ollamas_shape(ollama: httpx.Client) -> None:
