@@ -29,6 +29,7 @@ from api.metrics.requests import ApiMetrics
 from api.polling.event_feed import EventFeed
 from api.polling.job_versions import JobVersions
 from api.polling.queue_places import QueuePlaces
+from api.polling.readiness import Readiness
 from api.settings import ApiSettings
 from api.shadow_judge import ShadowJudge
 from shared.artifacts.open_storage import open_storage
@@ -85,6 +86,7 @@ class Services:
     lookup: LookupCache
     event_feed: EventFeed
     job_versions: JobVersions
+    readiness: Readiness
     body_buffers: BodyBuffers
     failed_authentications: FailedAuthentications
     replicas: ReplicaPool
@@ -181,6 +183,7 @@ def make_services(
         lookup=lookup,
         event_feed=EventFeed(settings.max_event_streams, settings.tenant_event_streams),
         job_versions=JobVersions(database, settings.event_poll_seconds),
+        readiness=Readiness(database.ping),
         body_buffers=BodyBuffers(settings.tenant_body_bytes),
         failed_authentications=FailedAuthentications(settings.failed_authentications_per_minute),
         replicas=replicas,

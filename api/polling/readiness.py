@@ -1,0 +1,45 @@
+"""Readiness: whether the database answers, asked once for all who want to know.
+
+Callers of /ready need no key, so however many they are, they take one thread, which is none of the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import cached_property
+
+from anyio import CapacityLimiter, to_thread
+
+MAX_AGE_SECONDS = 1.0
+"""How old an answer may be, counted from when the database was asked."""
+
+
+class Readiness:
+    """What one process knows of its database. Used in one event loop at a time.
+
+    Args:
+        ping: asks the database, and raises ``Unavailable``.
+        clock: seconds since any moment.
+    """
+
+    def __init__(self, ping: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._ping = ping
+        self._clock = clock
+        self._asked: asyncio.Task[None] | None = None
+        self._asked_at = 0.0
+
+    async def check(self) -> None:
+        """Raises:
+        Unavailable: ``DATABASE_UNAVAILABLE``.
+        """
+        now, asked = self._clock(), self._asked
+        if asked is None or (asked.done() and now - self._asked_at >= MAX_AGE_SECONDS):
+            asked = self._asked = asyncio.create_task(to_thread.run_sync(self._ping, limiter=self._limiter))
+            self._asked_at = now
+        await asyncio.shield(asked)
+
+    @cached_property
+    def _limiter(self) -> CapacityLimiter:
+        return CapacityLimiter(1)  # of the running loop

@@ -1,0 +1,77 @@
+"""Readiness: one question to the database for all who ask within a second."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from api.polling.readiness import MAX_AGE_SECONDS, Readiness
+from shared.errors import Code, Unavailable
+
+
+class Database:
+    """Answers once it is told to, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.is_away = False
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def ping(self) -> None:
+        self.asked += 1
+        assert self.answers.wait(20)
+        if self.is_away:
+            raise Unavailable(Code.DATABASE_UNAVAILABLE, "away")
+
+
+def test_many_who_wait_ask_once() -> None:
+    database = Database()
+    database.answers.clear()
+
+    async def test() -> None:
+        readiness = Readiness(database.ping)
+        waiting = [asyncio.create_task(readiness.check()) for _ in range(500)]
+        await asyncio.sleep(0)
+        database.answers.set()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(test())
+    assert database.asked == 1
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_an_answer_holds_for_a_second(*, is_away: bool) -> None:
+    database, now = Database(), 0.0
+    database.is_away = is_away
+
+    async def test() -> list[int]:
+        nonlocal now
+        readiness, counts = Readiness(database.ping, lambda: now), []
+        for moment in (0.0, MAX_AGE_SECONDS - 0.1, MAX_AGE_SECONDS):
+            now = moment
+            (outcome,) = await asyncio.gather(readiness.check(), return_exceptions=True)
+            assert isinstance(outcome, Unavailable) is is_away
+            counts.append(database.asked)
+        return counts
+
+    assert asyncio.run(test()) == [1, 1, 2]
+
+
+def test_one_who_leaves_takes_the_answer_from_nobody() -> None:
+    database = Database()
+    database.answers.clear()
+
+    async def test() -> None:
+        readiness = Readiness(database.ping)
+        leaves, stays = (asyncio.create_task(readiness.check()) for _ in range(2))
+        await asyncio.sleep(0)
+        leaves.cancel()
+        await asyncio.sleep(0)
+        database.answers.set()
+        await stays
+
+    asyncio.run(test())
+    assert database.asked == 1
