@@ -107,7 +107,9 @@ def test_activations_that_are_recomputed_change_no_bit(tiny, tmp_path, monkeypat
         monkeypatch.setattr(worker.training.model.memory_budget, "allowed_memory", lambda total=total_bytes: total)
         run_dir = tiny.train(run, tmp_path / str(total_bytes))
         made.append([digest_file(run_dir / ADAPTER_FOLDER / WEIGHTS_NAME), digest_file(run_dir / METRICS_NAME)])
-        recomputed.append(read_json(run_dir / TRAINING_MANIFEST_NAME)["engine"]["checkpointing"])
+        engine = read_json(run_dir / TRAINING_MANIFEST_NAME)["engine"]
+        assert engine["environment"]["tokens"] == str(engine["tokens"]) == str(run.plan.contract.exec.seq_len)
+        recomputed.append(engine["checkpointing"])
     assert made[0] == made[1]
     assert recomputed == [False, True]
 
