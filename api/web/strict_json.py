@@ -9,47 +9,64 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 
 from shared.errors import Code, InvalidRequest
 from shared.lone_surrogates import has_lone_surrogate
 
 PERHAPS = re.compile(rb"NaN|Infinity|[0-9][eE]\+?[0-9]{3}|[0-9]{309}")
 """What every body with such a number has, and few others."""
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class _NoNumber(str):
+    """How it was written."""
+
+    __slots__ = ()
 
 
 def refuse_loose_json(body: bytes) -> None:
-    """Refuse a body with such a number or text. One that is no JSON passes: its route says where the fault is.
+    """Refuse a body with such a number or text, naming its field. One that is no JSON passes: its route says where the fault is.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``.
     """
-    _refuse_non_numbers(body)
-    if has_lone_surrogate(body):
-        raise InvalidRequest(
-            Code.REQUEST_INVALID,
-            "The request body has half of a surrogate pair (\\ud800 to \\udfff), which is no character.",
-            remedy="Send characters outside the basic plane as they are, or as both halves.",
-        )
-
-
-def _refuse_non_numbers(body: bytes) -> None:
-    if not PERHAPS.search(body):
+    if not (PERHAPS.search(body) or has_lone_surrogate(body)):
         return
-    found: list[str] = []
-
-    def parse(text: str) -> float:
-        number = float(text)
-        if math.isinf(number):
-            found.append(text)
-        return number
-
     try:
-        json.loads(body, parse_float=parse, parse_constant=found.append)
+        parsed = json.loads(body, parse_float=_float, parse_constant=_NoNumber)
     except (ValueError, RecursionError):
         return
-    if found:
-        raise InvalidRequest(
-            Code.REQUEST_INVALID,
-            f"The request body is not JSON: {found[0][:40]} is no number in it.",
-            remedy="Send null, or leave the field out.",
-        )
+    for path, text in _texts(parsed):
+        if isinstance(text, _NoNumber):
+            raise _refused(path, f"{text[:40]} is no number in JSON", "Send null, or leave the field out.")
+        if SURROGATE.search(text):
+            reason = "has half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+            raise _refused(path, reason, "Send characters outside the basic plane as they are, or as both halves.")
+
+
+def _float(text: str) -> float | _NoNumber:
+    number = float(text)
+    return _NoNumber(text) if math.isinf(number) else number
+
+
+def _texts(parsed: object) -> Iterator[tuple[str, str]]:
+    """Every text, and every key with the path of its object, in the order of the body."""
+    left: list[tuple[str, object]] = [("", parsed)]
+    while left:
+        path, value = left.pop()
+        inner = f"{path}." if path else ""
+        match value:
+            case str():
+                yield path, value
+            case dict():
+                for key in value:
+                    yield path, key
+                left += [(f"{inner}{key}", value[key]) for key in reversed(value)]
+            case list():
+                left += [(f"{inner}{index}", value[index]) for index in reversed(range(len(value)))]
+
+
+def _refused(path: str, reason: str, remedy: str) -> InvalidRequest:
+    message = f"{path or 'The request body'}: {reason}."
+    return InvalidRequest(Code.REQUEST_INVALID, message, remedy=remedy, param=path or None)
