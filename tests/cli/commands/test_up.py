@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,13 @@ def tree(stack: Stack) -> list[psutil.Process]:
     return [supervisord, *supervisord.children(recursive=True)]
 
 
-def are_running(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+def running_commands(processes: list[psutil.Process]) -> list[str]:
+    """Command lines of those that have not ended. Each may end while it is looked at, or be ended and not waited for."""
+    commands = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # a zombie is one too
+            commands += [shlex.join(process.cmdline())] if process.is_running() else []
+    return commands
 
 
 @pytest.mark.network
@@ -143,7 +149,7 @@ def test_killed_supervisord_is_back_with_all_programs_and_none_of_before_is_left
     assert (
         events[0] == f"supervisord ended (terminated by SIGKILL) and was started again, with all programs; log: {log}"
     )
-    eventually(lambda: not are_running(before))
+    eventually(lambda: not running_commands(before))
     assert {program["name"] for program in supervised.processes() if program["pid"]} == set(PROGRAMS)
 
 
@@ -162,9 +168,9 @@ def test_stop_after_supervisord_was_killed_leaves_nothing_running(supervised: St
     before = tree(supervised)
     before[0].kill()
     before[0].wait()
-    eventually(lambda: [process.cmdline() for process in are_running(before)] == [["sleep", "601"]])  # the API's child
+    eventually(lambda: running_commands(before) == ["sleep 601"])  # the API's child
     supervised.stop()
-    eventually(lambda: not are_running(before))
+    eventually(lambda: not running_commands(before))
     following = Stack(supervised.home, "tiny")
     following.lock()
     following.stop()
@@ -188,4 +194,4 @@ def test_second_ctrl_c_cuts_the_stop_and_leaves_nothing_running(supervised: Stac
         for number, handler in before.items():
             signal.signal(number, handler)
     assert 1 <= time.monotonic() - began < 8, "it waits for the second Ctrl-C, and no longer"
-    assert not are_running(running)
+    assert not running_commands(running)

@@ -209,43 +209,72 @@ def test_silence_is_a_timeout(raw: bytes) -> None:
     run(test())
 
 
-def test_silence_is_counted_from_the_last_bytes() -> None:
+class Clock:
+    """The time of the running event loop, which the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now)
+
+    def receive_after(self, seconds: float, connection: HttpConnection, data: bytes) -> None:
+        """What is waited for by then comes so much later."""
+
+        def receive() -> None:
+            self.now += seconds
+            connection.data_received(data)
+
+        asyncio.get_running_loop().call_soon(receive)
+
+    async def move(self, seconds: float) -> None:
+        """Let time pass, and what is due then happen."""
+        self.now += seconds
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+def test_silence_is_counted_from_the_last_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
+        clock = Clock(monkeypatch)
         connection, _ = connected(silence_seconds=0.1)
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        loop.call_later(0.07, connection.data_received, STREAM)
+        clock.receive_after(0.07, connection, STREAM)
         await connection.head()
+        reading = asyncio.create_task(connection.read_some())
+        await clock.move(0)
+        await clock.move(0.09)
+        assert not reading.done()
+        await clock.move(0.02)
         with pytest.raises(TimeoutError):
-            await connection.read_some()
-        assert loop.time() - started >= 0.17
+            await reading
 
     run(test())
 
 
-def test_silence_between_two_exchanges_is_no_timeout() -> None:
+def test_silence_between_two_exchanges_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
+        clock = Clock(monkeypatch)
         connection, transport = connected(silence_seconds=0.2)
-        asyncio.get_running_loop().call_soon(connection.data_received, WHOLE + b"12345")
+        clock.receive_after(0, connection, WHOLE + b"12345")
         assert await read(connection) == b"12345"
-        await asyncio.sleep(0.3)
+        await clock.move(0.3)
         assert connection.is_reusable()
         connection.send(b"")
-        asyncio.get_running_loop().call_later(0.01, connection.data_received, WHOLE + b"67890")
+        clock.receive_after(0.1, connection, WHOLE + b"67890")
         assert await read(connection) == b"67890"
         assert not transport.aborted
 
     run(test())
 
 
-def test_stream_that_goes_on_is_never_a_timeout() -> None:
+def test_stream_that_goes_on_is_never_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
+        clock = Clock(monkeypatch)
         connection, _ = connected(silence_seconds=0.05)
         connection.data_received(STREAM)
         await connection.head()
         for _ in range(10):
-            asyncio.get_running_loop().call_later(0.01, connection.data_received, b"3\r\none\r\n")
+            clock.receive_after(0.04, connection, b"3\r\none\r\n")
             assert await connection.read_some() == b"one"
+            await clock.move(0)
 
     run(test())
 
