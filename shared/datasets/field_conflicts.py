@@ -32,12 +32,17 @@ def refuse_conflicts(record: Record) -> None:
 
 
 def unused_fields(record: Record) -> list[str]:
-    """Known fields that are not used in this row: a text of a prompt beside messages, an id where no call is answered, labels."""
+    """Known fields that are not used in this row: a text of a prompt beside messages, an id where no call is answered, the
+    weight 1 of what is no answer, labels.
+    """
     turns: list[Message] = record.messages or record.turns or []
     said = {message.content for message in turns}
     names = [name for name in ("input", "context") if turns and (text := getattr(record, name)) and text not in said]
+    each = f"{'messages' if record.messages else 'turns'}[]"
     if any(turn.tool_call_id and turn.role != "tool" for turn in turns):
-        names.append(f"{'messages' if record.messages else 'turns'}[].tool_call_id")
+        names.append(f"{each}.tool_call_id")
+    if any(turn.weight and turn.role != "assistant" for turn in turns):
+        names.append(f"{each}.weight")
     if record.response_mode:
         names.append("response_mode")
     if any(span.kind for span in record.syntax_spans or ()):

@@ -97,6 +97,7 @@ SPAN = {"start": 0, "end": 2, "weight": 2}
         (chat(USER, ANSWER | {"function_call": CALL | {"why": "x"}}), "messages[].function_call.why"),
         (chat(USER, ANSWER | {"function_call": CALL}, RESULT | {"tool_call_id": "7"}, ANSWER), "messages[].tool_call_id"),
         (chat(USER | {"tool_call_id": "7"}, ANSWER), "messages[].tool_call_id"),
+        (chat(USER | {"weight": 1}, ANSWER), "messages[].weight"),
         (chat(USER, ANSWER, syntax_spans=[SPAN, SPAN | {"note": "x"}]), "syntax_spans[].note"),
         (chat(USER, ANSWER, syntax_spans=[SPAN | {"kind": "keyword"}]), "syntax_spans[].kind"),
         (pair(interruption_decision={"stop": True}), "interruption_decision"),
