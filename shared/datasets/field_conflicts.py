@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shared.datasets.rows import Message, Record, RowCode, RowError
 
 _PROMPTS = ("prompt", "instruction")
 _ANSWERS = ("response", "output", "completion")
+_TOOL_KEYS = frozenset(("type", "function"))
+_FUNCTION_KEYS = frozenset(("name", "description", "parameters", "strict"))
+"""What vLLM gives a template of a function."""
 
 
 def refuse_conflicts(record: Record) -> None:
@@ -33,7 +38,7 @@ def refuse_conflicts(record: Record) -> None:
 
 def unused_fields(record: Record) -> list[str]:
     """Known fields that are not used in this row: a text of a prompt beside messages, an id where no call is answered, the
-    weight 1 of what is no answer, labels.
+    weight 1 of what is no answer, a tool's keys that no template gets, labels.
     """
     turns: list[Message] = record.messages or record.turns or []
     said = {message.content for message in turns}
@@ -43,11 +48,19 @@ def unused_fields(record: Record) -> list[str]:
         names.append(f"{each}.tool_call_id")
     if any(turn.weight and turn.role != "assistant" for turn in turns):
         names.append(f"{each}.weight")
+    names += sorted(set(_unused_tool_keys(record)))
     if record.response_mode:
         names.append("response_mode")
     if any(span.kind for span in record.syntax_spans or ()):
         names.append("syntax_spans[].kind")
     return names
+
+
+def _unused_tool_keys(record: Record) -> Iterator[str]:
+    for tool in record.tools or ():
+        if isinstance(function := tool.get("function"), dict):  # else the template gets it as it is
+            yield from (f"tools[].{key}" for key in tool.keys() - _TOOL_KEYS if tool[key])
+            yield from (f"tools[].function.{key}" for key in function.keys() - _FUNCTION_KEYS if function[key])
 
 
 def _refuse_unsaid(record: Record, names: tuple[str, ...], turns: list[Message], nobody: str) -> None:

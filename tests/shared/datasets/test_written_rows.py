@@ -88,6 +88,7 @@ PART = {"type": "text", "text": "Hi"}
 CALL = {"name": "add", "arguments": "{}"}
 RESULT = {"role": "function", "name": "add", "content": "2"}
 SPAN = {"start": 0, "end": 2, "weight": 2}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}, "strict": None, "note": ""}}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,8 @@ SPAN = {"start": 0, "end": 2, "weight": 2}
         (chat(USER, ANSWER | {"function_call": CALL}, RESULT | {"tool_call_id": "7"}, ANSWER), "messages[].tool_call_id"),
         (chat(USER | {"tool_call_id": "7"}, ANSWER), "messages[].tool_call_id"),
         (chat(USER | {"weight": 1}, ANSWER), "messages[].weight"),
+        (chat(USER, ANSWER, tools=[{"function": {"name": "add", "x": 1}}, TOOL]), "tools[].function.x"),
+        (chat(USER, ANSWER, tools=[TOOL | {"cost": 2}]), "tools[].cost"),
         (chat(USER, ANSWER, syntax_spans=[SPAN, SPAN | {"note": "x"}]), "syntax_spans[].note"),
         (chat(USER, ANSWER, syntax_spans=[SPAN | {"kind": "keyword"}]), "syntax_spans[].kind"),
         (pair(interruption_decision={"stop": True}), "interruption_decision"),

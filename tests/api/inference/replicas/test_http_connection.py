@@ -209,7 +209,7 @@ def test_silence_is_a_timeout(raw: bytes) -> None:
     run(test())
 
 
-class Clock:
+class LoopClock:
     """The time of the running event loop, which the test moves."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ class Clock:
 
 def test_silence_is_counted_from_the_last_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        clock = Clock(monkeypatch)
+        clock = LoopClock(monkeypatch)
         connection, _ = connected(silence_seconds=0.1)
         clock.receive_after(0.07, connection, STREAM)
         await connection.head()
@@ -251,7 +251,7 @@ def test_silence_is_counted_from_the_last_bytes(monkeypatch: pytest.MonkeyPatch)
 
 def test_silence_between_two_exchanges_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        clock = Clock(monkeypatch)
+        clock = LoopClock(monkeypatch)
         connection, transport = connected(silence_seconds=0.2)
         clock.receive_after(0, connection, WHOLE + b"12345")
         assert await read(connection) == b"12345"
@@ -267,7 +267,7 @@ def test_silence_between_two_exchanges_is_no_timeout(monkeypatch: pytest.MonkeyP
 
 def test_stream_that_goes_on_is_never_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        clock = Clock(monkeypatch)
+        clock = LoopClock(monkeypatch)
         connection, _ = connected(silence_seconds=0.05)
         connection.data_received(STREAM)
         await connection.head()
