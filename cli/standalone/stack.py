@@ -130,8 +130,10 @@ class Stack:
             time.sleep(0.1)
 
     def raise_if_failed(self) -> None:
-        """Raises:
-        StackFailed: supervisord has given a program up.
+        """Check that supervisord has given no program up.
+
+        Raises:
+            StackFailed: it has given one up.
         """
         for program in self.processes():
             if program["statename"] == "FATAL":

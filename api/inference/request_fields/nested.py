@@ -93,8 +93,10 @@ def check_nested_response_fields(body: dict[str, Any]) -> None:
 
 
 def check_stream_options(body: dict[str, Any]) -> None:
-    """Raises:
-    InvalidRequest: ``FIELD_UNKNOWN``.
+    """Check the names of the options of a stream.
+
+    Raises:
+        InvalidRequest: ``FIELD_UNKNOWN``.
     """
     _check_names("stream_options", body.get("stream_options"), STREAM_OPTIONS)
 
