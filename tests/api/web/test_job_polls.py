@@ -41,7 +41,15 @@ class Polled:
         return self.client.get(f"/v1/jobs/{self.job.id}", headers=headers, params=params)
 
     def etag(self) -> str:
-        return self.client.get(f"/v1/jobs/{self.job.id}").headers["etag"]
+        """The job's ETag, once a queued job has its place, which a busy machine reads only after the first answer."""
+
+        def placed() -> httpx.Response | None:
+            answer = self.client.get(f"/v1/jobs/{self.job.id}")
+            return answer if answer.json()["queue"] or answer.json()["state"] != "queued" else None
+
+        answer = eventually(placed)
+        assert answer is not None
+        return answer.headers["etag"]
 
     def until_known(self) -> str:
         """The ETag, once polls with it reach no route."""
