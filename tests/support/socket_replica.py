@@ -15,7 +15,7 @@ class RawReplica:
     """Listens on a port of its own that it keeps when it is stopped and started again.
 
     Attributes:
-        mode: what becomes of a completion: ``answer``, ``stream``, ``503``, ``500``, ``500 and close`` (without
+        mode: what becomes of a completion: ``answer``, ``stream``, ``held`` (a stream that ends once the mode is another), ``503``, ``500``, ``500 and close`` (without
             saying so), ``drop`` (before anything), ``dead`` (its engine is), ``headers`` (then drop), ``one`` (one event, then drop), ``short`` (half of an answer, then drop), ``hang``.
         health: status of the health route.
         serves: what it says of itself; None: nothing.
@@ -105,10 +105,13 @@ class RawReplica:
             writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
             await writer.drain()
             await asyncio.sleep(0.01)
-        if mode == "stream":
+        while mode == "held" == self.mode:
+            await asyncio.sleep(0.01)
+        ends = mode in ("stream", "held")
+        if ends:
             writer.write(b"0\r\n\r\n")
         await writer.drain()
-        return mode == "stream"
+        return ends
 
 
 def _engine_dead(*, streams: bool) -> bytes:

@@ -25,10 +25,17 @@ def test_adapters_requests_stay_at_one_replica(api: httpx.Client, tier: dict[str
 
 
 def test_concurrent_requests_are_shared_by_all_replicas(api: httpx.Client, tier: dict[str, RawReplica]) -> None:
-    for replica in tier.values():
-        replica.mode = "stream"
+    def set_modes(mode: str) -> None:
+        for replica in tier.values():
+            replica.mode = mode
+
+    before = sum(len(replica.asked) for replica in tier.values())
+    set_modes("held")
     with ThreadPoolExecutor(24) as threads:
-        names = list(threads.map(lambda _: served_by(api, stream=True), range(24)))
+        served = threads.map(lambda _: served_by(api, stream=True), range(24))
+        eventually(lambda: sum(len(replica.asked) for replica in tier.values()) == before + 24, what="all are open")
+        set_modes("stream")
+    names = list(served)
     assert min(names.count(replica.name) for replica in tier.values()) >= 2
     assert idle(api)
 
