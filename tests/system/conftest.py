@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from cli.commands.bases import build
 from cli.standalone.stack import Stack, running_stack
 from shared.settings import Settings
 from tests.system.loop import BASE, ROOT, Installation
+from worker.training.lineage import GIT_SHA_VARIABLE, git_sha
 
 IMPATIENCE = {
     "MENS_LEASE_SECONDS": "6",
@@ -41,8 +43,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def installation(home: Path) -> Iterator[Installation]:
-    """The installation, running."""
-    with running_stack(Stack(home, BASE, environment=IMPATIENCE)) as stack:
+    """The installation, running. Its commit is taken once: it is in each adapter's manifest, and somebody may commit meanwhile."""
+    commit = {GIT_SHA_VARIABLE: sha} if (sha := git_sha(os.environ)) else {}
+    with running_stack(Stack(home, BASE, environment=IMPATIENCE | commit)) as stack:
         yield Installation(stack)
 
 
