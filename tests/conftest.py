@@ -154,7 +154,8 @@ def statements_compiled_once() -> Iterator[None]:
     def create_engine(url: str, **options: Any) -> sqlalchemy.Engine:
         engine = sqlalchemy.create_engine(url, **options, _initialize=False)
         if engine.name not in common:
-            first = sqlalchemy.create_engine("sqlite://" if engine.name == "sqlite" else url)
+            # As the others connect: whichever database comes first, also one in SQL_ASCII, tells its version as a text.
+            first = sqlalchemy.create_engine("sqlite://" if engine.name == "sqlite" else url, **options)
             try:
                 first.connect().close()
             except sqlalchemy.exc.OperationalError:  # a test without its server
