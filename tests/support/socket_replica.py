@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from shared.replicas import ReplicaCapabilities
+from tests.support.ports import free_port
 
 
 class RawReplica:
@@ -16,7 +17,8 @@ class RawReplica:
 
     Attributes:
         mode: what becomes of a completion: ``answer``, ``stream``, ``held`` (a stream that ends once the mode is another), ``503``, ``500``, ``500 and close`` (without
-            saying so), ``drop`` (before anything), ``dead`` (its engine is), ``headers`` (then drop), ``one`` (one event, then drop), ``short`` (half of an answer, then drop), ``hang``.
+            saying so), ``drop`` (before anything), ``dead`` (its engine is), ``dies`` (its engine does, of this one: the mode is ``dead`` from now on, and ``health`` 503),
+            ``headers`` (then drop), ``one`` (one event, then drop), ``short`` (half of an answer, then drop), ``hang``.
         health: status of the health route.
         serves: what it says of itself; None: nothing.
         asked: bodies of completions, in order.
@@ -25,7 +27,7 @@ class RawReplica:
     def __init__(
         self, name: str, host: str = "127.0.0.1", port: int = 0, serves: ReplicaCapabilities | None = None
     ) -> None:
-        self.name, self.host, self.port, self.serves = name, host, port, serves
+        self.name, self.host, self.port, self.serves = name, host, port or free_port(), serves
         self.mode, self.health = "answer", 200
         self.asked: list[dict[str, Any]] = []
         self.start()
@@ -85,6 +87,9 @@ class RawReplica:
 
     async def _complete(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         mode = self.mode
+        if mode == "dies":
+            mode = self.mode = "dead"
+            self.health = 503
         if mode == "drop":
             return False
         if mode == "dead":
@@ -105,7 +110,7 @@ class RawReplica:
             writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
             await writer.drain()
             await asyncio.sleep(0.01)
-        while mode == "held" == self.mode:
+        while mode == "held" == self.mode:  # noqa: ASYNC110  set by a test, in another thread
             await asyncio.sleep(0.01)
         ends = mode in ("stream", "held")
         if ends:
