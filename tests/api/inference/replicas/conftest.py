@@ -26,8 +26,15 @@ def tier() -> Iterator[dict[str, RawReplica]]:
 
 
 @pytest.fixture
-def settings(settings: ApiSettings) -> ApiSettings:
-    return settings.model_copy(update={"health_seconds": 0.1, "first_byte_seconds": 0.3, "serving_urls": []})
+def first_byte_seconds() -> float:
+    """How long a stream may take to begin. Longer than a busy machine takes; tests of late streams give another."""
+    return 60.0
+
+
+@pytest.fixture
+def settings(settings: ApiSettings, first_byte_seconds: float) -> ApiSettings:
+    changes = {"health_seconds": 0.1, "first_byte_seconds": first_byte_seconds, "serving_urls": []}
+    return settings.model_copy(update=changes)
 
 
 @pytest.fixture

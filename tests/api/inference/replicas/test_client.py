@@ -140,9 +140,12 @@ def test_idle_connections_that_are_too_old_are_closed(monkeypatch: pytest.Monkey
     async def test(client: ReplicaClient, server: FixedServer, url: str) -> None:
         for response in [await client.post(url, b"{}") for _ in range(5)]:
             await whole(response)
-        monkeypatch.setattr(replica_client, "KEEPALIVE_SECONDS", 0.02)
-        await asyncio.sleep(0.03)
-        await whole(await client.post(url, b"{}"))
+        with monkeypatch.context() as patch:
+            patch.setattr(replica_client, "KEEPALIVE_SECONDS", 0.02)
+            await asyncio.sleep(0.03)
+            response = await client.post(url, b"{}")
+        monkeypatch.setattr(replica_client, "KEEPALIVE_SECONDS", 60.0)  # the new one is kept, however long this takes
+        await whole(response)
         async with asyncio.timeout(5):
             for _ in range(5):
                 await server.closed.acquire()

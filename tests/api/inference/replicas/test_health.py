@@ -58,7 +58,10 @@ def test_failed_health_checks_take_a_replica_out(api: httpx.Client, tier: dict[s
     assert before <= seen["last_error_at"] <= time.time()
 
 
-def test_replica_with_late_streams_becomes_slow(api: httpx.Client, tier: dict[str, RawReplica]) -> None:
+@pytest.mark.parametrize("first_byte_seconds", [1.0])
+def test_replica_with_late_streams_becomes_slow(
+    api: httpx.Client, tier: dict[str, RawReplica], first_byte_seconds: float
+) -> None:
     first, second, _ = tier.values()
     first.mode, second.mode = "hang", "stream"
     for _ in range(LATE_STREAMS):

@@ -121,9 +121,9 @@ def test_request_waits_for_the_restart_of_replicas_whose_engines_are_dead(
 def test_request_that_its_only_replica_lost_with_its_engine_waits_for_the_restart(app: FastAPI, stream: bool) -> None:
     replica = RawReplica("only")
     with api_with(app, replica) as client:
-        replica.mode, replica.health = "dead", 503
+        replica.mode = "dies"
         waiting = ask_meanwhile(client, "50", stream=stream)
-        eventually(lambda: set(states(client).values()) == {"down"})
+        eventually(lambda: replica.mode == "dead" and set(states(client).values()) == {"down"})
         replica.stop()
         replica.mode, replica.health = "stream" if stream else "answer", 200
         replica.start()
@@ -135,9 +135,9 @@ def test_request_that_its_only_replica_lost_with_its_engine_waits_for_the_restar
 def test_request_that_two_lives_of_a_replica_died_of_is_sent_to_no_third(app: FastAPI) -> None:
     replica = RawReplica("only")
     with api_with(app, replica) as client:
-        replica.mode, replica.health = "dead", 503
+        replica.mode = "dies"
         waiting = ask_meanwhile(client, "50", stream=False)
-        eventually(lambda: set(states(client).values()) == {"down"})
+        eventually(lambda: replica.mode == "dead" and set(states(client).values()) == {"down"})
         replica.health = 200  # back, and it dies of the request again
         answer = waiting.result(55)
         assert (answer.status_code, len(callers_requests(replica))) == (503, 2)
