@@ -95,7 +95,7 @@ def at_once(count: int, call: Callable[[int], T]) -> list[T]:
     barrier = Barrier(count)
 
     def run(index: int) -> T:
-        barrier.wait(10)
+        barrier.wait(60)
         return call(index)
 
     with ThreadPoolExecutor(count) as pool:

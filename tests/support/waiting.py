@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -26,3 +27,11 @@ def eventually(condition: Callable[[], T], seconds: float = PATIENCE_SECONDS, wh
         assert waited < seconds, f"waited {seconds:g} s until {what}"
         time.sleep(min(max(SHORTEST_PAUSE, waited * PAUSE_SHARE), LONGEST_PAUSE))
     return value
+
+
+async def eventually_true(condition: Callable[[], object], what: str = "the condition holds") -> None:
+    """The same in an event loop, which goes on meanwhile."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < PATIENCE_SECONDS, f"waited {PATIENCE_SECONDS:g} s until {what}"
+        await asyncio.sleep(SHORTEST_PAUSE)

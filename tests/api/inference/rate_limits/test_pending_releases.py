@@ -12,6 +12,7 @@ from redis.exceptions import TimeoutError as ValkeyTimeoutError
 
 import api.inference.rate_limits.pending_releases
 from api.inference.rate_limits.pending_releases import PendingReleases
+from tests.support.waiting import eventually_true
 
 
 class Broker:
@@ -35,14 +36,13 @@ def test_release_is_tried_until_it_succeeds() -> None:
         pending = PendingReleases(broker.release, hold=60, retry=0.01)
         for slot in ("a", "b"):
             pending.add("key", slot)
-        await asyncio.sleep(0.05)
+        await eventually_true(lambda: len(broker.tried) > 2)
         assert set(broker.tried) == {"a"}, "while the first release fails, the rest is not tried"
         broker.away = False
-        await asyncio.sleep(0.05)
-        assert broker.released == ["a", "b"]
+        await eventually_true(lambda: broker.released == ["a", "b"])
+        await eventually_true(lambda: len(asyncio.all_tasks()) == 1)
         pending.add("key", "c")  # the task that released the others has ended
-        await asyncio.sleep(0.05)
-        assert broker.released == ["a", "b", "c"]
+        await eventually_true(lambda: broker.released == ["a", "b", "c"])
 
     asyncio.run(check())
 
@@ -52,11 +52,10 @@ def test_release_of_a_slot_that_has_expired_is_dropped() -> None:
         broker = Broker()
         pending = PendingReleases(broker.release, hold=0.03, retry=0.01)
         pending.add("key", "a")
-        await asyncio.sleep(0.1)
+        await eventually_true(lambda: len(asyncio.all_tasks()) == 1, what="nothing is pending")
         tries = len(broker.tried)
         await asyncio.sleep(0.05)
         assert (broker.released, len(broker.tried)) == ([], tries)
-        assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(check())
 
@@ -70,7 +69,7 @@ def test_removed_slot_is_not_released() -> None:
         pending.remove("key", "a")
         pending.remove("key", "never added")
         broker.away = False
-        await asyncio.sleep(0.05)
+        await eventually_true(lambda: len(asyncio.all_tasks()) == 1, what="nothing is pending")
         assert broker.released == ["b"]
 
     asyncio.run(check())
@@ -85,7 +84,7 @@ def test_releases_over_the_maximum_are_dropped(monkeypatch: pytest.MonkeyPatch) 
         for slot in ("a", "b", "c"):
             pending.add("key", slot)
         broker.away = False
-        await asyncio.sleep(0.05)
+        await eventually_true(lambda: len(asyncio.all_tasks()) == 1, what="nothing is pending")
         assert broker.released == ["a", "b"]
 
     asyncio.run(check())

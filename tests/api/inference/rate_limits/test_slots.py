@@ -16,6 +16,7 @@ from api.inference.rate_limits.stores import (
 from shared.errors import Code
 from tests.support.rate_limits import SLOTS, key, limiter, refused, run
 from tests.support.valkey import Valkey
+from tests.support.waiting import eventually_true
 
 pytestmark = pytest.mark.network
 
@@ -43,10 +44,10 @@ def test_two_processes_share_slots(valkey: Valkey) -> None:
 
 def test_slots_of_dead_process_expire(valkey: Valkey) -> None:
     async def check() -> None:
-        dead, other = limiter(valkey.url, hold=2, renew_seconds=60), limiter(valkey.url, hold=2)
+        dead, other = limiter(valkey.url, hold=4, renew_seconds=60), limiter(valkey.url, hold=4)
         await dead.admit(key(slots=1))  # never renewed, as if its process was dead
         await refused(other, key(slots=1))
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(4.5)
         await (await other.admit(key(slots=1))).release()
         await other.close()
         await dead.close()
@@ -56,13 +57,17 @@ def test_slots_of_dead_process_expire(valkey: Valkey) -> None:
 
 def test_slots_of_live_process_do_not_expire(valkey: Valkey) -> None:
     async def check() -> None:
-        one = limiter(valkey.url, hold=2, renew_seconds=0.3)
+        one, client = limiter(valkey.url, hold=60, renew_seconds=0.3), valkey.client()
         held = await one.admit(key(slots=1))
-        await asyncio.sleep(2.5)
+        [(slot, end)] = client.zrange(SLOTS, 0, -1, withscores=True)
+        client.zadd(SLOTS, {slot: end - 50_000})  # as 50 s later
+        client.expire(SLOTS, 10)
+        await eventually_true(lambda: client.zscore(SLOTS, slot) >= end, what="it is renewed")
+        await eventually_true(lambda: client.ttl(SLOTS) > 10)
         await refused(one, key(slots=1))
         await held.release()
         await asyncio.sleep(0.5)  # renewing brings back none that was released
-        assert valkey.client().zcard(SLOTS) == 0
+        assert client.zcard(SLOTS) == 0
         await one.close()
 
     run(check)

@@ -70,7 +70,7 @@ def test_tokens_of_all_keys_of_a_tenant_count_together() -> None:
 
 def test_request_is_admitted_when_its_tokens_have_left_the_window(valkey: Valkey) -> None:
     async def check() -> None:
-        one, limited = limiter(valkey.url, window=2), key(tokens=5)
+        one, limited = limiter(valkey.url, window=4), key(tokens=5)
         await spend(one, limited, 7)
         error = await refused(one, limited)
         await asyncio.sleep(error.details["retry_after_seconds"])
