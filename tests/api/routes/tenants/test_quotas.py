@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 
 from shared.database.tenancy import SHARED, Role
 from shared.worker_registry import WorkerMachine
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -92,14 +93,23 @@ def test_a_repeated_request_with_another_priority_is_a_conflict(client: TestClie
     assert code_of(again) == (409, "IDEMPOTENCY_CONFLICT")
 
 
+def placed(client: TestClient, job_id: str) -> Any:
+    """A queued job with its place, which a busy machine reads only after the first answer."""
+
+    def answer() -> Any:
+        found = client.get(f"/v1/jobs/{job_id}")
+        return found if found.json()["queue"] else None
+
+    return eventually(answer)
+
+
 def test_a_queued_job_shows_its_place(
     app: FastAPI, client: TestClient, job_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = WorkerMachine(device="cpu")
     monkeypatch.setattr(app.state.services.workers, "machines", lambda: [machine])
     first, second = (client.post("/v1/jobs", json=job_body).json()["id"] for _ in range(2))
-    response = client.get(f"/v1/jobs/{second}")
-    place = response.json()["queue"]
+    place = placed(client, second).json()["queue"]
     assert (place["position"], place["reason"], place["estimate_error"]) == (2, "submit_order", None)
     assert place["explanation"] == "The job before it was submitted earlier."
     (listed,) = [job for job in client.get("/v1/jobs").json()["data"] if job["id"] == first]
@@ -117,10 +127,11 @@ def test_a_poll_sees_that_its_place_has_changed(
     monkeypatch.setattr("api.polling.queue_places.REFRESH_SECONDS", 0.0)
     monkeypatch.setattr("api.polling.queue_places.LARGEST_SHARE", 1e9)
     first, second = (client.post("/v1/jobs", json=job_body).json()["id"] for _ in range(2))
-    tag = client.get(f"/v1/jobs/{second}").headers["ETag"]
+    tag = placed(client, second).headers["ETag"]
     client.post(f"/v1/jobs/{first}/cancel")
-    for _ in range(100):
+
+    def changed() -> Any:
         response = client.get(f"/v1/jobs/{second}", headers={"If-None-Match": tag})
-        if response.status_code == 200:
-            break
-    assert response.json()["queue"]["position"] == 1
+        return response if response.status_code == 200 else None
+
+    assert eventually(changed).json()["queue"]["position"] == 1
