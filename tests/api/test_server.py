@@ -79,7 +79,7 @@ def test_stream_in_flight_is_completed(
         assert api.poll() is None, "the process waits"
         replica.go_on.set()
         assert seen + b"".join(pieces) == b"".join(PIECES)
-    assert api.wait(10) == -signal.SIGTERM, "no response is in flight any more"
+    assert api.wait(50) == -signal.SIGTERM, "no response is in flight any more"
 
 
 def test_event_stream_of_a_running_job_is_ended(

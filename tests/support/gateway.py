@@ -62,11 +62,11 @@ class FakeReplica:
             return
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", content)]})
         for index in range(50 if body.get("stream") else 1):
+            while index == 49 and self.held.is_set() and not gone.done():  # noqa: ASYNC110  set by a test, in another thread
+                await asyncio.sleep(0.01)
             if gone.done():
                 self.abandoned.set()
                 return
-            while index == 49 and self.held.is_set():  # noqa: ASYNC110  set by a test, in another thread
-                await asyncio.sleep(0.01)
             chunk = f"data: {index}\n\n" if body.get("stream") else json.dumps({"served": body["model"]})
             await send({"type": "http.response.body", "body": chunk.encode(), "more_body": True})
             await asyncio.sleep(0.02 if body.get("stream") else 0)
@@ -95,7 +95,7 @@ def client_of(app: FastAPI, replica_url: str, key_name: str = "test") -> Iterato
     services.settings.serving_urls[:] = [replica_url]  # read at the first request
     _, secret = services.keys.create(key_name)
     for url in serve(app, lifespan="on"):
-        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10) as client:
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=60) as client:
             yield client
 
 

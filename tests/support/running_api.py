@@ -24,7 +24,7 @@ class RunningApi:
         register_adapters(self._app)
         self._server = serve(self._app, lifespan="on")
         url = next(self._server)
-        self._client = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=10)
+        self._client = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=60)
         self._client.post("/v1/completions", json={"model": BASE})  # the health monitor starts
         if self._app.state.services.settings.serving_urls:
             eventually(lambda: set(states(self._client).values()) == {"up"})

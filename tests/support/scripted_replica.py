@@ -56,5 +56,5 @@ class ScriptedReplica:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         for index, piece in enumerate(pieces):
             if index:
-                await asyncio.to_thread(self.go_on.wait, 5)
+                await asyncio.to_thread(self.go_on.wait, 60)
             await send({"type": "http.response.body", "body": piece, "more_body": True})

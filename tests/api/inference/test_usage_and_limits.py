@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ import pytest
 from fastapi import FastAPI
 from openai import OpenAI, RateLimitError
 
+from api.inference.rate_limits import stores
 from api.inference.rate_limits.limiter import RateLimiter
 from api.inference.rate_limits.stores import SharedStore, ValkeyStore
 from api.inference.usage.meter import Meter
@@ -40,10 +42,16 @@ REFUSED = "refused"
 
 
 class UsageReplica:
-    """Streams a token an event, and reports usage on request. The user ``SLOW`` gets pauses, ``REFUSED`` a 400."""
+    """Streams a token an event, and reports usage on request. The user ``SLOW`` gets pauses, ``REFUSED`` a 400.
+
+    Attributes:
+        requests: bodies.
+        held: while it is set, no answer ends.
+    """
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.held = threading.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -58,6 +66,8 @@ class UsageReplica:
         for piece in streamed(**(body.get("stream_options") or {})) if body.get("stream") else [whole()]:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             await asyncio.sleep(0.05 if user == SLOW else 0)
+        while self.held.is_set():  # noqa: ASYNC110  set by a test, in another thread
+            await asyncio.sleep(0.01)
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -95,7 +105,7 @@ class RunningGateway:
         """A client with a key of its own."""
         limits = KeyLimits(requests_per_minute=rate, concurrent_requests=slots)
         _, secret = self.services.keys.create("test", "acme", Role.VIEWER, limits)
-        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {secret}"}, timeout=10)
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {secret}"}, timeout=60)
 
 
 @pytest.fixture
@@ -172,7 +182,10 @@ def test_consecutive_requests_always_find_their_slot(gateway: RunningGateway) ->
         assert used(client, lambda requests: requests >= 31) == {BASE: (31, 31 * PROMPT_TOKENS, 31 * EVENTS)}
 
 
-def test_concurrent_requests_to_two_processes_share_a_limit(app: FastAPI, tmp_path: Path) -> None:
+def test_concurrent_requests_to_two_processes_share_a_limit(
+    app: FastAPI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "TIMEOUT_SECONDS", 30.0)  # as on a busy machine an answer may take a second
     with running_valkey(tmp_path) as valkey:
         limiter = RateLimiter(SharedStore(ValkeyStore(valkey.url)), pauses=())
         for gateway in open_gateway(app, interval=0.02, limiter=limiter):
@@ -186,8 +199,11 @@ async def request_beside_another_process(gateway: RunningGateway, valkey_url: st
     with gateway.client(rate=100, slots=2) as client, ThreadPoolExecutor(2) as pool:
         key = client.headers["authorization"].removeprefix("Bearer ")
         async with await other.admit(gateway.services.keys.authenticate(key)):
-            futures = [pool.submit(complete, client, stream=True, user=SLOW) for _ in range(2)]
-            responses = await asyncio.gather(*map(asyncio.wrap_future, futures))
+            gateway.replica.held.set()
+            futures = [asyncio.wrap_future(pool.submit(complete, client, stream=True)) for _ in range(2)]
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            gateway.replica.held.clear()
+            responses = await asyncio.gather(*futures)
     await other.close()
     [served, refused] = sorted(responses, key=lambda response: response.status_code)
     assert (served.status_code, refused.status_code) == (200, 429)

@@ -46,7 +46,7 @@ def api(app: FastAPI, replica: ScriptedReplica) -> Iterator[httpx.Client]:
     for replica_url in serve(replica):
         app.state.services.settings.serving_urls[:] = [replica_url]
         for url in serve(app, "on"):
-            with httpx.Client(base_url=url, timeout=10) as client:
+            with httpx.Client(base_url=url, timeout=60) as client:
                 yield client
 
 

@@ -77,7 +77,7 @@ def test_disconnect_cancels_the_request_at_the_replica(ollama: httpx.Client, rep
     replica.go_on.clear()
     with ollama.stream("POST", "/api/generate", json={"model": BASE, "prompt": "Hello"}) as response:
         next(response.iter_lines())
-    assert replica.abandoned.wait(5)
+    assert replica.abandoned.wait(30)
     replica.go_on.set()
 
 
