@@ -58,14 +58,15 @@ def test_program_outside_the_path_is_named_relative_to_the_folder(
     assert Path(program).is_file()
 
 
+START_SECONDS = 6
+"""As long as a program has to run until supervisord takes it for started. The second worker needs less, on a busy machine too."""
 WORKER = """
-mkdir ran || { sleep 0.5; echo worker ready.; sleep 0.8; echo no more; exit 3; }
+mkdir ran || { echo worker ready.; until [ -e seen ]; do sleep 0.05; done; echo no more; exit 3; }
 echo worker ready.
-sleep 2.5  # longer than startsecs, so that supervisord takes it for started
+until [ -e started ]; do sleep 0.05; done
 kill -9 $$
 """
-
-
+"""It dies once it is taken for started; the second time before that, once it was seen to be ready."""
 SLEEPER = "echo worker ready.; exec sleep 600"
 
 
@@ -80,7 +81,8 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template:
     """A stack under a real supervisord; the API and a child of it ignore SIGTERM, all but the worker sleep."""
 
     def impatient(*arguments: Any) -> str:
-        return supervisor_config(*arguments).replace("startretries=5", "startretries=0")
+        config = supervisor_config(*arguments).replace("startretries=5", "startretries=0")
+        return config.replace("startsecs=2", f"startsecs={START_SECONDS}")
 
     (tmp_path / "mens.db").write_bytes(sqlite_template.read_bytes())
     (tmp_path / "worker.sh").write_text(f"cd {tmp_path}\n{worker}")
@@ -100,12 +102,31 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template:
         stack.stop(cut)
 
 
+class Telling(Console):
+    """A console that makes a file once it was told that something is ready again."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._told = file
+
+    def print(self, *objects: Any, **more: Any) -> None:
+        super().print(*objects, **more)
+        if str(objects[0]).endswith("ready again"):
+            self._told.touch()
+
+
 @pytest.mark.network
 def test_restarts_are_reported_and_a_program_that_keeps_dying_ends_it(
     supervised: Stack, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def is_started() -> bool:
+        return any(each["name"] == "worker" and each["statename"] == "RUNNING" for each in supervised.processes())
+
+    eventually(is_started)
+    supervised.new_events()
+    (supervised.home / "started").touch()
     with pytest.raises(StackFailed) as given_up:
-        watch(supervised, Console(), threading.Event())
+        watch(supervised, Telling(supervised.home / "seen"), threading.Event())
     log = supervised.home / "logs" / "worker.log"
     times, lines = zip(*(line.split(" ", 1) for line in capsys.readouterr().out.splitlines()), strict=True)
     assert lines == (f"worker ended (terminated by SIGKILL) and was started again; log: {log}", "worker is ready again")
@@ -187,11 +208,11 @@ def test_second_ctrl_c_cuts_the_stop_and_leaves_nothing_running(supervised: Stac
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.raise_signal(number)
             assert stop.is_set() and not cut.is_set()
-        threading.Timer(1, os.kill, [os.getpid(), signal.SIGINT]).start()
         began = time.monotonic()
+        threading.Timer(1, os.kill, [os.getpid(), signal.SIGINT]).start()
         supervised.stop(cut)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     assert 1 <= time.monotonic() - began < 8, "it waits for the second Ctrl-C, and no longer"
-    assert not running_commands(running)
+    eventually(lambda: not running_commands(running))

@@ -220,13 +220,13 @@ def test_a_real_process_is_killed_and_its_successor_goes_on(
     def stop_at_20(number: int, _: str) -> None:
         if number == 20:
             reached.set()
-            go_on.wait(30)
+            go_on.wait(120)
 
     openai.fake.before = stop_at_20
     command = [sys.executable, "-m", "cli.main", "migrate", "openai", "export", str(tmp_path / "a"), "--key-env", "P"]
     environment = {**os.environ, "P": KEY}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    assert reached.wait(30)
+    assert reached.wait(90)
     process.send_signal(signal.SIGKILL)
     assert process.wait(30) == -signal.SIGKILL
     go_on.set()
