@@ -25,9 +25,9 @@ class RunningApi:
         self._server = serve(self._app, lifespan="on")
         url = next(self._server)
         self._client = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {secret}"}, timeout=60)
-        self._client.post("/v1/completions", json={"model": BASE})  # the health monitor starts
-        if self._app.state.services.settings.serving_urls:
+        if self._app.state.services.settings.serving_urls:  # from then on it is known what each serves
             eventually(lambda: set(states(self._client).values()) == {"up"})
+        self._client.post("/v1/completions", json={"model": BASE})
         return self._client
 
     def __exit__(self, *_: object) -> None:
