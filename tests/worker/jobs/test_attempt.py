@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 from worker.jobs.attempt import Attempt
 from worker.jobs.child_process import ChildProcess
 from worker.jobs.heartbeat import LeaseKeeper
-from worker.watchdog.idle import IdleWatch
+from worker.watchdog.idle import IdleWatch, group_cpu_seconds
 from worker.watchdog.stall import StallWatch
 
 STEP = (
@@ -35,8 +35,10 @@ STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.signal(signal.
 SLOW_TO_PAUSE = (
     "received = []\nsignal.signal(signal.SIGUSR1, lambda *_: received.append(10))\n"
     "signal.signal(signal.SIGTERM, lambda *_: received.append(11))\nemit('ready')\n"
-    "while not received: time.sleep(.01)\ntime.sleep(1.0)\nsys.exit(max(received))\n"
+    "while not received: time.sleep(.01)\n(run_dir / 'pausing').touch()\n"
+    "while not (run_dir / 'leave').exists(): time.sleep(.01)\nsys.exit(max(received))\n"
 )
+"""Writes its checkpoint from ``pausing`` on, until ``leave`` is there."""
 RUN_ON = "emit('ready')\ntime.sleep(60)\n"
 
 
@@ -107,9 +109,19 @@ def test_a_trainer_that_hangs_is_killed_and_the_job_tried_again(
 
 
 def test_a_trainer_that_is_slow_but_moves_is_left_alone(installation, monkeypatch, fake_trainer):
+    """The time that goes by is its steps': how long the machine takes for them says nothing."""
+    now, read = [0.0], ChildProcess.new_telemetry
+
+    def new_telemetry(child: ChildProcess):
+        telemetry = read(child)
+        now[0] += 0.3 * len(telemetry)
+        return telemetry
+
+    monkeypatch.setattr(ChildProcess, "new_telemetry", new_telemetry)
     steps = "for _ in range(5):\n    time.sleep(.1)\n    " + STEP
-    job = run(installation, monkeypatch, fake_trainer(steps), stall=StallWatch(1e9, 0.4))
+    job = run(installation, monkeypatch, fake_trainer(steps), stall=StallWatch(0.4, 0.4, lambda: now[0]))
     assert job.state is JobState.SUCCEEDED
+    assert now[0] > 2 * 0.4
 
 
 GROUP = (
@@ -151,7 +163,7 @@ def test_a_trainer_that_hangs_frees_its_gpu_with_all_its_processes(open_installa
 
 
 def test_a_trainer_is_asked_before_it_is_killed(open_installation, monkeypatch, fake_trainer):
-    installation = open_installation(terminate_seconds=10)
+    installation = open_installation(terminate_seconds=60)
     polite = "def leave(*_):\n    (run_dir / 'left').touch()\n    sys.exit(11)\nsignal.signal(signal.SIGTERM, leave)\n"
     job = run(installation, monkeypatch, fake_trainer(polite + RUN_ON), max_wall_seconds=0.3)
     assert job.error["code"] == Code.TIME_LIMIT_EXCEEDED
@@ -168,11 +180,20 @@ def test_a_trainer_that_does_nothing_is_ended(installation, monkeypatch, fake_tr
 
 
 def test_a_trainer_that_computes_is_not_idle(installation, monkeypatch, fake_trainer):
-    def idle(group: int) -> IdleWatch:
-        return IdleWatch(group, 0.5, gpu_share=lambda: 0.0)
+    """On a clock that goes as fast as it computes: beside other work, a processor may be kept from it for long."""
+    used = [0.0]
 
-    busy = "emit('ready')\nuntil = time.monotonic() + 1.5\nwhile time.monotonic() < until: pass\n"
+    def idle(group: int) -> IdleWatch:
+        def clock() -> float:
+            used[0] = group_cpu_seconds(group)
+            return 2 * used[0]
+
+        monkeypatch.setattr("worker.watchdog.idle.group_cpu_seconds", lambda _: used[0])
+        return IdleWatch(group, 0.5, clock=clock, gpu_share=lambda: 0.0)
+
+    busy = "emit('ready')\nuntil = time.process_time() + 1.0\nwhile time.process_time() < until: pass\n"
     assert run(installation, monkeypatch, fake_trainer(busy), idle=idle).state is JobState.SUCCEEDED
+    assert 2 * used[0] > 2 * 0.5
 
 
 def test_a_trainer_whose_worker_reaches_no_database_is_ended(open_installation, monkeypatch, fake_trainer):
@@ -183,12 +204,10 @@ def test_a_trainer_whose_worker_reaches_no_database_is_ended(open_installation, 
 
 
 def test_what_earlier_attempts_have_used_counts(installation, monkeypatch):
-    job, _ = installation.jobs.submit(submission(max_wall_seconds=60.0))
+    job, _ = installation.jobs.submit(submission(max_wall_seconds=6000.0))
     lease = installation.leases.claim(job.id, "first")
-    lease = Lease(lease.job, lease.token, 1, Spent(59.9, 59.9))
-    attempt = make_attempt(installation, lease)
-    attempt.raise_if_stopped()
-    time.sleep(0.15)
+    make_attempt(installation, Lease(lease.job, lease.token, 1, Spent(5000.0, 5000.0))).raise_if_stopped()
+    attempt = make_attempt(installation, Lease(lease.job, lease.token, 1, Spent(6001.0, 6001.0)))
     with pytest.raises(JobFailed) as failed:
         attempt.raise_if_stopped()
     assert failed.value.code == Code.TIME_LIMIT_EXCEEDED
@@ -222,12 +241,24 @@ def test_pause_that_has_to_kill_is_still_a_pause(open_installation, monkeypatch,
     assert job.state is JobState.PAUSED
 
 
-def test_cancel_while_the_child_pauses_takes_effect(installation, monkeypatch, fake_trainer):
-    def pause_then_cancel(job_id: str) -> None:
-        installation.jobs.pause(job_id)
-        threading.Timer(0.4, installation.jobs.cancel, [job_id]).start()
+def test_cancel_while_the_child_pauses_takes_effect(open_installation, monkeypatch, fake_trainer):
+    installation = open_installation(stop_grace_seconds=120)
 
-    job = run(installation, monkeypatch, fake_trainer(SLOW_TO_PAUSE), pause_then_cancel)
+    def cancel_as_it_pauses(job_id: str) -> None:
+        run_dir = installation.settings.runs_dir / job_id / "attempt-0001"
+        eventually((run_dir / "pausing").exists, what="the child pauses")
+        installation.jobs.cancel(job_id)
+        (run_dir / "leave").touch()
+
+    with ThreadPoolExecutor(1) as beside:
+        cancelled = []
+
+        def pause_then_cancel(job_id: str) -> None:
+            installation.jobs.pause(job_id)
+            cancelled.append(beside.submit(cancel_as_it_pauses, job_id))
+
+        job = run(installation, monkeypatch, fake_trainer(SLOW_TO_PAUSE), pause_then_cancel)
+        cancelled[0].result()
     assert job.state is JobState.CANCELLED
 
 
