@@ -23,6 +23,7 @@ from shared.contract.plan import ExecutionPlan, TrainingRun
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.files.uploads import Uploads
+from shared.database.job_states import JobState
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
 from shared.database.records import Job, Kind, Submission
@@ -208,10 +209,14 @@ class WorkerInstallation:
         return replace(self.worker, name="second")
 
     def expire_lease(self, job_id: str) -> None:
-        """Let the job's lease expire and sweep, as if its worker had been silent for long."""
-        with self.database.engine.begin() as connection:
-            connection.exec_driver_sql("UPDATE jobs SET lease_expires_at = 1 WHERE id = ?", (job_id,))
-        self.leases.sweep()
+        """Let the job's lease expire and sweep, as if its worker had been silent for long.
+
+        Of a worker that is not silent, a heartbeat between the two extends the lease again.
+        """
+        while self.jobs.get(job_id).state is JobState.RUNNING:
+            with self.database.engine.begin() as connection:
+                connection.exec_driver_sql("UPDATE jobs SET lease_expires_at = 1 WHERE id = ?", (job_id,))
+            self.leases.sweep()
         self.skip_backoff(job_id)
 
     def skip_backoff(self, job_id: str) -> None:
