@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -215,7 +215,9 @@ def test_stop_request_before_the_handlers_are_set(start, checkpoint, ending):
     assert ended(child).ending() is ending
 
 
-def test_child_that_does_not_stop_is_killed_after_grace_time(start):
+def test_child_that_does_not_stop_is_killed_after_grace_time(start, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("worker.jobs.child_process.time", SimpleNamespace(monotonic=lambda: clock.now))
     child = start(STUBBORN + SLEEP)
     eventually(child.new_telemetry, PATIENCE, "it is ready")
     child.enforce_stop()
@@ -224,7 +226,7 @@ def test_child_that_does_not_stop_is_killed_after_grace_time(start):
     assert child.wait(0.05) is None
     # A second request gives no more time.
     child.request_stop(checkpoint=False, grace_seconds=60)
-    time.sleep(0.2)
+    clock.now = 0.21
     child.enforce_stop()
     assert child.wait(PATIENCE) == -signal.SIGKILL
 
