@@ -87,5 +87,5 @@ def test_entries_that_are_no_message_are_dropped_and_the_job_behind_them_is_run(
     broker.client().lpush(JOBS_QUEUE, *NO_MESSAGES)
     JobQueue(celery).enqueue("ftjob-1")
     with start_worker(celery, pool="solo", perform_ping_check=False, queues=[JOBS_QUEUE]):
-        eventually(lambda: ran, 20, "the job is run")
+        eventually(lambda: ran, what="the job is run")
     assert ran == ["ftjob-1"]

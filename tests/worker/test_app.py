@@ -39,15 +39,15 @@ def test_running_task_is_not_started_twice() -> None:
     def slow() -> None:
         calls.append("slow")
         began.set()
-        proceed.wait(10)
+        proceed.wait(60)
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(slow)
-        assert began.wait(5)
+        assert began.wait(60)
         slow()
         assert calls == ["slow"]
         proceed.set()
-        running.result(5)
+        running.result(60)
     slow()
     assert calls == ["slow"] * 2
 
@@ -104,7 +104,7 @@ def test_control_worker_and_its_beat_end_together(tmp_path: Path, victim: str) -
             eventually(
                 lambda: log.read_bytes().count(b"task mens.sweep") > 2, 120, "they do their work, beside each other"
             )
-            scraped = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", trust_env=False).text
+            scraped = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", trust_env=False, timeout=60).text
             assert "mens_sweep_last_success_timestamp_seconds" in scraped
             (beat,) = [int(pid) for pid in Path(f"/proc/{control.pid}/task/{control.pid}/children").read_text().split()]
             os.kill(beat if victim == "beat" else control.pid, signal.SIGKILL)

@@ -77,7 +77,7 @@ def test_the_machine_is_reported_until_the_worker_stops() -> None:
     registry = Registry()
     reporter = MachineReporter(registry, "one:1", 1, "off", every_seconds=0.01)
     reporter.start()
-    eventually(lambda: len(registry.reports) > 2, 10, "it is reported again and again")
+    eventually(lambda: len(registry.reports) > 2, what="it is reported again and again")
     reporter.stop()
     assert registry.forgotten == ["one:1"]
     assert [found.sandbox for found in registry.reports[:2]] == [None, "none: off: MENS_SANDBOX is off"]

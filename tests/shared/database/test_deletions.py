@@ -322,7 +322,7 @@ def test_job_waits_for_a_removal_before_it_stores(deletions: Deletions, jobs: Jo
 
     def remove() -> None:
         removing.set()
-        go_on.wait(10)
+        go_on.wait(60)
         order.append("removed")
 
     def keep() -> None:
@@ -331,13 +331,13 @@ def test_job_waits_for_a_removal_before_it_stores(deletions: Deletions, jobs: Jo
 
     with ThreadPoolExecutor(2) as pool:
         finishing = pool.submit(deletions.finish, pending(deletions), remove)
-        assert removing.wait(10)
+        assert removing.wait(60)
         keeping = pool.submit(keep)
         with pytest.raises(TimeoutError):
             keeping.result(0.3)
         go_on.set()
-        assert finishing.result(10) is DeletionStep.ALONE
-        keeping.result(10)
+        assert finishing.result(60) is DeletionStep.ALONE
+        keeping.result(60)
     assert order == ["removed", "storing"]
 
 

@@ -127,7 +127,7 @@ def test_blob_is_removed_before_the_same_content_can_be_added(files: Files) -> N
 
     adding = Thread(target=lambda: (add(files), order.append("added")))
     files.delete(file.id, remove)
-    adding.join(10)
+    adding.join(60)
     assert order == ["removed", "added"]
 
 

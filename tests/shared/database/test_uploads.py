@@ -147,7 +147,7 @@ def test_part_waits_for_the_removal_of_its_content(uploads: Uploads) -> None:
 
     adding = Thread(target=lambda: uploads.add_part(other.id, 1, "a" * 64, lambda: order.append("stored")))
     uploads.drop_parts(one.id, remove)
-    adding.join(10)
+    adding.join(60)
     assert order == ["removed", "stored"]
 
 

@@ -49,7 +49,7 @@ def test_there_is_nothing_else(url: str, method: str, path: str) -> None:
 def test_silent_client_delays_no_scrape(url: str) -> None:
     port = int(url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)):
-        assert httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {KEY}"}, timeout=3).status_code == 200
+        assert httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {KEY}"}, timeout=30).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "metrics.internal"])

@@ -199,5 +199,5 @@ def test_numbers_are_in_the_order_of_commit(database: Database, keys: Keys) -> N
         record(session, "acme", "key.created", "key-1", {})
         thread.start()
         assert not done.wait(0.2)
-    thread.join(10)
+    thread.join(60)
     assert [event.object_id == "key-1" for event in events(database)] == [True, False]

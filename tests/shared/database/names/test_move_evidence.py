@@ -487,7 +487,7 @@ def test_a_policy_change_in_flight_is_before_a_move_or_after_it(aliases: Aliases
     order: list[str] = []
 
     def change() -> None:
-        judged.wait(10)
+        judged.wait(60)
         Policies(database).assign("alias:prod", "new", ADMIN)
         order.append("policy")
         changed.set()
@@ -506,7 +506,7 @@ def test_a_policy_change_in_flight_is_before_a_move_or_after_it(aliases: Aliases
         assert not changed.wait(0.3), "the policy changed under a move that it governs"
         move(session, row, Routing.to(B), ALICE, "set", "", now, gate)
         order.append("move")
-    thread.join(30)
+    thread.join(60)
     assert order == ["move", "policy"]
     assert code(aliases.set, "prod", Routing.to(C), ALICE) == "GATE_MISSING"
     assert aliases.governing("prod").policy.policy.digest == digest_of(LAX)
