@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -19,16 +20,19 @@ from tests.system.loop import BASE, Installation
 BACK_SECONDS = 60
 """As docs/architecture.md states, of all but a replica, which takes as long as vLLM needs to start."""
 REPLICA_BACK_SECONDS = 180
+HAVE_CHILDREN = ("control", "serving")
+"""Programs with processes beside their own that stay: the beat, and the engine. Others come and go, such as those in which a worker and
+the API try what their sandboxes and compilers hold, seconds after their start, and which are named by whatever they run."""
 
 
 def descendants(installation: Installation) -> dict[int, str]:
-    """Every process of the installation by its id: the program that it is, or that it is a child of."""
+    """Every process of the installation that stays, by its id: the program that it is, or that it is a child of."""
     found = {}
     for program in installation.stack.processes():
-        parent = psutil.Process(program["pid"])
-        found |= {
-            process.pid: program["name"] for process in (parent, *parent.children(recursive=True)) if _stays(process)
-        }
+        with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+            parent = psutil.Process(program["pid"])
+            children = parent.children(recursive=True) if program["name"] in HAVE_CHILDREN else ()
+            found |= {process.pid: program["name"] for process in (parent, *children) if _stays(process)}
     return found
 
 
@@ -38,8 +42,7 @@ def _stays(process: psutil.Process) -> bool:
         command = " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # of a zombie as well
         return False
-    # A replica starts the first with its first structured output, a worker the others while it probes its sandbox.
-    return not any(name in command for name in ("compile_server", "shared.sandbox", "shared.compilers", "bwrap"))
+    return "compile_server" not in command  # a replica starts it with its first structured output
 
 
 def victim_of(installation: Installation, which: str) -> int:
