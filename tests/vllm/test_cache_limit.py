@@ -70,7 +70,7 @@ def test_answers_stay_the_same_while_adapters_are_dropped_and_fetched(
 
         # One more request, so that what was in flight before is looked at again.
         text(client, models[0])
-        eventually(lambda: cached() <= max_bytes, 5, "the rest fits in")
+        eventually(lambda: cached() <= max_bytes, what="the rest fits in")
         assert client.get("/health").status_code == 200
     dropped = server.log.read_text().count("is removed from the cache to make room")
     assert dropped > 10, "files came and went"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
+
+from tests.support.waiting import eventually
 
 SLOTS = 2
 ROWS = (0, 1, 2, 0)
@@ -90,6 +95,32 @@ def test_vllm_still_fails_on_the_rows_of_a_prompt():
         head_delta(PunicaWrapperCPU, 7)
 
 
+@contextmanager
+def asked_all_the_time(server, ask, models):
+    """Each model is asked again and again, all of them at once, for as long as the block takes; every answer is checked by ``ask``."""
+    over = threading.Event()
+
+    def keep_asking(model):
+        while not over.is_set():
+            ask(model)
+
+    with ThreadPoolExecutor(len(models)) as pool:
+        asking = [pool.submit(keep_asking, model) for model in models]
+        try:
+            eventually(lambda: running(server) >= len(models), what="all are under way")
+            yield
+        finally:
+            over.set()
+        for each in asking:
+            each.result()
+
+
+def running(server):
+    """Requests that the engine works on at once."""
+    (count,) = re.findall(r"^vllm:num_requests_running\{.*\} ([\d.]+)", server.metrics(), re.MULTILINE)
+    return float(count)
+
+
 def test_prompts_are_scored_beside_streams(vllm_server, serving_installation):
     """Anybody's ``echo`` with ``logprobs``, and every job's own proof, beside whatever else the batch has."""
     models = [serving_installation.entry.name, serving_installation.publish("scored", seed=31).adapter_id]
@@ -106,17 +137,9 @@ def test_prompts_are_scored_beside_streams(vllm_server, serving_installation):
 
     alone = [score(model) for model in models]
     assert alone[0] != alone[1]
-    others = [
-        threading.Thread(target=ask, kwargs={"model": model, "max_tokens": 200, "ignore_eos": True})
-        for model in models * 2
-    ]
-    for other in others:
-        other.start()
-    beside = [[score(model) for model in models] for _ in range(3)]
-    echoed = ask(model=models[1], prompt=["the red fox runs", "a ship"], echo=True, logprobs=2, max_tokens=1)
-    assert any(other.is_alive() for other in others), "prompts were scored while others were answered"
-    for other in others:
-        other.join()
+    with asked_all_the_time(vllm_server, lambda model: ask(model=model, max_tokens=200, ignore_eos=True), models * 2):
+        beside = [[score(model) for model in models] for _ in range(3)]
+        echoed = ask(model=models[1], prompt=["the red fox runs", "a ship"], echo=True, logprobs=2, max_tokens=1)
     for scores in beside:
         assert scores == [pytest.approx(each, abs=1e-4) for each in alone]
     assert [choice["text"].startswith(("the red", "a ship")) for choice in echoed] == [True, True]
@@ -137,11 +160,6 @@ def test_base_is_unchanged_beside_a_full_batch_of_adapters(vllm_server, serving_
     for adapter in adapters:
         # Loaded now, so that all run at once.
         generate(adapter, 1)
-    others = [threading.Thread(target=generate, args=(adapter, 200)) for adapter in adapters]
-    for other in others:
-        other.start()
-    beside = [generate(serving_installation.entry.name, 16) for _ in range(5)]
-    assert any(other.is_alive() for other in others), "the base responded while adapters did"
-    for other in others:
-        other.join()
+    with asked_all_the_time(vllm_server, lambda adapter: generate(adapter, 200), adapters):
+        beside = [generate(serving_installation.entry.name, 16) for _ in range(5)]
     assert beside == [alone] * 5

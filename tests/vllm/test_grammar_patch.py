@@ -41,9 +41,14 @@ def test_bomb_is_refused_and_holds_nobody(
     small = body(serving_installation, OTHER, structured_outputs={"regex": "[a-z]{3}"})
     with vllm_server.client() as other, ThreadPoolExecutor(1) as pool:
         refused = pool.submit(other.post, "/v1/completions", json=bomb)
-        eventually(lambda: compiles(vllm_server), 120, "the bomb is being compiled")
-        answered = client.post("/v1/completions", json=small)
-        assert not refused.done(), "the small one was answered first"
+        (compile_process,) = eventually(lambda: compiles(vllm_server), 120, "the bomb is being compiled")
+        # It stands still, so that it is under way however long the small one takes.
+        compile_process.suspend()
+        try:
+            answered = client.post("/v1/completions", json=small)
+            assert not refused.done(), "the small one was answered first"
+        finally:
+            compile_process.resume()
     assert answered.status_code == 200 and answered.json()["choices"][0]["text"].isalpha()
     error = refused.result().json()["error"]
     explained = explain(error["message"], error["param"], bomb)
