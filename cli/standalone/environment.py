@@ -13,8 +13,11 @@ from cli.standalone.programs import PROJECT, SERVING, replica_programs
 
 def choose_ports(api_port: int, replicas: Sequence[str]) -> dict[str, str]:
     """A port for each program that listens; the API's is a free one when it is 0."""
-    free = {name: str(free_port()) for name in ("valkey", *replicas)}
-    return free | {"api": str(api_port or free_port())}
+    names, free = ("valkey", *replicas, "api"), set[int]()
+    while len(free) < len(names):
+        free |= {free_port()} - {api_port}
+    ports = dict(zip(names, map(str, free), strict=True))
+    return ports | ({"api": str(api_port)} if api_port else {})
 
 
 def shared_environment(home: Path, base: str, ports: Mapping[str, str]) -> dict[str, str]:

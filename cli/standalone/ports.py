@@ -5,17 +5,41 @@ They are asked many times a second while everything else starts, so asking must 
 
 from __future__ import annotations
 
+import secrets
 import socket
+from functools import cache
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 
 TIMEOUT_SECONDS = 2.0
+FIRST_PORT, PORTS = 10_000, 1 << 16
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""Where Linux says which ports it gives to whoever asks for any."""
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A loopback port that nobody listens on just now.
+
+    None of those that the kernel gives to clients and to servers on port 0: a program may take seconds until it listens,
+    or be started again, and meanwhile any connection of this machine could take its port.
+    """
+    while True:
+        port = secrets.choice(_fixed_ports())  # not of `random`, which tests seed
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: one may have ended there
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+@cache
+def _fixed_ports() -> range:
+    """The larger side of those that the kernel does not give away; all where it leaves hardly any."""
+    first, last = (int(end) for end in EPHEMERAL.read_text().split()) if EPHEMERAL.exists() else (49_152, PORTS - 1)
+    larger = max(range(FIRST_PORT, first), range(last + 1, PORTS), key=len)
+    return larger if len(larger) > 1000 else range(FIRST_PORT, PORTS)
 
 
 def takes_connections(port: int) -> bool:

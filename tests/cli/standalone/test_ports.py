@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from cli.standalone import ports
 from cli.standalone.ports import free_port, responds, takes_connections
 from tests.support.http_stub import http_stub
 
@@ -20,3 +25,35 @@ def test_nobody_there_is_not_ready() -> None:
     port = free_port()
     assert not takes_connections(port)
     assert not responds(port, "/ready")
+
+
+@pytest.fixture
+def ephemeral(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file in which the kernel names the ports that it gives away."""
+    path = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(ports, "EPHEMERAL", path)
+    ports._fixed_ports.cache_clear()
+    yield path
+    ports._fixed_ports.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("given_away", "chosen"),
+    [
+        ("32768\t60999\n", range(10_000, 32_768)),
+        ("1024\t40000\n", range(40_001, 65_536)),
+        ("1024\t65535\n", range(10_000, 65_536)),
+        (None, range(10_000, 49_152)),
+    ],
+)
+def test_a_free_port_is_none_that_the_kernel_gives_away(ephemeral: Path, given_away: str | None, chosen: range) -> None:
+    if given_away:
+        ephemeral.write_text(given_away)
+    assert {free_port() in chosen for _ in range(50)} == {True}
+
+
+def test_a_port_in_use_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        offered = iter([taken.getsockname()[1], port := free_port()])
+        monkeypatch.setattr("cli.standalone.ports.secrets.choice", lambda _: next(offered))
+        assert free_port() == port
