@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from shared.sandbox.attacks import Target, fork, source_of, start_threads, take_memory
 from shared.sandbox.client import Sandbox
 from shared.sandbox.levels import Level
 from shared.sandbox.probe import PROBE_LIMITS
+
+_LIMITS = replace(PROBE_LIMITS, wall_seconds=60)
+"""Beside bombs, and whatever else a machine does, an honest item may take long."""
 
 _UNCONFINED = """
 import json, os, sys
@@ -61,7 +65,7 @@ def neighbours_of_bombs(level: Level) -> str:
         while not stop.is_set():
             rounds.append([sandbox.grade(source_of(each), {}, {}) for each in (fork, start_threads, take_memory)])
 
-    with Sandbox(level, PROBE_LIMITS) as bombed, Sandbox(level) as other:
+    with Sandbox(level, _LIMITS) as bombed, Sandbox(level) as other:
         bombed.grade(_HONEST, {}, items[0])
         bomber = threading.Thread(target=bomb, args=(bombed,))
         bomber.start()

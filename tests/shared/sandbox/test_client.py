@@ -35,7 +35,7 @@ def level(request: pytest.FixtureRequest) -> Level:
 
 @pytest.fixture(scope="module")
 def sandbox(level: Level) -> Iterator[Sandbox]:
-    with Sandbox(level, Limits(wall_seconds=20)) as opened:
+    with Sandbox(level, Limits(wall_seconds=60)) as opened:
         yield opened
 
 
@@ -162,7 +162,11 @@ def test_several_threads_share_a_sandbox(sandbox: Sandbox) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = pool.map(lambda n: sandbox.grade(LENGTH, {"output_text": "x" * n}, {"most": 1}), range(24))
         assert [*found] == [*range(24)]
-    assert len(processes_of(sandbox)) <= 4, "of each grader at most as many processes are kept as items run at once"
+    # One that is not kept ends by itself, a moment after its last item.
+    eventually(
+        lambda: len(processes_of(sandbox)) <= 4,
+        what="of each grader at most as many processes are kept as items run at once",
+    )
 
 
 def test_a_sandbox_whose_processes_are_killed_goes_on(level: Level) -> None:
