@@ -18,7 +18,7 @@ from shared.hashing import digest_file
 from worker.child_runtime import EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED
 from worker.run_folder import ADAPTER_FOLDER, ERROR_NAME, PLAN_NAME, TELEMETRY_NAME, list_checkpoints, read_json
 
-ENGINE_SECONDS = 60
+ENGINE_SECONDS = 180
 
 
 def steps_done(run_dir: Path) -> list[int]:
