@@ -104,7 +104,7 @@ class Leases:
             if session.scalar(limited) is None:
                 return None
             waiting = select(JobRow.id).where(JobRow.tenant == tenant, JobRow.state == JobState.QUEUED)
-            return session.scalar(waiting.order_by(JobRow.created_at).limit(1))
+            return session.scalar(waiting.order_by(JobRow.created_at, JobRow.id).limit(1))
 
     def heartbeat(self, lease: Lease) -> Literal["cancel", "pause"] | None:
         """Extend the lease; returns what the job's owner has requested.
@@ -340,7 +340,7 @@ class Leases:
             ready = select(JobRow.id).where(
                 JobRow.state == JobState.QUEUED, or_(JobRow.not_before.is_(None), JobRow.not_before <= now)
             )
-            return list(session.scalars(ready.order_by(JobRow.created_at).limit(1000)))
+            return list(session.scalars(ready.order_by(JobRow.created_at, JobRow.id).limit(1000)))
 
     def _begin(self, session: Session, row: JobRow, worker: str, gpus: int, now: datetime) -> Lease:
         row.attempt += 1
