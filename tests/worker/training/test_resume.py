@@ -43,7 +43,7 @@ RUN = {
     "adapter": {"rank": 4, "alpha": 8, "dropout": 0.1},
 }
 HELD_OUT = [{"prompt": "What is a fix?", "response": "A change."}]
-SECONDS = 90
+SECONDS = 180
 
 
 def plan(tiny, folder: Path, checkpoint_every: int = 1):
@@ -125,19 +125,39 @@ def test_stopped_again_and_again(tiny, whole, tmp_path):
     assert resume_story(resumed) == ("bit_exact", stops)
 
 
+STAYS = """
+import sys, time
+from pathlib import Path
+import worker.train
+from worker.training.supervised import Supervised
+*arguments, told = sys.argv
+real = Supervised().loss
+def loss(*given, **more):
+    # In the step after it this stays, so that the signal comes before the run's end, however late it is sent.
+    if told in Path(arguments[2], TELEMETRY).read_text():
+        time.sleep(600)
+    return real(*given, **more)
+Supervised.loss = staticmethod(loss)
+sys.argv = arguments
+sys.exit(worker.train.main())
+"""
+
+
 @pytest.mark.parametrize("step", long_unless([17], [5, 17, 28]))
 def test_kill_minus_nine_of_the_process(tiny, whole, tmp_path, step):
     """A process of its own, ended while it works on a later step; it goes on from whatever was whole on the disk."""
     run, first = plan(tiny, tmp_path), tmp_path / "first"
     first.mkdir()
     (first / PLAN_NAME).write_text(run.model_dump_json())
-    command = [sys.executable, "-m", "worker.train", str(first / PLAN_NAME), str(first)]
+    program = STAYS.replace("TELEMETRY", repr(TELEMETRY_NAME))
+    command = [sys.executable, "-c", program, str(first / PLAN_NAME), str(first), f'"step": {step + 1},']
     process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
     try:
         wait_for_step(first, step)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+    assert process.returncode == -signal.SIGKILL
     assert not (first / SUMMARY_NAME).exists()
     resumed = tiny.train(run, tmp_path / "second", resume=list_checkpoints(first)[-1])
     assert result(resumed) == result(whole)
