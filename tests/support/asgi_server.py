@@ -21,7 +21,7 @@ def run_server(server: uvicorn.Server, *, is_patient: bool = False) -> Iterator[
     """Yield the URL of a server that runs in a thread; a patient end lets responses in flight end."""
     served = _Thread(server, is_patient=is_patient)
     served.start()
-    assert served.ready.wait(30), "the server does not start"
+    assert served.ready.wait(60), "the server does not start"
     port = server.servers[0].sockets[0].getsockname()[1]
     yield f"http://127.0.0.1:{port}"
     served.stop()

@@ -119,7 +119,7 @@ class PostgresServer:
 
     def _connect(self, database: str = "postgres") -> psycopg.Connection[Any]:
         return psycopg.connect(
-            host="127.0.0.1", port=self.port, user="postgres", dbname=database, autocommit=True, connect_timeout=5
+            host="127.0.0.1", port=self.port, user="postgres", dbname=database, autocommit=True, connect_timeout=30
         )
 
 
