@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -43,6 +44,11 @@ class VllmServer:
         """What a scraper gets."""
         headers = {"Authorization": f"Bearer {METRICS_KEY}"}
         return httpx.get(f"{self.url}/metrics", headers=headers, timeout=60, trust_env=False).text
+
+    def clients(self) -> set[int]:
+        """Ports from which clients have connected to the HTTP server."""
+        port, found = urlsplit(self.url).port, psutil.Process(self.pid).net_connections("tcp")
+        return {each.raddr.port for each in found if each.status == psutil.CONN_ESTABLISHED and each.laddr.port == port}
 
     @contextmanager
     def stopped_engine(self) -> Iterator[None]:

@@ -144,13 +144,17 @@ def test_queued_requests_end_before_files_are_removed(client, server, serving_in
         with stream(streaming, kept[0].adapter_id, 240, n=BUSY_CHOICES) as running:
             lines = running.iter_lines()
             next(lines)
-            queued = [pool.submit(request) for _ in range(4)]
+            # The engine stands still while they come: the stream would be over in a second or two.
+            with server.stopped_engine():
+                before = server.clients()
+                queued = [pool.submit(request) for _ in range(4)]
+                eventually(lambda: len(server.clients() - before) == 4, what="the server has the requests")
             while not metric(server, WAITING):
                 assert not any(future.done() for future in queued)
             unpublish(serving_installation, deleted)
-            first = unload(client, deleted).json()
+            first = unload(client, deleted, drain_seconds=3600).json()
             rest = [line for line in lines if line.startswith("data: {")]
-        unloads = [first, *unload_completely(client, deleted)]
+        unloads = [first, *unload_completely(client, deleted, drain_seconds=3600)]
         responses = [future.result() for future in queued]
     assert json.loads(rest[-1][6:])["choices"][0]["finish_reason"] == "length"
     completed = [response.json()["choices"][0]["text"] for response in responses if response.status_code == 200]
