@@ -191,13 +191,17 @@ class Load:
         for thread in self._threads:
             thread.join()
 
-    def wait_for_answers(self, count: int, seconds: float = 60.0) -> None:
+    def wait_for_answers(self, count: int, seconds: float) -> None:
         """Until so many more questions are over."""
         before = self._over_already()
         eventually(lambda: self._over_already() >= before + count, seconds, f"{count} more questions are over")
 
     def _over_already(self) -> int:
         return sum(outcome.ended < math.inf for outcome in list(self.outcomes))
+
+    def scored(self) -> int:
+        """Answers that had scores of their prompt."""
+        return sum(bool(outcome.scores) for outcome in list(self.outcomes))
 
     def begun(self) -> dict[int, int]:
         """Streams that have begun and not ended: index of the outcome → pieces that are here."""
