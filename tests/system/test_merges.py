@@ -30,6 +30,8 @@ from tests.system.loop import BASE, ROOT, Installation
 STRIKES = int(os.environ.get("MENS_TEST_KILLS", "3"))
 SEED = int(os.environ.get("MENS_TEST_KILLS_SEED", "0"))
 ENDED = ("succeeded", "failed", "cancelled")
+AGAIN_SECONDS = 240
+"""A job that has used up its retries but one waits a minute for the last, once its lease has expired."""
 WIDE = "wide"
 """A base in many shards, so that a merge of it takes long enough to be killed in."""
 
@@ -161,19 +163,20 @@ def merging_child(installation: Installation) -> tuple[psutil.Process, psutil.Pr
 
 def strike(installation: Installation, random: Random, job_id: str, seconds: float) -> str:
     """Kill the worker or its merging child, some time after that has started; returns which, or what the job has come to."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + AGAIN_SECONDS
     while time.monotonic() < deadline:
         if found := merging_child(installation):
             time.sleep(random.uniform(0, seconds))
             victim = random.randrange(2)
-            if found[1].is_running():
-                found[victim].kill()
-                found[1].wait(20)  # which ends with its worker
-                return ("worker", "child")[victim]
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                if found[1].status() != psutil.STATUS_ZOMBIE:
+                    found[victim].kill()
+                    found[1].wait(60)  # which ends with its worker
+                    return ("worker", "child")[victim]
         if (state := installation.job(job_id)["state"]) in ENDED:
             return str(state)
         time.sleep(0.05)
-    raise AssertionError(f"{job_id} was not merged again within 90 s")
+    raise AssertionError(f"{job_id} was not merged again within {AGAIN_SECONDS} s")
 
 
 @pytest.mark.long  # a kill at a known place is in tests/worker/merging/test_model_folder.py
