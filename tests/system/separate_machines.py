@@ -121,7 +121,7 @@ class SeparateMachines:
         for name, machine in self.machines.items():
             assert machine.process.poll() is None, f"{name} has ended:\n{machine.log()[-4000:]}"
         try:
-            return httpx.get(url, timeout=2, trust_env=False).status_code == 200
+            return httpx.get(url, timeout=10, trust_env=False).status_code == 200
         except httpx.HTTPError:
             return False
 

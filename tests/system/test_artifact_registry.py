@@ -48,7 +48,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         )
     stop = stop_at_exit(process)
     try:
-        eventually(lambda: b"listening on" in (folder / "log").read_bytes(), 20, "the registry listens")
+        eventually(lambda: b"listening on" in (folder / "log").read_bytes(), what="the registry listens")
         yield f"127.0.0.1:{port}"
     finally:
         stop()
@@ -69,7 +69,7 @@ def test_pulled_is_what_was_pushed_and_verifies(registry: str, tmp_path: Path) -
     done = subprocess.run(
         [sys.executable, "-c", COPY, layout, pulled, files, f"{registry}/team/helper:{tag}", tag],
         env=os.environ | {"PYTHONPATH": str(oras_client()), "NO_PROXY": "127.0.0.1"},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=150, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert {path.name: path.read_bytes() for path in files.iterdir()} == {

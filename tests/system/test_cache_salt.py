@@ -35,7 +35,7 @@ def test_cached_prompt_is_found_by_its_tenant_alone(installation: Installation) 
         headers = {"Authorization": f"Bearer {secrets[tenant]}"}
         body = {"model": BASE, "prompt": PROMPT, "max_tokens": 1} | more
         installation.call("POST", "/v1/completions", json=body, headers=headers)
-        eventually(lambda: counted(installation, "queries") >= queries + len(PROMPT), seconds=10)
+        eventually(lambda: counted(installation, "queries") >= queries + len(PROMPT))
         return counted(installation, "hits") - hits
 
     assert found("acme") == 0

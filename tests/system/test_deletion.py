@@ -14,7 +14,7 @@ from openai import NotFoundError, OpenAI
 
 from tests.system.loop import ANSWER, BASE, Installation
 
-SECONDS = 60.0
+SECONDS = 150.0
 
 
 def train(installation: Installation) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def run_program(base_url: str, key: str) -> list[str]:
         env={**os.environ, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0, done.stderr

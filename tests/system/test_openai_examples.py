@@ -38,7 +38,7 @@ def run(program: Path, installation: Installation, *arguments: str) -> str:
         env=environment | {"COLUMNS": "200", "NO_COLOR": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -85,7 +85,7 @@ def test_model_s_answer_is_as_specified(
     assert specification.fault(whole, answer.json()) is None, answer.text
     options = {} if path == "responses" else {"stream_options": {"include_usage": True}}
     pieces = list(streamed(http, f"/v1/{path}", body | {"stream": True} | options))
-    assert len(pieces) > 2
+    assert len(pieces) > 1  # how many tokens are in one depends on how busy the replica is
     assert not [(fault, sent) for sent in pieces if (fault := specification.fault(piece, sent))]
 
 
