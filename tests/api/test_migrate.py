@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import create_engine, inspect, make_url
 
 from api.migrate import main
-from tests.support.ports import free_port
+from cli.standalone.ports import free_port
 from tests.support.postgres import PostgresServer
 
 

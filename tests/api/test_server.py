@@ -15,6 +15,7 @@ import pytest
 
 from api.migrate import migrate
 from api.settings import ApiSettings
+from cli.standalone.ports import free_port
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
@@ -24,7 +25,6 @@ from tests.support.api_process import responds, running_api
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
 from tests.support.otlp_receiver import OtlpReceiver, running_receiver
-from tests.support.ports import free_port
 from tests.support.scripted_replica import ScriptedReplica
 from tests.support.waiting import eventually
 

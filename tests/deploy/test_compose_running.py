@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from packaging.utils import canonicalize_name
 
+from cli.standalone.ports import free_port
 from tests.support.compose import ROOT, SECRETS, compose
 from tests.support.locks import pins
-from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.skipif(

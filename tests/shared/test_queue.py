@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from celery.contrib.testing.worker import start_worker
 
+from cli.standalone.ports import free_port
 from shared.queue import CONTROL_QUEUE, JOBS_QUEUE, RUN_JOB, SWEEP, JobQueue, make_celery
-from tests.support.ports import free_port
 from tests.support.valkey import Valkey, running_valkey
 from tests.support.waiting import eventually
 

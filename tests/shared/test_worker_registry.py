@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cli.standalone.ports import free_port
 from shared import worker_registry
 from shared.worker_registry import KEY, WorkerMachine, WorkerRegistry, common_machine
-from tests.support.ports import free_port
 from tests.support.valkey import Valkey, running_valkey
 
 GIB = 1 << 30

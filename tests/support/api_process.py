@@ -14,7 +14,7 @@ from typing import IO
 import httpx
 
 from api.settings import ApiSettings
-from tests.support.ports import free_port
+from cli.standalone.ports import free_port
 from tests.support.waiting import eventually
 
 

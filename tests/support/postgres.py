@@ -20,7 +20,7 @@ import psycopg
 from psycopg import sql
 
 from api.migrate import migrate
-from tests.support.ports import free_port
+from cli.standalone.ports import free_port
 
 ORDINARY_USER = "nobody"
 START_SECONDS = 90

@@ -19,7 +19,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.support.ports import free_port
+from cli.standalone.ports import free_port
 
 START_SECONDS = 60
 BUCKET, REGION = "mens-test", "us-east-1"

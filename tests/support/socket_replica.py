@@ -8,8 +8,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
+from cli.standalone.ports import free_port
 from shared.replicas import ReplicaCapabilities
-from tests.support.ports import free_port
 
 
 class RawReplica:

@@ -13,7 +13,7 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import RedisError
 
-from tests.support.ports import free_port
+from cli.standalone.ports import free_port
 
 START_SECONDS = 60
 

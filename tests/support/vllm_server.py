@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from tests.support.ports import free_port
+from cli.standalone.ports import free_port
 from tests.support.processes import stop_at_exit, wait_until_healthy
 from tests.support.serving_installation import KEY, METRICS_KEY, ServingInstallation
 

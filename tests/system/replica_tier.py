@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from api.migrate import migrate
+from cli.standalone.ports import free_port
 from shared.artifacts.folder_storage import FolderStorage
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.database.adapters import NewAdapter
@@ -22,7 +23,6 @@ from shared.database.keys import Keys
 from shared.database.leases import Leases
 from shared.database.records import Kind, Submission
 from shared.settings import Settings
-from tests.support.ports import free_port
 from tests.support.processes import stop_at_exit, wait_until_healthy
 from tests.support.serving_installation import KEY, ServingInstallation, save_adapter
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 
 from cli.client.connection import Connection
+from cli.standalone.ports import free_port
 from shared.database.connection import Database
 from shared.database.keys import Keys
-from tests.support.ports import free_port
 from tests.support.processes import stop_at_exit
 from tests.support.waiting import eventually
 from tests.system.loop import BASE, ROOT

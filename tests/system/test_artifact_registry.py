@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from cli.export.download import README_NAME, Downloaded
 from cli.export.formats import Format, write
 from cli.main import app
+from cli.standalone.ports import free_port
 from shared.artifacts.signatures import make_key, sign_folder
 from tests.support.exported_adapter import store_small_adapter
-from tests.support.ports import free_port
 from tests.support.processes import stop_at_exit
 from tests.support.waiting import eventually
 from tests.system.fetched import oras_client, registry_server

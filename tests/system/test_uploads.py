@@ -13,10 +13,10 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from api.settings import ApiSettings
+from cli.standalone.ports import free_port
 from shared.database.connection import Database
 from shared.database.keys import Keys
 from tests.support.api_process import ApiProcess, running_api
-from tests.support.ports import free_port
 from tests.support.postgres import PostgresServer
 
 pytestmark = [pytest.mark.system, pytest.mark.postgres]

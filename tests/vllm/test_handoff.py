@@ -16,8 +16,8 @@ import pytest
 from cli.export.download import README_NAME, Downloaded
 from cli.export.formats import Format, write
 from cli.export.handoff import HANDOFF_NAME, Backend
+from cli.standalone.ports import free_port
 from shared.artifacts.manifests import AdapterManifest
-from tests.support.ports import free_port
 from tests.support.processes import stop_at_exit, wait_until_healthy
 from tests.support.serving_installation import ServingInstallation
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cli.standalone.ports import free_port
 from shared.queue import CONTROL_QUEUE, CONTROL_TASKS
-from tests.support.ports import free_port
 from tests.support.processes import is_gone, stop_at_exit
 from tests.support.valkey import running_valkey
 from tests.support.waiting import eventually

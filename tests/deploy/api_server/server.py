@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import yaml
 
+from cli.standalone.ports import free_port
 from tests.support.helm_chart import Document
-from tests.support.ports import free_port
 
 START_SECONDS = 120
 REQUEST_SECONDS = 60.0

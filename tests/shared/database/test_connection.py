@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine, inspect, text
 
 from api.migrate import migrate
+from cli.standalone.ports import free_port
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
@@ -21,7 +22,6 @@ from shared.database.tables.base import UtcTime
 from shared.database.tables.schema import METADATA
 from shared.errors import Code, Unavailable
 from tests.support.builders import at_once, snapshot, submission
-from tests.support.ports import free_port
 from tests.support.postgres import PostgresServer
 
 KEY = "INSERT INTO api_keys (id, name, secret_sha256, created_at) VALUES ('1', 'n', 's', 1)"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from cli.standalone.ports import free_port
 from shared.errors import Code, InvalidRequest, MensError, Unavailable
 from shared.graders import remote_models
 from shared.graders.grading import check_runnable, grade, make_sample
@@ -15,7 +16,6 @@ from shared.graders.remote_models import RemoteModels
 from shared.graders.types import GRADER
 from shared.settings import RemoteModel, Settings, read_settings
 from tests.support.http_stub import http_stub
-from tests.support.ports import free_port
 from tests.support.remote_server import RemoteServer
 
 JUDGE = GRADER.validate_python(

@@ -17,10 +17,10 @@ from api.inference.rate_limits.stores import (
     Refusal,
     SharedStore,
 )
+from cli.standalone.ports import free_port
 from shared.database.keys import Key
 from shared.database.tenancy import KeyLimits
 from shared.errors import Code
-from tests.support.ports import free_port
 from tests.support.rate_limits import key, limiter, refused, run
 from tests.support.valkey import Valkey
 

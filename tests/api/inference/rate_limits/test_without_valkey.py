@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from api.inference.rate_limits.limiter import FREE, make_limiter
+from cli.standalone.ports import free_port
 from shared.errors import Code
-from tests.support.ports import free_port
 from tests.support.rate_limits import SLOTS, key, limiter, refused, run
 from tests.support.valkey import Valkey, running_valkey
 

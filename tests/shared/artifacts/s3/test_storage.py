@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cli.standalone.ports import free_port
 from shared.artifacts.open_storage import open_storage
 from shared.artifacts.s3 import bucket as bucket_module
 from shared.artifacts.s3.bucket import PART_BYTES
@@ -22,7 +23,6 @@ from shared.errors import ArtifactInvalid, Code, NotFound, Unavailable
 from shared.settings import Settings
 from tests.support.artifact_source import MANIFEST, NAMES, Source
 from tests.support.builders import at_once
-from tests.support.ports import free_port
 from tests.support.s3_server import BUCKET, READER, S3Server
 
 pytestmark = pytest.mark.network
