@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import Field
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -100,7 +100,10 @@ class Policies:
         """Store a policy of the tenant under a name, which means it from now on. What is governed does not change by that."""
         with self._db.write() as session:
             row = session.get(PolicyRow, (self._tenant, name, digest))
-            now = self._db.now(session)
+            named = PolicyRow.tenant == self._tenant, PolicyRow.name == name
+            newest = session.scalar(select(func.max(PolicyRow.created_at)).where(*named))
+            # Later than the others of its name, also in one millisecond with them, as the name means the newest.
+            now = max(self._db.now(session), newest + timedelta(milliseconds=1)) if newest else self._db.now(session)
             if row is None:
                 row = PolicyRow(tenant=self._tenant, name=name, digest=digest, policy=policy)
                 session.add(row)

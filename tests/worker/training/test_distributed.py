@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli.standalone.ports import free_port
 from worker.training.distributed import DistributedContext, digest_of, local_rank, share_rows
 from worker.training.reporting.telemetry import Score
 
@@ -143,12 +143,9 @@ print(json.dumps(told))
 def told(tmp_path_factory) -> list[dict]:
     """What two processes say of one another, by rank."""
     folder = tmp_path_factory.mktemp("together")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     where = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": "2",
         "TORCHELASTIC_RUN_ID": "test",
         "PYTHONPATH": str(Path.cwd()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fastapi.testclient import TestClient
 
 from api.services import make_services
 from api.settings import ApiSettings
+from shared.database.connection import whole_milliseconds
 from shared.database.gates.policies import Policies
 from shared.database.leases import Leases
 from shared.database.tenancy import SHARED, Role
@@ -81,6 +83,18 @@ def test_a_name_means_its_newest_policy(client: TestClient) -> None:
     store(client)
     store(client, source=LAX)
     assert client.get("/v1/policies/strict").json()["digest"] == digest_of(LAX)
+
+
+@pytest.mark.parametrize("sources", [(STRICT, LAX), (LAX, STRICT), (STRICT, LAX, STRICT)])
+def test_the_newest_of_a_millisecond_is_the_last_one(
+    app: FastAPI, client: TestClient, monkeypatch: pytest.MonkeyPatch, sources: tuple[str, ...]
+) -> None:
+    now = whole_milliseconds(datetime.now(UTC))
+    monkeypatch.setattr(app.state.services.database, "now", lambda _: now)
+    for source in sources:
+        store(client, source=source)
+    assert client.get("/v1/policies/strict").json()["digest"] == digest_of(sources[-1])
+    assert client.get("/v1/policies").json()["data"][0]["digest"] == digest_of(sources[-1])
 
 
 def test_an_alias_under_a_policy_moves_with_a_receipt_alone(app: FastAPI, client: TestClient) -> None:
