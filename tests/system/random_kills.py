@@ -46,6 +46,7 @@ class JobLoad:
         asked: answers by status, and connections that broke by what the client raised, counted.
         wrong: answers of another adapter than was asked for, or cut short without saying so.
         adapters: ids that were published, in their order.
+        exact: kind → jobs that have succeeded and say ``bit_exact``.
         over: ids of the jobs that have ended.
     """
 
@@ -55,6 +56,7 @@ class JobLoad:
     asked: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     adapters: list[str] = field(default_factory=list)
+    exact: Counter[str] = field(default_factory=Counter)
     over: set[str] = field(default_factory=set)
 
     def submit(self, number: int) -> None:
@@ -87,8 +89,10 @@ class JobLoad:
             job = self.persist("GET", f"/v1/jobs/{job_id}")
             if job["state"] in FINAL:
                 self.over.add(job_id)
-            if job["state"] == "succeeded" and job["result"]["adapter_id"] not in self.adapters:
-                self.adapters.append(job["result"]["adapter_id"])
+            if job["state"] == "succeeded":
+                self.exact[self.jobs[job_id]] += job["result"]["resume"]["guarantee"] == "bit_exact"
+                if job["result"]["adapter_id"] not in self.adapters:
+                    self.adapters.append(job["result"]["adapter_id"])
         return [job_id for job_id in self.jobs if job_id not in self.over]
 
     def keep_submitting(self, over: threading.Event) -> None:

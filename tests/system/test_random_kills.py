@@ -34,7 +34,9 @@ def test_nothing_is_lost_doubled_stuck_or_different(installation: Installation) 
     with load.running():
         for _ in range(STRIKES):
             misfortune.strike()
-        eventually(lambda: len(load.jobs) >= 2 * len(KINDS), SETTLED_SECONDS, "each kind has jobs to compare")
+        eventually(
+            lambda: all(load.exact[kind] >= 2 for kind in KINDS), SETTLED_SECONDS, "each kind has jobs to compare"
+        )
     eventually(lambda: not load.open_jobs(), SETTLED_SECONDS, "every job has ended")
     jobs = [load.persist("GET", f"/v1/jobs/{job_id}", params={"after": "0"}) for job_id in load.jobs]
     print(json.dumps(summary(load, misfortune, jobs)))
