@@ -95,7 +95,7 @@ PLACES = (
         "gates.receipts:app",
         "Receipts: create, list, show. A receipt says gate by gate whether an adapter passed a policy, beside the adapter that it would replace.",
     ),
-    CommandPlace("base", "bases:app", "Base models: make a tiny one, add your own, list them."),
+    CommandPlace("base", "bases:app", "Base models: make a tiny one, add your own, list and remove them."),
     CommandPlace("adapter", "adapters:app", "Adapters as files: import, export, sign, verify."),
     CommandPlace("keys", "keys.commands:app", "API keys: create, list, limit, change, rotate, revoke."),
     CommandPlace(

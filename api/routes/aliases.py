@@ -137,7 +137,6 @@ def put_alias(
     expected: ExpectedVersion,
 ) -> Alias:
     """Point an alias to published adapters of one base model. Requests after this call get them."""
-    bases = frozenset(base.name for base in services.catalog().bases)
     if body.shadow and body.shadow.eval:
         check_for_traffic(EvalSpec.model_validate(view.evals.get(body.shadow.eval).spec))
     alias = view.aliases.set(
@@ -146,7 +145,7 @@ def put_alias(
         actor_of(caller),
         body.reason,
         expected=expected,
-        forbidden=bases,
+        forbidden=_bases(services),
         terms=terms_of(services, view, caller, name, overrides=body.override),
         policy=(body.policy, author_of(caller)) if body.policy else None,
     )
@@ -156,6 +155,7 @@ def put_alias(
 @router.post("/{name}/rollback", dependencies=TRAINER)
 def roll_back(
     name: Name,
+    services: ServicesDep,
     view: TenantViewDep,
     caller: CallerDep,
     response: Response,
@@ -164,7 +164,14 @@ def roll_back(
 ) -> Alias:
     """Move an alias back to its target before its last move, or at a version. A deleted alias is restored."""
     body = body or RollBack()
-    alias = view.aliases.rollback(name, actor_of(caller), body.reason, to_version=body.to_version, expected=expected)
+    alias = view.aliases.rollback(
+        name,
+        actor_of(caller),
+        body.reason,
+        to_version=body.to_version,
+        expected=expected,
+        forbidden=_bases(services),
+    )
     return _with_etag(response, alias)
 
 
@@ -215,6 +222,11 @@ def terms_of(services: Services, view: TenantView, caller: Caller, name: str, *,
         check_role(caller, Role.ADMIN)
     # The replicas are asked only where a policy governs, because one that is away takes seconds.
     return Terms(overrides, services.replica_limits.served() if view.aliases.governing(name).policy else None)
+
+
+def _bases(services: Services) -> frozenset[str]:
+    """Names that no alias may have."""
+    return frozenset(base.name for base in services.catalog().bases)
 
 
 def _with_etag(response: Response, alias: Alias) -> Alias:

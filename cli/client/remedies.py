@@ -45,7 +45,7 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
         "model",
     ): "Delete an alias with `mens aliases delete NAME`, another provider's name with `mens names remove "
     "NAME`, and an adapter by its own id. "
-    "A base is taken out of the catalogue's file; adapters that were trained on it are of no use then.",
+    "A base is taken out of the catalogue where that is: `mens base remove NAME`.",
     (Code.ADAPTER_NOT_FOUND, "model"): LIST_MODELS,
     (Code.ADAPTER_NOT_FOUND, "adapter"): LIST_MODELS,
     (

@@ -1,4 +1,4 @@
-"""``mens base``: the catalogue of base models on this machine: build a tiny one, add, dequantise, list."""
+"""``mens base``: the catalogue of base models on this machine: build a tiny one, add, dequantise, list, remove."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from cli.client.connection import fail
+from cli.client.connection import fail, fail_with
 from cli.client.json_errors import Json
 from cli.output import print_table
+from cli.standalone.base_changes import check_name, own_folder, refuse_needed
 from shared.artifacts.base_folders import fetch_merged, stored_manifest
 from shared.artifacts.merge_fidelity import PROBES_NAME, MergeProbes
 from shared.artifacts.open_storage import open_storage
@@ -39,7 +40,7 @@ from shared.base_models.catalog import (
 from shared.errors import ArtifactInvalid, Code, MensError, NotFound
 from shared.settings import Settings, read_settings
 
-app = typer.Typer(no_args_is_help=True, help="Base models: make a tiny one, add your own, list them.")
+app = typer.Typer(no_args_is_help=True, help="Base models: make a tiny one, add your own, list and remove them.")
 
 DIGEST_BEGINNING = r"[0-9a-f]{8,64}"
 NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
@@ -70,11 +71,15 @@ def build_command(
         fail(f"{name!r} is no name for a base: lower-case letters, digits, `.`, `_` and `-`, at most 64.")
     settings = read_settings(Settings)
     folder = settings.home / "bases" / name
-    if replace:
-        shutil.rmtree(folder, ignore_errors=True)
-    elif folder.exists():
-        fail(f"{name} is already there, in {folder}; give --replace to build it again.")
-    entry = build(settings, name, family=family, steps=steps, seed=seed)
+    try:
+        check_name(settings, name)
+        if replace:
+            shutil.rmtree(folder, ignore_errors=True)
+        elif folder.exists():
+            fail(f"{name} is already there, in {folder}; give --replace to build it again.")
+        entry = build(settings, name, family=family, steps=steps, seed=seed)
+    except MensError as error:
+        fail_with(error)
     typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
 
 
@@ -160,10 +165,41 @@ def list_command(as_json: Json = False) -> None:
     print_table(("name", "source", "digest", "licence"), rows)
 
 
+@app.command("remove")
+def remove_command(
+    name: Annotated[str, typer.Argument(help="Base of the catalogue.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Take a base out of the catalogue, with the files that Mens made for it in MENS_HOME; what you added stays on the disk.
+
+    Refused while adapters, twins, names of another provider or unfinished jobs need it. A replica that serves it goes on
+    until it stops, and is not started again without it: `mens up --base` names another.
+    """
+    settings = read_settings(Settings)
+    try:
+        entry = load_catalog(settings.catalog_path).get(name)
+        refuse_needed(settings, entry)
+        folder = own_folder(settings, entry)
+        files = f"its files in {folder} are deleted" if folder else "its files stay where they are"
+        if not yes:
+            typer.confirm(f"Take {name} out of the catalogue? {files[0].upper()}{files[1:]}", abort=True)
+        save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).without(name))
+    except MensError as error:
+        fail_with(error)
+    if folder:
+        shutil.rmtree(folder)
+    typer.echo(f"{name} is out of the catalogue; {files}.")
+
+
 def build(
     settings: Settings, name: str, *, family: Family = Family.QWEN3, steps: int | None = None, seed: int = 0
 ) -> BaseModelEntry:
-    """Make a tiny base unless its folder exists already, and add it to the catalogue."""
+    """Make a tiny base unless its folder exists already, and add it to the catalogue.
+
+    Raises:
+        MensError: its name is an alias's, or what is in the folder is no base.
+    """
+    check_name(settings, name)
     folder = settings.home / "bases" / name
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +214,7 @@ def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool =
     """Make the dequantised twin of a base and add it to the catalogue.
 
     Raises:
-        MensError: the base is missing, or its files are not those of the catalogue. ValidationError: ``twin`` is no name.
+        MensError: the base is missing, its files are not those of the catalogue, or the twin's name is an alias's. ValidationError: ``twin`` is no name.
     """
     from shared.base_models.hub import locate
 
@@ -194,6 +230,7 @@ def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool =
     draft = BaseModelEntry.model_validate({**draft.model_dump(), "name": twin})
     if folder.exists() or any(base.name == twin for base in catalog.bases):
         fail(f"{twin} is already there; give the twin another name with --as.")
+    check_name(settings, twin)
     base = locate(original, settings.catalog_path)
     verify_model_folder(original, base)
     _run_worker_module("worker.dequantize", str(base), str(folder), *([] if double_quant else ["--no-double-quant"]))
@@ -210,7 +247,8 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
         name: in the catalogue; None: the adapter's, and ``-merged``.
 
     Raises:
-        MensError: there is no such model, or what is stored is damaged. ValidationError: no name for a base.
+        MensError: there is no such model, what is stored is damaged, or the name is an alias's. ValidationError: no name
+            for a base.
     """
     storage = open_storage(settings)
     manifest = stored_manifest(storage, digest)
@@ -236,6 +274,7 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
     )
     if folder.exists() or any(base.name == name for base in catalog.bases):
         fail(f"{name} is already there; give the merged model another name with --as.")
+    check_name(settings, name)
     fetch_merged(storage, digest, folder)
     entry = entry.model_copy(update={"digests": digest_model_folder(folder)})
     save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))
@@ -318,10 +357,11 @@ def add(
     """Fetch a source, compute the digests of its files, and add it to the catalogue.
 
     Raises:
-        MensError: it cannot be fetched, or it is no model folder.
+        MensError: it cannot be fetched, it is no model folder, or its name is an alias's.
     """
     from shared.base_models.hub import fetch  # the hub's client is slow to import
 
+    check_name(settings, name)
     if isinstance(source, LocalSource) and not Path(source.path).is_absolute():
         resolved = settings.catalog_path.parent / source.path
         source = source if resolved.is_dir() else LocalSource(path=str(Path(source.path).resolve()))

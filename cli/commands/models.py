@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 import typer
 
-from cli.client.connection import call, connect, describe_error, describe_unreachable, fail, find, find_all
+from cli.client.connection import call, connect, describe_error, describe_unreachable, fail, find, find_all, note
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json, note_json
 from cli.client.lineage import describe_lineage
@@ -42,6 +42,13 @@ def models(context: typer.Context, as_json: Json = False) -> None:
         tenant = "" if mens["kind"] == "base" else model["owned_by"]
         rows.append((model["id"], mens["kind"], mens.get("base_model", ""), points_to, tenant))
     print_table(("model", "kind", "base", "points to", "tenant"), rows)
+    bases = {name for name, kind, *_ in rows if kind == "base"}
+    for name, kind, *_ in rows:
+        if kind != "base" and name in bases:
+            note(
+                f"note: {name} is a base and an alias; the base answers. Remove one: `mens aliases delete {name}`, or"
+                f" `mens base remove {name}` where the catalogue is"
+            )
 
 
 @app.command()

@@ -140,6 +140,10 @@ class Catalog(ModelValue):
         others = [base for base in self.bases if base.name != entry.name]
         return Catalog(bases=sorted([*others, entry], key=lambda base: base.name))
 
+    def without(self, name: str) -> Catalog:
+        """This catalogue without the entry of that name."""
+        return Catalog(bases=[base for base in self.bases if base.name != name])
+
 
 def load_catalog(path: Path) -> Catalog:
     """Read the catalogue; an absent file is an empty one.

@@ -146,8 +146,7 @@ class Aliases:
             NotFound: ``ADAPTER_NOT_FOUND``. Conflict: ``ADAPTER_NOT_SERVABLE``: an adapter was never certified on the
                 serving tier; ``ALIAS_VERSION_CONFLICT``; ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
         """
-        if name in forbidden:
-            raise InvalidRequest(Code.NAME_INVALID, f"{name!r} is the name of a base model.", param="name")
+        _refuse_base(name, forbidden)
         with self._db.write() as session:
             now = self._db.now(session)
             row = lock_alias(session, self._tenant, name, now)
@@ -161,14 +160,26 @@ class Aliases:
             return self._seen(session, name)[0]
 
     def rollback(
-        self, name: str, by: Actor, reason: str = "", *, to_version: int | None = None, expected: int | None = None
+        self,
+        name: str,
+        by: Actor,
+        reason: str = "",
+        *,
+        to_version: int | None = None,
+        expected: int | None = None,
+        forbidden: frozenset[str] = frozenset(),
     ) -> Alias:
         """Move an alias back to before its last move, or to what it was at a version; a deleted alias exists again.
 
+        Args:
+            forbidden: as in :meth:`set`: a base may have got the name of a deleted alias.
+
         Raises:
+            InvalidRequest: ``NAME_INVALID``.
             NotFound: ``ALIAS_NOT_FOUND``; ``ALIAS_VERSION_NOT_FOUND``; ``ADAPTER_NOT_FOUND``: it has been deleted.
             Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``.
         """
+        _refuse_base(name, forbidden)
         with self._db.write() as session:
             row = self._own(session, name)
             expect_version(row, expected)
@@ -328,6 +339,11 @@ def moves_of(session: Session, tenant: str, name: str, before: int | None, limit
         query = query.where(AliasMoveRow.version < before)
     rows = session.scalars(query.order_by(AliasMoveRow.version.desc()).limit(limit))
     return [Move.model_validate(row) for row in rows]
+
+
+def _refuse_base(name: str, bases: frozenset[str]) -> None:
+    if name in bases:
+        raise InvalidRequest(Code.NAME_INVALID, f"{name!r} is the name of a base model.", param="name")
 
 
 def expect_version(row: AliasRow, version: int | None) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from api.inference.gateway import sticky_key
 from api.inference.shadow import ShadowTraffic
 from api.main import create_app
+from shared.base_models.catalog import load_catalog, save_catalog
 from shared.database.adapters import NewAdapter
 from shared.database.leases import Leases
 from shared.database.records import Kind, Submission
@@ -157,6 +158,14 @@ def test_deleted_alias_is_unknown_until_a_rollback(client: TestClient, adapters:
     assert code(client.post("/v1/completions", json={"model": "helper"})) == (404, "MODEL_NOT_FOUND")
     assert "helper" not in [model["id"] for model in client.get("/v1/models").json()["data"]]
     assert client.post("/v1/aliases/helper/rollback").json()["adapter_id"] == OLD
+
+
+def test_rollback_does_not_take_the_name_of_a_base(client: TestClient, app: FastAPI, adapters: str) -> None:
+    client.delete("/v1/aliases/helper")
+    path = app.state.services.settings.catalog_path
+    catalog = load_catalog(path)
+    save_catalog(path, catalog.having(catalog.bases[0].model_copy(update={"name": "helper"})))
+    assert code(client.post("/v1/aliases/helper/rollback")) == (400, "NAME_INVALID")
 
 
 @pytest.mark.parametrize(

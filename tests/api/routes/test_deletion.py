@@ -86,7 +86,7 @@ def test_refusal_names_the_unfinished_merge(admin, installation) -> None:
 
 def test_bases_and_aliases_are_refused(admin, installation) -> None:
     alias = installation.alias(SHARED)
-    for name, remedy in ((BASE, "catalogue"), (alias, f"DELETE /v1/aliases/{alias}")):
+    for name, remedy in ((BASE, f"`mens base remove {BASE}`"), (alias, f"DELETE /v1/aliases/{alias}")):
         refused = admin.delete(f"/v1/models/{name}")
         assert error_of(refused) == (409, "MODEL_NOT_DELETABLE")
         assert remedy in refused.json()["error"]["message"] + str(refused.json()["error"]["mens"])

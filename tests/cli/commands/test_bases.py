@@ -1,10 +1,130 @@
-"""``mens base``: the families that a tiny base can be made of."""
+"""``mens base``: the families that a tiny base can be made of; names that a base may not have; how one is removed."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
 from cli.commands.bases import Family
+from cli.main import app
+from shared.base_models.catalog import (
+    BaseModelEntry,
+    Catalog,
+    LocalSource,
+    TwinOf,
+    digest_model_folder,
+    load_catalog,
+    save_catalog,
+)
 from shared.base_models.families import TINY_FAMILIES
+from shared.database.connection import Database
+from shared.database.jobs import Jobs
+from shared.database.leases import Leases
+from shared.database.names.aliases import Actor, Aliases
+from shared.database.routing import Routing
+from shared.settings import Settings
+from tests.support.builders import claimed, new_adapter
+from tests.support.tiny_base import write_base
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """An installation with a base that Mens made, `tiny`, and no database yet."""
+    monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
+    folder = write_base(tmp_path / "home" / "bases" / "tiny")
+    entry = BaseModelEntry(name="tiny", source=LocalSource(path="bases/tiny"), digests=digest_model_folder(folder))
+    save_catalog(tmp_path / "home" / "catalog.json", Catalog(bases=[entry]))
+    return Settings()
+
+
+@pytest.fixture
+def with_alias(settings: Settings, sqlite_template: Path) -> Settings:
+    """The same, with a database in which acme's alias `helper` points to an adapter of `tiny`."""
+    (settings.home / "mens.db").write_bytes(sqlite_template.read_bytes())
+    database = Database(settings.database_url)
+    leases = Leases(database, 60)
+    leases.finish(claimed(Jobs(database), leases), {}, adapters=[new_adapter()])
+    Aliases(database, "acme").set("helper", Routing.to("demo@1"), Actor(id="key-1", name="alice"))
+    return settings
+
+
+def mens(*arguments: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["base", *arguments], input=answer)
+
+
+def names(settings: Settings) -> list[str]:
+    return [base.name for base in load_catalog(settings.catalog_path).bases]
 
 
 def test_every_family_with_a_tiny_base_can_be_built() -> None:
     assert list(Family) == list(TINY_FAMILIES)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["build", "helper"], ["build", "helper", "--replace"], ["add", "helper", "--path", "bases/tiny"]]
+)
+def test_alias_keeps_its_name_from_a_new_base(with_alias: Settings, arguments: list[str]) -> None:
+    kept = with_alias.home / "bases" / "helper"
+    if "--replace" in arguments:
+        kept.mkdir()
+    refused = mens(*arguments)
+    assert (refused.exit_code, names(with_alias)) == (1, ["tiny"])
+    assert refused.stderr.startswith("error: NAME_INVALID: 'helper' is an alias of the tenant 'acme'")
+    assert "mens aliases delete helper" in refused.stderr
+    assert kept.exists() == ("--replace" in arguments), "refused before anything is deleted"
+
+
+def test_base_is_added_where_no_database_responds(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    added = mens("add", "helper", "--path", "bases/tiny")
+    assert (added.exit_code, added.stderr) == (0, "")
+    monkeypatch.setenv("MENS_DATABASE_URL", "postgresql+psycopg://nobody@127.0.0.1:9/none")
+    added = mens("add", "other", "--path", "bases/tiny")
+    assert (added.exit_code, names(settings)) == (0, ["helper", "other", "tiny"])
+    assert "whether an alias is called 'other' is not known" in added.stderr
+
+
+def test_removed_base_takes_its_own_files_with_it(settings: Settings) -> None:
+    folder = settings.home / "bases" / "tiny"
+    assert mens("remove", "tiny", answer="n\n").exit_code == 1
+    assert (names(settings), folder.is_dir()) == (["tiny"], True)
+    removed = mens("remove", "tiny", "--yes")
+    assert (removed.exit_code, names(settings), folder.exists()) == (0, [], False)
+    assert str(folder) in removed.stdout
+    assert "MODEL_NOT_FOUND" in mens("remove", "tiny", "--yes").stderr
+
+
+def test_files_of_others_stay(settings: Settings, tmp_path: Path) -> None:
+    own = write_base(tmp_path / "own")
+    assert mens("add", "mine", "--path", str(own)).exit_code == 0
+    removed = mens("remove", "mine", "--yes")
+    assert (removed.exit_code, own.is_dir(), "stay where they are" in removed.stdout) == (0, True, True)
+    assert mens("add", "same", "--path", "bases/tiny").exit_code == 0
+    assert mens("remove", "tiny", "--yes").exit_code == 0
+    assert (settings.home / "bases" / "tiny").is_dir(), "another base has them"
+
+
+def test_base_that_is_needed_is_not_removed(with_alias: Settings) -> None:
+    refused = mens("remove", "tiny", "--yes")
+    assert (refused.exit_code, names(with_alias)) == (1, ["tiny"])
+    assert refused.stderr.startswith("error: MODEL_IN_USE: The base tiny is needed by the adapter demo@1.")
+
+
+def test_base_with_a_twin_is_not_removed(settings: Settings) -> None:
+    tiny = load_catalog(settings.catalog_path).get("tiny")
+    twin = tiny.model_copy(
+        update={"name": "twin", "twin_of": TwinOf(name="tiny", digests=tiny.digests, double_quant=True)}
+    )
+    save_catalog(settings.catalog_path, Catalog(bases=[tiny, twin]))
+    refused = mens("remove", "tiny", "--yes")
+    assert (refused.exit_code, "`mens base remove twin`" in refused.stderr) == (1, True)
+
+
+def test_base_that_took_over_an_alias_is_removed(with_alias: Settings) -> None:
+    catalog = json.loads(with_alias.catalog_path.read_text())
+    catalog["bases"].append({**catalog["bases"][0], "name": "helper"})
+    with_alias.catalog_path.write_text(json.dumps(catalog))
+    assert mens("remove", "helper", "--yes").exit_code == 0
+    assert names(with_alias) == ["tiny"]

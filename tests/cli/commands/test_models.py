@@ -46,6 +46,18 @@ def test_models_are_listed_with_their_tenant(with_models: CliInstallation) -> No
     }  # fmt: skip
 
 
+def test_alias_that_a_base_has_taken_over_is_noted(with_models: CliInstallation) -> None:
+    with_models.mens("alias", "prod", "demo@1")
+    assert with_models.invoke("models").stderr == ""
+    catalog = Catalog(bases=[base_entry(), base_entry("prod")])
+    save_catalog(with_models.services.settings.catalog_path, catalog)
+    noted = with_models.invoke("models").stderr
+    assert noted.startswith("note: prod is a base and an alias; the base answers.")
+    assert "`mens aliases delete prod`" in noted and "`mens base remove prod`" in noted
+    with_models.mens("aliases", "delete", "prod")
+    assert with_models.invoke("models").stderr == ""
+
+
 def test_jobs_are_listed_with_their_tenant(with_models: CliInstallation) -> None:
     [line] = with_models.mens("jobs", "list").splitlines()
     assert line.split("\t")[-1] == "shared"

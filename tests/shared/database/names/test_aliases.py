@@ -54,6 +54,14 @@ def recorded(move: Move) -> tuple[Any, ...]:
 # -- moving --------------------------------------------------------------------------------------------------------
 
 
+def test_no_move_gives_an_alias_the_name_of_a_base(aliases: Aliases) -> None:
+    assert code(aliases.set, "tiny", TO[1], ALICE, forbidden=frozenset(["tiny"])) == Code.NAME_INVALID
+    aliases.set("helper", TO[1], ALICE)
+    aliases.delete("helper", ALICE)
+    assert code(aliases.rollback, "helper", ALICE, forbidden=frozenset(["helper"])) == Code.NAME_INVALID
+    assert aliases.rollback("helper", ALICE).adapter_id == "demo@1"
+
+
 def test_alias_is_set_and_found(aliases: Aliases, clock: Clock) -> None:
     made = aliases.set("prod", TO[1], ALICE, "the first")
     plain = (Target(adapter="demo@1", weight=100),)

@@ -1,0 +1,68 @@
+"""What is looked at before a base is added to this machine's catalogue, or taken out of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cli.client.connection import note
+from cli.standalone.home import installed_database
+from shared.base_models.catalog import BaseModelEntry, LocalSource, load_catalog
+from shared.errors import Code, Conflict, Unavailable
+from shared.settings import Settings
+
+
+def check_name(settings: Settings, name: str) -> None:
+    """Refuse the name of an alias for a base that is new, as far as this machine can read the database.
+
+    Raises:
+        InvalidRequest: ``NAME_INVALID``.
+    """
+    # One that is there already takes nothing over; the installation may be anywhere, or be started later.
+    if any(base.name == name for base in load_catalog(settings.catalog_path).bases):
+        return
+    database = installed_database(settings)
+    if database is None:
+        return
+    from shared.database.overview.base_users import refuse_taken_name  # slow to import
+
+    try:
+        refuse_taken_name(database, name)
+    except Unavailable as error:
+        note(f"note: whether an alias is called {name!r} is not known: {error.message}")
+
+
+def refuse_needed(settings: Settings, entry: BaseModelEntry) -> None:
+    """Refuse to take a base away that something needs: its twins, and what the database of this machine has, if any.
+
+    Raises:
+        Conflict: ``MODEL_IN_USE``. Unavailable: ``DATABASE_UNAVAILABLE``: it cannot be known.
+    """
+    twins = [
+        base.name
+        for base in load_catalog(settings.catalog_path).bases
+        if base.twin_of and (base.twin_of.name, base.twin_of.digests) == (entry.name, entry.digests)
+    ]
+    if twins:
+        raise Conflict(
+            Code.MODEL_IN_USE,
+            f"{', '.join(twins)} serves the adapters of {entry.name}.",
+            remedy=f"Remove the twin first: `mens base remove {twins[0]}`.",
+            param="model",
+            details={"twins": twins},
+        )
+    if database := installed_database(settings):
+        from shared.database.overview.base_users import refuse_needed_base  # slow to import
+
+        refuse_needed_base(database, entry.name)
+
+
+def own_folder(settings: Settings, entry: BaseModelEntry) -> Path | None:
+    """The folder that Mens made for a base, ``bases/NAME`` in its home; None: there is none, or another entry has it too."""
+    catalog, folder = load_catalog(settings.catalog_path), settings.home / "bases" / entry.name
+
+    def has_it(base: BaseModelEntry) -> bool:
+        source = base.source
+        return isinstance(source, LocalSource) and (settings.catalog_path.parent / source.path).resolve() == folder
+
+    having = [base.name for base in catalog.bases if has_it(base)]
+    return folder if having == [entry.name] and folder.is_dir() else None

@@ -1,0 +1,89 @@
+"""What every tenant has to do with the name of a base: whose alias it would take over, and what needs the base."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import or_, select
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.orm import Session
+
+from shared.database.connection import Database
+from shared.database.deletions import open_jobs
+from shared.database.tables.adapters import AdapterRow
+from shared.database.tables.names import AliasRow
+from shared.errors import Code, Conflict, InvalidRequest
+
+SHOWN = 5
+
+
+def refuse_taken_name(database: Database, name: str) -> None:
+    """Refuse a name for a new base that requests of any tenant use, or will once a job has ended: the base would answer them.
+
+    Raises:
+        InvalidRequest: ``NAME_INVALID``. Unavailable: ``DATABASE_UNAVAILABLE``.
+    """
+    try:
+        with database.read() as session:
+            aliases, jobs = _aliases_of(session, name), _jobs_for(session, name)
+    except ProgrammingError:
+        return  # PostgreSQL without our tables: nobody has any name yet
+    if aliases:
+        kind, command = ("foreign name", "names remove") if aliases[0].stands_for else ("alias", "aliases delete")
+        tenant = aliases[0].tenant
+        raise InvalidRequest(
+            Code.NAME_INVALID,
+            f"{name!r} is {'an' if kind == 'alias' else 'a'} {kind} of the tenant {tenant!r}; a base of that name would answer its requests.",
+            remedy=f"Choose another name, or first delete the {kind}: `MENS_TENANT={tenant} mens {command} {name}`.",
+            param="name",
+            details={"tenants": [alias.tenant for alias in aliases]},
+        )
+    if jobs:
+        raise InvalidRequest(
+            Code.NAME_INVALID,
+            f"The job {jobs[0]}, which has not ended, will make the alias {name!r}.",
+            remedy=f"Choose another name, or first cancel the job: `mens jobs cancel {jobs[0]}`.",
+            param="name",
+            details={"jobs": jobs},
+        )
+
+
+def refuse_needed_base(database: Database, name: str) -> None:
+    """Refuse to take a base away that adapters, foreign names or unfinished jobs of any tenant need.
+
+    Raises:
+        Conflict: ``MODEL_IN_USE``; ``details`` names them. Unavailable: ``DATABASE_UNAVAILABLE``.
+    """
+    with database.read() as session:
+        tuned = select(AdapterRow.id).where(AdapterRow.base_model == name, AdapterRow.deleting_at.is_(None))
+        adapters = list(session.scalars(tuned.distinct().order_by(AdapterRow.id)))
+        mapped = select(AliasRow).where(AliasRow.stands_for.is_not(None), AliasRow.adapter_id.is_(None))
+        names = [row.name for row in session.scalars(mapped) if row.stands_for == {"kind": "base", "name": name}]
+        jobs = [job.id for job in open_jobs(session) if job.base_model == name]
+    users = [f"the adapter {each}" for each in adapters] + [f"the foreign name {each!r}" for each in sorted(names)]
+    users += [f"the job {each}" for each in jobs]
+    if users:
+        more = f" and {len(users) - SHOWN} more" if len(users) > SHOWN else ""
+        raise Conflict(
+            Code.MODEL_IN_USE,
+            f"The base {name} is needed by {', '.join(users[:SHOWN])}{more}.",
+            remedy="Delete the adapters (`mens models delete ID`) and names, and cancel the jobs or wait for them.",
+            param="model",
+            details={"adapters": adapters, "names": sorted(names), "jobs": jobs},
+        )
+
+
+def _aliases_of(session: Session, name: str) -> list[AliasRow]:
+    """Every tenant's alias or foreign name that is called so; aliases first."""
+    exists = or_(AliasRow.adapter_id.is_not(None), AliasRow.stands_for.is_not(None))
+    rows = session.scalars(select(AliasRow).where(AliasRow.name == name, exists).order_by(AliasRow.tenant))
+    return sorted(rows, key=lambda row: row.adapter_id is None)
+
+
+def _jobs_for(session: Session, alias: str) -> list[str]:
+    """Ids of the unfinished jobs that move an alias of that name when they publish."""
+    return [job.id for job in open_jobs(session) if _artifact(job.contract).get("alias") == alias]
+
+
+def _artifact(contract: dict[str, Any]) -> dict[str, Any]:
+    return contract.get("artifact") or {}
