@@ -183,7 +183,11 @@ def _opened(path: Path | None) -> Iterator[BinaryIO | None]:
     if path is None:
         yield None
         return
-    with path.open("wb") as file:
+    try:
+        file = path.open("wb")
+    except OSError as error:
+        fail(f"--quarantine {path} cannot be written: {error.strerror}. Name a file in a folder that is there.")
+    with file:
         yield file
 
 

@@ -38,7 +38,7 @@ def up(
             help="Base model to serve, or the digest of a merged model, which becomes one; again for each further one. Without it the tiny one, which is built when it is missing."
         ),
     ] = None,
-    port: Annotated[int, typer.Option(help="Port of the API on loopback.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API on loopback; 0: a free one.")] = 8000,
 ) -> None:
     """Start Valkey, API, worker, sweeper and vLLM on this machine, and keep them running until Ctrl-C."""
     settings = read_settings(Settings)

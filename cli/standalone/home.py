@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.database.tenancy import SHARED
-from shared.errors import Unauthenticated
+from shared.errors import Code, InvalidRequest, Unauthenticated
 from shared.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,11 +31,20 @@ def lock_home(home: Path) -> int:
 
     Raises:
         BlockingIOError: another stack has the folder.
+        InvalidRequest: ``SETTINGS_INVALID``: there is no such folder, and none can be made, or it is another user's.
     """
-    home.mkdir(parents=True, exist_ok=True)
-    # Training data, keys and answers: readable by their owner only.
-    home.chmod(0o700)
-    lock = os.open(home / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        # Training data, keys and answers: readable by their owner only.
+        home.chmod(0o700)
+        lock = os.open(home / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise InvalidRequest(
+            Code.SETTINGS_INVALID,
+            f"MENS_HOME is {home}, which cannot be a folder of this installation: {error.strerror}.",
+            remedy="Set MENS_HOME to a folder of your own, or to where one can be made.",
+            param="MENS_HOME",
+        ) from error
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:

@@ -92,6 +92,12 @@ def test_quarantine_never_overwrites_the_data(tmp_path: Path) -> None:
     assert Path(path).read_bytes() == before
 
 
+def test_quarantine_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    path, target = write(tmp_path / "a.jsonl", pair("1")), tmp_path / "nowhere" / "bad"
+    code, output = check(path, "--quarantine", str(target))
+    assert (code, f"--quarantine {target} cannot be written: No such file" in output) == (1, True)
+
+
 def test_file_without_trainable_rows_fails(tmp_path: Path) -> None:
     code, output = check(write(tmp_path / "a.jsonl", pair("1", rating=1)), "--min-rating", "3")
     assert code == 1

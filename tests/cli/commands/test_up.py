@@ -16,9 +16,11 @@ from typing import Any
 import psutil
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from cli.client.connection import Connection
 from cli.commands.up import command, install_signal_handlers, print_usage, watch
+from cli.main import app
 from cli.standalone.programs import PROGRAMS, supervisor_config
 from cli.standalone.stack import Stack, StackFailed
 from tests.support.waiting import eventually
@@ -48,6 +50,16 @@ def test_printed_commands_leave_the_default_home_out(
     words, *_ = printed_commands(tmp_path / ".mens", capsys)
     assert words[0].endswith("mens")
     assert Path(words[2]).is_file(), "the path of the example is relative to the present folder"
+
+
+@pytest.mark.parametrize(("port", "bound"), [("99999", "65535"), ("-1", "0")])
+def test_port_that_there_is_not_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: str, bound: str
+) -> None:
+    monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
+    refused = CliRunner().invoke(app, ["up", "--port", port])
+    assert (refused.exit_code, "--port" in refused.stderr, bound in refused.stderr) == (2, True, True)
+    assert not (tmp_path / "home").exists()
 
 
 def test_program_outside_the_path_is_named_relative_to_the_folder(

@@ -7,11 +7,14 @@ import stat
 import threading
 from pathlib import Path
 
+import pytest
+
 from api.migrate import migrate
 from cli.client.connection import Connection
 from cli.standalone.home import api_key, lock_home, write_private
 from shared.database.connection import Database
 from shared.database.keys import Keys
+from shared.errors import Code, InvalidRequest
 from shared.settings import Settings
 
 
@@ -33,6 +36,15 @@ def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     Connection("http://127.0.0.1:1", "key").save(tmp_path)
     for private in (path, tmp_path / "connection.json"):
         assert stat.S_IMODE(private.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nope"])
+def test_home_that_cannot_be_a_folder_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidRequest) as caught:
+        lock_home(tmp_path / place)
+    assert (caught.value.code, caught.value.param) == (Code.SETTINGS_INVALID, "MENS_HOME")
+    assert f"MENS_HOME is {tmp_path / place}, " in caught.value.message
 
 
 def test_lock_waits_for_stack_that_is_ending(tmp_path: Path) -> None:
