@@ -10,7 +10,7 @@ from urllib.parse import quote
 import typer
 from rich.console import Console
 
-from cli.client.connection import call, fail, fail_with
+from cli.client.connection import call, fail, fail_with, note
 from cli.client.gate_outcome import ALIAS_NOT_MOVED, describe_gates, is_of_gates, keeps_alias
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, follow
@@ -35,6 +35,8 @@ app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, p
 console, errors = Console(), Console(stderr=True)
 
 LAST_EVENTS = 10
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
 JobId = Annotated[str, typer.Argument(help="Id of the job, e.g. ftjob-01…, or its beginning.")]
 JobJson = Annotated[
     bool, typer.Option("--json", callback=note_json, help="Print the whole job as JSON; progress goes to stderr.")
@@ -122,8 +124,8 @@ def train(
     artifact = job["contract"]["artifact"]
     if artifact["alias"] and artifact["publish"] and (hiding := describe_hiding(artifact["alias"], job["tenant"])):
         notes.append(hiding)
-    for note in notes:
-        told.print(f"note: {note}", highlight=False, soft_wrap=True)
+    for line in notes:
+        told.print(f"note: {line}", highlight=False, soft_wrap=True)
     if watch:
         watch_job(job["id"], as_json=as_json)
     elif as_json:
@@ -189,8 +191,16 @@ def show(
 
 @app.command("watch")
 def watch_job(job_id: JobId, as_json: JobJson = False) -> None:
-    """Follow a job to its end. The exit code is 1 unless it succeeds, and 3 when it succeeds and its alias was not moved."""
-    job = follow(resolve_job_id(job_id), errors if as_json else console)
+    """Follow a job to its end. The exit code is 1 unless it succeeds, and 3 when it succeeds and its alias was not moved.
+
+    Ctrl-C ends the command, with 130, and not the job.
+    """
+    job_id = resolve_job_id(job_id)
+    try:
+        job = follow(job_id, errors if as_json else console)
+    except KeyboardInterrupt:
+        note(f"the job continues: `mens jobs watch {job_id}`; to end it, `mens jobs cancel {job_id}`")
+        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         console.print_json(data=job)
     else:

@@ -116,6 +116,18 @@ def test_watch_prints_why_a_job_was_queued_again(installation: CliInstallation) 
     assert installation.mens("jobs", "watch", job.id, code=1).splitlines()[0] == AGAIN
 
 
+def test_ctrl_c_ends_the_command_and_says_that_the_job_continues(installation: CliInstallation, rows: str) -> None:
+    def interrupt(*_arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    installation.patch.setattr("cli.client.job_progress.describe_progress", interrupt)
+    started = installation.invoke("train", rows, "--model", "tiny", "--no-publish", code=130)
+    job = installation.services.jobs.list()[0]
+    says = f"the job continues: `mens jobs watch {job.id}`; to end it, `mens jobs cancel {job.id}`\n"
+    assert (started.stderr, job.state) == (says, "queued")
+    assert installation.invoke("jobs", "watch", job.id, code=130).stderr == says
+
+
 def test_a_job_that_succeeded_and_whose_alias_stayed_ends_with_3(installation: CliInstallation, rows: str) -> None:
     installation.register(new_adapter("demo@1"))
     installation.mens("aliases", "set", "prod", "demo@1")
