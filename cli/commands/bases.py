@@ -62,7 +62,7 @@ class Family(StrEnum):
 def build_command(
     name: Annotated[str, typer.Argument(help="Name in the catalogue.")],
     family: Annotated[Family, typer.Option(help="Shape of the model.")] = Family.QWEN3,
-    steps: Annotated[int | None, typer.Option(help="Pretraining steps.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Pretraining steps.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and data order.")] = 0,
     replace: Annotated[bool, typer.Option("--replace", help="Build again when it is there.")] = False,
 ) -> None:

@@ -77,6 +77,12 @@ def test_alias_keeps_its_name_from_a_new_base(with_alias: Settings, arguments: l
     assert kept.exists() == ("--replace" in arguments), "refused before anything is deleted"
 
 
+@pytest.mark.parametrize("steps", ["-5", "0"])
+def test_base_is_not_built_in_no_steps(settings: Settings, steps: str) -> None:
+    refused = mens("build", "bad", "--steps", steps)
+    assert (refused.exit_code, "--steps" in refused.stderr, names(settings)) == (2, True, ["tiny"])
+
+
 def test_base_is_added_where_no_database_responds(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     added = mens("add", "helper", "--path", "bases/tiny")
     assert (added.exit_code, added.stderr) == (0, "")
