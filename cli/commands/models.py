@@ -76,7 +76,9 @@ def delete(
 ) -> None:
     """Delete an adapter: no request is routed to it any more, and its files are deleted once every replica has unloaded it."""
     adapter = resolve_adapter_id(adapter, least_digits=8)
-    if not yes:
+    named = find(f"/v1/models/{quote(adapter, safe='')}")
+    # The API refuses every other kind, and says why: nothing to confirm.
+    if not yes and (named is None or named["mens"]["kind"] in ("adapter", "checkpoint")):
         typer.confirm(f"Delete {adapter}? This cannot be undone", abort=True)
     call("DELETE", f"/v1/models/{quote(adapter, safe='')}")
     typer.echo(f"{adapter} is deleted; its files are removed shortly (docs/retention.md).")

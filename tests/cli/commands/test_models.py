@@ -46,6 +46,15 @@ def test_models_are_listed_with_their_tenant(with_models: CliInstallation) -> No
     }  # fmt: skip
 
 
+def test_what_is_no_adapter_is_refused_before_a_question(with_models: CliInstallation) -> None:
+    with_models.mens("alias", "prod", "demo@1")
+    for name in ("tiny", "prod"):
+        refused = with_models.mens("models", "delete", name, code=1)
+        assert refused.startswith("error: MODEL_NOT_DELETABLE: ")
+    assert "This cannot be undone" in with_models.mens("models", "delete", "demo@2", code=1)
+    assert "demo@2" in with_models.mens("models"), "nobody has confirmed"
+
+
 def test_alias_that_a_base_has_taken_over_is_noted(with_models: CliInstallation) -> None:
     with_models.mens("alias", "prod", "demo@1")
     assert with_models.invoke("models").stderr == ""
