@@ -99,7 +99,7 @@ def set_alias(
 
     Where a policy governs the alias, the adapter needs a receipt under it: `mens receipts create ADAPTER --alias NAME`.
     """
-    where = {"adapter": _adapter_id(adapter_id), "override": override, "policy": policy}
+    where = {"adapter": require_adapter_id(adapter_id), "override": override, "policy": policy}
     _put(name, where, _shadow(shadow, shadow_share, shadow_eval), reason, if_version)
 
 
@@ -121,7 +121,7 @@ def split(
         adapter, _, weight = text.rpartition("=")
         if not adapter or not weight.isdecimal():
             fail(f"{text!r} is not ADAPTER=WEIGHT, e.g. support@1…=90.")
-        weighted.append({"adapter": _adapter_id(adapter), "weight": int(weight)})
+        weighted.append({"adapter": require_adapter_id(adapter), "weight": int(weight)})
     where = {"targets": weighted, "override": override, "policy": policy}
     _put(name, where, _shadow(shadow, shadow_share, shadow_eval), reason, if_version)
 
@@ -286,7 +286,7 @@ def _shadow(shadow: str | None, share: float, judged_by: str | None) -> dict[str
     adapter, *weight = re.split("[:=]", shadow, maxsplit=1)
     if weight:
         fail(f"{shadow!r} is no id of an adapter; its share is an option: --shadow {adapter} --shadow-share 0.5.")
-    found = {"adapter": _adapter_id(shadow), "share": share}
+    found = {"adapter": require_adapter_id(shadow), "share": share}
     return found | {"eval": judged_by} if judged_by else found
 
 
@@ -303,7 +303,7 @@ def _move(method: str, name: str, verb: str, body: dict[str, Any], if_version: i
         note(f"note: {hidden} now; `mens aliases delete {name}` shows it again")
 
 
-def _adapter_id(text: str) -> str:
+def require_adapter_id(text: str) -> str:
     """The adapter id that an id or its prefix stands for; ends the command when the text is the name of something else."""
     if "@" not in text:
         alias = None if describe_bad_name(text) else find(_path(text))

@@ -9,8 +9,8 @@ from urllib.parse import quote
 import typer
 
 from cli.client.connection import call, fail, find_pages
-from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json
+from cli.commands.aliases import require_adapter_id
 from cli.commands.keys.commands import check_tenant
 from cli.output import format_minute, print_table
 
@@ -35,14 +35,14 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Let other tenants use an adapter. One that may already keeps its permission."""
-    adapter = resolve_adapter_id(adapter)
+    adapter = require_adapter_id(adapter)
     _print(call("POST", _path(adapter), json={"project_ids": tenants})["data"], as_json)
 
 
 @app.command("list")
 def list_permissions(adapter: Adapter, as_json: Json = False) -> None:
     """Show which tenants may use an adapter, newest first."""
-    _print(list(find_pages(_path(resolve_adapter_id(adapter)))), as_json)
+    _print(list(find_pages(_path(require_adapter_id(adapter)))), as_json)
 
 
 @app.command("delete")
@@ -51,7 +51,7 @@ def delete(
     tenant: Annotated[str, typer.Argument(help="The tenant, or the permission's id.")],
 ) -> None:
     """Take a permission back; refused while aliases or unfinished jobs of that tenant need the adapter."""
-    adapter = resolve_adapter_id(adapter)
+    adapter = require_adapter_id(adapter)
     found = [each for each in find_pages(_path(adapter)) if tenant in (each["id"], each["project_id"])]
     if not found:
         fail(f"{tenant} has no permission for {adapter}. List them: `mens permissions list {adapter}`.")

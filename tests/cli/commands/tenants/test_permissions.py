@@ -34,3 +34,12 @@ def test_what_is_no_tenant_and_who_has_no_permission(installation: CliInstallati
     said = installation.mens("permissions", "delete", ADAPTER, "acme", code=1)
     assert "acme has no permission" in said
     assert f"mens permissions list {ADAPTER}" in said
+
+
+def test_alias_in_place_of_an_adapter_is_said_to_be_one(installation: CliInstallation) -> None:
+    installation.register(new_adapter(ADAPTER))
+    installation.mens("aliases", "set", "helper", ADAPTER)
+    for command in (["list", "helper"], ["create", "helper", "acme"], ["delete", "helper", "acme"]):
+        refused = installation.mens("permissions", *command, code=1)
+        assert refused.startswith("error: ADAPTER_NOT_FOUND: 'helper' is no id of an adapter")
+        assert refused.endswith(f"The alias helper points to {ADAPTER}.")
