@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
-from cli.client.connection import call, fail
+from cli.client.connection import call, fail, fail_with
 from cli.standalone.home import installed_database
 from shared.database.tenancy import SHARED, KeyLimits, Role
-from shared.errors import Code, InvalidRequest, MensError, NotFound
+from shared.errors import Code, Conflict, InvalidRequest, MensError, NotFound
 from shared.settings import Settings, read_settings
 
 KeyRecord = dict[str, Any]
@@ -62,14 +62,20 @@ def find_id(keys: KeyStore, given: str, revoked: bool = False) -> str:
     former = [key for key in found if key["name"] == given and key["revoked_at"]]
     named = [key for key in found if key["name"] == given and not key["revoked_at"]] or (former if revoked else [])
     if not named:
-        message = f"The key {given!r} is revoked, for good." if former else f"There is no key {given!r}."
-        remedy = "List them: `mens keys list`; --tenant names another tenant."
-        fail(str(NotFound(Code.KEY_NOT_FOUND, message, remedy=remedy)))
+        _refuse_absent(given, is_revoked=bool(former))
     if len(named) > 1:
         candidates = [f"  {key['id']}  {key['role']} of {key['tenant']}" for key in named]
         verb = "had" if named == former else "have"
         fail("\n".join([f"{len(named)} keys {verb} the name {given!r}; give the id of one:", *candidates]))
     return str(named[0]["id"])
+
+
+def _refuse_absent(given: str, *, is_revoked: bool) -> NoReturn:
+    if is_revoked:
+        remedy = "Make another: `mens keys create NAME`; --tenant names another tenant."
+        fail_with(Conflict(Code.KEY_REVOKED, f"The key {given!r} is revoked, for good.", remedy=remedy))
+    remedy = "List them: `mens keys list`; --tenant names another tenant."
+    fail_with(NotFound(Code.KEY_NOT_FOUND, f"There is no key {given!r}.", remedy=remedy))
 
 
 class RemoteKeys:
@@ -111,7 +117,7 @@ def _local_command() -> Iterator[None]:
         with acting(AuditActor.of_command()):
             yield
     except MensError as error:
-        fail(str(error))
+        fail_with(error)
 
 
 class LocalKeys:
@@ -138,7 +144,11 @@ class LocalKeys:
 
     @_local_command()
     def all(self) -> list[KeyRecord]:
-        return [key.model_dump(mode="json") for key in self._keys.all(self._tenant)]
+        found = [key.model_dump(mode="json") for key in self._keys.all(self._tenant)]
+        if not found and self._tenant not in (None, SHARED):
+            message = f"There is no tenant {self._tenant!r}."
+            raise NotFound(Code.TENANT_NOT_FOUND, message, remedy="List them: `mens keys list`.", param="tenant")
+        return found
 
     @_local_command()
     def change(self, key_id: str, change: Change) -> KeyRecord:

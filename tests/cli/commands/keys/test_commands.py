@@ -272,7 +272,7 @@ def test_name_of_revoked_key_is_free(keys: Keys) -> None:
     assert runner.invoke(app, ["keys", "revoke", "bot"]).exit_code == 0
     for command in (["limit", "--rpm", "1"], ["revoke"]):
         refused = runner.invoke(app, ["keys", *command, "bot"]).stderr
-        assert refused.startswith("error: KEY_NOT_FOUND: The key 'bot' is revoked, for good.")
+        assert refused.startswith("error: KEY_REVOKED: The key 'bot' is revoked, for good.")
     second, _ = keys.create("bot")
     assert runner.invoke(app, ["keys", "revoke", first.id]).exit_code == 0, "repeating it changes nothing"
     assert made(keys)[-1] == second
@@ -309,6 +309,15 @@ def test_tenant_selects_among_keys_of_one_name(keys: Keys) -> None:
     refused = runner.invoke(app, ["keys", "revoke", ours.id, "--tenant", "other"])
     assert (refused.exit_code, "KEY_NOT_FOUND" in refused.stderr) == (1, True)
     assert made(keys)[0] == ours
+
+
+def test_tenant_that_never_had_a_key_is_refused(keys: Keys) -> None:
+    keys.create("bot", "acme")
+    for command in (["list"], ["revoke", "bot"]):
+        refused = runner.invoke(app, ["keys", *command, "--tenant", "acmee"])
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert refused.stderr.startswith("error: TENANT_NOT_FOUND: There is no tenant 'acmee'.")
+    assert runner.invoke(app, ["keys", "list", "--tenant", "acme"]).exit_code == 0
 
 
 def test_database_searches_names_of_all_tenants(local: Keys) -> None:
