@@ -25,8 +25,14 @@ from shared.base_models.catalog import (
     verify_model_folder,
 )
 from shared.base_models.hub import locate
+from shared.database.connection import Database
+from shared.database.jobs import Jobs
+from shared.database.leases import Leases
+from shared.database.names.aliases import Actor, Aliases
+from shared.database.routing import Routing
 from shared.hashing import digest_file
 from shared.settings import Settings
+from tests.support.builders import claimed, new_adapter
 from tests.support.merged_models import ADAPTER_ID, SHAPE, store_merged, write_merged
 from tests.support.tiny_base import write_base
 
@@ -85,6 +91,18 @@ def test_no_name_becomes_a_folder(settings: Settings, merged: str) -> None:
     result = runner.invoke(app, ["base", "from-merge", merged, "--as", "../elsewhere"])
     assert (result.exit_code, "no name for a base" in result.output) == (1, True)
     assert not (settings.home / "elsewhere").exists()
+
+
+def test_alias_keeps_its_name_from_a_merged_model(settings: Settings, merged: str, sqlite_template: Path) -> None:
+    (settings.home / "mens.db").write_bytes(sqlite_template.read_bytes())
+    database = Database(settings.database_url)
+    leases = Leases(database, 60)
+    leases.finish(claimed(Jobs(database), leases), {}, adapters=[new_adapter()])
+    Aliases(database).set("support-merged", Routing.to("demo@1"), Actor(id="key-1", name="alice"))
+    refused = runner.invoke(app, ["base", "from-merge", merged])
+    assert (refused.exit_code, refused.stderr.startswith("error: NAME_INVALID: 'support-merged'")) == (1, True)
+    assert [path.name for path in (settings.home / "bases").iterdir()] == ["tiny"]
+    assert runner.invoke(app, ["base", "from-merge", merged, "--as", "other"]).exit_code == 0
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", MODEL_MANIFEST_NAME])
