@@ -144,6 +144,12 @@ class ExactIndex:
         self._digests += other._digests
         self._lines += other._lines
 
+    def digests_of(self, lines: Lines) -> Digests:
+        """Digests of rows that are here, by their lines."""
+        digests, known = np.frombuffer(self._digests, np.uint64), np.frombuffer(self._lines, np.uint32)
+        found: Digests = digests[np.searchsorted(known, lines)]
+        return found
+
     def repeats(self) -> PairReport:
         """Rows that repeat an earlier one of the same file."""
         found = []

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from shared.contract.sections import DataMode
 from shared.datasets.dataset_report import DatasetReport, LineError, Quarantine, line_errors, nothing_to_train_on
-from shared.datasets.duplicates import MAX_NEAR_ROWS, NearIndex, PairReport
+from shared.datasets.duplicates import MAX_NEAR_ROWS, ExactIndex, NearIndex, PairReport
 from shared.datasets.file_counts import LENGTHS, ROWS_AT_ONCE, Observer, RowCounts
 from shared.datasets.file_parts import FilePart, ahead, split_file
 from shared.datasets.filters import RowFilter
@@ -85,6 +85,7 @@ def inspect_file(
     validation_observer: Observer | None = None,
     hashers: tuple[Hasher | None, Hasher | None] = (None, None),
     executor: Executor | None = None,
+    index: ExactIndex | None = None,
 ) -> DataReport:
     """Read a training file and its validation file, once each, and report all that is known about them.
 
@@ -102,9 +103,12 @@ def inspect_file(
         hashers: receive the bytes of the training file and of the validation file.
         executor: processes that read parts of a file at once (``reading_processes``), where neither an observer nor a
             hasher wants them in their order; the report is the same.
+        index: receives the valid rows of the training file.
     """
     strict = mode is DataMode.STRICT
-    training = _read(path, filters, near, None, quarantine, progress, observer, hashers[0], executor, strict=strict)
+    training = _read(
+        path, filters, near, None, quarantine, progress, observer, hashers[0], executor, index, strict=strict
+    )
     trained = _file_report(path, training)
     if validation is None:
         warnings = part_warnings(trained)
@@ -170,10 +174,12 @@ def _read(
     observer: Observer | None,
     hasher: Hasher | None,
     executor: Executor | None,
+    index: ExactIndex | None = None,
     *,
     strict: bool,
 ) -> _FileFindings:
-    found = _FileFindings(near=NearIndex(path.stat().st_size // TYPICAL_ROW_BYTES) if near else None)
+    counts = RowCounts() if index is None else RowCounts(exact=index)
+    found = _FileFindings(counts=counts, near=NearIndex(path.stat().st_size // TYPICAL_ROW_BYTES) if near else None)
     if executor and not (observer or hasher):
         _read_parts(executor, path, filters, training, quarantine, progress, found)
     else:

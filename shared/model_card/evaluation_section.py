@@ -38,6 +38,8 @@ def _measures(evaluation: SelfEvaluation) -> str:
     if not rows:
         return "\nNothing was measured.\n"
     source = f"{evaluation.rows} of {evaluation.rows_available:,} {SOURCES[evaluation.source]}"
+    if evaluation.held_out_copies:
+        source += f", **{evaluation.held_out_copies} of which are trained on too**: new rows may do worse"
     head = ("measure", "base", "tuned", "difference a row", "interval")
     return (
         f"\nMeasured on {source}; {evaluation.tokens:,} supervised tokens, the same for both.\n\n{table(rows, head)}\n"

@@ -60,6 +60,9 @@ class SelfEvaluation(EvaluationPart):
     version: Literal["mens_self_evaluation_v1"] = SCHEMA
     source: RowSource
     rows: int = Field(description="Rows that were scored.")
+    held_out_copies: int = Field(
+        0, description="Of the scored rows that were held out, those that are trained on too: the file repeats them."
+    )
     rows_available: int
     tokens: int = Field(description="Supervised tokens of these rows.")
     loss: PairedMeasure | None = Field(description="Nats per supervised token; lower is better.")
@@ -83,7 +86,11 @@ def summarize(evaluation: SelfEvaluation) -> list[str]:
         RowSource.HELD_OUT: "held-out rows",
         RowSource.TRAINING: "training rows, because none is held out: this shows what was learnt by heart",
     }[evaluation.source]
-    lines = [f"{evaluation.rows} of {evaluation.rows_available} {rows}; {evaluation.tokens:,} supervised tokens"]
+    copies = evaluation.held_out_copies
+    leaked = f"; {copies} of them are trained on too, so new rows may do worse" if copies else ""
+    lines = [
+        f"{evaluation.rows} of {evaluation.rows_available} {rows}{leaked}; {evaluation.tokens:,} supervised tokens"
+    ]
     if loss := evaluation.loss:
         lines.append(f"loss {loss.base:.4f} -> {loss.tuned:.4f} nats per token{_change(loss, '{:+.4f}')}")
     if accuracy := evaluation.token_accuracy:

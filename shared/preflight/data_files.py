@@ -6,11 +6,15 @@ that are trained on, and would fail the trainer in the same way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from array import array
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
+import numpy as np
+
 from shared.contract.sections import DataMode, DataSection, FineTuneContract
+from shared.datasets.duplicates import ExactIndex, Lines
 from shared.datasets.filters import RowFilter
 from shared.datasets.reader import Hasher, count_lines
 from shared.datasets.report import Observer, inspect_file, part_warnings, refusal
@@ -18,6 +22,7 @@ from shared.datasets.report_types import DataReport, FileReport
 from shared.datasets.row_weights import row_weight, stored_weight
 from shared.datasets.rows import Record, as_row
 from shared.errors import ArtifactInvalid, Code, ContractRejected
+from shared.preflight.held_out import count_copies
 from shared.preflight.types import InputFile, Machine
 from shared.tokenization.supervision import SupervisionPass, sample_lines
 from shared.tokenization.supervision_report import SupervisionReport
@@ -49,11 +54,14 @@ class Findings:
         data: on the training file and the validation file.
         replay: on the replay file, if there is one.
         supervision: by file; the training file's is always there.
+        index: of the training file's rows. lines: of those that the trainer will use, as :meth:`trained_on` counts them.
     """
 
     data: DataReport
     replay: FileReport | None
-    supervision: dict[Kind, SupervisionReport] = field(default_factory=dict)
+    supervision: dict[Kind, SupervisionReport]
+    index: ExactIndex
+    lines: Lines
 
     @property
     def longest_row(self) -> int:
@@ -70,6 +78,18 @@ class Findings:
         assert report is not None
         lost = self.supervision[kind].lost_difficulties
         return {level: rows - lost.get(level, 0) for level, rows in report.trainable_difficulties.items()}
+
+    def leaks(self, held_out: int, seed: int) -> list[str]:
+        """A note on held-out rows that are trained on too, if there are any.
+
+        Args:
+            held_out: rows of the training file that are held out. seed: decides which.
+        """
+        # Without a repeated row there is nothing to look for, and most files have none.
+        repeats = held_out and self.data.training.duplicates.exact_rows
+        copies = count_copies(self.index, self.lines, held_out, seed) if repeats else 0
+        what = f"{copies} of the {held_out} held-out rows are also trained on"
+        return [f"{what}: the validation loss is lower than on new rows."] if copies else []
 
     def refuse(self) -> None:
         """Refuse the job if rows cannot be trained, validated on or replayed.
@@ -103,7 +123,7 @@ def read_files(
     """
     filters, train, validation = RowFilter.of(contract.data), files.train, files.validation
     passes = _Passes(contract, seq_len, tokenizer, machine)
-    hashers = _hasher(train), _hasher(validation)
+    hashers, index = (_hasher(train), _hasher(validation)), ExactIndex()
     report = inspect_file(
         train.path,
         validation=validation.path if validation else None,
@@ -113,6 +133,7 @@ def read_files(
         observer=passes.observe("train", train, filters),
         validation_observer=passes.observe("validation", validation, filters) if validation else None,
         hashers=hashers,
+        index=index,
     )
     # Changed bytes explain bad lines better than the lines do, so they are refused first.
     _verify(train, hashers[0])
@@ -128,7 +149,8 @@ def read_files(
         )
     replayed = _read_replay(files.replay, contract.data, passes) if files.replay else None
     counted = {"train": report.training, "validation": report.validation, "replay": replayed}
-    return Findings(report, replayed, {kind: passes.report(kind, counted[kind]) for kind in passes.started})
+    supervision = {kind: passes.report(kind, counted[kind]) for kind in passes.started}
+    return Findings(report, replayed, supervision, index, passes.trained_lines())
 
 
 def _read_replay(replay: InputFile, wanted: DataSection, passes: _Passes) -> FileReport:
@@ -155,6 +177,7 @@ class _Passes:
         self._thorough = machine.thorough
         self.started: dict[Kind, tuple[SupervisionPass, bool]] = {}
         self.heaviest_row: float | None = None
+        self._admitted = array("I")
 
     def observe(self, kind: Kind, file: InputFile, filters: RowFilter) -> Observer:
         """Receives the rows of a file; of a large one, a sample where the machine is not thorough."""
@@ -169,10 +192,16 @@ class _Passes:
         def observe(record: Record, line: int) -> None:
             row, take = as_row(record, line), found.add if chosen is None or line in chosen else found.measure
             take(row)
-            if kind == "train" and not self.heaviest_row and filters.admits(row):
-                self.heaviest_row = stored_weight(row_weight(row, self._contract.trajectory)[0])
+            if kind == "train" and filters.admits(row):
+                self._admitted.append(line)
+                self.heaviest_row = self.heaviest_row or stored_weight(row_weight(row, self._contract.trajectory)[0])
 
         return observe
+
+    def trained_lines(self) -> Lines:
+        """Of the training file, once its report is made: the lines whose rows the trainer will use."""
+        lost = np.array(self.started["train"][0].lost_lines, np.uint32)
+        return np.setdiff1d(np.frombuffer(self._admitted, np.uint32), lost, assume_unique=True)
 
     def report(self, kind: Kind, counted: FileReport | None) -> SupervisionReport:
         found, sampled = self.started[kind]

@@ -112,7 +112,9 @@ def preflight(
         difficulties=difficulties,
     )
     needs = _estimate(plan, model.config, difficulties, supervision, machine, context)
-    warnings = found.warnings(contract.exec.seq_len)
+    leaks = found.leaks(plan.validation_rows, contract.exec.seed)
+    data = data.model_copy(update={"notes": [*data.notes, *leaks]})
+    warnings = [*found.warnings(contract.exec.seq_len), *leaks]
     served = serving_notes(contract, machine.limits) if machine.limits else []
     return Preflight(
         plan=plan,

@@ -233,7 +233,8 @@ class Preflight(PreflightValue):
 
     Attributes:
         sources: what decided each field of the contract.
-        warnings: what rows say that will not be learnt as they say it; the notes have them too.
+        warnings: what rows say that will not be learnt as they say it, and held-out rows that are trained on too; the notes
+            have them too.
         notes: what the operator should know although nothing forbids it.
     """
 

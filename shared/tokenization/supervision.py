@@ -108,6 +108,11 @@ class SupervisionPass:
             )
             self._counts.longest = max(self._counts.longest, len(labelled.ids))
 
+    @property
+    def lost_lines(self) -> Collection[int]:
+        """Lines of the rows so far that cannot be trained on; of all rows once the report is made."""
+        return self._counts.lost_lines
+
     def report(self, lines: int, *, sampled: bool) -> SupervisionReport:
         """The report on the rows so far, of a file of so many lines."""
         self._label()

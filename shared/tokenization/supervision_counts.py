@@ -1,8 +1,9 @@
-"""Counts and notes of a supervision report in the making: its size does not grow with the file."""
+"""Counts and notes of a supervision report in the making: its size does not grow with the file, but for the lines of lost rows."""
 
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -33,7 +34,12 @@ class Notes:
 
 @dataclass(slots=True)
 class SupervisionCounts:
-    """Counts and notes of the rows so far; its size does not grow with the file."""
+    """Counts and notes of the rows so far.
+
+    Attributes:
+        lost: rows that cannot be trained on, by difficulty.
+        lost_lines: of all of them: which rows are held out depends on them.
+    """
 
     seq_len: int
     last_k: int
@@ -51,6 +57,7 @@ class SupervisionCounts:
     nothing: Notes = field(default_factory=Notes)
     unsupported: Notes = field(default_factory=Notes)
     lost: Counter[int] = field(default_factory=Counter)
+    lost_lines: array[int] = field(default_factory=lambda: array("I"))
     no_end: Notes = field(default_factory=Notes)
     last_turn_only: Notes = field(default_factory=Notes)
     prompt_differs: Notes = field(default_factory=Notes)
@@ -64,7 +71,7 @@ class SupervisionCounts:
         """Count a row that cannot be written with the template."""
         self.rows += 1
         self.unsupported.add(row.line, reason)
-        self.lost[row.difficulty or DEFAULT_DIFFICULTY] += 1
+        self._lose(row)
 
     def add(self, labelled: LabelledChat, row: TrainingRow, tokenizer: Tokenizer) -> None:
         """Count a row and what of it is supervised."""
@@ -83,7 +90,7 @@ class SupervisionCounts:
         chat = labelled.chat
         if not supervised:
             self.nothing.add(chat.line, f"no assistant token to learn is within {self.seq_len} tokens")
-            self.lost[row.difficulty or DEFAULT_DIFFICULTY] += 1
+            self._lose(row)
         elif missing:
             self.no_end.add(chat.line, missing)
         for notes, holds, reason in (
@@ -109,6 +116,10 @@ class SupervisionCounts:
         if supervised and not self.sample:
             pieces = text_pieces(labelled, example)[:MAX_SAMPLE_PIECES]
             self.sample = [Piece(text=text, learnt=learnt) for text, learnt in pieces]
+
+    def _lose(self, row: TrainingRow) -> None:
+        self.lost[row.difficulty or DEFAULT_DIFFICULTY] += 1
+        self.lost_lines.append(row.line)
 
     def report(self, tokenizer: Tokenizer, lines: int, sampled: bool) -> SupervisionReport:
         return SupervisionReport(

@@ -39,6 +39,16 @@ def test_rows_that_were_trained_on_are_called_so():
     assert "training rows, because none is held out" in first
 
 
+def test_held_out_rows_that_are_trained_on_too_are_called_so():
+    first, *_ = summarize(EVALUATION.model_copy(update={"held_out_copies": 60}))
+    assert first.startswith("64 of 100 held-out rows; 60 of them are trained on too, so new rows may do worse; ")
+
+
+def test_an_evaluation_of_an_earlier_release_is_still_read():
+    dumped = EVALUATION.model_dump(mode="json", exclude={"held_out_copies"})
+    assert SelfEvaluation.model_validate(dumped) == EVALUATION
+
+
 def test_lists_leave_the_texts_out_and_keep_the_numbers():
     dumped = EVALUATION.model_dump(mode="json")
     shown = without_samples({"adapter_id": "a", KEY: dumped})

@@ -139,6 +139,19 @@ def test_truncation_is_noted(base: Path, tmp_path: Path) -> None:
     assert any(note.startswith("1 of 31 rows are longer than exec.seq_len") for note in found.notes)
 
 
+def test_held_out_rows_that_are_trained_on_too_are_noted(base: Path, tmp_path: Path) -> None:
+    found = check(base, tmp_path, [*ROWS[:5], row("left out", rating=1)] * 12)
+    note = "10 of the 10 held-out rows are also trained on: the validation loss is lower than on new rows."
+    assert (found.plan.train.rows, found.plan.validation_rows) == (60, 10)
+    assert all(note in notes for notes in (found.notes, found.warnings, found.data.notes))
+
+
+@pytest.mark.parametrize("repeated", [{}, {"sections": {"data": {"train_file": "f", "validation_split_ratio": 0.0}}}])
+def test_rows_that_are_new_or_not_held_out_are_not_noted(base: Path, tmp_path: Path, repeated: dict[str, Any]) -> None:
+    found = check(base, tmp_path, ROWS * 2 if repeated else ROWS, **repeated)
+    assert not [note for note in found.notes if "also trained on" in note]
+
+
 @pytest.mark.parametrize(
     ("request_", "rows", "code"),
     [

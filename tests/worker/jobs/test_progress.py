@@ -98,3 +98,12 @@ def test_step_events_of_a_long_run_are_bounded():
     assert MAX_METRIC_EVENTS <= len(steps) <= MAX_METRIC_EVENTS + 2
     assert (steps[0], steps[-1]) == (1, total)
     assert len(to_events([step(number, 7) for number in range(1, 8)])) == 7
+
+
+def test_the_comparison_tells_of_held_out_rows_that_are_trained_on_too():
+    payload = {"source": "held_out", "rows": 10, "held_out_copies": 4, "base_loss": None, "causes": [], "seconds": 1.0}
+    payload |= {"base_token_accuracy": 0.25, "tuned_token_accuracy": 1.0, "sample_answers": 0}
+    told = "Compared with its base on 10 held out rows, 4 of which are trained on too: token accuracy 25.0 % to 100.0 %"
+    assert to_events([{"event": "self_evaluation", "payload": payload}])[0].message.startswith(told)
+    del payload["held_out_copies"]  # as an earlier release's trainer tells it
+    assert "trained on too" not in to_events([{"event": "self_evaluation", "payload": payload}])[0].message

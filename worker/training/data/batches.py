@@ -7,7 +7,6 @@ Models that cannot keep documents apart in a sequence get rows of similar length
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,14 +56,6 @@ class MicroBatch:
     def target_count(self) -> int:
         """Targets."""
         return len(self.targets)
-
-
-def split_validation(rows: int, held_out: int, seed: int) -> tuple[Numbers, Numbers]:
-    """Shuffle row numbers with the seed and hold out the tail; (training, validation)."""
-    shuffled = list(range(rows))
-    random.Random(f"split-{seed}").shuffle(shuffled)
-    cut = rows - held_out
-    return np.array(shuffled[:cut], dtype=np.int64), np.array(shuffled[cut:], dtype=np.int64)
 
 
 def plan_micro_batches(lengths: Sequence[int], token_budget: int, *, packed: bool) -> list[list[int]]:

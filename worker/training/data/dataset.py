@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerBase
 from shared.contract.plan import DataFile, TrainingRun, validation_split
 from shared.contract.sections import FineTuneContract
 from shared.errors import Code, DatasetInvalid, JobFailed
+from shared.preflight.held_out import split_validation
 from shared.tokenization.tokenizer import Tokenizer
-from worker.training.data.batches import Numbers, split_validation
+from worker.training.data.batches import Numbers
 from worker.training.data.prepare import prepare
 from worker.training.data.prepared import PreparationReport, PreparedRows, Row
 from worker.training.data.row_order import Difficulties, replay_contract
@@ -42,6 +43,7 @@ class Data(Generic[RowT]):
         report: what became of the training file's rows.
         validation_report: the same of the validation file, if there is one.
         key: digest of all that decided the rows' content.
+        copies: places in ``validation`` of held-out rows whose tokens a row that is trained on has too.
     """
 
     rows: Sequence[RowT]
@@ -53,6 +55,7 @@ class Data(Generic[RowT]):
     report: PreparationReport
     validation_report: PreparationReport | None
     key: str
+    copies: frozenset[int] = frozenset()
 
     def row(self, number: int) -> RowT:
         """A row by the number that the order of steps has for it: training rows first, then replayed ones."""
@@ -92,7 +95,18 @@ def read_data(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, 
         report=rows.report,
         validation_report=validation.report if validation else None,
         key=rows.key,
+        copies=find_copies(rows, training, kept_apart),
     )
+
+
+def find_copies(rows: PreparedRows, training: Numbers, held_out: Numbers) -> frozenset[int]:
+    """Places among the held-out rows of those whose tokens a training row has too."""
+    if not len(held_out):
+        return frozenset()
+    # The marks of rows without a copy hardly ever agree, so few rows are read whole.
+    alike = training[np.isin(rows.marks(training), rows.marks(held_out))]
+    trained = {rows[int(number)].ids.tobytes() for number in alike}
+    return frozenset(place for place, number in enumerate(held_out) if rows[int(number)].ids.tobytes() in trained)
 
 
 def refuse_weightless(*weights: Sequence[float] | npt.NDArray[np.float32]) -> None:

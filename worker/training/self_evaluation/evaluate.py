@@ -74,6 +74,7 @@ class Measured:
         return {
             "source": found.source.value,
             "rows": found.rows,
+            "held_out_copies": found.held_out_copies,
             "tokens": found.tokens,
             "base_loss": found.loss and found.loss.base,
             "tuned_loss": found.loss and found.loss.tuned,
@@ -134,7 +135,13 @@ class _Evaluation:
         self._rows: Sequence[Example] = context.data.validation if held_out else _TrainingRows(context)
         held = RowSource.VALIDATION_FILE if inputs.validation else RowSource.HELD_OUT
         self._source = held if held_out else RowSource.TRAINING
-        self._scored: dict[str, Any] = {"rows": 0, "tokens": 0, "loss": None, "token_accuracy": None}
+        self._scored: dict[str, Any] = {
+            "rows": 0,
+            "held_out_copies": 0,
+            "tokens": 0,
+            "loss": None,
+            "token_accuracy": None,
+        }
         self._answers: tuple[SampleAnswer, ...] = ()
         self.notes: list[str] = []
         self.causes: list[str] = []
@@ -167,6 +174,7 @@ class _Evaluation:
         tuned = score_rows(self._context, rows, self._check)
         self._scored = {
             "rows": len(rows),
+            "held_out_copies": len(self._context.data.copies.intersection(chosen)),
             "tokens": sum(one.targets for one in base),
             "loss": compare_losses(base, tuned),
             "token_accuracy": compare_accuracies(base, tuned),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.training.data.batches import MicroBatch, collate, plan_micro_batches, split_validation
+from worker.training.data.batches import MicroBatch, collate, plan_micro_batches
 from worker.training.data.prepared import Row
 
 PAD = 0
@@ -96,14 +96,3 @@ def test_a_layout_holds_every_row_once_within_the_budget(lengths, budget, packed
 
 def test_rows_of_similar_length_are_padded_together():
     assert plan_micro_batches([3, 50, 4, 48, 2], 100, packed=False) == [[1, 3], [2, 0, 4]]
-
-
-@pytest.mark.parametrize(("rows", "held_out"), [(10, 3), (1, 0), (40, 10)])
-def test_held_out_rows_are_the_tail_of_a_seeded_shuffle(rows, held_out):
-    training, validation = split_validation(rows, held_out, seed=7)
-    assert len(validation) == held_out
-    assert sorted([*training, *validation]) == list(range(rows))
-    again = split_validation(rows, held_out, seed=7)
-    assert training.tolist() == again[0].tolist()
-    if rows > 1:
-        assert training.tolist() != split_validation(rows, held_out, seed=8)[0].tolist()

@@ -13,11 +13,11 @@ from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import TrainingInputs, TrainingRun, validation_split
 from shared.errors import Code, DatasetInvalid
 from shared.hashing import digest_file
+from shared.preflight.held_out import split_validation
 from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest, Machine
 from tests.support.tiny_base import TEMPLATE
 from tests.support.training_runs import ROWS
-from worker.training.data.batches import split_validation
 from worker.training.data.dataset import read_data, refuse_weightless
 from worker.training.data.row_order import RowOrder
 from worker.training.model.load import load_tokenizer
@@ -104,3 +104,18 @@ def test_a_lenient_plan_has_the_steps_of_its_run(base, tmp_path, curriculum):
     }
     plan, data = plan_and_read(base, tmp_path, [*rows(2, 30, 30), *rows(8, 10, 25)], **sections)
     assert plan.optimizer_steps == RowOrder(plan.contract, data.difficulties, len(data.replay)).total_steps
+
+
+def test_held_out_rows_that_are_trained_on_too_are_known(tiny, tokenizer, tmp_path):
+    """The two rows of one length differ in a token alone; each of the first kind is there often, and the other once."""
+    training, held_out = split_validation(60, 10, SEED)
+    chats = [{"prompt": "What is a bug?", "response": f"A mistake {number % 5}."} for number in range(60)]
+    chats[int(held_out[3])] = {"prompt": "What is a bug?", "response": "A mistake 7."}
+    data = read(tiny, tokenizer, tmp_path, chats, data={"validation_split_ratio": 0.05})
+    assert len(data.training) == len(training) == 50
+    assert data.copies == set(range(10)) - {3}
+
+
+def test_of_rows_that_are_all_different_none_is_a_copy(tiny, tokenizer, tmp_path):
+    chats = [{"prompt": f"{number} + 1?", "response": str(number + 1)} for number in range(60)]
+    assert read(tiny, tokenizer, tmp_path, chats, data={"validation_split_ratio": 0.05}).copies == frozenset()

@@ -87,8 +87,17 @@ def test_without_held_out_rows_training_rows_are_taken_and_called_so(tiny, tmp_p
 def test_held_out_rows_are_those_that_were_not_trained_on(tiny, tmp_path):
     run = tiny.plan_run(tmp_path, exec={"epochs": 1}, data={"validation_split_ratio": 0.34})
     found = evaluation_of(tiny.train(run, tmp_path / "run"))
-    assert (found.source, found.rows_available) == (RowSource.HELD_OUT, 2)
+    assert (found.source, found.rows_available, found.held_out_copies) == (RowSource.HELD_OUT, 2, 0)
     assert len({sample.line for sample in found.sample_answers}) == 2
+
+
+def test_held_out_rows_that_are_trained_on_too_are_told_with_the_numbers(tiny, tmp_path):
+    run = tiny.plan_run(tmp_path, [ROWS[0]] * 6, exec={"epochs": 1}, data={"validation_split_ratio": 0.34})
+    run_dir = tiny.train(run, tmp_path / "run")
+    found = evaluation_of(run_dir)
+    assert (found.source, found.rows, found.held_out_copies) == (RowSource.HELD_OUT, 2, 2)
+    assert events(run_dir, "self_evaluation")[0]["held_out_copies"] == 2
+    assert "**2 of which are trained on too**" in (run_dir / CARD_NAME).read_text()
 
 
 # -- it changes nothing and fails nothing -----------------------------------------------------------------------------
