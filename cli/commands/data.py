@@ -24,7 +24,7 @@ from shared.contract.sections import ContextFilter, DataMode
 from shared.datasets.file_parts import reading_processes
 from shared.datasets.filters import RowFilter
 from shared.datasets.report_types import DataReport, FileReport, LinePair
-from shared.errors import MensError
+from shared.errors import Code, MensError
 from shared.settings import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the report as JSON.")] = False,
 ) -> None:
     """Check a training file: every bad line with number and reason, duplicates, leakage. Exit code 1 if it is unusable."""
-    from shared.datasets.report import inspect_file  # numpy is slow to import
+    from shared.datasets.report import inspect_file, refusal  # numpy is slow to import
 
     if quarantine and any(path and quarantine.resolve() == path.resolve() for path in (file, validation)):
         fail(f"--quarantine {quarantine} would overwrite the data.")
@@ -89,15 +89,27 @@ def check(
         for name, path in (("supervision", file), ("validation_supervision", validation)):
             if path:
                 supervised[name] = report_supervision(path, model, seq_len, filters, sample, lenient=lenient)
+    error = refusal(report, filters) or _supervision_refusal(supervised, lenient=lenient)
     if as_json:
-        found = {"supervision": None} | {name: one.model_dump(mode="json") for name, one in supervised.items()}
+        found = {"error": error and error.as_dict(), "supervision": None} | {
+            name: one.model_dump(mode="json") for name, one in supervised.items()
+        }
         typer.echo(json.dumps(report.model_dump(mode="json") | found, indent=2))
     else:
-        show(report, file, validation, quarantine)
+        show(report, file, validation, quarantine, refusal(report, filters))
         for name, one in supervised.items():
             show_supervision(one, "validation " if name == "validation_supervision" else "")
-    refused = any(one.is_refused(lenient=lenient) for one in supervised.values())
-    raise typer.Exit(0 if report.usable and not refused else 1)
+    raise typer.Exit(1 if error else 0)
+
+
+def _supervision_refusal(supervised: dict[str, SupervisionReport], *, lenient: bool) -> MensError | None:
+    """The error of the first file with a row that the base cannot be trained on."""
+    for name, one in supervised.items():
+        try:
+            one.refuse("data.train_file" if name == "supervision" else "data.validation_file", lenient=lenient)
+        except MensError as error:
+            return error
+    return None
 
 
 def report_supervision(
@@ -124,8 +136,14 @@ def report_supervision(
         fail_with(error)
 
 
-def show(report: DataReport, file: Path, validation: Path | None, quarantine: Path | None) -> None:
-    """Print the report: bad lines, then figures, duplicates and leakage, then notes and the verdict."""
+def show(
+    report: DataReport, file: Path, validation: Path | None, quarantine: Path | None, error: MensError | None
+) -> None:
+    """Print the report: bad lines, then figures, duplicates and leakage, then notes and the verdict.
+
+    Args:
+        error: why the files are not usable.
+    """
     for path, found in ((file, report.training), (validation, report.validation)):
         if path and found and found.error_count:
             _show_errors(path.name, found)
@@ -142,7 +160,7 @@ def show(report: DataReport, file: Path, validation: Path | None, quarantine: Pa
         _show_pairs("leakage", report.leakage.exact_pairs + report.leakage.near_pairs, "validation line")
     for note in report.notes:
         console.print(f"note: {note}", markup=False)
-    console.print(_verdict(report), markup=False)
+    console.print(_verdict(report, error), markup=False)
 
 
 def show_supervision(found: SupervisionReport, kind: str = "") -> None:
@@ -235,11 +253,9 @@ def _show_pairs(title: str, pairs: list[LinePair], second: str) -> None:
         console.print(f"{title}: {second} {pair.second} is {alike} line {pair.first}", markup=False)
 
 
-def _verdict(report: DataReport) -> str:
-    if report.usable:
+def _verdict(report: DataReport, error: MensError | None) -> str:
+    if error is None:
         return f"ok: {report.training.trainable_rows:,} rows can be trained on"
-    if report.mode is DataMode.STRICT and report.training.error_count + (
-        report.validation.error_count if report.validation else 0
-    ):
+    if error.code is Code.DATASET_LINE_INVALID:
         return "not usable: correct the lines above, or skip them with --lenient, here as in mens plan and mens train"
-    return "not usable: no row is left to train or validate on"
+    return f"not usable: {error}"

@@ -106,11 +106,16 @@ def line_errors(report: DatasetReport, param: str = "data.train_file") -> Datase
 
 
 def nothing_to_train_on(report: DatasetReport, filters: RowFilter, param: str = "data.train_file") -> DatasetInvalid:
-    """The error of a file of which no row is left to train on."""
+    """The error of a file of which no row is left to train on: it is empty, or every row is bad or left out."""
+    message = f"None of the {report.rows} rows of the {_kind(param)} file can be trained on."
+    remedy = f"Add rows, or lower data.min_rating (now {filters.min_rating}) and widen data.context_filter."
+    if not report.rows:
+        found = f"has no row that is valid, and {report.error_count} bad line(s)" if report.error_count else "is empty"
+        message, remedy = f"The {_kind(param)} file {found}.", "Give a file with one row a line."
     return DatasetInvalid(
         Code.DATASET_EMPTY,
-        f"None of the {report.rows} rows of the {_kind(param)} file can be trained on.",
-        remedy=f"Add rows, or lower data.min_rating (now {filters.min_rating}) and widen data.context_filter.",
+        message,
+        remedy=remedy,
         param=param,
         details={"rows": report.rows, "error_count": report.error_count},
     )

@@ -101,7 +101,17 @@ def test_quarantine_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_file_without_trainable_rows_fails(tmp_path: Path) -> None:
     code, output = check(write(tmp_path / "a.jsonl", pair("1", rating=1)), "--min-rating", "3")
     assert code == 1
-    assert "no row is left" in output
+    assert "not usable: DATASET_EMPTY: None of the 1 rows of the training file can be trained on." in output
+
+
+def test_an_empty_file_is_called_so_with_code_and_remedy(tmp_path: Path) -> None:
+    empty = write(tmp_path / "a.jsonl")
+    assert "not usable: DATASET_EMPTY: The training file is empty. Give a file with one row a line." in check(empty)[1]
+    code, output = check(empty, "--json")
+    error = json.loads(output)["error"]
+    assert (code, error["code"], error["param"]) == (1, "DATASET_EMPTY", "data.train_file")
+    assert error["message"] == "The training file is empty."
+    assert error["remedy"]
 
 
 def test_leakage_and_duplicates_are_shown(tmp_path: Path) -> None:
@@ -117,13 +127,15 @@ def test_json_is_json(tmp_path: Path) -> None:
     report = json.loads(output)
     assert code == 1
     assert report["training"]["errors_by_code"] == {"ROW_BLANK": 1}
+    assert report["error"]["code"] == "DATASET_LINE_INVALID"
     assert report["supervision"] is None
 
 
 def test_category_option_keeps_what_matches(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", pair("1", category="Code"), pair("2", lane="speech"), pair("3"))
     code, output = check(path, "--category", "code", "--category", "SPEECH", "--json")
-    assert (code, json.loads(output)["training"]["trainable_rows"]) == (0, 2)
+    report = json.loads(output)
+    assert (code, report["training"]["trainable_rows"], report["error"]) == (0, 2, None)
 
 
 def test_unknown_base_is_named(tmp_path: Path) -> None:

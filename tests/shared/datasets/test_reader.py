@@ -199,13 +199,22 @@ def test_counts_rows_and_trainable_rows() -> None:
     assert (report.rows, report.trainable_rows, report.error_count, report.errors) == (4, 3, 0, [])
 
 
-@pytest.mark.parametrize("lines", [[], [pair(rating=2), pair(rating=1)]], ids=["no rows", "all filtered"])
-def test_file_with_nothing_to_train_on_is_refused(lines: list[bytes]) -> None:
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "The training file is empty."),
+        ([b"oops\n"], "The training file has no row that is valid, and 1 bad line(s)."),
+        ([pair(rating=2), pair(rating=1)], "None of the 2 rows of the training file can be trained on."),
+    ],
+    ids=["no rows", "all bad", "all filtered"],
+)
+def test_file_with_nothing_to_train_on_is_refused(lines: list[bytes], message: str) -> None:
     with pytest.raises(DatasetInvalid) as caught:
-        check_dataset(lines, min_rating=3)
+        check_dataset(lines, min_rating=3, strict=False)
     assert caught.value.code is Code.DATASET_EMPTY
     assert caught.value.param == "data.train_file"
-    assert str(len(lines)) in caught.value.message
+    assert caught.value.message == message
+    assert ("min_rating" in caught.value.remedy) == message.startswith("None of the")
 
 
 def test_rows_are_read_one_at_a_time() -> None:
