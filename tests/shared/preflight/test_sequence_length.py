@@ -36,7 +36,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check(base: Path, folder: Path, lengths: list[int], machine: Machine | None = None, **request: Any) -> Preflight:
     path = folder / "rows.jsonl"
-    rows = [{"prompt": "q" * length, "response": "yes"} for length in lengths]
+    rows = [{"prompt": f"{number:q>{length}}", "response": "yes"} for number, length in enumerate(lengths)]
     path.write_text("\n".join(map(json.dumps, rows)))
     sections = {"model": {"name": "tiny"}, "data": {"train_file": "f"}} | request.pop("sections", {})
     entry = BaseModelEntry(name="tiny", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
