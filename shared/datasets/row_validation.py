@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
+from difflib import get_close_matches
+from functools import lru_cache
+from itertools import islice
 from typing import Any, NoReturn, get_args
 
 import msgspec
@@ -39,6 +42,8 @@ _RANGES = {
     "end": (RowCode.ROW_SPAN_OUT_OF_RANGE, "0 or more"),
     "weight": (RowCode.ROW_WEIGHT_INVALID, f"0 to {MAX_SPAN_WEIGHT}"),
 }
+_TEXT_FIELDS = ("messages", "turns", "prompt", "instruction", "input", "context", "response", "output", "completion")
+_COMPARED_KEYS, _MAX_KEY_CHARACTERS = 20, 40
 _CHOICES = {
     "role": (RowCode.ROW_ROLE_UNKNOWN, f"one of {', '.join(WRITTEN_ROLES)}"),
     "response_mode": (RowCode.ROW_RESPONSE_MODE_UNKNOWN, "code_only or prose_only"),
@@ -84,7 +89,7 @@ def check_record(record: Record, line: bytes) -> None:
     if chat := record.messages or record.turns:
         _check_turns(chat, "messages" if record.messages else "turns")
     else:
-        _check_pair(*record.pair())
+        _check_pair(record, line)
     for index, tool in enumerate(record.tools or ()):
         _check_tool(tool, f"tools[{index}]")
     if record.syntax_spans:
@@ -129,11 +134,20 @@ def _explain(line: bytes, failure: Exception) -> NoReturn:
     if has_lone_surrogate(line) and _is_json(line):
         reason = "the line has half of a surrogate pair (\\ud800 to \\udfff), which is no character"
         raise RowError(RowCode.ROW_LONE_SURROGATE, reason) from None
-    reason = str(failure).removeprefix("JSON is malformed: ")
-    if reason == "Input data was truncated":
-        reason = "it ends in the middle"
+    reason = _cut_off(line, str(failure)) or str(failure).removeprefix("JSON is malformed: ")
     hint = " (the file looks like one JSON list; write one object per line)" if line.strip() in {b"[", b"]"} else ""
     raise RowError(RowCode.ROW_NOT_JSON, f"the line is not JSON: {reason}{hint}") from None
+
+
+def _cut_off(line: bytes, failure: str) -> str:
+    """That a line ends too early, from msgspec's message; empty when it does not."""
+    text = line.rstrip(b"\r\n")
+    place = re.search(r"\(byte (\d+)\)$", failure)
+    # In a text, and in a word or number, the line's end is the character that must not be there.
+    if failure != "Input data was truncated" and not (place and int(place[1]) >= len(text)):
+        return ""
+    in_text = re.sub(rb"\\.?", b"", text, flags=re.DOTALL).count(b'"') % 2
+    return f"it ends in the middle{' of a text' if in_text else ''}"
 
 
 def _check_length(line: bytes) -> None:
@@ -185,13 +199,45 @@ def _bad_value(field: str, what: str) -> RowError:
 # --- lines that decode, but must not be trained on
 
 
-def _check_pair(prompt: str | None, answer: str | None) -> None:
+def _check_pair(record: Record, line: bytes) -> None:
+    prompt, answer = record.pair()
     if prompt is None or answer is None:
-        raise RowError(RowCode.ROW_FIELD_MISSING, "neither `messages` nor `prompt` with `response` is there")
+        raise _missing(record, prompt, answer, line)
     if not prompt:
         raise RowError(RowCode.ROW_CONTENT_EMPTY, "the prompt is empty", "prompt")
     if not answer or answer.isspace():
         raise RowError(RowCode.ROW_ANSWER_EMPTY, "the response is empty, so there is nothing to learn", "response")
+
+
+def _missing(record: Record, prompt: str | None, answer: str | None, line: bytes) -> RowError:
+    """The error of a row without turns, and without prompt or answer."""
+    if prompt is None and answer is None:
+        for name in ("messages", "turns"):
+            if getattr(record, name) is not None:
+                return RowError(RowCode.ROW_FIELD_MISSING, f"`{name}` is empty: it has no turn", name)
+        name, reason = "", "neither `messages` nor `prompt` with `response` is there"
+    else:
+        name = "prompt" if prompt is None else "response"
+        reason = f"`{name}` is missing"
+    return RowError(RowCode.ROW_FIELD_MISSING, f"{reason}{_misspelt(line)}", name)
+
+
+def _misspelt(line: bytes) -> str:
+    """The first key of a row that is nearly the name of a turn's or a text's field, as the end of a reason."""
+    keys = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    for key in islice(keys, _COMPARED_KEYS):
+        meant = _nearest_field(key[:_MAX_KEY_CHARACTERS])
+        if meant and meant not in keys:
+            return f"; is `{key[:_MAX_KEY_CHARACTERS]}` meant to be `{meant}`?"
+    return ""
+
+
+@lru_cache(maxsize=1024)  # the lines of a file have the same keys
+def _nearest_field(key: str) -> str | None:
+    """The field that a key is nearly called; a stranger chose the key, so one that may steer a terminal is none."""
+    return (
+        next(iter(get_close_matches(key.lower(), _TEXT_FIELDS, n=1, cutoff=0.75)), None) if key.isprintable() else None
+    )
 
 
 def _check_turns(messages: list[Message], name: str) -> None:

@@ -74,6 +74,55 @@ def careful(line: bytes) -> Verdict:
         return error.code, error.field, error.reason
 
 
+@pytest.mark.parametrize(
+    ("line", "field", "reason"),
+    [
+        (b'{"prompt": "a"}', "response", "`response` is missing"),
+        (b'{"response": "a"}', "prompt", "`prompt` is missing"),
+        (b'{"prompt": null, "response": "a"}', "prompt", "`prompt` is missing"),
+        (b'{"prompt": "a", "messages": []}', "response", "`response` is missing"),
+        (
+            b'{"prompts": "a", "response": "b"}',
+            "prompt",
+            "`prompt` is missing; is `prompts` meant to be `prompt`?",
+        ),
+        (
+            b'{"prompt": "a", "Completions": "b"}',
+            "response",
+            "`response` is missing; is `Completions` meant to be `completion`?",
+        ),
+        (
+            b'{"message": [{"role": "user"}]}',
+            "",
+            "neither `messages` nor `prompt` with `response` is there; is `message` meant to be `messages`?",
+        ),
+        (b'{"question": "a"}', "", "neither `messages` nor `prompt` with `response` is there"),
+        (b'{"prompt\\u001b": "a"}', "", "neither `messages` nor `prompt` with `response` is there"),
+        (b'{"messages": []}', "messages", "`messages` is empty: it has no turn"),
+        (b'{"turns": [], "rating": 3}', "turns", "`turns` is empty: it has no turn"),
+    ],
+)
+def test_what_is_missing_is_named_on_both_paths(line: bytes, field: str, reason: str) -> None:
+    assert fast(line) == careful(line) == ("ROW_FIELD_MISSING", field, reason)
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+@pytest.mark.parametrize(
+    ("start", "where"),
+    [
+        (b'{"prompt": "abc', " of a text"),
+        (b'{"prompt": "say \\"abc\\"', " of a text"),
+        (b'{"prompt": "abc\\', " of a text"),
+        (b'{"prompt": "caf\xc3\xa9 \\u00', " of a text"),
+        (b'{"prompt": "abc"', ""),
+        (b'{"prompt": "abc", "rating": nul', ""),
+    ],
+)
+def test_a_line_that_ends_too_early_is_called_so_on_both_paths(start: bytes, end: bytes, where: str) -> None:
+    reason = f"the line is not JSON: it ends in the middle{where}"
+    assert fast(start + end) == careful(start + end) == ("ROW_NOT_JSON", "", reason)
+
+
 @pytest.mark.exhaustive
 @given(lines)
 @settings(max_examples=1_000)
