@@ -20,7 +20,8 @@ from cli.client.json_errors import note_json
 from cli.options import existing_file
 from shared.base_models.catalog import load_catalog
 from shared.base_models.config import parse_model_config
-from shared.contract.sections import ContextFilter, DataMode
+from shared.contract.plan import validation_split
+from shared.contract.sections import ContextFilter, DataMode, DataSection
 from shared.datasets.file_parts import reading_processes
 from shared.datasets.filters import RowFilter
 from shared.datasets.report_types import DataReport, FileReport, LinePair
@@ -255,7 +256,18 @@ def _show_pairs(title: str, pairs: list[LinePair], second: str) -> None:
 
 def _verdict(report: DataReport, error: MensError | None) -> str:
     if error is None:
-        return f"ok: {report.training.trainable_rows:,} rows can be trained on"
+        return f"ok: {report.training.trainable_rows:,} rows can be trained on{_held_out(report)}"
     if error.code is Code.DATASET_LINE_INVALID:
         return "not usable: correct the lines above, or skip them with --lenient, here as in mens plan and mens train"
     return f"not usable: {error}"
+
+
+def _held_out(report: DataReport) -> str:
+    """That a job holds some of the rows out, as long as its contract does not say otherwise; the verdict's end."""
+    ratio = DataSection.model_fields["validation_split_ratio"].default
+    rows = 0 if report.validation else validation_split(report.training.trainable_rows, ratio)
+    if not rows:
+        return ""
+    return (
+        f"; a job holds {rows:,} of them out to validate, unless it has --validation or data.validation_split_ratio 0"
+    )

@@ -47,6 +47,14 @@ def test_good_file_passes(tmp_path: Path) -> None:
     assert "ok: 2 rows can be trained on" in output
 
 
+def test_rows_that_a_job_holds_out_are_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", *(pair(str(number)) for number in range(60)))
+    told = "60 rows can be trained on; a job holds 10 of them out to validate, unless it has --validation"
+    assert told in " ".join(check(path)[1].split())
+    own = check(path, "--validation", write(tmp_path / "b.jsonl", pair("new")))[1]
+    assert "60 rows can be trained on\n" in own
+
+
 def test_bad_lines_are_shown_with_number_code_and_reason(tmp_path: Path) -> None:
     bad = write(tmp_path / "a.jsonl", pair("1"), pair("[bold]2", rating=9), b'{"prompt": "[/x]"}\n')
     code, output = check(bad)
