@@ -17,7 +17,7 @@ from shared.artifacts.original_layout import refuse_bin
 from shared.contract.flat_keys import from_flat, parse_contract
 from shared.contract.plan import ImportPlan, MergePlan, PlannedBase
 from shared.contract.sections import ArtifactSection, FineTuneContract, ImportContract, MergeContract
-from shared.database.records import DEFAULT_TERMS, Job, Kind, QueueTerms, Submission
+from shared.database.records import DEFAULT_TERMS, Job, Kind, NewEvent, QueueTerms, Submission
 from shared.errors import Code, Conflict, ContractRejected, Forbidden, NotFound
 from shared.hashing import digest_json
 from shared.preflight.machine import machine_of
@@ -108,7 +108,10 @@ def submit_finetune(
         labels=labels,
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan.digest if sent is None else sent, "labels": labels}),
-        events=describe_judgement(view, plan.contract.artifact, plan.base.name),
+        events=[
+            *(NewEvent(level="warn", message=advice) for advice in checked.advice),
+            *describe_judgement(view, plan.contract.artifact, plan.base.name),
+        ],
         expected_seconds=checked.estimate.seconds,
     )
     return submit(services, view, submission, terms)

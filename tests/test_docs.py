@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from pydantic_settings import BaseSettings
 
+from api.routes.jobs import CreateFinetune
 from api.settings import ApiSettings
+from cli.commands.bases import TINY_LEARNING_RATE
 from cli.lazy_commands import load
 from cli.main import PLACES
 from serving.settings import ServingSettings
+from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import flat_names
 from worker.settings import WorkerSettings
 
@@ -73,6 +76,16 @@ def test_every_row_names_tests_that_exist(page: str, rows: int) -> None:
 def test_every_make_target_of_the_readme_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z]+)`", README)) <= targets
+
+
+def test_the_readmes_contract_is_what_mens_train_makes() -> None:
+    """For a file of the size of the example's; the contract's own defaults teach the tiny base nothing."""
+    found = re.search(r"/v1/jobs -d \\\n\s*'(\{.*?\})'$", README, re.MULTILINE | re.DOTALL)
+    assert found
+    contract = CreateFinetune.model_validate_json(found[1]).contract
+    rows = len((ROOT / "examples/support.jsonl").read_text().splitlines())
+    chosen = contract.exec.model_dump(include=contract.exec.model_fields_set)
+    assert (contract.model.hf_repo, chosen) == ("mens-tiny", auto_exec(rows, TINY_LEARNING_RATE))
 
 
 def test_links_lead_somewhere() -> None:

@@ -39,3 +39,18 @@ def auto_exec(rows: int, rate_of_base: float | None) -> dict[str, float]:
 def auto_learning_rate(of_base: float | None) -> float:
     """Peak learning rate; ``of_base`` is the catalogue's, None when it has none for the base."""
     return of_base or DEFAULT_LEARNING_RATE
+
+
+def note_on_default_rate(rate: float, *, is_default: bool, base: str, rate_of_base: float | None) -> list[str]:
+    """That a job takes the contract's learning rate where the base learns well at another; none where that is not so.
+
+    Args:
+        rate: that the job trains with.
+        is_default: whether nobody has chosen it, neither caller nor rule nor preset.
+        base: name of the base.
+        rate_of_base: the catalogue's; None when it has none for the base.
+    """
+    if not is_default or rate_of_base is None or rate_of_base == rate:
+        return []
+    what = f"exec.learning_rate is the contract's default, {rate:g}"
+    return [f"{what}; {base} learns well at {rate_of_base:g} (its entry in the catalogue): set it."]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from shared.base_models.catalog import BaseModelEntry, refuse_unknown_files
 from shared.base_models.config import ModelConfig
+from shared.contract.auto_hyperparameters import note_on_default_rate
 from shared.contract.epochs import Histogram, rows_per_epoch
 from shared.contract.plan import DataFile, ExecutionPlan, plan_finetune, reject_unsupported
 from shared.contract.presets import AUTO, Resolution, auto_row, is_small_dataset, resolve_contract
@@ -116,6 +117,10 @@ def preflight(
     data = data.model_copy(update={"notes": [*data.notes, *leaks]})
     warnings = [*found.warnings(contract.exec.seq_len), *leaks]
     served = serving_notes(contract, machine.limits) if machine.limits else []
+    is_default = resolution.sources["exec.learning_rate"] == "default"
+    advice = note_on_default_rate(
+        contract.exec.learning_rate, is_default=is_default, base=base.name, rate_of_base=base.learning_rate
+    )
     return Preflight(
         plan=plan,
         model=model,
@@ -128,9 +133,11 @@ def preflight(
             for path, source in resolution.sources.items()
         },
         warnings=warnings,
+        advice=advice,
         notes=list(
             dict.fromkeys(
                 [
+                    *advice,
                     *plan.notes,
                     *_unknown_machine(request, machine),
                     *resolution.notes,

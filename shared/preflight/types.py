@@ -235,6 +235,7 @@ class Preflight(PreflightValue):
         sources: what decided each field of the contract.
         warnings: what rows say that will not be learnt as they say it, and held-out rows that are trained on too; the notes
             have them too.
+        advice: what the caller left open and had better set for this base; the notes have it too.
         notes: what the operator should know although nothing forbids it.
     """
 
@@ -245,6 +246,7 @@ class Preflight(PreflightValue):
     estimate: Estimate
     sources: dict[str, Source]
     warnings: list[str]
+    advice: list[str]
     notes: list[str]
 
     def record(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 
 from api.capabilities import capabilities_here
 from api.inference.replicas.limits import ReplicaLimits
+from shared.base_models.catalog import Catalog, load_catalog, save_catalog
 from shared.database.leases import Leases
 from shared.database.tenancy import Role
 from shared.preflight.types import ServingLimits
@@ -77,6 +78,27 @@ def test_a_dry_run_refuses_a_priority_that_a_submission_would(app: FastAPI, anon
     headers = {"Authorization": f"Bearer {secret}"}
     for path in ("/v1/plans", "/v1/jobs"):
         assert anonymous.post(path, json=body, headers=headers).json()["error"]["code"] == "ROLE_INSUFFICIENT"
+
+
+@pytest.mark.parametrize(
+    ("change", "is_told"),
+    [({}, True), ({"preset": "tiny"}, False), ({"contract": {"exec": {"learning_rate": 2e-4}}}, False)],
+)
+def test_plan_and_job_say_that_the_base_learns_at_another_rate(
+    app: FastAPI, client: TestClient, job_body: dict[str, Any], change: dict[str, Any], is_told: bool
+) -> None:
+    settings = app.state.services.settings
+    (base,) = load_catalog(settings.catalog_path).bases
+    save_catalog(settings.catalog_path, Catalog(bases=[base.model_copy(update={"learning_rate": 0.004})]))
+    body = change | {"contract": job_body["contract"] | change.get("contract", {})}
+    planned = client.post("/v1/plans", json=body).json()
+    job = client.post("/v1/jobs", json=body | {"kind": "finetune"}).json()
+    record = client.get(f"/v1/jobs/{job['id']}/preflight").json()
+    events = client.get(f"/v1/jobs/{job['id']}?after=0").json()["events"]
+    told = "exec.learning_rate is the contract's default, 0.0002; tiny learns well at 0.004"
+    for notes in (planned["preflight"]["notes"], record["notes"]):
+        assert any(note.startswith(told) for note in notes) is is_told
+    assert any(e["message"].startswith(told) and e["level"] == "warn" for e in events) is is_told
 
 
 def test_job_keeps_its_preflight(client: TestClient, job_body: dict[str, Any]) -> None:
