@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any
 
@@ -24,6 +25,8 @@ from starlette.types import Receive, Scope, Send
 
 from api.openai_vocabulary import openai_code, openai_type
 from shared import errors
+from shared.contract.faults import MISSING_FIELD, UNKNOWN_FIELD, reason_of, unknown_before_missing
+from shared.contract.field_names import nearest_field
 from shared.contract.sections import BAD_NAME, describe_bad_name
 from shared.errors import Code, InvalidRequest, MensError, Unavailable
 
@@ -203,20 +206,62 @@ def validation_error(error: RequestValidationError, remedy: str = "") -> Invalid
             "The request body is not declared to be JSON.",
             remedy="Send the header `Content-Type: application/json`.",
         )
-    faults = describe_faults(error.errors(), error.body)
+    found = unknown_before_missing(error.errors())
+    if found[0]["type"] == NOT_JSON:
+        return _not_json(found[0], error.body, remedy)
+    faults = describe_faults(found, error.body)
     path, reason = next(iter(faults.items()))
     # The fine-tune contract is the field `contract` of this API's requests, and parts of it the field `mens` of OpenAI's.
     is_merge = isinstance(error.body, dict) and error.body.get("kind") == "merge"
     is_in_contract = path.partition(".")[0] in ("contract", "mens") and not is_merge
+    meant = _meant(path, found, is_in_contract=is_in_contract) if found[0]["type"] == UNKNOWN_FIELD else None
+    remedy = remedy or (SEE_CONTRACT if is_in_contract else SEE_OPENAPI)
     return InvalidRequest(
-        Code.NAME_INVALID if error.errors()[0]["type"] == BAD_NAME else Code.REQUEST_INVALID,
+        Code.NAME_INVALID if found[0]["type"] == BAD_NAME else Code.REQUEST_INVALID,
         f"{path or 'The request body'}: {reason}.",
-        remedy=remedy or (SEE_CONTRACT if is_in_contract else SEE_OPENAPI),
+        remedy=f"Did you mean {meant}? {remedy}" if meant else remedy,
         param=path or None,
         details={
-            "fault": error.errors()[0]["type"],
+            "fault": found[0]["type"],
             "errors": [{"param": path, "reason": reason} for path, reason in faults.items()],
         },
+    )
+
+
+def _meant(path: str, found: Sequence[Mapping[str, Any]], *, is_in_contract: bool) -> str | None:
+    """The field that an unknown one was most likely meant for; None when nothing resembles it.
+
+    Args:
+        path: the unknown field's.
+        found: the faults, its own first.
+        is_in_contract: whether it is within the fine-tune contract.
+    """
+    block, _, inner = path.partition(".")
+    if is_in_contract and inner:
+        near = nearest_field(inner)
+        return near and f"{block}.{near}"
+    # Elsewhere only the fields that are missing beside it are known.
+    parent, _, name = path.rpartition(".")
+    beside = [
+        str(fault["loc"][-1])
+        for fault in found
+        if fault["type"] == MISSING_FIELD and fault["loc"][:-1] == found[0]["loc"][:-1]
+    ]
+    close = get_close_matches(name, beside, n=1)
+    return f"{parent}.{close[0]}".lstrip(".") if close else None
+
+
+def _not_json(fault: Mapping[str, Any], body: object, remedy: str) -> InvalidRequest:
+    """The error of a body that FastAPI could not parse, with the place where its JSON ends to be any."""
+    position = fault["loc"][-1]
+    # Python counts characters, the caller's editor and the model routes' errors bytes.
+    byte = len(body[:position].encode(errors="surrogatepass")) if isinstance(body, str) else position
+    reason = str(fault.get("ctx", {}).get("error", "")) or "it cannot be parsed"
+    return InvalidRequest(
+        Code.REQUEST_INVALID,
+        f"The request body is not JSON: {reason} (byte {byte}).",
+        remedy=remedy or "Correct it there; most languages have a function that writes JSON.",
+        details={"fault": fault["type"], "byte": byte},
     )
 
 
@@ -297,6 +342,10 @@ def _allowed_methods(request: Request) -> list[str]:
     return sorted(methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set()))
 
 
+NOT_JSON = "json_invalid"
+"""FastAPI's type of fault of a body that is no JSON."""
+UNKNOWN_KIND = "unknown_kind"
+"""Our type of fault of a body whose ``kind`` is none of a route's; pydantic gives it no field."""
 OUTSIDE = ("path", "query", "header")
 """Parts of a request where a field may be, besides the body."""
 
@@ -318,7 +367,9 @@ def describe_faults(errors: Iterable[Mapping[str, Any]], sent: object) -> dict[s
             path = ".".join(map(str, location[1:]))
         else:
             path = _path(location, sent, keep_last=error["type"] == "missing")
-        faults.setdefault(path, []).append(error["msg"].removeprefix("Value error, "))
+        if error["type"] == UNKNOWN_KIND:
+            path = f"{path}.kind".lstrip(".")
+        faults.setdefault(path, []).append(reason_of(error))
     return {path: "; or ".join(dict.fromkeys(reasons)) for path, reasons in faults.items()}
 
 

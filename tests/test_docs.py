@@ -16,7 +16,7 @@ from cli.lazy_commands import load
 from cli.main import PLACES
 from serving.settings import ServingSettings
 from shared.contract.auto_hyperparameters import auto_exec
-from shared.contract.flat_keys import flat_names
+from shared.contract.field_names import flat_names
 from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[1]

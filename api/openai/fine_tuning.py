@@ -24,6 +24,9 @@ from api.openai.types import (
 from api.polling.queue_places import QueuePlace
 from shared.base_models.catalog import BaseModelEntry
 from shared.contract.auto_hyperparameters import auto_batch_size, auto_epochs, auto_learning_rate
+from shared.contract.faults import UNKNOWN_FIELD, unknown_before_missing
+from shared.contract.field_names import nearest_field
+from shared.contract.flat_keys import SCHEMA_REMEDY
 from shared.contract.sections import BAD_NAME, FineTuneContract
 from shared.database.adapters import Adapter
 from shared.database.files.files import File
@@ -88,16 +91,18 @@ def to_contract(
     try:
         contract = FineTuneContract.model_validate(sections)
     except ValidationError as error:
-        path, reason = next(iter(describe_faults(error.errors(), sections).items()))
+        found = unknown_before_missing(error.errors())
+        path, reason = next(iter(describe_faults(found, sections).items()))
+        near = nearest_field(path) if found[0]["type"] == UNKNOWN_FIELD else None
         field = f"mens.{path}"
         if path.removeprefix("exec.") in own.keys() - body.mens.sections().get("exec", {}).keys():
             field = _sent_as(path, body)
             if path == "exec.learning_rate":  # the bounds are the rate's, not the multiplier's
                 reason = f"it makes the learning rate {own['learning_rate']:g}: {reason}"
         raise ContractRejected(
-            Code.NAME_INVALID if error.errors()[0]["type"] == BAD_NAME else Code.CONTRACT_INVALID,
+            Code.NAME_INVALID if found[0]["type"] == BAD_NAME else Code.CONTRACT_INVALID,
             f"{field}: {reason}.",
-            remedy="The contract's schema is at GET /v1/contract/schema.",
+            remedy=f"Did you mean mens.{near}? {SCHEMA_REMEDY}" if near else SCHEMA_REMEDY,
             param=field,
         ) from None
     return contract, resolved | _overridden(contract, body.mens.exec, base.learning_rate)

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header, Query, Response, status
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag
 
 from api.capabilities import CapabilityMatrix, capabilities_here
+from api.errors import UNKNOWN_KIND
 from api.evaluation import submit_run
 from api.openai.fine_tuning import event_seq
 from api.openai.types import Metadata
@@ -110,6 +111,10 @@ class CreateEvaluation(QueueTerms):
     metadata: Metadata = {}
 
 
+KINDS = ("finetune", "merge", "import", "evaluate")
+"""What a caller may write as ``kind``."""
+
+
 def _kind_of(body: Any) -> str:
     """Which body a request has: one without a kind and a contract is flat."""
     if isinstance(body, CreateMerge | CreateImport | CreateEvaluation):
@@ -129,7 +134,7 @@ CreateJob = Annotated[
     | Annotated[CreateImport, Tag("import")]
     | Annotated[CreateEvaluation, Tag("evaluate")]
     | Annotated[CreateFromRows, Tag("rows")],
-    Discriminator(_kind_of),
+    Discriminator(_kind_of, custom_error_type=UNKNOWN_KIND, custom_error_message=f"it is none of {', '.join(KINDS)}"),
 ]
 
 

@@ -16,6 +16,8 @@ LIST_MODELS = "List what there is with `mens models`."
 LEAVE_TENANT_OUT = "Leave MENS_TENANT unset and --tenant out"
 SEE_HELP = "See the command's --help for what is expected"
 
+SUGGESTION = re.compile(r"Did you mean [^?]+\? ")
+
 REMEDIES: dict[Code | tuple[Code, str], str] = {
     Code.KEY_MISSING: "Set MENS_API_KEY; an admin makes a key with `mens keys create NAME`.",
     Code.KEY_INVALID: "Set MENS_API_KEY to one that an admin made with `mens keys create NAME`.",
@@ -90,7 +92,9 @@ def to_cli_remedy(error: dict[str, Any]) -> str:
     # Only invalid fields of a body or a query list faults under these two codes; the API then refers to its OpenAPI document.
     if code in (Code.REQUEST_INVALID, Code.NAME_INVALID) and "errors" in mens.get("details", {}):
         is_contract = field.partition(".")[0] == "contract"
-        return SEE_HELP + ("; the contract's schema is at GET /v1/contract/schema." if is_contract else ".")
+        suggestion = SUGGESTION.match(str(mens.get("remedy", "")))
+        see = SEE_HELP + ("; the contract's schema is at GET /v1/contract/schema." if is_contract else ".")
+        return suggestion[0] + see if suggestion else see
     known = REMEDIES.get((code, field)) or REMEDIES.get(code)
     if known and code in (Code.GATE_MISSING, Code.GATE_STALE, Code.GATE_FAILED):
         return known.format_map(defaultdict(lambda: "…", mens.get("details", {})))

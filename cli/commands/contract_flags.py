@@ -9,7 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from shared.contract.flat_keys import field_types, from_flat
+from shared.contract.field_names import field_types
+from shared.contract.flat_keys import from_flat
 from shared.errors import Code, ContractRejected
 
 REPLACED = {

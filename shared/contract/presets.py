@@ -22,7 +22,8 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from shared.contract.flat_keys import contract_paths, parse_contract
+from shared.contract.field_names import contract_paths
+from shared.contract.flat_keys import parse_contract
 from shared.contract.preset_files import AutoRow, Bound, SizeRow, Values, domain_file, ladder_file, preset_file
 from shared.contract.refusals import MOBILE_LIMITS
 from shared.contract.sections import ContractValue, DeploymentTarget, FineTuneContract

@@ -54,6 +54,49 @@ def test_remedy_names_the_contract_where_one_is_expected(
     assert ("/v1/contract/schema" in error["mens"]["remedy"]) is names_contract
 
 
+DATA = {"data": {"train_file": "file-1"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "meant"),
+    [
+        ("/v1/jobs", {"contract": DATA | {"optimizer": {"learnin_rate": 1}}}, "contract.optimizer.learnin_rate",
+         "contract.exec.learning_rate"),
+        ("/v1/plans", {"contract": {"data": {"train_fil": "x"}}}, "contract.data.train_fil", "contract.data.train_file"),
+        ("/v1/plans", {"contrct": DATA}, "contrct", "contract"),
+        ("/v1/jobs", {"kind": "finetune", "contrct": DATA}, "contrct", "contract"),
+        ("/v1/jobs", {"kind": "merge", "contract": {"adaptr": "x"}}, "contract.adaptr", "contract.adapter"),
+        ("/v1/keys", {"nam": "bot"}, "nam", "name"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_field_leads_with_what_was_meant(
+    client: TestClient, path: str, body: dict[str, object], param: str, meant: str
+) -> None:
+    error = client.post(path, json=body).json()["error"]
+    assert (error["code"], error["param"], error["mens"]["details"]["fault"]) == (
+        "REQUEST_INVALID",
+        param,
+        "extra_forbidden",
+    )
+    assert error["message"].startswith(f"{param}: there is no such field. Did you mean {meant}? ")
+    assert error["mens"]["details"]["errors"][0] == {"param": param, "reason": "there is no such field"}
+
+
+@pytest.mark.parametrize("kind", ["fine-tune", 7, None])
+def test_an_unknown_kind_of_job_is_answered_with_those_there_are(client: TestClient, kind: object) -> None:
+    error = client.post("/v1/jobs", json={"kind": kind, "contract": DATA}).json()["error"]
+    assert error["param"] == "kind"
+    assert error["message"].startswith("kind: it is none of finetune, merge, import, evaluate.")
+
+
+@pytest.mark.parametrize(("body", "byte"), [('{"kind": ', 9), ('{"é": tru}', 7), ("", None)])
+def test_a_body_that_is_no_json_says_where(client: TestClient, body: str, byte: int | None) -> None:
+    response = client.post("/v1/jobs", content=body.encode(), headers={"Content-Type": "application/json"})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], bool(error["mens"]["remedy"])) == (422, None, True)
+    assert byte is None or f"not JSON: Expecting value (byte {byte})." in error["message"]
+
+
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", None])
 def test_body_that_is_not_declared_to_be_json_is_refused(client: TestClient, kind: str | None) -> None:
     headers = {"Content-Type": kind} if kind else {}

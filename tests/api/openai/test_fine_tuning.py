@@ -112,6 +112,7 @@ def test_any_suffix_becomes_a_valid_name(client: TestClient, train_file: str, su
         ({"seed": -1}, "REQUEST_INVALID", "seed"),
         ({"metadata": {str(i): "x" for i in range(17)}}, "REQUEST_INVALID", "metadata"),
         ({"mens": {"exec": {"epoch": 3}}}, "CONTRACT_INVALID", "mens.exec.epoch"),
+        ({"mens": {"optimizer": {"learnin_rate": 3}}}, "CONTRACT_INVALID", "mens.optimizer.learnin_rate"),
         ({"mens": {"adapter": {"rank": 0}}}, "CONTRACT_INVALID", "mens.adapter.rank"),
         ({"mens": {"artifact": {"alias": "Prod v2"}}}, "NAME_INVALID", "mens.artifact.alias"),
         ({"training_file": "file-x"}, "FILE_NOT_FOUND", "training_file"),
@@ -124,6 +125,11 @@ def test_invalid_requests_are_refused(
 ) -> None:
     error = create(client, train_file, **body).json()["error"]
     assert (error["mens"]["code"], error["param"]) == (code, param)
+
+
+def test_a_misspelt_field_of_our_block_is_answered_with_what_was_meant(client: TestClient, train_file: str) -> None:
+    error = create(client, train_file, mens={"optimizer": {"learnin_rate": 3}}).json()["error"]
+    assert error["mens"]["remedy"].startswith("Did you mean mens.exec.learning_rate? ")
 
 
 def test_bounds_of_a_multiplier_are_told_as_the_rates(client: TestClient, train_file: str) -> None:

@@ -116,6 +116,13 @@ def test_invalid_field_refers_to_help(field: str, remedy: str) -> None:
     assert to_cli_remedy(error(Code.REQUEST_INVALID, field, "See GET /v1/openapi.json.", errors=faults)) == remedy
 
 
+def test_the_field_that_was_meant_is_kept() -> None:
+    faults = [{"param": "contract.exec.epoch", "reason": "there is no such field"}]
+    meant = "Did you mean contract.exec.epochs?"
+    shown = to_cli_remedy(error(Code.REQUEST_INVALID, "contract.exec.epoch", f"{meant} See GET /v1/x.", errors=faults))
+    assert shown.startswith(f"{meant} See the command's --help")
+
+
 def test_only_the_remedy_of_a_message_is_replaced() -> None:
     remedy = "List what there is with GET /v1/models."
     body = error(Code.MODEL_NOT_FOUND, "model", remedy) | {"message": f"There is no model 'GET /v1/models'. {remedy}"}

@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from shared.contract.flat_keys import contract_paths, parse_contract
+from shared.contract.field_names import contract_paths
+from shared.contract.flat_keys import parse_contract
 from shared.contract.preset_files import Bound, SmallDataset, domain_file, ladder_file, preset_file
 from shared.contract.presets import (
     DEFAULT_PRESET,

@@ -1,0 +1,41 @@
+"""What pydantic found wrong with a contract or a request: its reasons in plain words, and which of them comes first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+UNKNOWN_FIELD = "extra_forbidden"
+MISSING_FIELD = "missing"
+"""Pydantic's types of the two faults that one misspelt name causes together."""
+
+_REASONS = {UNKNOWN_FIELD: "there is no such field"}
+FaultT = TypeVar("FaultT", bound=Mapping[str, Any])
+
+
+def reason_of(fault: Mapping[str, Any]) -> str:
+    """What is wrong, in plain words, without the field.
+
+    Args:
+        fault: one of pydantic's.
+    """
+    return _REASONS.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
+
+
+def unknown_before_missing(faults: Sequence[FaultT]) -> list[FaultT]:
+    """The faults in pydantic's order, but for one of a missing field: the unknown field beside it, or deeper, is the mistake.
+
+    Args:
+        faults: pydantic's; at least one.
+    """
+    first = faults[0]
+    if first["type"] == MISSING_FIELD:
+        parent = tuple(first["loc"][:-1])
+        unknown = [
+            fault for fault in faults if fault["type"] == UNKNOWN_FIELD and tuple(fault["loc"][: len(parent)]) == parent
+        ]
+        # Of several, one in the same object: the missing field's own name, misspelt.
+        unknown.sort(key=lambda fault: len(fault["loc"]))
+        if unknown:
+            return [unknown[0], *(fault for fault in faults if fault is not unknown[0])]
+    return list(faults)
