@@ -67,6 +67,7 @@ OLLAMA_PATHS = "/api/"
 SEE_OLLAMA_ROUTES = "Of Ollama's API there are /api/chat, /api/generate, /api/tags and /api/version."
 SEE_TAGS = "List what there is with GET /api/tags."
 SEE_OPENAPI = "See GET /v1/openapi.json for what is expected."
+WRITE_JSON = "Correct it there; most languages have a function that writes JSON."
 SEE_CONTRACT = "See GET /v1/openapi.json for what is expected; the contract's schema is at GET /v1/contract/schema."
 logger = logging.getLogger(__name__)
 
@@ -260,7 +261,7 @@ def _not_json(fault: Mapping[str, Any], body: object, remedy: str) -> InvalidReq
     return InvalidRequest(
         Code.REQUEST_INVALID,
         f"The request body is not JSON: {reason} (byte {byte}).",
-        remedy=remedy or "Correct it there; most languages have a function that writes JSON.",
+        remedy=remedy or WRITE_JSON,
         details={"fault": fault["type"], "byte": byte},
     )
 

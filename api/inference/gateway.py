@@ -20,7 +20,7 @@ import msgspec
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
-from api.errors import CLIENT_GONE, limit_headers
+from api.errors import CLIENT_GONE, WRITE_JSON, limit_headers
 from api.inference.cache_salt import with_cache_salt
 from api.inference.disconnect import DisconnectWatcher
 from api.inference.judged_copies import JudgedCopy, PassingAnswer, is_judgeable, without_stream
@@ -40,6 +40,7 @@ from shared.database.keys import Key
 from shared.database.routing import Routing, sticky_point
 from shared.errors import Code, InvalidRequest, NotFound, TooLarge, TooMany
 from shared.observability.log_context import add_log_ids
+from shared.strict_json import refuse_loose_json
 
 LIMIT_HEADERS = "mens_limit_headers"
 """Name in a request's state of the headers with its key's limits, once it is counted."""
@@ -262,13 +263,18 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
         raw += message.get("body", b"")
         more = message.get("more_body", False)
         if len(raw) > limit:
-            raise TooLarge(Code.BODY_TOO_LARGE, f"The request body is larger than {limit} bytes.")
+            raise TooLarge(Code.BODY_TOO_LARGE, f"The request body is larger than {limit} bytes.", remedy="Shorten it.")
     try:
         body = msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(Code.REQUEST_INVALID, f"The request body is not JSON: {error}.") from None
+        # The decoder takes half of a surrogate pair at the end of a text for the end of the body, and names no field.
+        refuse_loose_json(bytes(raw))
+        raise InvalidRequest(
+            Code.REQUEST_INVALID, f"The request body is not JSON: {str(error).rstrip('.')}.", remedy=WRITE_JSON
+        ) from None
     if not isinstance(body, dict):
-        raise InvalidRequest(Code.REQUEST_INVALID, "The request body is not a JSON object.")
+        remedy = 'Send an object with its fields, such as {"model": …}.'
+        raise InvalidRequest(Code.REQUEST_INVALID, "The request body is not a JSON object.", remedy=remedy)
     return body
 
 
@@ -303,7 +309,12 @@ async def choose_model(
     """
     model = body.get("model")
     if not isinstance(model, str) or not model:
-        raise InvalidRequest(Code.REQUEST_INVALID, "`model` must be a name.", param="model")
+        raise InvalidRequest(
+            Code.REQUEST_INVALID,
+            "`model` must be a name.",
+            remedy="Name a base, an adapter's id or an alias; GET /v1/models lists them.",
+            param="model",
+        )
     if lookup.is_base(model):
         await lookup.check_offered(model)
         return Choice(lookup.served.of(model), model)

@@ -16,7 +16,7 @@ from api.errors import UpstreamError
 from api.inference.event_stream import DATA, ERROR_EVENT, EVENT_END
 from api.inference.replicas.client import ReplicaDisconnected, ReplicaResponse
 from api.inference.request_fields.grammars import grammars
-from api.inference.vllm_messages import ClientError, explain
+from api.inference.vllm_messages import FIRST_WORD, PROMPT, ClientError, explain
 from shared.errors import Code, MensError, Unavailable
 
 MAX_CHARS = 2000
@@ -109,9 +109,20 @@ def _passed_on(status: int, error: dict[str, Any], body: dict[str, Any]) -> Upst
     return UpstreamError(
         Code.SERVING_FAILED if failed else explained.code,
         explained.message,
-        remedy=explained.remedy,
+        remedy=explained.remedy or _default_remedy(explained.param, failed=failed),
         status=status,
         param=explained.param,
         details=explained.details,
         retryable=failed and status != HTTPStatus.NOT_IMPLEMENTED,
     )
+
+
+def _default_remedy(param: str | None, *, failed: bool) -> str:
+    """What to do about an error of which nothing is known but the field that it is about."""
+    if failed:
+        return "Try again; the serving replica's log has the reason."
+    if not param:
+        return "Correct the request; docs/openai.md says what is served."
+    # A request without its prompt is none, so that is not to be left out.
+    is_prompt = any(name in PROMPT for name in FIRST_WORD.findall(param))
+    return f"Correct `{param}`." if is_prompt else f"Correct `{param}`, or leave it out."

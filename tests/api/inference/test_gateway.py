@@ -69,6 +69,7 @@ def test_unknown_names_do_not_reach_the_replica(api: httpx.Client, replica: Fake
     response = api.post("/v1/chat/completions", json={"model": model})
     assert response.status_code in (400, 404)
     assert response.json()["error"]["param"] == "model"
+    assert response.json()["error"]["mens"]["remedy"]
     assert not replica.asked
 
 
@@ -84,7 +85,21 @@ def test_unknown_names_do_not_reach_the_replica(api: httpx.Client, replica: Fake
     ],
 )
 def test_invalid_bodies_are_refused(api: httpx.Client, content: bytes, code: str) -> None:
-    assert api.post("/v1/completions", content=content).json()["error"]["mens"]["code"] == code
+    error = api.post("/v1/completions", content=content).json()["error"]["mens"]
+    assert (error["code"], bool(error["remedy"])) == (code, True)
+
+
+@pytest.mark.parametrize("text", ["half \\ud83d", "\\ud83d half", "\\udc00"])
+def test_half_of_a_surrogate_pair_is_named_wherever_it_stands(api: httpx.Client, text: str) -> None:
+    content = '{"model": "m", "messages": [{"role": "user", "content": "' + text + '"}]}'
+    error = api.post("/v1/chat/completions", content=content).json()["error"]
+    assert (error["param"], error["mens"]["code"]) == ("messages.0.content", "REQUEST_INVALID")
+    assert "half of a surrogate pair" in error["message"]
+
+
+def test_a_body_that_is_cut_off_is_not_json(api: httpx.Client) -> None:
+    error = api.post("/v1/chat/completions", content=b'{"model": "m').json()["error"]
+    assert error["message"].startswith("The request body is not JSON: Input data was truncated. Correct it")
 
 
 def test_stream_is_passed_on_as_it_comes(api: httpx.Client, replica: FakeReplica) -> None:

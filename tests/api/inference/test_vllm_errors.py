@@ -59,7 +59,23 @@ def test_refusal_is_in_openais_shape() -> None:
     response = error_response(refused(400, {"error": VLLM}))
     error = json.loads(response.body)["error"]
     assert (response.status_code, error["type"], error["code"]) == (400, "invalid_request_error", "REQUEST_REJECTED")
-    assert (error["message"], error["param"]) == (VLLM["message"], "temperature")
+    assert error["message"] == f"{VLLM['message']} Correct `temperature`, or leave it out."
+    assert error["param"] == "temperature"
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "param", "remedy"),
+    [
+        (400, "temperature must be non-negative, got -1.0.", "temperature", "Correct `temperature`, or leave it out."),
+        (400, "1 validation error:\n  {'type': 'list_type', 'loc': 'body.messages', 'msg': 'Not a list'}", None,
+         "Correct `messages`."),
+        (400, "Something is wrong.", None, "Correct the request; docs/openai.md says what is served."),
+        (500, "Boom.", None, "Try again; the serving replica's log has the reason."),
+    ],
+)  # fmt: skip
+def test_every_refusal_has_a_remedy(status: int, text: str, param: str | None, remedy: str) -> None:
+    body = {"error": {"message": text, "type": "x", "param": param, "code": status}}
+    assert refused(status, body, messages="hi", temperature=-1.0).remedy == remedy
 
 
 def test_grammar_that_allows_no_token_is_the_callers() -> None:

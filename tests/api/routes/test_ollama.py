@@ -153,7 +153,7 @@ def test_errors_have_ollamas_shape(ollama: httpx.Client, replica: ScriptedReplic
     assert "/api/pull" in refused(404, "ROUTE_NOT_FOUND", "pull")
     assert not replica.asked
     replica.answers({"error": {"message": "too long", "param": "messages"}}, 400)
-    assert refused(400, "REQUEST_REJECTED", messages=HELLO) == "too long"
+    assert refused(400, "REQUEST_REJECTED", messages=HELLO) == "too long Correct `messages`."
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"model": 1}', b'{"model": "helper", "messages": 5}'])

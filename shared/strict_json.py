@@ -1,7 +1,7 @@
 """What Python's parser takes for JSON and nothing can store, hash or answer: ``NaN``, ``Infinity``, numbers that no float can
 hold, and half of a surrogate pair.
 
-Model routes read their bodies with another parser, which refuses these by itself, and the gateway counts what it refuses.
+Model routes read their bodies with another parser, which refuses these by itself; what is here then says which it was.
 """
 
 from __future__ import annotations
