@@ -18,7 +18,7 @@ from shared.contract.flat_keys import from_flat, parse_contract
 from shared.contract.plan import ImportPlan, MergePlan, PlannedBase
 from shared.contract.sections import ArtifactSection, FineTuneContract, ImportContract, MergeContract
 from shared.database.records import DEFAULT_TERMS, Job, Kind, NewEvent, QueueTerms, Submission
-from shared.errors import Code, Conflict, ContractRejected, Forbidden, NotFound
+from shared.errors import Code, Conflict, ContractRejected, DatasetInvalid, Forbidden, NotFound
 from shared.hashing import digest_json
 from shared.preflight.machine import machine_of
 from shared.preflight.pipeline import preflight
@@ -155,11 +155,26 @@ def submit_rows(
         job = submit_finetune(
             services, view, asked, labels=labels, idempotency_key=idempotency_key, sent=sent, terms=terms
         )
+    except DatasetInvalid as error:
+        raise _of_inline_rows(error) from None
     finally:
         # Refused, or the job of an earlier request, which has a file of its own.
         if job is None or job.contract["data"]["train_file"] != file.id:
             view.files.delete(file.id, services.storage.delete_blob)
     return job
+
+
+def _of_inline_rows(error: DatasetInvalid) -> DatasetInvalid:
+    """The error of the training file that rows became, told of the rows: their caller has sent no file."""
+    if error.param != "data.train_file":
+        return error
+    message = error.message.replace("the training file", "`data`")
+    param, remedy = "data", error.remedy
+    if found := error.details.get("errors"):
+        first = found[0]
+        message = f"{error.details['error_count']} of the rows in `data` are bad; the first is row {first['line']}: {first['reason']}."
+        param, remedy = f"data.{first['line'] - 1}", "Correct these rows in `data` and send the request again."
+    return DatasetInvalid(error.code, message, remedy=remedy, param=param, details=error.details)
 
 
 def submit_merge(

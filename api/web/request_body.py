@@ -22,6 +22,10 @@ MODEL_PATHS = frozenset(
     }
 )  # fmt: skip
 FILES_PATH = "/v1/files"
+JOBS_PATH = "/v1/jobs"
+UPLOAD_ROWS = (
+    "Upload the rows with POST /v1/files, or in parts with POST /v1/uploads, and name the file in the contract"
+)
 PART_PATH = re.compile(r"/v1/uploads/[^/]+/parts")
 SLOWEST_BYTES_PER_SECOND = 16 << 10
 """A body that comes more slowly than this runs out of its time."""
@@ -53,7 +57,9 @@ def body_rule(settings: ApiSettings, path: str) -> BodyRule:
         return BodyRule(limit + MULTIPART_OVERHEAD_BYTES, is_streamed=True, too_large=part_too_large(limit))
     name = "max_body_bytes" if path in MODEL_PATHS else "max_request_bytes"
     limit = getattr(settings, name)
-    message, remedy = f"The request body is larger than {limit} bytes.", f"Shorten it, or raise MENS_{name.upper()}."
+    message = f"The request body is larger than {limit} bytes."
+    shorter = UPLOAD_ROWS if path == JOBS_PATH else "Shorten it"
+    remedy = f"{shorter}, or have the operator raise MENS_{name.upper()}."
     return BodyRule(limit, is_streamed=False, too_large=TooLarge(Code.BODY_TOO_LARGE, message, remedy=remedy))
 
 

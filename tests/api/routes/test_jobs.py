@@ -312,7 +312,8 @@ def test_another_request_with_rows_and_the_same_key_is_a_conflict(client: TestCl
         ({"r": True}, "CONTRACT_INVALID", "adapter.rank"),
         ({"target_modules": ["q_proj", "foo"]}, "TARGET_MODULES_UNKNOWN", "adapter.target_modules"),
         ({"backend": "torch"}, "UNKNOWN_BACKEND", "backend"),
-        ({"data": [{"prompt": "only"}]}, "DATASET_LINE_INVALID", "data.train_file"),
+        ({"data": [{"prompt": "only"}]}, "DATASET_LINE_INVALID", "data.0"),
+        ({"min_rating": 5, "data": [{"prompt": "a", "response": "b", "rating": 1}]}, "DATASET_EMPTY", "data"),
         ({"data": []}, "REQUEST_INVALID", "data"),
     ],
 )
@@ -322,6 +323,15 @@ def test_a_refused_request_with_rows_leaves_no_file(
     error = error_of(client.post("/v1/jobs", json={"model": BASE, **ROWS_AND_KEYS, **change}))
     assert (error["code"], error["param"]) == (code, param)
     assert client.get("/v1/files").json()["data"] == []
+
+
+def test_a_bad_row_that_came_with_the_job_is_told_as_a_row(client: TestClient) -> None:
+    rows = [*ROWS_AND_KEYS["data"], {"prompt": "only"}]
+    error = error_of(client.post("/v1/jobs", json={"model": BASE, **ROWS_AND_KEYS, "data": rows}))
+    assert error["param"] == f"data.{len(rows) - 1}"
+    assert f"the first is row {len(rows)}: " in error["message"]
+    assert error["mens"]["details"]["errors"][0]["line"] == len(rows)
+    assert "file" not in error["mens"]["remedy"]
 
 
 def test_a_job_carries_its_self_evaluation_and_lists_leave_the_texts_out(app: FastAPI, client: TestClient) -> None:

@@ -72,6 +72,16 @@ def test_body_over_the_routes_limit_is_refused(
     assert (error["code"] if path.startswith("/api/") else error["error"]["mens"]["code"]) == code
 
 
+@pytest.mark.parametrize(
+    ("path", "begins"), [("/v1/jobs", "Upload the rows with POST /v1/files"), ("/v1/keys", "Shorten it")]
+)
+def test_a_job_that_is_too_large_is_told_to_upload_its_rows(client: TestClient, path: str, begins: str) -> None:
+    response = client.post(path, content=b"{}", headers={"Content-Length": "9" * 9})
+    remedy = response.json()["error"]["mens"]["remedy"]
+    assert (response.status_code, remedy.startswith(begins)) == (413, True)
+    assert "have the operator raise MENS_MAX_REQUEST_BYTES" in remedy
+
+
 def test_length_of_many_digits_is_refused(client: TestClient) -> None:
     response = client.post("/v1/keys", content=b"{}", headers={"Content-Length": "9" * 5000})
     assert response.status_code == 413
