@@ -151,7 +151,12 @@ class Commands(LazyGroup):
             if not wants_json():
                 raise
             print_json_error(
-                {"code": str(Code.REQUEST_INVALID), "message": message_of(error), "param": param_of(error)}
+                {
+                    "code": str(Code.REQUEST_INVALID),
+                    "message": message_of(error),
+                    "remedy": f"See `{command_of(error)} --help`.",
+                    "param": param_of(error),
+                }
             )
             raise typer.Exit(2) from error
 
@@ -159,6 +164,13 @@ class Commands(LazyGroup):
 def message_of(error: Any) -> str:
     """What click says about a wrong call."""
     return str(error.format_message())
+
+
+def command_of(error: Any) -> str:
+    """The command that was called wrongly, as it is typed."""
+    context = getattr(error, "ctx", None)
+    # The program's own name is its path in tests and under `python -m`.
+    return " ".join(["mens", *context.command_path.split()[1:]]) if context else "mens"
 
 
 def param_of(error: Any) -> str | None:
@@ -204,7 +216,8 @@ def main() -> None:
         _end(str(error), error.as_dict())
     except _failures() as error:
         message = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
-        _end(message, {"code": str(Code.INTERNAL_ERROR), "message": message, "param": None})
+        unexpected = MensError(Code.INTERNAL_ERROR, message)
+        _end(str(unexpected), unexpected.as_dict())
 
 
 def _failures() -> tuple[type[Exception], ...]:

@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 import httpx
 import typer
 
+from cli.client.api_errors import describe_error, error_of
 from cli.client.json_errors import print_json_error, wants_json
-from cli.client.remedies import our_code, to_cli_remedy
-from shared.errors import Code, MensError
+from shared.errors import Code, InvalidRequest, MensError, NotFound, Unauthenticated, Unavailable
 from shared.settings import Settings, read_settings
 
 CONNECTION_NAME = "connection.json"
@@ -69,21 +69,24 @@ def saved_connection(home: Path) -> Connection | None:
 
 def connect() -> Connection:
     """The connection of this command; ends the command with advice when there is none."""
-    saved = saved_connection(read_settings(Settings).home)
+    home = read_settings(Settings).home
+    saved = saved_connection(home)
     given = os.environ.get("MENS_API_URL", "").strip()
     if given and not re.match("https?://[^/]", given, re.IGNORECASE):
-        fail(f"MENS_API_URL is {given!r}; it has to begin with http:// or https://, as in http://127.0.0.1:8000")
+        message = f"MENS_API_URL is {given!r}; it has to begin with http:// or https://, as in http://127.0.0.1:8000."
+        fail_with(InvalidRequest(Code.SETTINGS_INVALID, message, remedy="Correct it.", param="MENS_API_URL"))
     # OpenAI's clients call the address with /v1 the base URL, so that form is accepted too.
     url = given.rstrip("/").removesuffix("/v1").rstrip("/") or (saved.url if saved else None)
     if not url:
-        fail("no installation to talk to. Start one with `mens up`, or set MENS_API_URL and MENS_API_KEY.")
+        fail_with(no_installation(home))
     # The saved key is a secret of its own installation: no other address may receive it.
     key = os.environ.get("MENS_API_KEY") or (saved.key if saved and saved.url == url else None)
     if not key:
-        fail(
-            f"there is no key for {url}. Set MENS_API_KEY: an admin makes one with `mens keys create NAME`, "
-            "and the first one is made where the installation runs, with MENS_API_URL unset."
+        remedy = (
+            "Set MENS_API_KEY: an admin makes one with `mens keys create NAME`, and the first one is made where the "
+            "installation runs, with MENS_API_URL unset."
         )
+        fail_with(Unauthenticated(Code.KEY_MISSING, f"There is no key for {url}.", remedy=remedy))
     return Connection(url, key)
 
 
@@ -118,24 +121,23 @@ def find_pages(path: str, **query: Any) -> Iterator[dict[str, Any]]:
         after = {"after": page["data"][-1]["id"]}
 
 
-def describe_unreachable(connection: Connection, error: httpx.HTTPError) -> str:
-    """The error message for an API that cannot be reached."""
-    return f"{connection.url} does not respond ({str(error) or type(error).__name__}). Is `mens up` running?"
+def unreachable(connection: Connection, error: httpx.HTTPError) -> Unavailable:
+    """The error for an API that cannot be reached."""
+    return Unavailable(
+        Code.API_UNAVAILABLE,
+        f"{connection.url} does not respond ({str(error) or type(error).__name__}).",
+        remedy="Is `mens up` running?",
+    )
 
 
-def describe_error(response: httpx.Response) -> str:
-    """The API's error as lines for a terminal: code, message and remedy, then each invalid line or field."""
-    try:
-        error = response.json()["error"]
-    except (ValueError, KeyError):
-        return f"{response.status_code}: {response.text[:300]}"
-    mens = error.get("mens", {})
-    message = error["message"].removesuffix(mens.get("remedy", ""))
-    lines = [f"{our_code(error)}: {message}{to_cli_remedy(error)}"]
-    for fault in mens.get("details", {}).get("errors", []):
-        where = f"line {fault['line']}" if "line" in fault else fault.get("param", "")
-        lines.append(f"  {where}: {fault['reason']}")
-    return "\n".join(lines).replace("X-Mens-Tenant", "MENS_TENANT")
+def no_installation(home: Path) -> NotFound:
+    """The error of a command for any installation where none is given."""
+    return NotFound(
+        Code.INSTALLATION_NOT_FOUND,
+        f"MENS_API_URL is not set, and there is no installation in {home}.",
+        remedy="Start one with `mens up`; or set MENS_HOME to the home folder of one on this machine, or MENS_API_URL and "
+        "MENS_API_KEY to those of any.",
+    )
 
 
 def note(message: str) -> None:
@@ -148,11 +150,10 @@ def fail(message: str, error: Mapping[str, Any] | None = None) -> NoReturn:
 
     Args:
         message: for people.
-        error: for machines: at least code, message and param; made of the message when left out.
+        error: for machines: at least code and message; ``REQUEST_INVALID`` with the message when left out.
     """
     if wants_json():
-        unknown = {"code": str(Code.REQUEST_INVALID), "message": message, "param": None}
-        print_json_error(error or unknown)
+        print_json_error(error or {"code": str(Code.REQUEST_INVALID), "message": message})
     else:
         typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
     raise typer.Exit(1)
@@ -163,27 +164,22 @@ def fail_with(error: MensError) -> NoReturn:
     fail(str(error), error.as_dict())
 
 
+def fail_with_response(response: httpx.Response) -> NoReturn:
+    """End the command with the error that the API has responded with."""
+    error = error_of(response)
+    fail(describe_error(error), error)
+
+
 def _send(method: str, path: str, tenant: str | None = None, **request: Any) -> httpx.Response:
     connection = connect()
     try:
         with connection.client(tenant=tenant) as client:
             return client.request(method, path, **request)
     except httpx.HTTPError as error:
-        fail(describe_unreachable(connection, error))
+        fail_with(unreachable(connection, error))
 
 
 def _parse(response: httpx.Response) -> Any:
     if response.is_error:
-        fail(describe_error(response), _error_of(response))
+        fail_with_response(response)
     return response.json()
-
-
-def _error_of(response: httpx.Response) -> dict[str, Any] | None:
-    """The API's error with our own fields beside OpenAI's; None where another program has answered."""
-    try:
-        error: dict[str, Any] = response.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    mens = error.get("mens", {})
-    shown = {"code": our_code(error), "message": error["message"], "param": error.get("param")}
-    return {**shown, **mens}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from cli.client.connection import fail, find_all
+from shared.errors import Code, Conflict
 
 WHOLE_ADAPTER_ID = r"[^@]+@[0-9a-f]{64}"
 JOB_ID_CHARS = len("ftjob-") + 26
@@ -49,7 +50,10 @@ def resolve_job_id(text: str) -> str:
 def _require_one(typed: str, found: Sequence[str]) -> str:
     """The only id that was found, or what was typed when there is none; ends the command with a list of several."""
     if len(found) > 1:
-        more = ["…"] if len(found) > LISTED_IDS else []
-        lines = "".join(f"\n  {line}" for line in [*found[:LISTED_IDS], *more])
-        fail(f"several ids begin with {typed}; type more of the one you mean:{lines}")
+        listed, more = found[:LISTED_IDS], ["…"] if len(found) > LISTED_IDS else []
+        several = f"Several ids begin with {typed}."
+        error = Conflict(
+            Code.ID_AMBIGUOUS, several, remedy="Type more of the one you mean.", details={"ids": list(listed)}
+        )
+        fail("\n  ".join([str(error), *listed, *more]), error.as_dict())
     return found[0] if found else typed

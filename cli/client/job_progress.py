@@ -10,8 +10,9 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from cli.client.connection import Connection, connect, describe_error, fail, note
+from cli.client.connection import Connection, connect, fail_with, fail_with_response, note
 from cli.client.gate_outcome import is_of_gates
+from shared.errors import Code, Unavailable
 
 POLL_SECONDS = 0.5
 SECONDS_PER_LINE = 5.0
@@ -60,14 +61,16 @@ def poll(job_id: str, connection: Connection) -> Iterator[dict[str, Any]]:
             if response is None or response.is_server_error:
                 if time.monotonic() - last_response > OUTAGE_SECONDS:
                     watch = f"`mens jobs watch {job_id}`"
-                    fail(f"no response from {connection.url}. The job goes on by itself; follow it with {watch}")
+                    message = f"{connection.url} has not responded for {OUTAGE_SECONDS:.0f} seconds."
+                    remedy = f"The job goes on by itself; follow it with {watch}."
+                    fail_with(Unavailable(Code.API_UNAVAILABLE, message, remedy=remedy))
                 if not warned:
                     note(f"{connection.url} does not respond; trying again")
                     warned = True
             else:
                 last_response = time.monotonic()
                 if response.is_client_error:
-                    fail(describe_error(response))
+                    fail_with_response(response)
                 # Otherwise it is a 304: the job has not changed.
                 if response.is_success:
                     etag, job = response.headers["etag"], response.json()

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+UNSAID: Mapping[str, Any] = {"code": "", "message": "", "remedy": "", "param": None, "details": {}, "retryable": False}
+"""Every field of an error, as of one that says nothing."""
 _json: ContextVar[bool] = ContextVar("json", default=False)
 
 
@@ -27,5 +29,9 @@ def wants_json() -> bool:
 
 
 def print_json_error(error: Mapping[str, Any]) -> None:
-    """Print what ended the command: at least its code, message and param."""
-    print(json.dumps({"error": dict(error)}, indent=2))
+    """Print what ended the command, with all fields of an error, whichever are given.
+
+    Args:
+        error: at least its code and message.
+    """
+    print(json.dumps({"error": {**UNSAID, **error}}, indent=2))

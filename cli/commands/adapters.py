@@ -10,7 +10,7 @@ from urllib.parse import quote
 import typer
 
 from cli.client.adapter_folder import DESCRIPTION_NAMES, read_adapter_folder
-from cli.client.connection import call, fail, note
+from cli.client.connection import call, fail, fail_with, note
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.uploads import upload, upload_text
 from cli.commands.jobs import watch_job
@@ -149,7 +149,7 @@ def import_command(
     try:
         files = read_adapter_folder(path, sidecar)
     except MensError as error:
-        fail(str(error))
+        fail_with(error)
     contract: dict[str, Any] = {"model": model, "name": name, "publish": publish, "alias": alias}
     contract |= {"weights_file": upload(files.weights), "sidecar_file": upload(files.description)}
     if files.template is not None:

@@ -9,12 +9,13 @@ from urllib.parse import quote
 
 import typer
 
-from cli.client.connection import call, fail, find, find_all, note
+from cli.client.connection import call, fail, fail_with, find, find_all, note
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json
+from cli.client.remedies import LIST_MODELS
 from cli.output import print_table
 from shared.contract.sections import describe_bad_name
-from shared.errors import Code
+from shared.errors import Code, InvalidRequest, NotFound
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -308,15 +309,15 @@ def require_adapter_id(text: str) -> str:
     if "@" not in text:
         alias = None if describe_bad_name(text) else find(_path(text))
         points = f" The alias {text} points to {describe_targets(alias['targets'])}." if alias else ""
-        none = f"{text!r} is no id of an adapter (ids look like NAME@DIGEST); `mens models` lists them."
-        fail(f"{Code.ADAPTER_NOT_FOUND}: {none}{points}")
+        none = f"{text!r} is no id of an adapter (ids look like NAME@DIGEST).{points}"
+        fail_with(NotFound(Code.ADAPTER_NOT_FOUND, none, remedy=LIST_MODELS, param="adapter"))
     return resolve_adapter_id(text)
 
 
 def _path(name: str) -> str:
     # Checked here and not by the API alone: a request whose name has a slash would not reach the route.
     if fault := describe_bad_name(name):
-        fail(f"{Code.NAME_INVALID}: name: {fault}.")
+        fail_with(InvalidRequest(Code.NAME_INVALID, f"name: {fault}.", param="name"))
     return f"/v1/aliases/{quote(name, safe='')}"
 
 

@@ -37,7 +37,7 @@ from shared.base_models.catalog import (
     save_catalog,
     verify_model_folder,
 )
-from shared.errors import ArtifactInvalid, Code, MensError, NotFound
+from shared.errors import ArtifactInvalid, Code, Conflict, MensError, NotFound
 from shared.settings import Settings, read_settings
 
 app = typer.Typer(no_args_is_help=True, help="Base models: make a tiny one, add your own, list and remove them.")
@@ -106,7 +106,7 @@ def add_command(
         faults = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
         fail(f"this cannot be a base model: {faults}. A revision is a commit's 40 hex digits, not a branch.")
     except MensError as error:
-        fail(str(error))
+        fail_with(error)
     typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
 
 
@@ -122,7 +122,7 @@ def dequantize_command(
     except ValidationError:
         fail(f"{as_name!r} is no name for a base.")
     except MensError as error:
-        fail(str(error))
+        fail_with(error)
     typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
     typer.echo(
         f"Serve it with `mens up --base {entry.name}`, or MENS_SERVING_BASE={entry.name} python -m serving;"
@@ -146,7 +146,7 @@ def from_merge_command(
     except ValidationError:
         fail(f"{as_name!r} is no name for a base.")
     except MensError as error:
-        fail(str(error))
+        fail_with(error)
     typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
     typer.echo(f"Serve it with `mens up --base {entry.name}`, or MENS_SERVING_BASE={entry.name} python -m serving.")
 
@@ -316,7 +316,8 @@ def merged_base(settings: Settings, digest: str) -> BaseModelEntry | None:
             return base
     found = [stored for stored in open_storage(settings).digests("models") if stored.startswith(digest)]
     if len(found) > 1:
-        fail(f"{digest} begins the digests of {len(found)} merged models; give more of it.")
+        message = f"{digest} begins the digests of {len(found)} merged models."
+        fail_with(Conflict(Code.ID_AMBIGUOUS, message, remedy="Give more of it.", details={"ids": found}))
     return add_merged(settings, found[0]) if found else None
 
 

@@ -25,7 +25,7 @@ from shared.contract.sections import ContextFilter, DataMode, DataSection
 from shared.datasets.file_parts import reading_processes
 from shared.datasets.filters import RowFilter
 from shared.datasets.report_types import DataReport, FileReport, LinePair
-from shared.errors import Code, MensError
+from shared.errors import Code, MensError, Unavailable
 from shared.settings import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def check(
                 executor=executor,
             )
     except BrokenProcessPool:
-        fail("A process that read the file was killed, perhaps because memory ran out. Try again.")
+        message = "A process that read the file was killed, perhaps because memory ran out."
+        fail_with(Unavailable(Code.PROGRAM_FAILED, message, remedy="Try again."))
     supervised = {}
     if model and report.usable:
         for name, path in (("supervision", file), ("validation_supervision", validation)):

@@ -16,10 +16,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cli.client.connection import Connection, fail, saved_connection
+from cli.client.connection import Connection, fail, fail_with, saved_connection
 from cli.client.job_progress import follow
 from cli.commands.up import DEFAULT_BASE, ensure_base, start
 from cli.standalone.stack import Stack, StackFailed
+from shared.errors import Code, MensError
 from shared.settings import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -60,9 +61,10 @@ def run_own_stack(settings: Settings) -> bool:
     try:
         start(stack, console)
         return run_loop(stack.connection)
+    except MensError as error:
+        fail_with(error)
     except StackFailed as error:
-        fail(str(error))
-        return False
+        fail_with(MensError(Code.PROGRAM_FAILED, str(error)))
     finally:
         stack.stop()
 
@@ -87,7 +89,7 @@ def run_loop(connection: Connection) -> bool:
     finished = follow(job.id, console, connection)
     if finished["state"] != "succeeded":
         error = finished["error"] or {"code": finished["state"], "message": "", "remedy": ""}
-        fail(f"{error['code']}: {error['message']} {error['remedy']}")
+        fail(f"{error['code']}: {error['message']} {error['remedy']}", error)
     return compare(client, finished)
 
 

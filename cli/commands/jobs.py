@@ -307,7 +307,7 @@ def merge_subset(base_shards: list[Path], adapter: Path, meta: Path, output: Pat
     try:
         merged = merge_original(base_shards, adapter, meta, output)
     except MensError as error:
-        fail(str(error))
+        fail_with(error)
     typer.echo(
         f"{len(merged['layers'])} tensors are in {output}, SHA-256 {merged['digest']}; {HANDOFF_NAME} is beside it"
     )

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 import typer
 
-from cli.client.connection import call, connect, describe_error, describe_unreachable, fail, find, find_all, note
+from cli.client.connection import call, connect, fail_with, fail_with_response, find, find_all, note, unreachable
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json, note_json
 from cli.client.lineage import describe_lineage
@@ -100,13 +100,13 @@ def chat(
         with connection.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.is_error:
                 response.read()
-                fail(describe_error(response))
+                fail_with_response(response)
             for line in response.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
                     choices = json.loads(line.removeprefix("data: ")).get("choices") or [{}]
                     typer.echo(choices[0].get("delta", {}).get("content") or "", nl=False)
     except httpx.HTTPError as error:
-        fail(describe_unreachable(connection, error))
+        fail_with(unreachable(connection, error))
     typer.echo()
 
 

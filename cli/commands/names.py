@@ -7,12 +7,12 @@ from urllib.parse import quote
 
 import typer
 
-from cli.client.connection import call, fail, find_all
+from cli.client.connection import call, fail_with, find_all
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.commands.aliases import IfVersion, Override, Reason, if_match
 from cli.output import print_table
 from shared.contract.sections import describe_bad_foreign_name
-from shared.errors import Code
+from shared.errors import Code, InvalidRequest
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -82,7 +82,7 @@ def remove(name: Name, reason: Reason = "", if_version: IfVersion = None) -> Non
 def path_of(name: str) -> str:
     """The API's path of a name; ends the command when it cannot be one."""
     if fault := describe_bad_foreign_name(name):
-        fail(f"{Code.NAME_INVALID}: name: {fault}.")
+        fail_with(InvalidRequest(Code.NAME_INVALID, f"name: {fault}.", param="name"))
     return f"/v1/names/{quote(name, safe='')}"
 
 

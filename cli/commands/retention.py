@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from cli.client.connection import fail, note
+from cli.client.connection import fail_with, note
 from cli.output import format_size, print_table
 from cli.standalone.home import installed_database
-from shared.errors import MensError
+from shared.errors import Code, MensError, NotFound
 from shared.settings import RetentionSettings, read_settings
 
 POLICY = [name for name in RetentionSettings.model_fields if name.startswith("retain_")] + ["prepared_bytes"]
@@ -26,7 +26,11 @@ def retention(
     settings = read_settings(RetentionSettings)
     database = installed_database(settings)
     if not database:
-        fail(f"there is no installation in {settings.home}. Set MENS_HOME to that of one, on its worker's machine.")
+        message, remedy = (
+            f"There is no installation in {settings.home}.",
+            "Set MENS_HOME to that of one, on its worker's machine.",
+        )
+        fail_with(NotFound(Code.INSTALLATION_NOT_FOUND, message, remedy=remedy))
     from shared.database.audit.actors import AuditActor, acting  # slow to import
     from shared.retention.cleanup import NO_RULE, RetentionRunner
 
@@ -36,8 +40,10 @@ def retention(
     try:
         with acting(AuditActor.of_command()):
             found = runner.apply() if apply else runner.find()
-    except (MensError, OSError) as error:
-        fail(str(error))
+    except MensError as error:
+        fail_with(error)
+    except OSError as error:
+        fail_with(MensError(Code.INTERNAL_ERROR, str(error)))
     rows = [(item.what, item.name, item.tenant, format_size(item.bytes), item.reason) for item in found]
     print_table(("what", "name", "tenant", "size", "why"), rows)
     total = format_size(sum(item.bytes for item in found))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from cli.client.connection import fail
+from cli.client.connection import fail_with
 from cli.output import print_table
 from cli.standalone.home import installed_database
-from shared.errors import MensError
+from shared.errors import Code, MensError, NotFound
 from shared.settings import Settings, read_settings
 
 app = typer.Typer(
@@ -29,14 +29,17 @@ def verify() -> None:
     settings = read_settings(Settings)
     database = installed_database(settings)
     if not database:
-        fail(f"there is no installation in {settings.home}. Set MENS_HOME to that of one.")
+        message = f"There is no installation in {settings.home}."
+        fail_with(NotFound(Code.INSTALLATION_NOT_FOUND, message, remedy="Set MENS_HOME to that of one."))
     from shared.artifacts.open_storage import open_storage  # slow to import
     from shared.retention.verification import verify_references
 
     try:
         found = list(verify_references(database, open_storage(settings)))
-    except (MensError, OSError) as error:
-        fail(str(error))
+    except MensError as error:
+        fail_with(error)
+    except OSError as error:
+        fail_with(MensError(Code.INTERNAL_ERROR, str(error)))
     bad = [item for item in found if item.error is not None]
     rows = [(item.what, item.name, item.tenant, item.error or "") for item in bad]
     print_table(("what", "name", "tenant", "what is wrong"), rows)

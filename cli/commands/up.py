@@ -17,12 +17,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cli.client.connection import fail
+from cli.client.connection import fail, fail_with
 from cli.commands.bases import build, merged_base
 from cli.standalone.programs import PROJECT, drain_seconds
 from cli.standalone.stack import Stack, StackFailed
 from shared.base_models.catalog import load_catalog
-from shared.errors import MensError
+from shared.errors import Code, Conflict, MensError
 from shared.settings import RetentionSettings, Settings, read_settings
 
 DEFAULT_BASE = "mens-tiny"
@@ -57,8 +57,10 @@ def up(
             watch(stack, console, stop)
         grace = f"requests in flight have {stack.drain_seconds:g} s to end; Ctrl-C again cuts them off"
         print_with_time(console, f"stopping: {grace}")
+    except MensError as error:
+        fail_with(error)
     except StackFailed as error:
-        fail(str(error))
+        fail_with(MensError(Code.PROGRAM_FAILED, str(error)))
     finally:
         # From here on Ctrl-C means "cut", also after a failure.
         stop.set()
@@ -87,7 +89,7 @@ def ensure_base(settings: Settings, base: str) -> str:
             console.print(f"the merged model {base} is the base {merged.name}; it is offered once it was measured")
             return merged.name
     except MensError as error:
-        fail(str(error))
+        fail_with(error)
     if base != DEFAULT_BASE:
         mens = command(settings.home)
         fail(
@@ -106,6 +108,7 @@ def start(stack: Stack, console: Console, stop: threading.Event | None = None) -
         stop: once it is set, this returns at once.
 
     Raises:
+        Conflict: as :func:`reserve`.
         StackFailed: see `cli/standalone/stack.py`.
     """
     reserve(stack, console)
@@ -171,7 +174,7 @@ def reserve(stack: Stack, console: Console) -> None:
     """Lock the home folder for a stack and check that the API's port is free; a second call changes nothing.
 
     Raises:
-        StackFailed: another installation has one of them.
+        Conflict: ``ALREADY_RUNNING`` or ``PORT_IN_USE``.
     """
     with console.status("waiting for an earlier installation in this folder to stop"):
         stack.lock()
@@ -179,4 +182,5 @@ def reserve(stack: Stack, console: Console) -> None:
         with socket.socket() as client:
             in_use = client.connect_ex(("127.0.0.1", stack.api_port)) == 0
         if in_use:
-            raise StackFailed(f"port {stack.api_port} is in use, perhaps by another Mens; choose another with --port.")
+            message = f"Port {stack.api_port} is in use, perhaps by another Mens."
+            raise Conflict(Code.PORT_IN_USE, message, remedy="Choose another with --port.", param="port")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cli.client.connection import fail
+from cli.client.connection import fail, fail_with
 from cli.client.lineage import describe_lineage
 from cli.export.oci_layout import is_layout, read_layout
 from shared.artifacts.manifests import (
@@ -64,7 +64,7 @@ def verify(
     except ModuleNotFoundError:
         fail(NEEDS_CRYPTOGRAPHY)
     except MensError as error:
-        fail(str(error))
+        fail_with(error)
     typer.echo(title)
     for name, value in rows:
         typer.echo(f"  {name:10} {value}")

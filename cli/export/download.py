@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import httpx
 
-from cli.client.connection import connect, describe_error, describe_unreachable, fail
+from cli.client.connection import connect, fail_with, fail_with_response, unreachable
 from shared.artifacts.manifests import (
     CONFIG_NAME,
     MANIFEST_NAME,
@@ -62,12 +62,12 @@ def download(adapter_id: str, folder: Path) -> Downloaded:
                         continue
                     if response.is_error:
                         response.read()
-                        fail(describe_error(response))
+                        fail_with_response(response)
                     with (folder / name).open("wb") as file:
                         for chunk in response.iter_bytes(1 << 20):
                             file.write(chunk)
     except httpx.HTTPError as error:
-        fail(describe_unreachable(connection, error))
+        fail_with(unreachable(connection, error))
     manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), adapter_id.rpartition("@")[2])
     verify_adapter(folder, manifest)
     return Downloaded(folder, manifest, connection.url)

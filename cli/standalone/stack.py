@@ -32,6 +32,7 @@ from cli.standalone.programs import (
 )
 from cli.standalone.restarts import RestartLog
 from cli.standalone.supervisor import Supervisor
+from shared.errors import Code, Conflict
 from shared.settings import Settings
 
 SUPERVISORD = "supervisord"
@@ -207,7 +208,7 @@ class Stack:
         """Lock the home folder for as long as this process or its supervisord lives; a second call changes nothing.
 
         Raises:
-            StackFailed: another stack runs there.
+            Conflict: ``ALREADY_RUNNING``: another stack runs there.
         """
         if self._lock is not None:
             return
@@ -216,7 +217,11 @@ class Stack:
         except BlockingIOError:
             saved = saved_connection(self.home)
             at = f", at {saved.url}" if saved else ""
-            raise StackFailed(f"Mens is already running in {self.home}{at}.") from None
+            raise Conflict(
+                Code.ALREADY_RUNNING,
+                f"Mens is already running in {self.home}{at}.",
+                remedy="Use that one, or stop it first; MENS_HOME names another folder.",
+            ) from None
 
     def _is_ready(self, name: str) -> bool:
         if name == SUPERVISORD:

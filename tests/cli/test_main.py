@@ -19,6 +19,7 @@ from shared.base_models.catalog import load_catalog
 from shared.settings import Settings
 
 runner = CliRunner()
+FIELDS = {"code", "message", "remedy", "param", "details", "retryable"}
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -43,16 +44,36 @@ def test_version() -> None:
     assert re.fullmatch(r"mens \d+\.\d+\.\d+\n", runner.invoke(app, ["--version"]).stdout)
 
 
-def test_without_installation_the_error_names_mens_up() -> None:
-    result = runner.invoke(app, ["models"])
-    assert result.exit_code == 1
-    assert "mens up" in result.output
+@pytest.mark.parametrize("command", [["status"], ["chat", "m", "hi"], ["models"], ["keys", "list"]])
+def test_without_installation_every_command_says_the_same(home: Path, command: list[str]) -> None:
+    result = runner.invoke(app, command)
+    message = f"error: INSTALLATION_NOT_FOUND: MENS_API_URL is not set, and there is no installation in {home}. Start"
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(message)
+    assert all(name in result.stderr for name in ("`mens up`", "MENS_HOME", "MENS_API_KEY"))
 
 
-def test_unreachable_api_is_reported(home: Path) -> None:
-    (home / "connection.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "key": "k"}))
-    result = runner.invoke(app, ["jobs", "list"])
-    assert (result.exit_code, "does not respond" in result.output) == (1, True)
+@pytest.mark.parametrize(
+    ("url", "key", "code", "retryable"),
+    [
+        ("http://127.0.0.1:9", "k", "API_UNAVAILABLE", True),
+        ("", "", "INSTALLATION_NOT_FOUND", False),
+        ("http://127.0.0.1:9", "", "KEY_MISSING", False),
+        ("127.0.0.1:9", "k", "SETTINGS_INVALID", False),
+    ],
+)
+def test_what_keeps_a_command_from_the_api_has_a_code_and_all_fields(
+    monkeypatch: pytest.MonkeyPatch, url: str, key: str, code: str, retryable: bool
+) -> None:
+    monkeypatch.setenv("MENS_API_URL", url)
+    monkeypatch.setenv("MENS_API_KEY", key)
+    result = runner.invoke(app, ["jobs", "list", "--json"])
+    error = json.loads(result.stdout)["error"]
+    assert (result.exit_code, set(error)) == (1, FIELDS)
+    assert (error["code"], error["retryable"], error["remedy"] in error["message"]) == (code, retryable, False)
+    shown = runner.invoke(app, ["jobs", "list"])
+    assert (shown.exit_code, shown.stdout) == (1, "")
+    assert shown.stderr == f"error: {code}: {error['message']} {error['remedy']}\n"
 
 
 def test_base_add_registers_a_folder(model_folder: Path) -> None:
@@ -125,6 +146,8 @@ def test_wrong_call_is_json_where_json_was_wanted(tmp_path: Path, arguments: str
     error = json.loads(result.stdout)["error"]
     assert (result.exit_code, error["code"], error["param"]) == (2, "REQUEST_INVALID", param)
     assert error["message"]
+    assert set(error) == FIELDS
+    assert error["remedy"].startswith("See `mens")
     for plain in ([], ["--", "--json"]):
         result = runner.invoke(app, [*arguments.format(file=file).split(), *plain])
         assert (result.exit_code, result.stdout) == (2, "")
@@ -138,3 +161,4 @@ def test_error_that_no_command_expects_is_json_too(monkeypatch: pytest.MonkeyPat
     error = json.loads(capsys.readouterr().out)["error"]
     assert (ended.value.code, error["code"]) == (1, "INTERNAL_ERROR")
     assert error["message"].startswith("ValueError: ")
+    assert set(error) == FIELDS

@@ -54,6 +54,7 @@ LOOK_AT = {
     "scorecards": "the scorecard's file",
     "evaluations": "`mens jobs show ID` of the run's job, the worker's log",
     "benchmark suites": "the output of `mens eval suites`, `suites` in `MENS_HOME`",
+    "the command line": "whether the installation runs: `/ready` of its API, `logs` in `MENS_HOME`",
     "leaving another provider": "the archive's folder, the command's output",
 }
 """Where to look, by the section of the enumeration that a code stands in."""

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import typer
 
-from cli.client.connection import call, fail, find_all
+from cli.client.connection import call, fail_with, find_all
 from cli.client.json_errors import Json
 from cli.commands.aliases import Reason
 from cli.output import format_minute, print_table
@@ -123,9 +123,9 @@ def _read(file: Path) -> GatePolicy:
     try:
         return read_policy(file.read_text(encoding="utf-8"))
     except InvalidRequest as error:
-        fail(f"{Code.POLICY_INVALID}: {file}: {error.message}")
+        fail_with(InvalidRequest(Code.POLICY_INVALID, f"{file}: {error.message}", param=error.param))
     except UnicodeDecodeError:
-        fail(f"{Code.POLICY_INVALID}: {file} is no text in UTF-8.")
+        fail_with(InvalidRequest(Code.POLICY_INVALID, f"{file} is no text in UTF-8."))
 
 
 def _print_gates(policy: GatePolicy) -> None:

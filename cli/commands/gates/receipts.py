@@ -14,6 +14,7 @@ from cli.client.connection import call, fail
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json
 from cli.output import format_minute, print_table
+from shared.errors import Code, Conflict
 from shared.gate_outcome import GateStatus, overall_outcome
 
 app = typer.Typer(
@@ -71,8 +72,9 @@ def create(
         time.sleep(POLL_SECONDS)
         job = call("GET", f"/v1/jobs/{job['id']}")
     if job["state"] != "succeeded":
-        told = job["error"] or {"code": "", "message": f"the job is {job['state']}"}
-        fail(f"{told['code']}: {told['message']}")
+        stopped = Conflict(Code.JOB_STATE_CONFLICT, f"The job {job['id']} is {job['state']}.").as_dict()
+        told = job["error"] or stopped
+        fail(f"{told['code']}: {told['message']}", told)
     receipt = call("GET", f"/v1/receipts/{job['result']['receipt']['id']}")
     _show(receipt)
     if not receipt["passed"]:

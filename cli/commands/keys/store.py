@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, NoReturn, Protocol
 
-from cli.client.connection import call, fail, fail_with
+from cli.client.connection import call, fail, fail_with, no_installation
 from cli.standalone.home import installed_database
 from shared.database.tenancy import SHARED, KeyLimits, Role
 from shared.errors import Code, Conflict, InvalidRequest, MensError, NotFound
@@ -66,7 +66,10 @@ def find_id(keys: KeyStore, given: str, revoked: bool = False) -> str:
     if len(named) > 1:
         candidates = [f"  {key['id']}  {key['role']} of {key['tenant']}" for key in named]
         verb = "had" if named == former else "have"
-        fail("\n".join([f"{len(named)} keys {verb} the name {given!r}; give the id of one:", *candidates]))
+        ids = [str(key["id"]) for key in named]
+        message = f"{len(named)} keys {verb} the name {given!r}."
+        error = Conflict(Code.ID_AMBIGUOUS, message, remedy="Give the id of one.", details={"ids": ids})
+        fail("\n".join([str(error), *candidates]), error.as_dict())
     return str(named[0]["id"])
 
 
@@ -128,10 +131,7 @@ class LocalKeys:
         settings = read_settings(Settings)
         database = installed_database(settings)
         if not database:
-            fail(
-                f"MENS_API_URL is not set, and there is no installation in {settings.home}. "
-                "Set MENS_API_URL and MENS_API_KEY to those of an installation; or, where it runs, MENS_HOME."
-            )
+            fail_with(no_installation(settings.home))
         from shared.database.keys import Keys  # slow to import
 
         self._keys = Keys(database)

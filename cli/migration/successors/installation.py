@@ -9,10 +9,10 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from cli.client.connection import Connection, describe_unreachable
+from cli.client.connection import Connection, unreachable
 from cli.client.remedies import our_code
 from cli.migration.archive.folder import write_json
-from shared.errors import Code, MensError, NotFound, Unavailable
+from shared.errors import Code, MensError, NotFound
 from shared.hashing import digest_file
 
 UPLOADS = "uploads.json"
@@ -44,13 +44,13 @@ class Installation:
         """The JSON body of a response; a limit of the key's rate is waited out.
 
         Raises:
-            MensError: the API's error, with its code; ``SERVING_UNAVAILABLE`` where nothing answers.
+            MensError: the API's error, with its code; ``API_UNAVAILABLE`` where nothing answers.
         """
         for _ in range(MAX_WAITS):
             try:
                 response = self._client.request(method, path, **request)
             except httpx.HTTPError as error:
-                raise Unavailable(Code.SERVING_UNAVAILABLE, describe_unreachable(self.connection, error)) from None
+                raise unreachable(self.connection, error) from None
             if response.status_code != httpx.codes.TOO_MANY_REQUESTS:
                 break
             time.sleep(float(response.headers.get("retry-after", "1")))

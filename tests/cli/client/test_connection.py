@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
 import pytest
 import typer
 
-from cli.client.connection import Connection, connect, describe_error
+from cli.client.connection import Connection, connect
 
 
 def test_tenant_header_is_taken_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,11 +48,6 @@ def test_url_without_http_scheme_is_refused(
     with pytest.raises(typer.Exit):
         connect()
     assert f"MENS_API_URL is '{given}'; it has to begin with http:// or https://" in capsys.readouterr().err
-
-
-def test_tenant_header_is_shown_as_its_variable() -> None:
-    error = {"code": "REQUEST_INVALID", "message": "X-Mens-Tenant: 'default' is reserved."}
-    assert describe_error(httpx.Response(422, json={"error": error})).endswith(": MENS_TENANT: 'default' is reserved.")
 
 
 def test_saved_key_is_sent_to_its_own_address_only(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from shared.database.tenancy import Role
@@ -30,7 +32,7 @@ def test_prefix_resolves_to_the_adapter(with_adapters: CliInstallation) -> None:
 
 
 def test_ambiguous_prefix_lists_the_adapters(with_adapters: CliInstallation) -> None:
-    several = "error: several ids begin with demo@1f3; type more of the one you mean:\n"
+    several = "error: ID_AMBIGUOUS: Several ids begin with demo@1f3. Type more of the one you mean.\n"
     output = with_adapters.mens("aliases", "set", "prod", "demo@1f3", code=1)
     assert output.startswith(several)
     assert sorted(output.removeprefix(several).split()) == [OLD, NEW]
@@ -58,7 +60,7 @@ def test_whole_id_that_is_a_prefix_of_another_stands_for_itself(with_adapters: C
 def test_deletion_needs_eight_digits_and_names_the_adapter(with_adapters: CliInstallation) -> None:
     refused = with_adapters.mens("models", "delete", "demo@9c00000", "--yes", code=1)
     assert refused == f"error: demo@9c00000 means {OTHER}; give the whole id here, or 8 digits of it at least"
-    assert "several" in with_adapters.mens("models", "delete", "demo@1f3c9a2", "--yes", code=1)
+    assert "ID_AMBIGUOUS" in with_adapters.mens("models", "delete", "demo@1f3c9a2", "--yes", code=1)
     assert with_adapters.mens("models", "delete", "demo@9c000000", code=1).startswith(f"Delete {OTHER}?"), (
         "it was not confirmed"
     )
@@ -72,6 +74,12 @@ def test_prefix_resolves_to_the_job(installation: CliInstallation) -> None:
     common = next(first[:end] for end in range(len(first), 0, -1) if second.startswith(first[:end]))
     output = installation.mens("jobs", "cancel", common, code=1)
     assert sorted(output.splitlines()[1:]) == [f"  {first}", f"  {second}"]
+    error = json.loads(installation.invoke("jobs", "show", common, "--json", code=1).stdout)["error"]
+    assert (error["code"], sorted(error["details"]["ids"]), error["retryable"]) == (
+        "ID_AMBIGUOUS",
+        [first, second],
+        False,
+    )
     own = first[: len(common) + 1]
     assert installation.mens("jobs", "cancel", own) == f"{first} is cancelled"
     assert installation.mens("jobs", "pause", f"{second[:-1]}…") == f"{second} is paused"

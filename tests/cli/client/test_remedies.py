@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.client.connection import describe_error
+from cli.client.api_errors import describe_error, error_of
 from cli.client.remedies import to_cli_remedy
 from shared.errors import Code
 
@@ -126,13 +126,13 @@ def test_the_field_that_was_meant_is_kept() -> None:
 def test_only_the_remedy_of_a_message_is_replaced() -> None:
     remedy = "List what there is with GET /v1/models."
     body = error(Code.MODEL_NOT_FOUND, "model", remedy) | {"message": f"There is no model 'GET /v1/models'. {remedy}"}
-    shown = describe_error(httpx.Response(404, json={"error": body}))
+    shown = describe_error(error_of(httpx.Response(404, json={"error": body})))
     assert shown == "MODEL_NOT_FOUND: There is no model 'GET /v1/models'. List what there is with `mens models`."
 
 
 def test_error_without_our_block_is_passed_on() -> None:
     body = {"code": "boom", "message": "An error of another program."}
-    assert describe_error(httpx.Response(502, json={"error": body})) == "boom: An error of another program."
+    assert describe_error(error_of(httpx.Response(502, json={"error": body}))) == "boom: An error of another program."
 
 
 def test_code_is_ours_where_the_api_has_openais_too() -> None:

@@ -113,12 +113,12 @@ def test_invalid_targets_are_refused(mens: Command, target: str) -> None:
 
 def test_alias_in_place_of_adapter_id_is_refused(mens: Command) -> None:
     mens("aliases", "set", "prod", "demo@1")
-    none = "is no id of an adapter (ids look like NAME@DIGEST); `mens models` lists them."
-    refused = f"error: ADAPTER_NOT_FOUND: 'prod' {none} The alias prod points to demo@1."
+    none, listed = "is no id of an adapter (ids look like NAME@DIGEST).", "List what there is with `mens models`."
+    refused = f"error: ADAPTER_NOT_FOUND: 'prod' {none} The alias prod points to demo@1. {listed}"
     assert mens("aliases", "split", "new", "prod=50", "demo@2=50", code=1) == refused
     assert mens("aliases", "set", "new", "demo@2", "--shadow", "prod", code=1) == refused
     for name in ("nope", "No Name"):
-        assert mens("aliases", "set", "new", name, code=1) == f"error: ADAPTER_NOT_FOUND: {name!r} {none}"
+        assert mens("aliases", "set", "new", name, code=1) == f"error: ADAPTER_NOT_FOUND: {name!r} {none} {listed}"
 
 
 @pytest.mark.parametrize("shadow", ["demo@2:0.5", "demo@2=0.5"])

@@ -14,7 +14,7 @@ from cli.standalone.environment import replica_environments
 from cli.standalone.programs import PROGRAMS, drain_seconds, supervisor_config, valkey_config
 from cli.standalone.restarts import RestartLog
 from cli.standalone.stack import Stack, StackFailed
-from shared.errors import InvalidRequest
+from shared.errors import Conflict, InvalidRequest
 from shared.settings import Settings, read_settings
 
 
@@ -22,7 +22,7 @@ def test_one_stack_per_home(tmp_path: Path) -> None:
     first = Stack(tmp_path, "base")
     first.lock()
     second = Stack(tmp_path, "base")
-    with pytest.raises(StackFailed, match="already running"):
+    with pytest.raises(Conflict, match="already running"):
         second.start()
     second.stop()
     assert saved_connection(tmp_path) is None, "the second one has written nothing"

@@ -295,7 +295,7 @@ def test_ambiguous_name_lists_the_keys(keys: Keys) -> None:
     assert (refused.exit_code, refused.stderr.splitlines()) == (
         1,
         [
-            "error: 2 keys have the name 'bot'; give the id of one:",
+            "error: ID_AMBIGUOUS: 2 keys have the name 'bot'. Give the id of one.",
             f"  {first.id}  admin of shared",
             f"  {second.id}  viewer of shared",
         ],
@@ -386,5 +386,7 @@ def test_missing_url_and_installation_are_reported(
         monkeypatch.setitem(sys.modules, "shared.database.connection", None)
     refused = runner.invoke(app, ["keys", "list"])
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert refused.stderr.startswith(f"error: MENS_API_URL is not set, and there is no installation in {tmp_path}. Set")
+    assert refused.stderr.startswith(
+        f"error: INSTALLATION_NOT_FOUND: MENS_API_URL is not set, and there is no installation in {tmp_path}. Start"
+    )
     assert list(tmp_path.iterdir()) == [], "no empty database is left behind"

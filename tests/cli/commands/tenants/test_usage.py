@@ -84,7 +84,7 @@ def test_key_is_given_by_id_or_name(mens: Command, installation: CliInstallation
     installation.services.keys.create("ci")
     assert mens(*PERIOD, "--by", "", "--key", "ci").startswith("No usage by key-"), "now another key has it"
     installation.services.keys.revoke(installation.services.keys.all()[-1].id)
-    assert mens("--key", "ci", code=1).startswith("error: 2 keys had the name 'ci'; give the id of one:")
+    assert mens("--key", "ci", code=1).startswith("error: ID_AMBIGUOUS: 2 keys had the name 'ci'. Give the id of one.")
     for unknown in ("tippo", "key-" + "0" * 26):
         assert mens("--key", unknown, code=1).startswith(
             f"error: KEY_NOT_FOUND: There is no key '{unknown}'. List them"

@@ -1,0 +1,57 @@
+"""Errors that an API has responded with, as one of our own errors is written, for programs and for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from cli.client.remedies import our_code, to_cli_remedy
+from shared.errors import Code
+
+SHOWN_CHARS = 300
+"""How much is shown of what another program has answered."""
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The API's error with the fields of :meth:`shared.errors.MensError.as_dict`, its remedy as a command.
+
+    What another program has answered, such as a proxy before an API that is down, is ``API_UNAVAILABLE``.
+    """
+    may_pass = response.is_server_error or response.status_code == httpx.codes.TOO_MANY_REQUESTS
+    try:
+        error: dict[str, Any] = response.json()["error"]
+        text = str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return {
+            "code": str(Code.API_UNAVAILABLE),
+            "message": f"Something else than an API of Mens responded {response.status_code}: {response.text[:SHOWN_CHARS]}",
+            "remedy": "Check MENS_API_URL, and what is between here and the API.",
+            "param": None,
+            "details": {},
+            "retryable": may_pass,
+        }
+    mens = error.get("mens", {})
+    return {
+        "code": our_code(error),
+        # OpenAI's clients show the message alone, so the API appends the remedy to it.
+        "message": _for_cli(text.removesuffix(str(mens.get("remedy", ""))).rstrip()),
+        "remedy": _for_cli(to_cli_remedy(error)),
+        "param": error.get("param"),
+        "details": mens.get("details", {}),
+        "retryable": mens.get("retryable", may_pass),
+    }
+
+
+def describe_error(error: Mapping[str, Any]) -> str:
+    """An error's lines for a terminal: code, message and remedy, then each invalid line or field."""
+    lines = [f"{error['code']}: {error['message']} {error['remedy']}".rstrip()]
+    for fault in error["details"].get("errors", []):
+        where = f"line {fault['line']}" if "line" in fault else fault.get("param", "")
+        lines.append(f"  {where}: {_for_cli(fault['reason'])}")
+    return "\n".join(lines)
+
+
+def _for_cli(text: str) -> str:
+    return text.replace("X-Mens-Tenant", "MENS_TENANT")
