@@ -95,12 +95,25 @@ def call(method: str, path: str, tenant: str | None = None, **request: Any) -> A
 
     ``tenant`` is as in :meth:`Connection.client`; the rest goes into the request.
     """
-    return _parse(_send(method, path, tenant, **request))
+    return _parse(send(method, path, tenant, **request))
+
+
+def send(method: str, path: str, tenant: str | None = None, **request: Any) -> httpx.Response:
+    """The response to one API request, whatever its status; ends the command when nothing responds.
+
+    ``tenant`` is as in :meth:`Connection.client`.
+    """
+    connection = connect()
+    try:
+        with connection.client(tenant=tenant) as client:
+            return client.request(method, path, **request)
+    except httpx.HTTPError as error:
+        fail_with(unreachable(connection, error))
 
 
 def find(path: str, tenant: str | None = None, absent: Collection[int] = (httpx.codes.NOT_FOUND,)) -> Any | None:
     """The JSON body of a GET, or None when the API responds with one of the statuses ``absent``; other errors end the command."""
-    response = _send("GET", path, tenant)
+    response = send("GET", path, tenant)
     return None if response.status_code in absent else _parse(response)
 
 
@@ -168,15 +181,6 @@ def fail_with_response(response: httpx.Response) -> NoReturn:
     """End the command with the error that the API has responded with."""
     error = error_of(response)
     fail(describe_error(error), error)
-
-
-def _send(method: str, path: str, tenant: str | None = None, **request: Any) -> httpx.Response:
-    connection = connect()
-    try:
-        with connection.client(tenant=tenant) as client:
-            return client.request(method, path, **request)
-    except httpx.HTTPError as error:
-        fail_with(unreachable(connection, error))
 
 
 def _parse(response: httpx.Response) -> Any:

@@ -1,24 +1,78 @@
-"""Files that go to the API before the request that names them."""
+"""The files of a job: checked here first, sent to the API, and deleted there again when the job is refused."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from cli.client.connection import call
+import httpx
 
+from cli.client.connection import fail_with_response, note, send
+from shared.contract.sections import DataMode, DataSection
+from shared.datasets.filters import RowFilter
+from shared.datasets.reader import check_dataset
 
-def upload(path: Path) -> str:
-    """Upload a training file; returns its id."""
-    with path.open("rb") as file:
-        return _upload(path.name, file)
-
-
-def upload_text(name: str, text: str) -> str:
-    """Upload a text as a file of that name; returns its id."""
-    return _upload(name, text.encode())
+REPLAY = "replay_file"
 
 
-def _upload(name: str, content: IO[bytes] | bytes) -> str:
-    uploaded = call("POST", "/v1/files", data={"purpose": "fine-tune"}, files={"file": (name, content)})
-    return str(uploaded["id"])
+def check_files(data: DataSection, files: Mapping[str, Path], *, keep_all: bool) -> None:
+    """Read the files of a job as the API will, so that a file that it would refuse is not sent in full first.
+
+    Args:
+        files: by the field of the contract that is to name each.
+        keep_all: leave the contract's filter out: a preset or a domain, which the API applies, may change it.
+
+    Raises:
+        DatasetInvalid: ``DATASET_LINE_INVALID`` or ``DATASET_EMPTY``.
+    """
+    for field, path in files.items():
+        filters = RowFilter.of_replay(data) if field == REPLAY else RowFilter.of(data)
+        with path.open("rb") as lines:
+            check_dataset(
+                lines,
+                filters=RowFilter() if keep_all else filters,
+                strict=data.mode is DataMode.STRICT,
+                param=f"data.{field}",
+            )
+
+
+class Uploads:
+    """Files that one request names. Each upload is a file of its own, so those of a refused request are of use to no other."""
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+
+    def add(self, path: Path) -> str:
+        """Upload a file; returns its id. Ends the command when it is refused."""
+        with path.open("rb") as file:
+            return self._add(path.name, file)
+
+    def add_text(self, name: str, text: str) -> str:
+        """Upload a text as a file of that name; returns its id. Ends the command when it is refused."""
+        return self._add(name, text.encode())
+
+    def send(self, path: str, **request: Any) -> Any:
+        """The JSON body of the response to a POST; ends the command when it is refused, after the files were deleted.
+
+        After an outage they stay: the request may have been granted all the same.
+        """
+        response = send("POST", path, **request)
+        if response.is_client_error:
+            self._delete()
+        if response.is_error:
+            fail_with_response(response)
+        return response.json()
+
+    def _add(self, name: str, content: IO[bytes] | bytes) -> str:
+        uploaded = self.send("/v1/files", data={"purpose": "fine-tune"}, files={"file": (name, content)})
+        self._ids.append(str(uploaded["id"]))
+        return self._ids[-1]
+
+    def _delete(self) -> None:
+        for file_id in self._ids:
+            response: httpx.Response = send("DELETE", f"/v1/files/{file_id}")
+            is_gone = response.is_success or response.status_code == HTTPStatus.NOT_FOUND
+            what = "was deleted again" if is_gone else "could not be deleted again"
+            note(f"the uploaded file {file_id} {what}, as the request was refused")

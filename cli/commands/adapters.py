@@ -12,7 +12,7 @@ import typer
 from cli.client.adapter_folder import DESCRIPTION_NAMES, read_adapter_folder
 from cli.client.connection import call, fail, fail_with, note
 from cli.client.id_prefixes import resolve_adapter_id
-from cli.client.uploads import upload, upload_text
+from cli.client.uploads import Uploads
 from cli.commands.jobs import watch_job
 from cli.commands.verify import NEEDS_CRYPTOGRAPHY, verify
 from cli.export import hub
@@ -151,10 +151,11 @@ def import_command(
     except MensError as error:
         fail_with(error)
     contract: dict[str, Any] = {"model": model, "name": name, "publish": publish, "alias": alias}
-    contract |= {"weights_file": upload(files.weights), "sidecar_file": upload(files.description)}
+    uploads = Uploads()
+    contract |= {"weights_file": uploads.add(files.weights), "sidecar_file": uploads.add(files.description)}
     if files.template is not None:
-        contract["template_file"] = upload_text("chat_template.jinja", files.template)
-    job = call("POST", "/v1/jobs", json={"kind": "import", "contract": contract})
+        contract["template_file"] = uploads.add_text("chat_template.jinja", files.template)
+    job = uploads.send("/v1/jobs", json={"kind": "import", "contract": contract})
     typer.echo(job["id"])
     if watch:
         watch_job(job["id"])

@@ -10,13 +10,14 @@ from urllib.parse import quote
 import typer
 from rich.console import Console
 
-from cli.client.connection import call, fail, fail_with, note
+from cli.client.api_errors import describe_error
+from cli.client.connection import call, fail, fail_with, find, find_all, note
 from cli.client.gate_outcome import ALIAS_NOT_MOVED, describe_gates, is_of_gates, keeps_alias
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, follow
 from cli.client.json_errors import Json, note_json
 from cli.client.self_evaluation import describe_evaluation
-from cli.client.uploads import upload
+from cli.client.uploads import Uploads, check_files
 from cli.commands.aliases import describe_hiding
 from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import lay_over, read_sections
@@ -25,9 +26,10 @@ from cli.export.original_merge import merge_original
 from cli.options import existing_file
 from cli.output import print_table
 from shared.contract.auto_hyperparameters import auto_exec
+from shared.contract.flat_keys import parse_contract
 from shared.contract.sections import DEFAULT_MODEL_ID, DataMode
 from shared.datasets.reader import count_lines
-from shared.errors import ContractRejected, MensError
+from shared.errors import Code, MensError, NotFound
 from shared.model_card.self_evaluation import without_samples
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
@@ -92,16 +94,12 @@ def train(
 
     After FILE every field of the contract is a flag by its flat name, e.g. --alpha 64 --qlora-ce-last-k 16 --curriculum.
     """
-    try:
-        sections = read_sections(contract)
-        lay_over(sections, parse_flags(context.args))
-    except ContractRejected as error:
-        fail_with(error)
+    given = {"train_file": file, "validation_file": validation, "replay_file": replay}
+    files = {field: path for field, path in given.items() if path}
     options: dict[str, dict[str, Any]] = {
+        # Names, until the files have ids: they are sent when all else is known to be right.
         "data": {
-            "train_file": upload(file),
-            "validation_file": upload(validation) if validation else None,
-            "replay_file": upload(replay) if replay else None,
+            **{field: path.name for field, path in files.items()},
             "mode": DataMode.LENIENT if lenient else None,
         },
         "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
@@ -109,15 +107,27 @@ def train(
         "artifact": {"alias": alias, "publish": publish},
         "model": {"hf_repo": model},
     }
-    lay_over(sections, options)
-    base = sections["model"].setdefault("hf_repo", DEFAULT_MODEL_ID)
-    rules = {} if preset or domain else _auto_rules(file, str(base))
+    try:
+        sections = read_sections(contract)
+        lay_over(sections, parse_flags(context.args))
+        lay_over(sections, options)
+        parsed = parse_contract(sections)
+        base = find_base(sections["model"].get("hf_repo"))
+        check_files(parsed.data, files, keep_all=bool(preset or domain))
+    except MensError as error:
+        found = error.as_dict()
+        fail(f"{describe_error(found)}\nnothing was uploaded", found)
+    sections["model"].setdefault("hf_repo", base["id"])
+    rules = {} if preset or domain else _auto_rules(file, base)
+    uploads = Uploads()
+    for field, path in files.items():
+        sections["data"][field] = uploads.add(path)
     body: dict[str, Any] = {"kind": "finetune", "contract": sections, "name": name, "preset": preset, "domain": domain}
     terms = {"priority": priority, "max_gpu_minutes": max_gpu_minutes, "max_wall_seconds": max_wall_seconds}
     body |= {name: value for name, value in terms.items() if value is not None}
     body["auto"] = sorted(f"exec.{field}" for field in rules.keys() - sections["exec"].keys())
     sections["exec"] = rules | sections["exec"]
-    job = call("POST", "/v1/jobs", json=body)
+    job = uploads.send("/v1/jobs", json=body)
     told = errors if as_json else console
     told.print(f"created {job['id']}: {summary(job)}", soft_wrap=True)
     notes = call("GET", f"{_path(job['id'])}/preflight")["notes"]
@@ -315,10 +325,29 @@ def merge_subset(base_shards: list[Path], adapter: Path, meta: Path, output: Pat
         typer.echo(f"not merged, because base_key_map does not place them: {', '.join(merged['skipped'])}")
 
 
-def _auto_rules(file: Path, model: str) -> dict[str, float]:
-    base = call("GET", f"/v1/models/{quote(model, safe='')}")["mens"]
+def find_base(named: Any) -> dict[str, Any]:
+    """The model that a contract names, else the default one, as the API describes it.
+
+    Raises:
+        NotFound: ``MODEL_NOT_FOUND``, with the bases that there are.
+    """
+    name = str(named or DEFAULT_MODEL_ID)
+    if model := find(f"/v1/models/{quote(name, safe='')}"):
+        return dict(model)
+    bases = [model["id"] for model in find_all("/v1/models") if model["mens"]["kind"] == "base"]
+    is_default = f"No model was named, and the default, {name!r}, is not in this installation's catalogue"
+    what = f"There is no base model {name!r} in this installation's catalogue" if named else is_default
+    raise NotFound(
+        Code.MODEL_NOT_FOUND,
+        f"{what} (it has: {', '.join(bases) or 'none yet'}).",
+        remedy=f"Name one of them: --model {bases[0]}." if bases else "Add one: `mens base add`.",
+        param="model.hf_repo",
+    )
+
+
+def _auto_rules(file: Path, base: dict[str, Any]) -> dict[str, float]:
     with file.open("rb") as content:
-        return auto_exec(count_lines(content), base.get("learning_rate"))
+        return auto_exec(count_lines(content), base["mens"].get("learning_rate"))
 
 
 def _path(job_id: str) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from cli.client.connection import send
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.contract.sections import DEFAULT_MODEL_ID
 from shared.database.leases import Leases
@@ -53,7 +56,7 @@ def test_train_notes_an_alias_that_will_be_hidden(installation: CliInstallation,
 
 def test_train_refuses_invalid_alias(installation: CliInstallation, rows: str) -> None:
     refused = installation.mens("train", rows, "--model", "tiny", "--no-watch", "--alias", "a/b", code=1)
-    assert refused.startswith("error: NAME_INVALID: contract.artifact.alias: 'a/b' is no name: lower-case letters")
+    assert refused.startswith("error: NAME_INVALID: artifact.alias: 'a/b' is no name: lower-case letters")
 
 
 def test_lenient_skips_bad_lines(installation: CliInstallation, rows: str) -> None:
@@ -104,8 +107,59 @@ def test_further_flags_are_fields_of_the_job(installation: CliInstallation, rows
     assert (job["name"], job["contract"]["curriculum"]["enabled"]) == ("2024", False)
 
 
-def test_the_default_base_is_for_contracts_that_name_none(installation: CliInstallation, rows: str) -> None:
-    assert DEFAULT_MODEL_ID in installation.mens("train", rows, "--no-watch", code=1)
+def test_a_missing_default_base_is_said_to_be_the_default_and_others_are_named(
+    installation: CliInstallation, rows: str
+) -> None:
+    refused = installation.mens("train", rows, "--no-watch", code=1)
+    assert refused.startswith(f"error: MODEL_NOT_FOUND: No model was named, and the default, '{DEFAULT_MODEL_ID}',")
+    assert "(it has: tiny). Name one of them: --model tiny." in refused
+    named = installation.mens("train", rows, "--no-watch", "--model", "tinny", code=1)
+    assert "There is no base model 'tinny' in this installation's catalogue (it has: tiny)." in named
+
+
+@pytest.mark.parametrize(
+    ("options", "row", "code"),
+    [
+        (["--rank", "99999"], "", "CONTRACT_INVALID"),
+        (["--model", "nobody"], "", "MODEL_NOT_FOUND"),
+        ([], "oops\n", "DATASET_LINE_INVALID"),
+    ],
+)
+def test_what_can_be_checked_without_an_upload_is_checked_before_it(
+    installation: CliInstallation, rows: str, options: list[str], row: str, code: str
+) -> None:
+    with Path(rows).open("a") as file:
+        file.write(row)
+    train = ["train", rows, "--no-watch", "--json", "--model", "tiny", *options]
+    error = json.loads(installation.invoke(*train, code=1).stdout)["error"]
+    assert error["code"] == code
+    train.remove("--json")
+    assert installation.mens(*train, code=1).endswith("nothing was uploaded")
+    assert uploaded(installation) == []
+
+
+def test_files_of_a_refused_job_are_deleted_again(installation: CliInstallation, rows: str) -> None:
+    refused = ["--model", "tiny", "--no-watch", "--validation", rows, "--target-modules", "foo"]
+    shown = installation.mens("train", rows, *refused, code=1)
+    assert "error: TARGET_MODULES_UNKNOWN" in shown
+    assert len(re.findall(r"the uploaded file file-\w+ was deleted again, as the request was refused", shown)) == 2
+    assert uploaded(installation) == []
+
+
+def test_files_stay_when_the_api_fails(
+    installation: CliInstallation, rows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send_with_outage(method: str, path: str, **request: Any) -> httpx.Response:
+        return httpx.Response(503) if path == "/v1/jobs" else send(method, path, **request)
+
+    monkeypatch.setattr("cli.client.uploads.send", send_with_outage)
+    assert "API_UNAVAILABLE" in installation.mens("train", rows, "--model", "tiny", "--no-watch", code=1)
+    assert len(uploaded(installation)) == 1, "the job may be there all the same"
+
+
+def uploaded(installation: CliInstallation) -> list[Any]:
+    """The files that the tenant has."""
+    return [file.id for file in installation.services.files.list(after=None, limit=10, purpose=None, newest_first=True)]
 
 
 def test_watch_prints_why_a_job_was_queued_again(installation: CliInstallation) -> None:
