@@ -34,7 +34,7 @@ def follow(job_id: str, console: Console, connection: Connection | None = None) 
                 if (event["level"], event["type"]) == ("warn", "message") and not is_of_gates(event):
                     console.print(" ".join(event["message"].split()), markup=False, highlight=False, soft_wrap=True)
             progress, stage = job["progress"], job["stage"] or job["state"]
-            facts = describe_progress(progress)
+            facts = describe_wait(job) if job["state"] == "queued" else describe_progress(job)
             if bar.disable:
                 plain.show(stage, facts)
             else:
@@ -93,11 +93,21 @@ class _PlainProgress:
             self._stage, self._next = stage, time.monotonic() + SECONDS_PER_LINE
 
 
-def describe_progress(progress: dict[str, Any]) -> str:
-    """Step, loss and remaining time, in one line; of an evaluation its items."""
+def describe_wait(job: dict[str, Any]) -> str:
+    """Where a queued job stands and why it waits, in one line."""
+    # An API of an earlier release gives no place; and one is given to no job that has left the queue meanwhile.
+    place = job.get("queue")
+    return f"{place['position']} in the queue. {place['explanation']}" if place else ""
+
+
+def describe_progress(job: dict[str, Any]) -> str:
+    """A job's step and loss, in one line, and while it runs the remaining time; of an evaluation its items."""
+    progress = job["progress"]
     if not progress:
         return ""
-    loss, eta = progress.get("loss"), progress.get("eta_seconds")
+    # What was estimated when it last ran says nothing about a job that waits, is paused or has ended.
+    eta = progress.get("eta_seconds") if job["state"] == "running" else None
+    loss = progress.get("loss")
     if "items_done" in progress:
         parts = [f"item {progress['items_done']}/{progress['items_total']}"]
     else:

@@ -189,7 +189,7 @@ def show(
     lines += [f"base     {job['base_model']}", f"tenant   {job['tenant']}"]
     lines += [f"plan     {summary(job)}"] if job["kind"] == "finetune" else []
     lines += describe_place(job.get("queue"))
-    lines += [f"progress {describe_progress(job['progress'])}"] if job["progress"] else []
+    lines += [f"progress {describe_progress(job)}"] if job["progress"] else []
     lines += [f"outcome  {_outcome(job)}"] if job["state"] in FINAL else []
     lines += describe_evaluation(job["result"], "against base  ")
     lines += describe_gates(job["result"])

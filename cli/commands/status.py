@@ -44,7 +44,7 @@ def status(
         typer.echo(json.dumps({"workers": workers, "jobs": jobs}, indent=2))
         return
     typer.echo(f"{len(workers)} workers, {sum(one['devices'] for one in workers)} GPUs")
-    rows = [(job["id"], job["state"], job["stage"] or "", describe_progress(job["progress"])) for job in jobs]
+    rows = [(job["id"], job["state"], job["stage"] or "", describe_progress(job)) for job in jobs]
     print_table(("id", "state", "stage", "progress"), rows)
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import httpx
 import pytest
 import typer
+from rich.console import Console
 
 from cli.client import job_progress
 from cli.client.connection import Connection, connect
-from cli.client.job_progress import poll
+from cli.client.job_progress import describe_progress, describe_wait, follow, poll
 from shared.database.leases import Leases
 from shared.errors import Code, JobFailed
 from tests.support.builders import claimed
 from tests.support.cli_installation import CliInstallation
 
+PROGRESS = {"step": 140, "total_steps": 1000, "loss": 1.5, "eta_seconds": 26}
 KILLED = JobFailed(Code.TRAINER_KILLED, "The trainer was killed.", retryable=True)
 
 
@@ -46,6 +49,35 @@ def test_long_outage_ends_the_command(monkeypatch: pytest.MonkeyPatch, capsys: p
     with pytest.raises(typer.Exit):
         list(poll("ftjob-1", Connection("http://api", "key")))
     assert "`mens jobs watch ftjob-1`" in capsys.readouterr().err
+
+
+def test_job_that_was_queued_again_shows_its_place_and_no_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"position": 2, "explanation": "A job before it is older."}
+    known = {"events": [], "stage": None, "progress": PROGRESS}
+    respond(
+        monkeypatch,
+        job(known | {"state": "running", "stage": "train"}),
+        job(known | {"state": "queued", "queue": place}),
+        job(known | {"state": "succeeded", "queue": None}),
+    )
+    console = Console(file=io.StringIO(), force_terminal=False)
+    follow("ftjob-1", console, Connection("http://api", "key"))
+    assert console.file.getvalue().splitlines() == [
+        "train  step 140/1000  loss 1.500  ETA 0:26",
+        "queued  2 in the queue. A job before it is older.",
+        "succeeded  step 140/1000  loss 1.500",
+    ]
+
+
+@pytest.mark.parametrize("state", ["queued", "paused", "failed"])
+def test_remaining_time_is_of_running_jobs_alone(state: str) -> None:
+    assert describe_progress({"state": state, "progress": PROGRESS}) == "step 140/1000  loss 1.500"
+    assert describe_progress({"state": "running", "progress": PROGRESS}).endswith("ETA 0:26")
+
+
+@pytest.mark.parametrize("queue", [{}, {"queue": None}])
+def test_queued_job_without_a_place_says_nothing_of_one(queue: dict[str, Any]) -> None:
+    assert describe_wait({"state": "queued"} | queue) == ""
 
 
 def job(content: dict[str, Any]) -> httpx.Response:
