@@ -36,6 +36,7 @@ PLACES = (
         "plan",
         "plan:plan",
         "Run every check of a job and show its plan. Exit code 1 with code and remedy if the job could not run.",
+        takes_unknown_options=True,
     ),
     CommandPlace("chat", "models:chat", "Send one message to a model; the answer is streamed."),
     CommandPlace(

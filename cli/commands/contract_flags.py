@@ -1,4 +1,4 @@
-"""Further flags of ``mens train``: every flat name of a contract's field, and what became of the original's other flags.
+"""Further flags of ``mens train`` and ``mens plan``: every flat name of a contract's field, and what became of the original's other flags.
 
 ``--qlora-ce-last-k 16 --curriculum --alpha=64`` are fields as they are; a flag that is no field names its replacement.
 """

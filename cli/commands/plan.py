@@ -14,14 +14,16 @@ from rich.table import Table
 from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
 from cli.commands.bases import entry_and_folder
+from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import Sections, lay_over, read_sections
 from cli.options import existing_file
+from shared.base_models.catalog import BaseModelEntry
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import warmup_steps
-from shared.contract.sections import DEVICE_NAMES, DataMode, Device
+from shared.contract.sections import DEFAULT_MODEL_ID, DEVICE_NAMES, DataMode, Device
 from shared.datasets.reader import count_lines
-from shared.errors import Code, ContractRejected, MensError
+from shared.errors import Code, ContractRejected, MensError, NotFound
 from shared.preflight.types import InputFile, JobRequest, Machine, Preflight, ServingLimits
 from shared.settings import Settings, read_settings
 
@@ -31,8 +33,15 @@ GIB = 1 << 30
 
 
 def plan(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL file with the training rows.")],
-    model: Annotated[str, typer.Option(help="Base model: a name in the catalogue, or its folder.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Base model: a name in the catalogue, or its folder. Default: the contract file's, else "
+            f"{DEFAULT_MODEL_ID}."
+        ),
+    ] = None,
     validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
     replay: Annotated[
         Path | None,
@@ -58,16 +67,20 @@ def plan(
         bool, typer.Option("--json", callback=note_json, help="Print plan and preflight as JSON.")
     ] = False,
 ) -> None:
-    """Run every check of a job and show its plan. Exit code 1 with code and remedy if the job could not run."""
+    """Run every check of a job and show its plan. Exit code 1 with code and remedy if the job could not run.
+
+    After FILE every field of the contract is a flag by its flat name, as in `mens train`, e.g. --alpha 64 --min-rating 4.
+    """
     limits = ServingLimits(max_lora_rank=max_lora_rank) if max_lora_rank else None
     from shared.preflight.pipeline import preflight  # numpy is slow to import
 
     try:
         sections = read_sections(contract)
+        lay_over(sections, parse_flags(context.args))
         validation = validation or _named_file(sections, "validation_file", "--validation")
         replay = replay or _named_file(sections, "replay_file", "--replay")
         machine = Machine(_device(device), vram_bytes=int(vram_gb * GIB) if vram_gb else None, limits=limits)
-        base, folder = entry_and_folder(read_settings(Settings), model)
+        base, folder = _base(model or sections.get("model", {}).get("hf_repo"))
         options: dict[str, dict[str, Any]] = {
             "model": {"hf_repo": base.name},  # not the path that was typed: another machine has another
             "data": {
@@ -99,6 +112,22 @@ def plan(
         typer.echo(json.dumps({"plan": checked.plan.model_dump(mode="json"), **checked.record()}, indent=2))
     else:
         show(checked)
+
+
+def _base(named: Any) -> tuple[BaseModelEntry, Path]:
+    """The base model that is named by option, flag or contract file, else the default one, and its folder.
+
+    Raises:
+        MensError: there is none, or it is no base model.
+    """
+    try:
+        return entry_and_folder(read_settings(Settings), str(named or DEFAULT_MODEL_ID))
+    except NotFound as error:
+        if named or error.code is not Code.MODEL_NOT_FOUND:
+            raise
+        message = f"No model was named, so it is the default. {error.message}"
+        remedy = "Name one of those with --model, or add the model with `mens base add`."
+        raise NotFound(error.code, message, remedy=remedy, param=error.param) from None
 
 
 def _device(name: str) -> str:

@@ -131,7 +131,7 @@ def test_invalid_setting_is_named(home: Path, command: list[str]) -> None:
     ("arguments", "param"),
     [
         ("plan nofile.jsonl --model mens-tiny", "file"),
-        ("plan {file}", "model"),
+        ("plan", "file"),
         ("data check {file} --seq-len 2", "seq_len"),
         ("plan {file} --model mens-tiny --vram-gb nan", "vram_gb"),
         ("plan {file} --model mens-tiny --vram-gb inf", "vram_gb"),

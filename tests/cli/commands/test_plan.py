@@ -66,6 +66,30 @@ def test_job_that_cannot_run_exits_with_its_code(base: Path, rows: Path, argumen
     assert (result.exit_code, code in result.output) == (1, True)
 
 
+def test_model_is_by_default_the_contract_files(base: Path, rows: Path, tmp_path: Path) -> None:
+    (tmp_path / "contract.json").write_text(json.dumps({"model": {"name": str(base)}}))
+    result = runner.invoke(app, ["plan", str(rows), "--contract", str(tmp_path / "contract.json"), "--json"])
+    assert json.loads(result.output)["plan"]["base"]["name"] == "tiny"
+
+
+def test_a_missing_default_base_is_said_to_be_the_default(rows: Path, base: Path) -> None:
+    shown = runner.invoke(app, ["plan", str(rows)])
+    assert shown.exit_code == 1
+    assert "MODEL_NOT_FOUND: No model was named, so it is the default." in shown.output
+    assert "(it has: none yet)" in shown.output and "--model" in shown.output
+
+
+def test_every_field_is_a_flag_as_in_train(base: Path, rows: Path) -> None:
+    plan = ["plan", str(rows), "--model", str(base), "--json"]
+    flags = ["--alpha", "64", "--target-modules", "q_proj", "--min-rating", "2"]
+    contract = json.loads(runner.invoke(app, [*plan, *flags]).output)["plan"]["contract"]
+    assert (contract["adapter"]["alpha"], contract["adapter"]["target_modules"]) == (64, ["q_proj"])
+    assert contract["data"]["min_rating"] == 2
+    for flag, code in (("--min-rating=6", "CONTRACT_INVALID"), ("--target-modules=foo", "TARGET_MODULES_UNKNOWN")):
+        refused = runner.invoke(app, [*plan, flag])
+        assert (refused.exit_code, json.loads(refused.output)["error"]["code"]) == (1, code)
+
+
 def test_unknown_base_is_refused(rows: Path, base: Path) -> None:
     assert "MODEL_NOT_FOUND" in runner.invoke(app, ["plan", str(rows), "--model", "nobody"]).output
 
