@@ -42,6 +42,8 @@ from shared.errors import Code, InvalidRequest, NotFound, TooLarge, TooMany
 from shared.observability.log_context import add_log_ids
 from shared.strict_json import refuse_loose_json
 
+MAX_EXPLAINED_BYTES = 1 << 20
+"""Of a body that is no JSON: to parse a larger one once more, for its field, would keep other callers waiting."""
 LIMIT_HEADERS = "mens_limit_headers"
 """Name in a request's state of the headers with its key's limits, once it is counted."""
 REQUEST_ID = "mens_request_id"
@@ -268,7 +270,8 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
         body = msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:
         # The decoder takes half of a surrogate pair at the end of a text for the end of the body, and names no field.
-        refuse_loose_json(bytes(raw))
+        if len(raw) <= MAX_EXPLAINED_BYTES:
+            refuse_loose_json(bytes(raw))
         raise InvalidRequest(
             Code.REQUEST_INVALID, f"The request body is not JSON: {str(error).rstrip('.')}.", remedy=WRITE_JSON
         ) from None

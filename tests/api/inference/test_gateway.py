@@ -97,6 +97,16 @@ def test_half_of_a_surrogate_pair_is_named_wherever_it_stands(api: httpx.Client,
     assert "half of a surrogate pair" in error["message"]
 
 
+def test_a_large_body_that_is_no_json_is_not_parsed_again_for_its_field(
+    api: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.inference.gateway.MAX_EXPLAINED_BYTES", 50)
+    content = '{"model": "m", "messages": [{"role": "user", "content": "half \\ud83d"}]}'
+    error = api.post("/v1/chat/completions", content=content).json()["error"]
+    assert (error["param"], error["mens"]["code"]) == (None, "REQUEST_INVALID")
+    assert "is not JSON" in error["message"]
+
+
 def test_a_body_that_is_cut_off_is_not_json(api: httpx.Client) -> None:
     error = api.post("/v1/chat/completions", content=b'{"model": "m').json()["error"]
     assert error["message"].startswith("The request body is not JSON: Input data was truncated. Correct it")
