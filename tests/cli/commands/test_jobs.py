@@ -174,7 +174,7 @@ def test_ctrl_c_ends_the_command_and_says_that_the_job_continues(installation: C
     def interrupt(*_arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    installation.patch.setattr("cli.client.job_progress.describe_progress", interrupt)
+    installation.patch.setattr("cli.client.job_progress.describe_wait", interrupt)
     started = installation.invoke("train", rows, "--model", "tiny", "--no-publish", code=130)
     job = installation.services.jobs.list()[0]
     says = f"the job continues: `mens jobs watch {job.id}`; to end it, `mens jobs cancel {job.id}`\n"

@@ -42,4 +42,4 @@ def test_alias_in_place_of_an_adapter_is_said_to_be_one(installation: CliInstall
     for command in (["list", "helper"], ["create", "helper", "acme"], ["delete", "helper", "acme"]):
         refused = installation.mens("permissions", *command, code=1)
         assert refused.startswith("error: ADAPTER_NOT_FOUND: 'helper' is no id of an adapter")
-        assert refused.endswith(f"The alias helper points to {ADAPTER}.")
+        assert f"The alias helper points to {ADAPTER}." in refused
