@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import httpx
 
-from cli.client.connection import fail_with_response, note, send
+from cli.client.connection import connect, fail_with_response, note, send
 from shared.contract.sections import DataMode, DataSection
 from shared.datasets.filters import RowFilter
 from shared.datasets.reader import check_dataset
@@ -71,8 +71,13 @@ class Uploads:
         return self._ids[-1]
 
     def _delete(self) -> None:
-        for file_id in self._ids:
-            response: httpx.Response = send("DELETE", f"/v1/files/{file_id}")
-            is_gone = response.is_success or response.status_code == HTTPStatus.NOT_FOUND
-            what = "was deleted again" if is_gone else "could not be deleted again"
-            note(f"the uploaded file {file_id} {what}, as the request was refused")
+        with connect().client() as client:
+            for file_id in self._ids:
+                # An outage here must not hide why the request was refused.
+                try:
+                    status = client.delete(f"/v1/files/{file_id}").status_code
+                except httpx.HTTPError:
+                    status = HTTPStatus.SERVICE_UNAVAILABLE
+                is_gone = status < HTTPStatus.BAD_REQUEST or status == HTTPStatus.NOT_FOUND
+                what = "was deleted again" if is_gone else "could not be deleted again"
+                note(f"the uploaded file {file_id} {what}, as the request was refused")

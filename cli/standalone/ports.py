@@ -5,6 +5,7 @@ They are asked many times a second while everything else starts, so asking must 
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 from functools import cache
@@ -22,6 +23,9 @@ def free_port() -> int:
 
     None of those that the kernel gives to clients and to servers on port 0: a program may take seconds until it listens,
     or be started again, and meanwhile any connection of this machine could take its port.
+
+    Raises:
+        OSError: nobody can listen on loopback here.
     """
     while True:
         port = secrets.choice(_fixed_ports())  # not of `random`, which tests seed
@@ -29,7 +33,9 @@ def free_port() -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: one may have ended there
             try:
                 probe.bind(("127.0.0.1", port))
-            except OSError:
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
                 continue
             return port
 

@@ -146,6 +146,16 @@ def test_files_of_a_refused_job_are_deleted_again(installation: CliInstallation,
     assert uploaded(installation) == []
 
 
+def test_an_outage_after_a_refusal_does_not_hide_it(installation: CliInstallation, rows: str) -> None:
+    def refuse(*_: Any) -> None:
+        raise httpx.ConnectError("away")
+
+    installation.patch.setattr(httpx.Client, "delete", refuse)
+    refused = installation.mens("train", rows, "--model", "tiny", "--no-watch", "--target-modules", "foo", code=1)
+    assert "error: TARGET_MODULES_UNKNOWN" in refused
+    assert "could not be deleted again" in refused
+
+
 def test_files_stay_when_the_api_fails(
     installation: CliInstallation, rows: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,3 +58,12 @@ def test_a_port_in_use_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
         offered = iter([taken.getsockname()[1], port := free_port()])
         monkeypatch.setattr("cli.standalone.ports.secrets.choice", lambda _: next(offered))
         assert free_port() == port
+
+
+def test_a_machine_on_which_nobody_can_listen_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "no loopback here")
+
+    monkeypatch.setattr("cli.standalone.ports.socket.socket.bind", refuse)
+    with pytest.raises(PermissionError):
+        free_port()
