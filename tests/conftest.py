@@ -243,6 +243,14 @@ def database(database_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Folder of a real chat model, SmolLM2-135M-Instruct; a test copies it before it changes a file."""
+    from tests.support.smollm2 import smollm2_folder
+
+    return smollm2_folder()
+
+
+@pytest.fixture(scope="session")
 def serving_installation(tmp_path_factory: pytest.TempPathFactory) -> ServingInstallation:
     """An installation with one tiny base for serving, whose model and adapters compute: what vLLM's tests share."""
     from tests.support.serving_installation import make_serving_installation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -129,6 +130,12 @@ def _run(work: Callable[[], object], run_dir: Path) -> int:
             raise
         return _fail(run_dir, out_of_memory(str(error)))
     return 0
+
+
+def print_error(error: MensError) -> int:
+    """Print an error as one line of JSON on stdout, for the command line that runs this program; returns the exit code."""
+    print(json.dumps({"kind": type(error).__name__, **error.as_dict()}), flush=True)
+    return EXIT_FAILED
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -24,12 +24,12 @@ from safetensors import safe_open
 from shared.base_models.catalog import model_files
 from shared.base_models.weights import read_tensors
 from shared.errors import MensError
-from worker.child_runtime import EXIT_FAILED
+from worker.child_runtime import print_error
 from worker.training.model.nf4 import quantised_tensors, through_nf4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code, and says on stderr what is wrong."""
+    """Command line; returns the exit code, and prints an error as JSON."""
     parser = argparse.ArgumentParser(prog="python -m worker.dequantize", description=__doc__)
     parser.add_argument("base", type=Path, metavar="BASE_DIR", help="folder of the base model")
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder to create")
@@ -38,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         write_twin(arguments.base, arguments.out, arguments.double_quant)
     except MensError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return print_error(error)
     return 0
 
 

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +19,8 @@ from cli.client.connection import fail, fail_with
 from cli.client.json_errors import Json
 from cli.output import print_table
 from cli.standalone.base_changes import check_name, own_folder, refuse_needed
+from cli.standalone.gguf_bases import add_gguf
+from cli.standalone.worker_programs import PROJECT, run_worker_program
 from shared.artifacts.base_folders import fetch_merged, stored_manifest
 from shared.artifacts.merge_fidelity import PROBES_NAME, MergeProbes
 from shared.artifacts.open_storage import open_storage
@@ -47,7 +47,6 @@ NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 LONGEST_LABEL = 128
 TINY_LEARNING_RATE = 4e-3
 """Twenty times the usual learning rate, because the model has only a million parameters."""
-PROJECT = Path(__file__).resolve().parents[2]
 CORPUS = PROJECT / "examples" / "base_corpus.jsonl"
 
 
@@ -86,7 +85,9 @@ def build_command(
 @app.command("add")
 def add_command(
     name: Annotated[str, typer.Argument(help="Name in the catalogue; requests give it as `model`.")],
-    path: Annotated[Path | None, typer.Option(help="Folder with config, tokenizer and safetensors weights.")] = None,
+    path: Annotated[
+        Path | None, typer.Option(help="Folder with config, tokenizer and safetensors weights; or a GGUF file.")
+    ] = None,
     hub: Annotated[str | None, typer.Option(help="Hub repository, e.g. Qwen/Qwen3-0.6B.")] = None,
     revision: Annotated[str | None, typer.Option(help="Commit of the hub repository: 40 hex digits.")] = None,
     license: Annotated[str | None, typer.Option(help="Licence, for the records.")] = None,
@@ -94,14 +95,21 @@ def add_command(
         float | None, typer.Option(help="Its learning rate where a job leaves that to `auto`; 2e-4 when left out.")
     ] = None,
 ) -> None:
-    """Add a model folder, or a hub model pinned to a commit. Safetensors only; code in a repository is never run."""
+    """Add a model folder, a GGUF file, or a hub model pinned to a commit. Code in a repository is never run.
+
+    Weights are safetensors, never pickle. A GGUF file is dequantised into a folder of MENS_HOME, with its tokenizer and template.
+    """
     if (path is None) == (hub is None):
         fail("give either --path or --hub (with --revision).")
     if hub and not revision:
         fail("a hub model is pinned: give --revision with the commit's 40 hex digits.")
+    settings = read_settings(Settings)
     try:
-        source = HubSource(repo=hub, revision=revision or "") if hub else LocalSource(path=str(path))
-        entry = add(read_settings(Settings), name, source, license, learning_rate)
+        if path and path.suffix.lower() == ".gguf":
+            entry = add_gguf(settings, name, path, license, learning_rate)
+        else:
+            source = HubSource(repo=hub, revision=revision or "") if hub else LocalSource(path=str(path))
+            entry = add(settings, name, source, license, learning_rate)
     except ValidationError as error:
         faults = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
         fail(f"this cannot be a base model: {faults}. A revision is a commit's 40 hex digits, not a branch.")
@@ -205,7 +213,7 @@ def build(
         folder.parent.mkdir(parents=True, exist_ok=True)
         options = ["--family", str(family), "--seed", str(seed), *(["--steps", str(steps)] if steps else [])]
         # One thread, because a model this small is many times slower when threads compete.
-        _run_worker_module("worker.pretrain", str(folder), "--corpus", str(CORPUS), *options, threads=1)
+        run_worker_program("worker.pretrain", str(folder), "--corpus", str(CORPUS), *options, threads=1)
     relative = os.path.relpath(folder, settings.catalog_path.parent)
     return add(settings, name, LocalSource(path=relative), "Apache-2.0", TINY_LEARNING_RATE)
 
@@ -233,7 +241,7 @@ def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool =
     check_name(settings, twin)
     base = locate(original, settings.catalog_path)
     verify_model_folder(original, base)
-    _run_worker_module("worker.dequantize", str(base), str(folder), *([] if double_quant else ["--no-double-quant"]))
+    run_worker_program("worker.dequantize", str(base), str(folder), *([] if double_quant else ["--no-double-quant"]))
     entry = draft.model_copy(update={"digests": digest_model_folder(folder)})
     save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))
     return entry
@@ -319,15 +327,6 @@ def merged_base(settings: Settings, digest: str) -> BaseModelEntry | None:
         message = f"{digest} begins the digests of {len(found)} merged models."
         fail_with(Conflict(Code.ID_AMBIGUOUS, message, remedy="Give more of it.", details={"ids": found}))
     return add_merged(settings, found[0]) if found else None
-
-
-def _run_worker_module(module: str, *arguments: str, threads: int | None = None) -> None:
-    """Run a module of the worker in a process of its own: the command line never imports torch."""
-    command = [sys.executable, "-m", module, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    environment |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
-    if subprocess.run(command, env=environment, check=False).returncode:
-        fail(f"the base model could not be made; run again by hand: {' '.join(command)}")
 
 
 def entry_and_folder(settings: Settings, model: str) -> tuple[BaseModelEntry, Path]:

@@ -90,6 +90,14 @@ class MergedFrom(ModelValue):
     probes_digest: Sha256 = Field(description="SHA-256 of the probes that its replicas are measured with.")
 
 
+class GgufOrigin(ModelValue):
+    """The GGUF file that a base was dequantised from."""
+
+    file: str = Field(description="Its name.")
+    sha256: Sha256
+    stored_type: str = Field(description="Type of the blocks that most of its weights were stored in, e.g. Q4_1.")
+
+
 class BaseModelEntry(ModelValue):
     """One base model that may be tuned and served."""
 
@@ -100,6 +108,7 @@ class BaseModelEntry(ModelValue):
     learning_rate: float | None = Field(None, gt=0, description="Rate at which this base learns well; auto uses it.")
     twin_of: TwinOf | None = Field(None, description="Null unless `mens base dequantize` made it.")
     merged_from: MergedFrom | None = Field(None, description="Null unless it is a merged model.")
+    gguf: GgufOrigin | None = Field(None, description="Null unless it was dequantised from a GGUF file.")
 
     @property
     def digest(self) -> str:

@@ -7,18 +7,15 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import venv
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.debian_package import unpack_debian_package
-from tests.system.loop import ROOT
+from tests.support.fetched_folders import ROOT, fetched
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-TOOLS = (ROOT / ".tools").resolve()
 NODE = ROOT / "tests" / "node"
 CUSTOM_RESOURCES = ROOT / "tests" / "deploy" / "node"
 OLLAMA = "ollama==0.6.3 --hash=sha256:6a20bc42c1a5f889295d7ec490d35e5132fc31f339561530f43a8abd4dbfe508"
@@ -124,23 +121,6 @@ def _python_package(pin: str) -> Path:
         requirements.unlink()
 
     return fetched(pin.partition(" ")[0], install)
-
-
-def fetched(name: str, fetch: Callable[[Path], None]) -> Path:
-    """A folder of .tools/ that ``fetch`` fills: complete, or not there."""
-    folder = TOOLS / name
-    if not folder.exists():
-        TOOLS.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=TOOLS) as partial:
-            new = Path(partial, "new")
-            new.mkdir()
-            fetch(new)
-            try:
-                new.rename(folder)
-            except OSError:
-                if not folder.exists():  # else another process of the tests was faster
-                    raise
-    return folder
 
 
 def pip(*arguments: str) -> None:

@@ -14,7 +14,7 @@ from cli.main import app
 from shared.base_models.catalog import load_catalog
 from shared.base_models.hub import locate
 from shared.settings import Settings
-from tests.system.fetched import TOOLS
+from tests.support.fetched_folders import TOOLS
 from tests.system.loop import BASE, Installation
 
 pytestmark = [pytest.mark.network, pytest.mark.torch, pytest.mark.timeout(420)]

@@ -90,7 +90,8 @@ def test_gpt2_has_no_twin(tmp_path, capsys):
     with pytest.raises(ContractRejected):
         write_twin(base, tmp_path / "twin")
     assert main([str(base), str(tmp_path / "twin")]) == EXIT_FAILED
-    assert "GPT-2" in capsys.readouterr().err
+    error = json.loads(capsys.readouterr().out)
+    assert (error["kind"], "GPT-2" in error["message"]) == ("ContractRejected", True)
     assert not (tmp_path / "twin").exists()
 
 

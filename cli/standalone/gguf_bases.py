@@ -1,0 +1,73 @@
+"""Bases out of GGUF files: dequantised by a program of the worker into the home folder, with the file's digest in the catalogue."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cli.standalone.base_changes import check_name
+from cli.standalone.worker_programs import run_worker_program
+from shared.base_models.catalog import (
+    BaseModelEntry,
+    GgufOrigin,
+    LocalSource,
+    digest_model_folder,
+    load_catalog,
+    save_catalog,
+)
+from shared.errors import Code, Conflict, NotFound
+from shared.hashing import digest_file
+from shared.settings import Settings
+
+
+def add_gguf(
+    settings: Settings, name: str, file: Path, license: str | None = None, learning_rate: float | None = None
+) -> BaseModelEntry:
+    """Dequantise a GGUF file into ``bases/NAME`` of the home folder, and add that to the catalogue.
+
+    Args:
+        settings: of the installation.
+        name: of the base; one that has the name already is replaced where it is of the same file.
+        file: the GGUF file; it is not needed afterwards.
+        license: None takes what the file says.
+        learning_rate: as in :class:`BaseModelEntry`.
+
+    Raises:
+        MensError: the file is missing, damaged or cannot be converted, the name is taken, or the disk or memory is full.
+        ValidationError: no name for a base.
+    """
+    from shared.base_models.gguf_conversion import check_convertible
+    from shared.base_models.gguf_file import read_gguf_header
+
+    if not file.is_file():
+        raise NotFound(Code.MODEL_NOT_FOUND, f"The file {file} is not there.", param="path")
+    header = read_gguf_header(file)
+    check_convertible(file, header)
+    stated = header.metadata.get("general.license")
+    origin = GgufOrigin(file=file.name, sha256=digest_file(file), stored_type=header.stored_type)
+    folder = settings.home / "bases" / name
+    # Before any work: a name that no base can have must not become a folder.
+    entry = BaseModelEntry(
+        name=name,
+        source=LocalSource(path=os.path.relpath(folder, settings.catalog_path.parent)),
+        digests={file.name: origin.sha256},
+        license=license or (stated[:80] if isinstance(stated, str) else None),
+        learning_rate=learning_rate,
+        gguf=origin,
+    )
+    for base in load_catalog(settings.catalog_path).bases:
+        if base.name == name and base.gguf == origin and folder.is_dir():
+            return base
+    if folder.exists() or any(base.name == name for base in load_catalog(settings.catalog_path).bases):
+        raise Conflict(
+            Code.NAME_INVALID,
+            f"There is a base {name} already.",
+            remedy=f"Choose another name, or take that one out first: `mens base remove {name}`.",
+            param="name",
+        )
+    check_name(settings, name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    run_worker_program("worker.gguf_base", str(file), str(folder))
+    entry = entry.model_copy(update={"digests": digest_model_folder(folder)})
+    save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))
+    return entry

@@ -1,0 +1,54 @@
+"""Programs of the worker that the command line runs in processes of their own, because it never imports torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from shared.errors import ArtifactInvalid, Code, ContractRejected, JobFailed, MensError, Unavailable
+
+PROJECT = Path(__file__).resolve().parents[2]
+_ERRORS: dict[str, type[MensError]] = {
+    kind.__name__: kind for kind in (ArtifactInvalid, ContractRejected, JobFailed, Unavailable)
+}
+
+
+def run_worker_program(module: str, *arguments: str, threads: int | None = None) -> None:
+    """Run a program of the worker to its end; what it prints on stderr is shown as it comes.
+
+    Args:
+        module: for `python -m`.
+        arguments: of its command line.
+        threads: that it computes with; None leaves it to the libraries.
+
+    Raises:
+        MensError: the program's own, where it prints one as JSON; else JobFailed: ``PROGRAM_FAILED``.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    # None of these programs needs the hub; and bars of the libraries would be drawn between its own lines.
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+    environment |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    if not done.returncode:
+        return
+    if error := _printed_error(done.stdout):
+        raise error
+    raise JobFailed(
+        Code.PROGRAM_FAILED,
+        f"The base model could not be made: {module} ended with {done.returncode}.",
+        remedy=f"What it says is above; run it again by hand: {' '.join(command)}",
+    )
+
+
+def _printed_error(output: str) -> MensError | None:
+    """The error in the last line of what a program printed, if it is one."""
+    lines = output.splitlines() or [""]
+    try:
+        fields = json.loads(lines[-1])
+        kind = _ERRORS[fields.pop("kind")]
+        return kind(fields.pop("code"), fields.pop("message"), **fields)
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return None

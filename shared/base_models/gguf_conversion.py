@@ -1,0 +1,42 @@
+"""Which GGUF files become the model that they are when transformers converts them, and what is refused instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shared.base_models.families import FAMILY_OF_MODEL_TYPE
+from shared.base_models.gguf_file import GgufHeader, unsupported
+from shared.errors import ArtifactInvalid, Code
+
+ARCHITECTURES = {"qwen35": "qwen3_5_text"} | {name: name for name in FAMILY_OF_MODEL_TYPE if "_" not in name}
+"""``general.architecture`` → ``model_type`` of a config.json. Mistral's files name ``llama``, whose tensors it has."""
+ROPE_FACTORS = "rope_freqs.weight"
+MERGED_WHOLE = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
+"""Pre-tokenizers of vocabularies that take a whole piece as one token where they have it, whatever the merges say."""
+NORMALISED = frozenset({"qwen2", "deepseek-r1-qwen", "qwen35"})
+"""Pre-tokenizers of models whose tokenizer composes characters first, which the format does not say."""
+KNOWN_SPLITS = MERGED_WHOLE | NORMALISED | {"gpt-2", "smollm"}
+
+
+def check_convertible(path: Path, header: GgufHeader) -> None:
+    """Refuse what transformers would read without an error, but as another model.
+
+    Raises:
+        ArtifactInvalid: ``MODEL_FAMILY_UNSUPPORTED`` or ``GGUF_UNSUPPORTED``.
+    """
+    architecture, metadata = header.architecture, header.metadata
+    if architecture not in ARCHITECTURES:
+        raise ArtifactInvalid(
+            Code.MODEL_FAMILY_UNSUPPORTED,
+            f"{path.name} is a model of the architecture {architecture[:80]!r}, which cannot be tuned here.",
+            remedy=f"Choose a model of one of these: {', '.join(sorted(ARCHITECTURES))}.",
+            param="general.architecture",
+        )
+    if metadata.get(f"{architecture}.expert_count"):
+        raise unsupported(path, "is a mixture of experts, which cannot be tuned here", "Choose a dense model.")
+    scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
+    if ROPE_FACTORS in header.tensors or scaling != "none":
+        raise unsupported(path, "scales its rotary frequencies, as Llama 3.1 does, and the conversion would lose that")
+    model, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
+    if model not in ("gpt2", "llama") or (model == "gpt2" and split not in KNOWN_SPLITS):
+        raise unsupported(path, f"has a tokenizer that is not known here ({str(model)[:40]!r}, {str(split)[:40]!r})")

@@ -1,0 +1,140 @@
+"""A base's folder from a GGUF file: ``python -m worker.gguf_base FILE.gguf OUT_DIR``.
+
+The blocks are dequantised, and weights, config, tokenizer and chat template are written as transformers saves them. A file that
+would become another model than it is gets refused: its tensors and the model's must be the same, and its tokenizer one that is
+known. An error is one line of JSON on stdout; progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, normalizers, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from shared.base_models.gguf_conversion import MERGED_WHOLE, NORMALISED, check_convertible
+from shared.base_models.gguf_file import GgufHeader, invalid, read_gguf_header
+from shared.contract.sections import TokenizerMode
+from shared.errors import MensError
+from shared.host import disk_errors
+from shared.preflight.base_model import preflight_model
+from worker.child_runtime import is_out_of_memory, out_of_memory, print_error
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16}
+"""Types that weights keep; blocks become bfloat16, as the models were published."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code, and prints an error as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m worker.gguf_base", description=__doc__)
+    parser.add_argument("file", type=Path, metavar="FILE", help="GGUF file of a chat model")
+    parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder to create")
+    arguments = parser.parse_args(argv)
+    try:
+        with disk_errors():
+            write_base(arguments.file, arguments.out)
+    except MensError as error:
+        return print_error(error)
+    return 0
+
+
+def write_base(file: Path, out: Path) -> None:
+    """Write the base's folder, which must not exist yet; it appears complete or not at all.
+
+    Raises:
+        ArtifactInvalid: ``GGUF_INVALID``, ``GGUF_UNSUPPORTED``, ``MODEL_FAMILY_UNSUPPORTED``, or the code of a check of
+            :func:`preflight_model`. JobFailed: ``OUT_OF_MEMORY``.
+    """
+    if out.exists():
+        raise FileExistsError(f"{out} exists already; a base model is never overwritten")
+    disable_progress_bar()
+    set_verbosity_error()
+    warnings.simplefilter("ignore")
+    header = read_gguf_header(file)
+    check_convertible(file, header)
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True)
+    try:
+        # Alone in a folder: transformers reads what lies next to a file, too.
+        source = partial / "source"
+        source.mkdir()
+        (source / "model.gguf").symlink_to(file.resolve())
+        try:
+            model, tokenizer = _load(file, source, header)
+        except MensError:
+            raise
+        except Exception as error:
+            # The libraries raise whatever their code meets; the file is the reason, as all else is ours.
+            if is_out_of_memory(error):
+                raise out_of_memory(str(error)) from error
+            reason = (str(error).splitlines() or [""])[0][:200]
+            raise invalid(file, f"transformers cannot read it ({type(error).__name__}: {reason})") from error
+        shutil.rmtree(source)
+        print(f"writing {out}", file=sys.stderr)
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        # transformers takes a tensor of another shape than the config says.
+        preflight_model(partial, tokenizer_mode=TokenizerMode.HF)
+        for path in partial.iterdir():
+            path.chmod(0o644)
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _load(file: Path, source: Path, header: GgufHeader) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of the checked file, which is ``model.gguf`` in a folder of its own.
+
+    Raises:
+        ArtifactInvalid: ``GGUF_INVALID``: the model has other tensors than the file.
+    """
+    print(f"dequantising {file.name}: {header.stored_type}, {header.elements / 1e6:.0f}M parameters", file=sys.stderr)
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file="model.gguf")
+    _complete_tokenizer(tokenizer, str(header.metadata.get("tokenizer.ggml.pre", "")))
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        source,
+        gguf_file="model.gguf",
+        dtype=DTYPES.get(header.stored_type, torch.bfloat16),
+        quantization_config=GgufConfig(dequantize=True),
+        output_loading_info=True,
+    )
+    if loading["missing_keys"]:
+        raise invalid(file, f"the weight {min(loading['missing_keys'])} is missing")
+    layers = model.config.num_hidden_layers
+    # A tensor that the model has no place for, such as a bias, would be lost without a word.
+    stored = sum(tensor.elements for name, tensor in header.tensors.items() if _block(name) < layers)
+    taken = sum(parameter.numel() for parameter in model.parameters())
+    if stored != taken:
+        raise invalid(file, f"its tensors have {stored} elements, and a model of its architecture {taken}")
+    return model, tokenizer
+
+
+def _block(name: str) -> int:
+    """Number of a tensor's block; -1 outside the blocks. Blocks behind the last layer predict further tokens, which is left out."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "blk" and parts[1].isdigit() else -1
+
+
+def _complete_tokenizer(tokenizer: PreTrainedTokenizerBase, split: str) -> None:
+    """Add what the model's own tokenizer does before and while it merges, and transformers does not take from the format."""
+    backend = tokenizer.backend_tokenizer
+    if split in NORMALISED:
+        backend.normalizer = normalizers.NFC()
+    if split in MERGED_WHOLE:
+        backend.model.ignore_merges = True
+    if split == "smollm":
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
