@@ -119,7 +119,11 @@ PLACES = (
         "tenants.audit:app",
         "The audit log: who made, changed and deleted keys, limits, jobs, files, models, aliases, policies and webhooks.",
     ),
-    CommandPlace("data", "data:app", "Data: check training files, offline."),
+    CommandPlace(
+        "data",
+        "data.commands:app",
+        "Data: check training files, and convert those of other programs, offline.",
+    ),
     CommandPlace(
         "eval",
         "evaluation.evals:app",

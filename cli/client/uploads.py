@@ -35,6 +35,7 @@ def check_files(data: DataSection, files: Mapping[str, Path], *, keep_all: bool)
                 filters=RowFilter() if keep_all else filters,
                 strict=data.mode is DataMode.STRICT,
                 param=f"data.{field}",
+                path=path,
             )
 
 

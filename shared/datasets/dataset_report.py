@@ -10,6 +10,7 @@ from typing import BinaryIO
 import msgspec
 
 from shared.datasets.filters import RowFilter
+from shared.datasets.forms.advice import Advice
 from shared.datasets.rows import RowCode, RowError
 from shared.datasets.written_rows import Conversion
 from shared.errors import Code, DatasetInvalid
@@ -41,6 +42,8 @@ class DatasetReport:
         trainable_rows: valid rows that pass the filter.
         unused_keys: rows by key that is not used, at most ``max_keys`` keys; keys of a turn as ``messages[].key``.
         conversions: rows by what was translated (``written_rows.py``).
+        forms: bad lines by the form of another program that they are in.
+        advice: on the file as a whole, where one sentence explains its bad lines.
     """
 
     rows: int = 0
@@ -50,6 +53,8 @@ class DatasetReport:
     errors_by_code: Counter[str] = field(default_factory=Counter)
     unused_keys: Counter[str] = field(default_factory=Counter)
     conversions: Counter[Conversion] = field(default_factory=Counter)
+    forms: Counter[str] = field(default_factory=Counter)
+    advice: Advice | None = None
     max_keys: int = MAX_KEYS
 
     def add_unused(self, keys: Iterable[str], rows: int = 1) -> None:
@@ -62,6 +67,8 @@ class DatasetReport:
     def add_error(self, line: int, error: RowError) -> None:
         self.error_count += 1
         self.errors_by_code[str(error.code)] += 1
+        if error.form:
+            self.forms[str(error.form)] += 1
         if len(self.errors) < MAX_REPORTED_ERRORS:
             self.errors.append(LineError(line, error.reason, error.code, error.field))
 
@@ -73,6 +80,7 @@ class DatasetReport:
         self.errors += later.errors[: MAX_REPORTED_ERRORS - len(self.errors)]
         self.errors_by_code.update(later.errors_by_code)
         self.conversions.update(later.conversions)
+        self.forms.update(later.forms)
         for key, rows in later.unused_keys.items():
             self.add_unused([key], rows)
 
@@ -91,11 +99,16 @@ class Quarantine:
 
 def line_errors(report: DatasetReport, param: str = "data.train_file") -> DatasetInvalid:
     """The error of a file with bad lines."""
-    first = report.errors[0]
+    first, advice = report.errors[0], report.advice
+    message = f"has {report.error_count} bad line(s); the first is line {first.line}: {first.reason}"
+    if advice:
+        message = f"{advice.finding}. It {message}"
     return DatasetInvalid(
         Code.DATASET_LINE_INVALID,
-        f"The {_kind(param)} file has {report.error_count} bad line(s); the first is line {first.line}: {first.reason}.",
-        remedy="Fix them and upload the file again; `mens data check FILE --quarantine BAD` writes all of them, with reasons, into BAD.",
+        f"The {_kind(param)} file {message}.",
+        remedy=advice.remedy
+        if advice
+        else "Fix them and upload the file again; `mens data check FILE --quarantine BAD` writes all of them, with reasons, into BAD.",
         param=param,
         details={
             "error_count": report.error_count,
@@ -112,6 +125,8 @@ def nothing_to_train_on(report: DatasetReport, filters: RowFilter, param: str = 
     if not report.rows:
         found = f"has no row that is valid, and {report.error_count} bad line(s)" if report.error_count else "is empty"
         message, remedy = f"The {_kind(param)} file {found}.", "Give a file with one row a line."
+        if report.advice:
+            message, remedy = f"The {_kind(param)} file {report.advice.finding}. It {found}.", report.advice.remedy
     return DatasetInvalid(
         Code.DATASET_EMPTY,
         message,

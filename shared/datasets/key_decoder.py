@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from shared.datasets.rows import Message, Record
-from shared.datasets.written_rows import Translated, says_something, translate
+from shared.datasets.written_rows import KEYS_THAT_REFUSE, Translated, says_something, translate, translate_tools
 
 MAX_LEARNT_KEYS = 64
 _NO_FIELD = re.compile(r'["\\\x00-\x1f]')
@@ -50,7 +50,7 @@ class KeyDecoder:
         rows, turns = set(self.row_keys), set(self.turn_keys)
         for key in keys:
             name, is_turn = key.removeprefix("messages[]."), key.startswith("messages[].")
-            if not _NO_FIELD.search(name):
+            if not _NO_FIELD.search(name) and (is_turn or name not in KEYS_THAT_REFUSE):
                 (turns if is_turn else rows).add(name)
         grown = len(rows) + len(turns) > len(self.row_keys) + len(self.turn_keys)
         if not grown or len(rows) + len(turns) > MAX_LEARNT_KEYS:
@@ -69,7 +69,9 @@ class KeyDecoder:
                 for turn in turns
             ]
             unused.update(f"messages[].{key}" for key in _said(turns, self.turn_keys))
-        return Translated(Record(**fields), unused)
+        found = Translated(Record(**fields), unused)
+        translate_tools(found)
+        return found
 
 
 def _wider(name: str, base: type[msgspec.Struct], keys: list[str], **others: Any) -> type[msgspec.Struct]:

@@ -24,8 +24,19 @@ from shared.datasets.dataset_report import (
 )
 from shared.datasets.field_conflicts import unused_fields
 from shared.datasets.filters import RowFilter, is_trainable
+from shared.datasets.forms.advice import advise
+from shared.datasets.forms.tools import refuse_foreign_tools
 from shared.datasets.key_decoder import KeyDecoder
-from shared.datasets.row_validation import FAILURES, MAX_LINE_BYTES, ROLES, check_record, decode, explain, parse_row
+from shared.datasets.row_validation import (
+    BYTE_ORDER_MARK,
+    FAILURES,
+    MAX_LINE_BYTES,
+    ROLES,
+    check_record,
+    decode,
+    explain,
+    parse_row,
+)
 from shared.datasets.rows import Message, Record, RowError, TrainingRow, as_row
 
 __all__ = [
@@ -43,7 +54,6 @@ __all__ = [
     "read_rows",
 ]
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 READ_BYTES = MAX_LINE_BYTES + 3
 """The longest line with CR and LF, and one byte more to see that a line is longer."""
 BUFFER_BYTES = 1 << 18
@@ -126,6 +136,7 @@ def read_records(
                     if message.role == "assistant":
                         yield number, record
                         continue
+            refuse_foreign_tools(record)
             check_record(record, line)
             report.add_unused(unused_fields(record))
         except FAILURES as failure:
@@ -222,6 +233,7 @@ def check_dataset(
     strict: bool = True,
     quarantine: Quarantine | None = None,
     param: str = "data.train_file",
+    path: Path | None = None,
 ) -> DatasetReport:
     """Read a whole file and count; memory does not grow with the file.
 
@@ -232,6 +244,7 @@ def check_dataset(
         strict: refuse the file when a line is bad; else skip bad lines.
         quarantine: where skipped lines are written.
         param: the field that names the file, for the error.
+        path: of the file, where it has one: its form may explain the bad lines.
 
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID`` with the first bad lines (strict only), or ``DATASET_EMPTY`` when no
@@ -245,6 +258,7 @@ def check_dataset(
         rows += 1
         trainable += keeps_all or admits(record)
     report.rows, report.trainable_rows = rows, trainable
+    report.advice = advise(path, report.error_count, report.forms) if path else None
     if strict and report.error_count:
         raise line_errors(report, param)
     if not trainable:

@@ -22,9 +22,10 @@ from shared.datasets.duplicates import MAX_NEAR_ROWS, ExactIndex, NearIndex, Pai
 from shared.datasets.file_counts import LENGTHS, ROWS_AT_ONCE, Observer, RowCounts
 from shared.datasets.file_parts import FilePart, ahead, split_file
 from shared.datasets.filters import RowFilter
+from shared.datasets.forms.advice import Advice, advise
 from shared.datasets.plain_chats import read_blocks
 from shared.datasets.reader import EVERYTHING, Hasher, open_data, read_records
-from shared.datasets.report_types import DataReport, FileReport, Lengths, LinePair, LineProblem, Repeats
+from shared.datasets.report_types import DataReport, FileReport, FormAdvice, Lengths, LinePair, LineProblem, Repeats
 from shared.datasets.rows import Record
 from shared.datasets.written_rows import Conversion
 from shared.errors import DatasetInvalid
@@ -37,6 +38,11 @@ CONVERTED: dict[Conversion, str] = {
     "text parts": "have content in parts, which are joined by line breaks",
     "functions": "have functions in OpenAI's older form, which are read as tools and their calls",
     "refusal": "have a refusal, which is learnt as the answer",
+    "answers not to learn": "have answers marked as not to learn (train, training, trainable or loss false), which weigh 0",
+    "flat tools": "have tools of another program's form (flat, or with input_schema), which are read as functions",
+    "tools as text": "have tools as a text of JSON, which is read",
+    "flat calls": "have tool calls without `function`, which are read as calls of functions",
+    "nulls of a merged schema": "have nulls that a typed table put into tools or arguments, which are left out",
 }
 Progress = Callable[[int], None]
 
@@ -157,6 +163,7 @@ def refusal(
         errors = [LineError(problem.line, problem.reason, problem.code, problem.field) for problem in file.errors]
         codes = Counter(file.errors_by_code)
         found = DatasetReport(file.rows, file.trainable_rows, file.error_count, errors, codes)
+        found.advice = Advice(file.advice.finding, file.advice.remedy) if file.advice else None
         if file.error_count and report.mode is DataMode.STRICT:
             return line_errors(found, param)
         if not file.trainable_rows:
@@ -278,6 +285,7 @@ def _read_part(part: FilePart, filters: RowFilter, *, near: bool, quarantine: bo
 def _file_report(path: Path, found: _FileFindings) -> FileReport:
     report, counts = found.report, found.counts
     longest, longest_line = counts.longest
+    advice = advise(path, report.error_count, report.forms)
     return FileReport(
         bytes=path.stat().st_size,
         rows=report.rows,
@@ -287,6 +295,8 @@ def _file_report(path: Path, found: _FileFindings) -> FileReport:
         errors=[LineProblem(line=e.line, code=e.code, field=e.field, reason=e.reason) for e in report.errors],
         unused_keys=dict(report.unused_keys.most_common()),
         conversions=dict(report.conversions.most_common()),
+        forms=dict(report.forms.most_common()),
+        advice=FormAdvice(finding=advice.finding, remedy=advice.remedy) if advice else None,
         turns=dict(counts.turns.most_common()),
         lengths=Lengths(
             bounds=list(LENGTHS),

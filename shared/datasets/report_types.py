@@ -50,12 +50,20 @@ class Repeats(ReportPart):
     near_pairs: list[LinePair] = []
 
 
+class FormAdvice(ReportPart):
+    """The form of a file of another program, as the end of a sentence that begins with the file, and what to do."""
+
+    finding: str
+    remedy: str
+
+
 class FileReport(ReportPart):
     """One file. ``rows`` are the valid ones; ``trainable_rows`` of them pass the filter.
 
     ``difficulties`` counts the valid rows as they are labelled, ``trainable_difficulties`` the trainable ones as a
     curriculum counts them. ``unused_keys`` counts rows by key that is not used (of a turn: ``messages[].key``), and
-    ``conversions`` rows by what is read in another form than it is written in.
+    ``conversions`` rows by what is read in another form than it is written in. ``forms`` counts bad lines by the form of
+    another program that they are in, and ``advice`` is on the file as a whole.
     """
 
     bytes: int
@@ -66,6 +74,8 @@ class FileReport(ReportPart):
     errors: list[LineProblem]
     unused_keys: dict[str, int] = {}
     conversions: dict[Conversion, int] = {}
+    forms: dict[str, int] = {}
+    advice: FormAdvice | None = None
     turns: dict[str, int]
     lengths: Lengths
     ratings: dict[str, int]

@@ -13,6 +13,8 @@ from typing import Any, NoReturn, get_args
 import msgspec
 
 from shared.datasets.field_conflicts import refuse_conflicts
+from shared.datasets.forms.recognition import DESCRIPTIONS, is_foreign
+from shared.datasets.forms.tools import check_tools, refuse_foreign_tools
 from shared.datasets.rows import MAX_SPAN_WEIGHT, Message, Record, Role, RowCode, RowError, TrainingRow, as_row
 from shared.datasets.written_rows import WRITTEN_ROLES, translate
 from shared.lone_surrogates import has_lone_surrogate
@@ -44,6 +46,8 @@ _RANGES = {
 }
 _TEXT_FIELDS = ("messages", "turns", "prompt", "instruction", "input", "context", "response", "output", "completion")
 _COMPARED_KEYS, _MAX_KEY_CHARACTERS = 20, 40
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_CODES_OF_OTHER_FORMS = frozenset((RowCode.ROW_FIELD_MISSING, RowCode.ROW_FIELD_TYPE, RowCode.ROW_ROLE_UNKNOWN))
 _CHOICES = {
     "role": (RowCode.ROW_ROLE_UNKNOWN, f"one of {', '.join(WRITTEN_ROLES)}"),
     "response_mode": (RowCode.ROW_RESPONSE_MODE_UNKNOWN, "code_only or prose_only"),
@@ -68,12 +72,23 @@ def decode_line(line: bytes) -> Record:
     """
     try:
         try:
-            record = decode(line)
+            record = decode_strictly(line)
         except msgspec.ValidationError:
             record = translate(line).record
         check_record(record, line)
     except FAILURES as failure:
         raise explain(line, failure) from None
+    return record
+
+
+def decode_strictly(line: bytes) -> Record:
+    """Decode a line in Mens' own form.
+
+    Raises:
+        msgspec.DecodeError: it is not JSON; of these a ``ValidationError``: it has to be translated (``written_rows.py``).
+    """
+    record = decode(line)
+    refuse_foreign_tools(record)
     return record
 
 
@@ -90,8 +105,7 @@ def check_record(record: Record, line: bytes) -> None:
         _check_turns(chat, "messages" if record.messages else "turns")
     else:
         _check_pair(record, line)
-    for index, tool in enumerate(record.tools or ()):
-        _check_tool(tool, f"tools[{index}]")
+    check_tools(record.tools or [])
     if record.syntax_spans:
         length = len(record.conversation()[-1].content or "")
         for index, span in enumerate(record.syntax_spans):
@@ -108,7 +122,21 @@ def explain(line: bytes, failure: Exception) -> RowError:
     try:
         _explain(line, failure)
     except RowError as error:
+        return _naming_its_form(error, line)
+
+
+def _naming_its_form(error: RowError, line: bytes) -> RowError:
+    """The same error, with the form of another program if the row is in one."""
+    if error.code not in _CODES_OF_OTHER_FORMS or error.form:
         return error
+    try:
+        row = msgspec.json.decode(line)
+    except FAILURES:
+        return error
+    form = is_foreign(row) if isinstance(row, dict) else None
+    if form is None:
+        return error
+    return RowError(error.code, f"{error.reason}; the row is in {DESCRIPTIONS[form]}", error.field, form)
 
 
 # --- lines that cannot be decoded
@@ -131,6 +159,9 @@ def _explain(line: bytes, failure: Exception) -> NoReturn:
         raise RowError(RowCode.ROW_TOO_DEEP, "the line nests lists or objects too deeply") from None
     if isinstance(failure, msgspec.ValidationError):
         raise _type_error(line, str(failure)) from None
+    if line.startswith(BYTE_ORDER_MARK):
+        reason = "the line begins with a byte order mark, as where one file was appended to another; remove the mark"
+        raise RowError(RowCode.ROW_NOT_JSON, reason) from None
     if has_lone_surrogate(line) and _is_json(line):
         reason = "the line has half of a surrogate pair (\\ud800 to \\udfff), which is no character"
         raise RowError(RowCode.ROW_LONE_SURROGATE, reason) from None
@@ -271,22 +302,14 @@ def _check_turn(message: Message, field: str) -> None:
         raise RowError(RowCode.ROW_CONTENT_EMPTY, f"{field}.content is empty", f"{field}.content")
 
 
-def _check_tool(tool: dict[str, Any], field: str) -> None:
-    function = tool.get("function", tool)
-    if not isinstance(function, dict) or not _is_name(function.get("name")):
-        reason = f"{field} has no function with a name"
-        raise RowError(RowCode.ROW_TOOL_INVALID, reason, f"{field}.function.name")
-    if not isinstance(function.get("parameters"), dict | None):
-        reason = f"{field}.function.parameters must be an object: the JSON schema of the arguments"
-        raise RowError(RowCode.ROW_TOOL_INVALID, reason, f"{field}.function.parameters")
-
-
 def _check_tool_call(call: dict[str, Any], field: str) -> None:
     function = call.get("function", call)
     if not isinstance(function, dict) or not _is_name(function.get("name")):
         reason = f"{field} names no function"
         raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{field}.function.name")
     arguments = function.get("arguments")
+    if isinstance(arguments, str) and not arguments.strip():  # a call without arguments, as the serving tier reads it
+        return
     with suppress(*FAILURES, UnicodeEncodeError):
         arguments = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
     if not isinstance(arguments, dict | None):

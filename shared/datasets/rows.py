@@ -38,6 +38,7 @@ class RowCode(StrEnum):
     ROW_LAST_TURN_NOT_ASSISTANT = "ROW_LAST_TURN_NOT_ASSISTANT"
     ROW_WEIGHT_INVALID = "ROW_WEIGHT_INVALID"
     ROW_NOTHING_TO_LEARN = "ROW_NOTHING_TO_LEARN"
+    ROW_EXCLUDED = "ROW_EXCLUDED"
     ROW_TOOL_INVALID = "ROW_TOOL_INVALID"
     ROW_TOOL_CALL_INVALID = "ROW_TOOL_CALL_INVALID"
     ROW_RATING_RANGE = "ROW_RATING_RANGE"
@@ -53,13 +54,15 @@ class RowError(ValueError):
         code: the stable code.
         reason: what is wrong, for the author of the file.
         field: path of the field, e.g. ``messages[0].role``; empty for the whole line.
+        form: name of the form of another program that the row is in; empty when it is in none that is known.
     """
 
-    def __init__(self, code: RowCode, reason: str, field: str = "") -> None:
+    def __init__(self, code: RowCode, reason: str, field: str = "", form: str = "") -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
         self.field = field
+        self.form = form
 
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]

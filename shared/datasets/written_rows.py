@@ -6,6 +6,9 @@ They become a :class:`Record`, in which nothing is ambiguous, and what was done 
     function_call, functions              tool_calls with made ids (call_1 …), tools
     a turn by ``function``                the tool's turn that answers the last call of that name
     an answer's ``refusal``               its content
+    an answer's ``train`` (``training``,
+    ``trainable``, ``loss``): false       its weight 0
+    tools and calls of other programs     those of the chat API (``forms/tools.py``)
     any other key, of a row, a turn,
     a part, a call or a span              left out, and counted
 
@@ -20,14 +23,23 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from shared.datasets.forms.recognition import MEDIA, RowForm, refers_to_media
+from shared.datasets.forms.tools import ToolConversion, tools_of_text, translated_tools, translated_turns
 from shared.datasets.rows import Labels, Message, Record, Role, RowCode, RowError, SyntaxSpan
 
-Conversion = Literal["text parts", "functions", "refusal"]
+Conversion = Literal["text parts", "functions", "refusal", "answers not to learn", ToolConversion]
 WrittenRole = Literal[Role, "function"]
 WRITTEN_ROLES: tuple[str, ...] = get_args(WrittenRole)
 """Every role that a line may name."""
+FLAGS = ("train", "training", "trainable", "loss")
+"""Keys by which a turn or a row says whether it is to be learnt."""
+ROW_FLAGS = ("label", *FLAGS)
+"""The same of a row; KTO's ``label`` too."""
+KEYS_THAT_REFUSE = frozenset((*ROW_FLAGS, "history", *MEDIA))
+"""Other keys of a row whose value may refuse it."""
 _EMPTY = [msgspec.Raw(value) for value in (b"null", b'""', b"[]", b"{}")]
 """Values of a key that says nothing, so that it need not be told that it is not used."""
+_FALSE = msgspec.Raw(b"false")
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -50,6 +62,10 @@ class _WrittenMessage(msgspec.Struct, gc=False):
     weight: Literal[0, 1] | None = None
     function_call: _FunctionCall | None = None
     refusal: str | None = None
+    train: Any = None
+    training: Any = None
+    trainable: Any = None
+    loss: Any = None
 
 
 class _WrittenSpan(SyntaxSpan, frozen=True, gc=False, forbid_unknown_fields=False):
@@ -69,7 +85,7 @@ class _WrittenRecord(Labels, frozen=True, gc=False):
     response: str | None = None
     output: str | None = None
     completion: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: str | list[dict[str, Any]] | None = None
     functions: list[dict[str, Any]] | None = None
 
 
@@ -119,7 +135,8 @@ def translate(line: bytes) -> Translated:
     if written.syntax_spans:
         spans = [SyntaxSpan(span.start, span.end, span.weight, span.kind) for span in written.syntax_spans]
         fields["syntax_spans"] = spans
-    tools = written.tools
+    _refuse_by_keys(row, written)
+    tools = tools_of_text(written.tools, found.conversions.add) if isinstance(written.tools, str) else written.tools
     if written.functions:
         if tools:
             raise _conflict("functions", "tools are there too")
@@ -127,7 +144,47 @@ def translate(line: bytes) -> Translated:
         found.conversions.add("functions")
     turns = {name: _turns(fields[name], name, found) for name in ("messages", "turns")}
     found.record = Record(**fields | turns | {"tools": tools})
+    translate_tools(found)
     return found
+
+
+def translate_tools(found: Translated) -> None:
+    """Give the tools and the calls of a translated row the form of the chat API.
+
+    Raises:
+        RowError: ``ROW_TOOL_INVALID``.
+    """
+    record = found.record
+    tools = translated_tools(record.tools, found.conversions.add)
+    messages = translated_turns(record.messages, tools, found.conversions.add)
+    turns = translated_turns(record.turns, tools, found.conversions.add)
+    found.record = msgspec.structs.replace(record, tools=tools, messages=messages, turns=turns)
+
+
+def _refuse_by_keys(row: _Keys, written: _WrittenRecord) -> None:
+    """Refuse a row that says that it is not to be learnt, and one of which a part would be missing.
+
+    Raises:
+        RowError: ``ROW_EXCLUDED``, ``ROW_FIELD_CONFLICT``, ``ROW_PART_UNSUPPORTED``.
+    """
+    for name in ROW_FLAGS:
+        if row.get(name) == _FALSE:
+            form = RowForm.KTO if name == "label" else ""
+            raise RowError(
+                RowCode.ROW_EXCLUDED, f"{name} is false: the row says that it is not to be learnt", name, form
+            )
+    turns = written.messages or written.turns
+    if not turns and "history" in row and says_something(row["history"]):
+        reason = (
+            "history holds earlier turns, which a row of prompt and response does not have; write them as `messages`"
+        )
+        raise RowError(RowCode.ROW_FIELD_CONFLICT, reason, "history", RowForm.ALPACA)
+    if any(name in row for name in MEDIA):
+        texts = [turn.content for turn in turns or ()] or [written.prompt, written.instruction, written.input]
+        values = {name: msgspec.json.decode(row[name]) for name in MEDIA if name in row}
+        if refers_to_media(values, texts):
+            name = next(iter(values))
+            raise RowError(RowCode.ROW_PART_UNSUPPORTED, f"the text refers to {name}, which cannot be trained on", name)
 
 
 def _unknown_keys(row: _Keys) -> Iterator[tuple[str, bool]]:
@@ -207,8 +264,27 @@ def _turns(written: list[_WrittenMessage] | None, name: str, found: Translated) 
             # OpenAI requires a tool's content, and lets a function's be null.
             role, content, tool_call_id, speaker = "tool", content or "", open_calls[turn.name], None
             found.conversions.add("functions")
-        turns.append(Message(role, content, speaker, tool_calls, tool_call_id, turn.weight))
+        weight = _weight(turn, name, place, found)
+        turns.append(Message(role, content, speaker, tool_calls, tool_call_id, weight))
     return turns
+
+
+def _weight(turn: _WrittenMessage, name: str, place: str, found: Translated) -> Literal[0, 1] | None:
+    """A turn's weight; of an answer whose flag says that it is not to be learnt, 0."""
+    weight = turn.weight
+    for flag in FLAGS:
+        value = getattr(turn, flag)
+        if value is None:
+            continue
+        is_answer, is_flag = turn.role == "assistant", isinstance(value, int) and value in (0, 1)
+        if is_answer and is_flag and not value:
+            if turn.weight == 1:
+                raise _conflict(f"{place}.{flag}", "its weight is 1")
+            weight = 0
+            found.conversions.add("answers not to learn")
+        elif not is_flag or (value and not is_answer):
+            found.unused_keys.add(f"{name}[].{flag}")
+    return weight
 
 
 def _text(turn: _WrittenMessage, place: str, found: Translated) -> str | None:

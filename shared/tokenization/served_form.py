@@ -54,7 +54,9 @@ def _with_object_arguments(call: Any) -> Any:
     arguments = function.get("arguments") if isinstance(function, dict) else None
     if isinstance(arguments, str):
         with suppress(ValueError):
-            arguments = json.loads(arguments or "{}")
+            arguments = json.loads(arguments if arguments.strip() else "{}")
+    if arguments is None:  # left out, null, or the text of null
+        arguments = {}
     if not isinstance(function, dict) or not isinstance(arguments, dict):
         return call
     function = _ordered(function | {"arguments": arguments}, "arguments", "name")
@@ -67,8 +69,7 @@ def served_tools(tools: list[Any] | None) -> list[Any] | None:
     for tool in tools or ():
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or "name" not in function:
-            # No client could send it.
-            served.append(tool)
+            served.append(tool)  # a row with such a tool is refused or translated before (`datasets/forms/tools.py`)
             continue
         strict = {"strict": function["strict"]} if function.get("strict") is not None else {}
         described = {key: function.get(key) for key in ("name", "description", "parameters")}

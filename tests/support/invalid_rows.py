@@ -15,6 +15,10 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
 NOT_TEXT: list[Any] = [0, 1.5, True, {}, ["Hi"], {"text": "Hi"}]
 NOT_WHOLE: list[Any] = [1.5, "3", True, [], {}]
 NOT_TURNS: list[Any] = ["x", 1, {}, [1], ["x"], [None], [[]]]
+NOT_SCHEMAS: list[Any] = [
+    {"city": {"type": "string"}}, {"title": {"type": "string"}}, {"type": "array"}, {"type": {"type": "string"}}, {"type": ["string"]},
+    {"properties": ["city"]}, {"properties": {"city": "string"}}, {"required": "city"}, {"required": [1]}, "x", [], 5, True,
+]  # fmt: skip
 NOT_ROLES: list[Any] = [1, None, []]
 TEXT_FIELDS = ["prompt", "response", "instruction", "output", "completion", "category", "lane", "task_family"]
 
@@ -33,7 +37,18 @@ def chat(*messages: Any, **fields: Any) -> bytes:
 
 def bad_rows() -> list[tuple[bytes, RowCode]]:
     """Every (line, code)."""
-    groups = (_broken_bytes, _missing, _mistyped, _out_of_range, _chats, _tools, _spans, _conflicts, _older_forms)
+    groups = (
+        _broken_bytes,
+        _missing,
+        _mistyped,
+        _out_of_range,
+        _chats,
+        _tools,
+        _spans,
+        _conflicts,
+        _older_forms,
+        _excluded,
+    )
     return [row for group in groups for row in group()]
 
 
@@ -81,7 +96,7 @@ def _mistyped() -> list[tuple[bytes, RowCode]]:
     whole = [pair(**{name: value}) for name in ("rating", "difficulty") for value in NOT_WHOLE]
     roles = [chat({"role": value, "content": "x"}) for value in NOT_ROLES]
     more = [
-        pair(syntax_spans={}), pair(syntax_spans=[1]), pair(tools={}), pair(tools=["f"]),
+        pair(syntax_spans={}), pair(syntax_spans=[1]), pair(tools=["f"]),
         chat(USER, ANSWER | {"tool_calls": "f"}), chat(USER, ANSWER | {"tool_calls": [1]}), pair(response_mode=1),
         chat(USER, ANSWER | {"name": 1}),
     ]  # fmt: skip
@@ -134,13 +149,23 @@ def _tools() -> list[tuple[bytes, RowCode]]:
     tools: list[Any] = [
         {}, {"type": "function"}, {"function": "f"}, {"function": {}}, {"function": {"name": ""}}, {"name": 5},
         {"function": {"name": "f", "parameters": "x"}}, {"function": {"name": "f", "parameters": []}},
+        {"functionDeclarations": [{"name": "f"}]}, {"function_declarations": []}, {"type": "web_search"},
+        {"type": "custom", "name": "f"}, {"type": "custom", "name": "f", "format": {"type": "grammar"}}, {"name": "two words"},
+        {"type": "mcp", "server_label": "s"}, {"type": "function", "name": "f", "function": "g"},
+        *({"name": "f", "parameters": schema} for schema in NOT_SCHEMAS), *({"name": "f", "input_schema": schema} for schema in NOT_SCHEMAS),
     ]  # fmt: skip
-    arguments: list[Any] = ["", "x", "[]", "5", "{", 5, [], '{"a": NaN}']
+    arguments: list[Any] = ["x", "[]", "5", "{", 5, [], '{"a": NaN}']
     calls: list[Any] = [{}, {"function": "f"}, {"function": {"arguments": "{}"}}, {"function": {"name": " "}}]
     calls += [{"function": {"name": "f", "arguments": value}} for value in arguments]
     bad_calls = [chat(USER, {"role": "assistant", "content": None, "tool_calls": [call]}) for call in calls]
     bad_calls.append(chat(USER | {"tool_calls": [CALL]}, ANSWER))
-    return [(pair(tools=[tool]), R.ROW_TOOL_INVALID) for tool in tools] + [
+    lists: list[Any] = [[tool] for tool in tools] + [
+        [{"name": "f"}, {"function": {"name": "f"}}],
+        "x",
+        "[1]",
+        '{"name": 1}',
+    ]
+    return [(pair(tools=each), R.ROW_TOOL_INVALID) for each in lists] + [
         (text, R.ROW_TOOL_CALL_INVALID) for text in bad_calls
     ]
 
@@ -184,6 +209,18 @@ def _older_forms() -> list[tuple[bytes, RowCode]]:
     found += [(text, R.ROW_TOOL_CALL_INVALID) for text in broken]
     found.append((chat(USER, ANSWER | {"function_call": {"arguments": "{}"}}), R.ROW_FIELD_MISSING))
     found.append((chat(USER | {"content": [{"text": "Hi"}]}, ANSWER), R.ROW_FIELD_MISSING))
+    return found
+
+
+def _excluded() -> list[tuple[bytes, RowCode]]:
+    rows = [pair(**{name: False}) for name in ("label", "train", "training", "trainable", "loss")]
+    rows += [chat(USER, ANSWER, label=False), line({"prompt": "Hi", "completion": "No", "label": False})]
+    found = [(text, R.ROW_EXCLUDED) for text in rows]
+    found.append((chat(USER, ANSWER | {"train": False}), R.ROW_NOTHING_TO_LEARN))
+    found.append((chat(USER, ANSWER | {"loss": False, "weight": 1}, USER, ANSWER), R.ROW_FIELD_CONFLICT))
+    found.append((line({"instruction": "x", "output": "y", "history": [["a", "b"]]}), R.ROW_FIELD_CONFLICT))
+    found.append((chat(USER | {"content": "<image> What is it?"}, ANSWER, images=["a.png"]), R.ROW_PART_UNSUPPORTED))
+    found.append((pair(prompt="Describe <video>", videos=["a.mp4"]), R.ROW_PART_UNSUPPORTED))
     return found
 
 

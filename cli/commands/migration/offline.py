@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from cli.client.connection import fail, note
+from cli.conversion.outcomes import Method, RowOptions
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.folder import Archive
-from cli.migration.conversion.outcomes import Method, RowOptions
 from cli.migration.conversion.redaction import Redaction
 from cli.migration.conversion.response_formats import FormatCheck, check_formats
 from cli.migration.conversion.training_files import (

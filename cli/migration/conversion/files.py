@@ -18,12 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cli.conversion.file_report import FileReport
+from cli.conversion.outcomes import Markers, Method, Note, Outcome, Reason, RowOptions
 from cli.migration.archive.folder import open_private
 from cli.migration.conversion.digests import DigestSet
-from cli.migration.conversion.file_report import FileReport
 from cli.migration.conversion.lines import ConvertedPart, LineRules, convert_part, sampled_rows
 from cli.migration.conversion.markers import find_markers
-from cli.migration.conversion.outcomes import Markers, Method, Note, Outcome, Reason, RowOptions
 from cli.migration.conversion.redaction import Redaction
 from shared.datasets.file_parts import ahead, split_file
 

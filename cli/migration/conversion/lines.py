@@ -13,10 +13,10 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
+from cli.conversion.outcomes import Change, Method, Note, Outcome, Reason, Row, RowOptions
+from cli.conversion.rows import convert_row
 from cli.migration.conversion.markers import SAMPLED_ROWS
-from cli.migration.conversion.outcomes import Change, Method, Note, Outcome, Reason, Row, RowOptions
 from cli.migration.conversion.redaction import Redaction
-from cli.migration.conversion.rows import convert_row
 from cli.migration.prompts import to_request
 from shared.datasets.conversation_text import written
 from shared.datasets.file_parts import FilePart

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 
-from cli.migration.conversion.outcomes import Markers, Row
+from cli.conversion.outcomes import Markers, Row
 
 SAMPLED_ROWS = 2_000
 LONGEST_MARKER = 24

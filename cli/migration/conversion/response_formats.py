@@ -1,45 +1,18 @@
-"""Whether an installation takes a JSON Schema as the form of an answer, found out without one: nothing of vLLM is needed.
-
-The serving tier's grammar backend is xgrammar; vLLM refuses what xgrammar would leave out in silence. ``_unsupported`` has vLLM
-0.32's rules, and a test holds the two together.
-"""
+"""The schemas that recorded prompts, stored chats and batches of an archive ask for, and whether an installation takes them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from cli.conversion.schemas import schema_fault, schemas_of, written_schema
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.sections import url_path
 from cli.migration.prompts import file_requests
 from cli.migration.record import GOLDEN
-from shared.errors import InvalidRequest
-from shared.graders.checks import Schema
-
-ARRAY_KEYWORDS = ("uniqueItems", "contains", "minContains", "maxContains")
-STRING_FORMATS = frozenset(
-    [
-        "email",
-        "date",
-        "time",
-        "date-time",
-        "duration",
-        "ipv4",
-        "ipv6",
-        "hostname",
-        "uuid",
-        "uri",
-        "uri-reference",
-        "uri-template",
-        "json-pointer",
-        "relative-json-pointer",
-    ]
-)
-SCHEMAS_REMEMBERED = 512
 
 
 class FormatCheck(msgspec.Struct, frozen=True):
@@ -61,27 +34,8 @@ def check_formats(contents: Contents) -> list[FormatCheck]:
     found: dict[tuple[str, str], Counter[str]] = {}
     for source, request in _requests(contents):
         for name, schema in schemas_of(request):
-            found.setdefault((name, _written(schema)), Counter())[source] += 1
-    return [FormatCheck(name, dict(requests), _fault(text)) for (name, text), requests in found.items()]
-
-
-def refused_schemas(request: Mapping[str, Any]) -> dict[str, str]:
-    """The schemas of a request or row that an installation would not take, and why."""
-    return {name: fault for name, schema in schemas_of(request) if (fault := _fault(_written(schema)))}
-
-
-def schemas_of(request: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Names and schemas that an answer to a request is held to: of its response format and of its strict tools."""
-    form = request.get("response_format")
-    if isinstance(form, dict) and form.get("type") == "json_schema":
-        given = form.get("json_schema")
-        given = given if isinstance(given, dict) else {}
-        yield f"response_format {given.get('name', '')}".rstrip(), given.get("schema")
-    tools = request.get("tools")
-    for tool in tools if isinstance(tools, list) else ():
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if isinstance(function, dict) and function.get("strict") is True:
-            yield f"tool {function.get('name', '')}".rstrip(), function.get("parameters") or {}
+            found.setdefault((name, written_schema(schema)), Counter())[source] += 1
+    return [FormatCheck(name, dict(requests), schema_fault(text)) for (name, text), requests in found.items()]
 
 
 def _requests(contents: Contents) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -96,75 +50,3 @@ def _requests(contents: Contents) -> Iterator[tuple[str, Mapping[str, Any]]]:
             )
         for _, file in contents.files(project, "batch"):
             yield from (("batch", request) for request in file_requests(file))
-
-
-def _written(schema: Any) -> str:
-    return msgspec.json.encode(schema).decode()
-
-
-@lru_cache(SCHEMAS_REMEMBERED)
-def _fault(text: str) -> str:
-    schema = msgspec.json.decode(text)
-    if not isinstance(schema, dict):
-        return "it is no JSON object"
-    try:
-        Schema(schema)
-    except InvalidRequest as error:
-        return error.message
-    place = next(_unsupported(schema), "")
-    return f"the engine's grammars have no {place}" if place else ""
-
-
-def _unsupported(schema: Mapping[str, Any], at: str = "") -> Iterator[str]:
-    """What the engine refuses of a schema, each with its place."""
-    here = f" at {at}" if at else ""
-    yield from (f"{keyword}{here}" for keyword in _unsupported_here(schema))
-    for name, value in schema.items():
-        place = f"{at}/{name}"
-        if isinstance(value, dict):
-            yield from _unsupported(value, place)
-        elif isinstance(value, list):
-            for index, part in enumerate(value):
-                if isinstance(part, dict):
-                    yield from _unsupported(part, f"{place}/{index}")
-
-
-def _unsupported_here(schema: Mapping[str, Any]) -> Iterator[str]:
-    given = schema.get("type")
-    types = {given} if isinstance(given, str) else {each for each in given or () if isinstance(each, str)}
-    if types & {"integer", "number"} and "multipleOf" in schema:
-        yield "multipleOf"
-    if "array" in types:
-        yield from (keyword for keyword in ARRAY_KEYWORDS if keyword in schema)
-    if "string" in types:
-        if "format" in schema and schema["format"] not in STRING_FORMATS:
-            yield f"format {schema['format']!r}"
-        if _has_pattern_and_length(schema):
-            yield "pattern or format beside minLength or maxLength"
-    if "object" in types:
-        yield from _unsupported_of_objects(schema)
-    if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1:
-        yield "allOf of several"
-
-
-def _unsupported_of_objects(schema: Mapping[str, Any]) -> Iterator[str]:
-    names, patterns = schema.get("propertyNames"), schema.get("patternProperties")
-    if "propertyNames" in schema:
-        if isinstance(names, dict) and _has_pattern_and_length(names):
-            yield "propertyNames with pattern or format beside minLength or maxLength"
-        yield from (f"propertyNames beside {other}" for other in ("patternProperties", "properties") if other in schema)
-        if schema.get("unevaluatedProperties", True) is not True:
-            yield "propertyNames beside unevaluatedProperties"
-    if isinstance(patterns, dict):
-        if "properties" in schema:
-            yield "patternProperties beside properties"
-        if len(patterns) > 1:
-            yield "patternProperties of several"
-
-
-def _has_pattern_and_length(schema: Mapping[str, Any]) -> bool:
-    return _has_any(schema, ("pattern", "format")) and _has_any(schema, ("minLength", "maxLength"))
-
-
-def _has_any(schema: Mapping[str, Any], keywords: Iterable[str]) -> bool:
-    return any(keyword in schema for keyword in keywords)

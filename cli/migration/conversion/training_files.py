@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cli.conversion.file_report import FileReport
+from cli.conversion.outcomes import Method, RowOptions
+from cli.conversion.rows import is_preference
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.folder import Archive, make_private, safe_name, write_json
 from cli.migration.archive.pages import Item
-from cli.migration.conversion.file_report import FileReport
 from cli.migration.conversion.lines import sampled_rows
-from cli.migration.conversion.outcomes import Method, RowOptions
 from cli.migration.conversion.redaction import Redaction
 from cli.migration.conversion.response_formats import FormatCheck
-from cli.migration.conversion.rows import is_preference
 from cli.migration.golden import decode_line
 from cli.migration.record import GOLDEN
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
+from cli.conversion.outcomes import Method
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.pages import Item
 from cli.migration.archive.shutdown_dates import parse_name
-from cli.migration.conversion.outcomes import Method
 from cli.migration.conversion.training_files import REPORT
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.sections import describe_bad_name

@@ -99,7 +99,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {}, "stric
         (chat(USER, ANSWER | {"function_call": CALL}, RESULT | {"tool_call_id": "7"}, ANSWER), "messages[].tool_call_id"),
         (chat(USER | {"tool_call_id": "7"}, ANSWER), "messages[].tool_call_id"),
         (chat(USER | {"weight": 1}, ANSWER), "messages[].weight"),
-        (chat(USER, ANSWER, tools=[{"function": {"name": "add", "x": 1}}, TOOL]), "tools[].function.x"),
+        (chat(USER, ANSWER, tools=[{"function": {"name": "sum", "x": 1}}, TOOL]), "tools[].function.x"),
         (chat(USER, ANSWER, tools=[TOOL | {"cost": 2}]), "tools[].cost"),
         (chat(USER, ANSWER, syntax_spans=[SPAN, SPAN | {"note": "x"}]), "syntax_spans[].note"),
         (chat(USER, ANSWER, syntax_spans=[SPAN | {"kind": "keyword"}]), "syntax_spans[].kind"),

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.migration.conversion.file_report import FileReport
+from cli.conversion.file_report import FileReport
+from cli.conversion.outcomes import Method, Note, Reason, RowOptions
 from cli.migration.conversion.files import FileTask, convert_file, report_of
-from cli.migration.conversion.outcomes import Method, Note, Reason, RowOptions
 from cli.migration.conversion.redaction import Redaction
 from cli.migration.conversion.training_files import guess_method
 from cli.migration.prompts import to_request

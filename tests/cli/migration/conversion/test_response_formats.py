@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from cli.conversion.schemas import refused_schemas, schemas_of
 from cli.migration.archive.contents import Contents
 from cli.migration.archive.export import export_project
 from cli.migration.archive.folder import Archive
-from cli.migration.conversion.response_formats import check_formats, refused_schemas, schemas_of
+from cli.migration.conversion.response_formats import check_formats
 from tests.support.fake_openai import KEY, TUNED, ServedOpenAI, stored_file
 
 NAMED = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}, "required": ["name"]}

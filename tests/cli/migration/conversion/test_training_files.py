@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from cli.conversion.outcomes import Method, RowOptions
 from cli.migration.archive.contents import Contents, plain_metrics
 from cli.migration.archive.export import export_project
 from cli.migration.archive.folder import Archive
-from cli.migration.conversion.outcomes import Method, RowOptions
 from cli.migration.conversion.training_files import Choices, convert_files, find_files, output_of
 from cli.migration.prompts import file_requests
 from cli.migration.record import GOLDEN

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cli.migration.conversion.outcomes import Method, Outcome
+from cli.conversion.outcomes import Method, Outcome
 
 MAX_EXAMPLES = 5
 
@@ -18,7 +18,9 @@ class FileReport(msgspec.Struct):
     Attributes:
         changes, drops, notes: lines by rule; a line may have several changes and notes, and has one reason to be dropped.
         examples: of each change, drop and note the first lines.
+        unused_keys: rows that are written, by key of theirs that is not.
         schemas: those of rows that an installation would not take, and why.
+        forms, file_form: rows by the form that they were in, and the form of the file; empty of OpenAI's files.
         separator, stop: what the prompts and completions of a file from before chats end with; removed if ``stripped``.
         refused: why the converted file was not written; empty when it was.
     """
@@ -35,6 +37,9 @@ class FileReport(msgspec.Struct):
     notes: Counter[str] = msgspec.field(default_factory=Counter)
     examples: dict[str, list[int]] = msgspec.field(default_factory=dict)
     schemas: dict[str, str] = msgspec.field(default_factory=dict)
+    unused_keys: Counter[str] = msgspec.field(default_factory=Counter)
+    forms: Counter[str] = msgspec.field(default_factory=Counter)
+    file_form: str = ""
     separator: str = ""
     stop: str = ""
     stripped: bool = False
@@ -54,6 +59,7 @@ class FileReport(msgspec.Struct):
             self.kept += len(lines)
         self.changes.update({str(change): len(lines) for change in outcome.changes})
         self.notes.update({str(note): len(lines) for note in outcome.notes})
+        self.unused_keys.update(dict.fromkeys(outcome.unused_keys, len(lines)))
         self.schemas = outcome.schemas | self.schemas if outcome.schemas else self.schemas
         for name in filter(None, [outcome.reason, *outcome.changes, *outcome.notes]):
             known = self.examples.get(str(name), [])

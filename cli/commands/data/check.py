@@ -1,4 +1,4 @@
-"""``mens data``: checks training files before training. Needs no installation."""
+"""``mens data check``: everything that is wrong with a training file, before training."""
 
 from __future__ import annotations
 
@@ -31,19 +31,12 @@ from shared.settings import Settings, read_settings
 if TYPE_CHECKING:
     from shared.tokenization.supervision_report import SupervisionReport
 
-app = typer.Typer(no_args_is_help=True, help="Data: check training files, offline.")
 console = Console()
 errors = Console(stderr=True)
 
 SHOWN_PAIRS = 5
 
 
-@app.callback()
-def data() -> None:
-    """Data: check training files, offline."""
-
-
-@app.command("check")
 def check(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL file with the training rows.")],
     validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
@@ -155,7 +148,8 @@ def show(
     columns = [_figures(found) for found in (report.training, report.validation) if found]
     for name in columns[0]:
         table.add_row(name, *(column[name] for column in columns))
-    console.print(table)
+    if report.training.rows or (report.validation and report.validation.rows):
+        console.print(table)
     _show_pairs("exact duplicates", report.training.duplicates.exact_pairs, "line")
     _show_pairs("near duplicates", report.training.duplicates.near_pairs, "line")
     if report.leakage:
@@ -212,6 +206,12 @@ def _opened(path: Path | None) -> Iterator[BinaryIO | None]:
 
 
 def _show_errors(name: str, found: FileReport) -> None:
+    if found.advice:  # one sentence explains what as many lines of a table would not
+        first = found.errors[0]
+        console.print(f"{name} {found.advice.finding}. {found.advice.remedy}", markup=False)
+        counts = ", ".join(f"{code} {count:,}" for code, count in found.errors_by_code.items())
+        console.print(f"bad lines: {counts}; the first is line {first.line}: {first.reason}", markup=False)
+        return
     more = f", the first {len(found.errors)} of them" if found.error_count > len(found.errors) else ""
     table = Table("line", "code", "what is wrong", title=f"{found.error_count} bad lines in {name}{more}")
     for problem in found.errors:
@@ -258,6 +258,12 @@ def _show_pairs(title: str, pairs: list[LinePair], second: str) -> None:
 def _verdict(report: DataReport, error: MensError | None) -> str:
     if error is None:
         return f"ok: {report.training.trainable_rows:,} rows can be trained on{_held_out(report)}"
+    files = [file for file in (report.training, report.validation) if file]
+    advice = next((file.advice for file in files if file.advice), None)
+    if advice and error.code in (Code.DATASET_LINE_INVALID, Code.DATASET_EMPTY):
+        return "not usable in this form: see the way on above"
+    if error.code is Code.DATASET_LINE_INVALID and not all(file.rows for file in files):
+        return "not usable: no line of the file is a row; correct the lines above"
     if error.code is Code.DATASET_LINE_INVALID:
         return "not usable: correct the lines above, or skip them with --lenient, here as in mens plan and mens train"
     return f"not usable: {error}"

@@ -1,4 +1,4 @@
-"""What can become of a row: kept, changed by named rules, or dropped for a named reason; and the choices that are the user's."""
+"""The fates of a row: kept, changed by named rules, or dropped for a named reason; and the choices that are the user's."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ class Change(StrEnum):
     PREFERRED_ANSWER_TAKEN = "preferred_answer_taken"
     SPLIT_INTO_ANSWERS = "split_into_answers"
     REDACTED = "redacted"
+    FORM_TO_CHAT = "form_to_chat"
+    TEXT_TO_TURNS = "text_to_turns"
+    HISTORY_TO_TURNS = "history_to_turns"
+    TOOLS_TO_FUNCTIONS = "tools_to_functions"
+    NUMBER_TO_TEXT = "number_to_text"
+    BYTE_ORDER_MARK_REMOVED = "byte_order_mark_removed"
 
 
 class Reason(StrEnum):
@@ -41,6 +47,10 @@ class Reason(StrEnum):
     NOT_A_TASK = "not_a_task"
     IN_TRAINING_FILE = "in_training_file"
     ASKED_OF_THE_OLD_MODEL = "asked_of_the_old_model"
+    LABEL_FALSE = "label_false"
+    TEXT_WITHOUT_TURNS = "text_without_turns"
+    FORM_UNKNOWN = "form_unknown"
+    COLUMNS_DIFFER = "columns_differ"
 
 
 class Note(StrEnum):
@@ -95,6 +105,7 @@ class Outcome:
 
     Attributes:
         schemas: those of the row that an installation would not take, and why.
+        unused_keys: of the row, with a value, that are in no row that is written.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -102,6 +113,12 @@ class Outcome:
     notes: list[Note] = field(default_factory=list)
     reason: str = ""
     schemas: dict[str, str] = field(default_factory=dict)
+    unused_keys: list[str] = field(default_factory=list)
+
+    @property
+    def fate(self) -> str:
+        """``dropped``, ``changed`` or ``kept``."""
+        return "dropped" if self.reason else "changed" if self.changes else "kept"
 
     def change(self, change: Change) -> None:
         if change not in self.changes:

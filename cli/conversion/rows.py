@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from cli.migration.conversion.outcomes import Change, Markers, Method, Note, Outcome, Reason, Row, RowOptions
-from cli.migration.conversion.response_formats import refused_schemas
+from cli.conversion.outcomes import Change, Markers, Method, Note, Outcome, Reason, Row, RowOptions
+from cli.conversion.schemas import refused_schemas
 from shared.datasets.row_validation import decode_line
 from shared.datasets.rows import RowError
 

@@ -1,0 +1,179 @@
+"""``mens data convert``: a file of another program becomes rows for training, each row of it accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from cli.client.connection import fail, fail_with
+from cli.client.json_errors import Json, print_json_error
+from cli.conversion.convert import Rules, check_output, convert_file, parse_columns
+from cli.conversion.dataset_info import read_dataset_info
+from cli.conversion.file_report import FileReport
+from cli.conversion.outcomes import Reason, RowOptions
+from cli.options import existing_file
+from cli.output import counted
+from shared.datasets.forms.recognition import RowForm
+from shared.datasets.rows import RowCode
+from shared.errors import Code, InvalidRequest, MensError
+
+SHOWN_KEYS = 20
+REASONS: dict[str, str] = {
+    Reason.PREFERENCE: "rows for DPO, which Mens does not train yet; --as-supervised takes the chosen answers",
+    Reason.LABEL_FALSE: "marked as bad answers",
+    Reason.TEXT_WITHOUT_TURNS: "a text without a known chat markup has no answer to learn",
+    Reason.FORM_UNKNOWN: "no form that is known; name the columns: --columns question=prompt,answer=response",
+    Reason.IMAGE: "images, sounds or films cannot be trained on, and without them the answer would be a guess",
+    Reason.AUDIO: "sound cannot be trained on",
+    Reason.OTHER_PART: "a part of the content is not text",
+    Reason.NO_ANSWER: "no turn is the assistant's",
+    Reason.COLUMNS_DIFFER: "another number of cells than the header has",
+    Reason.REFUSAL: "a refusal; --keep-refusals learns it as the answer",
+    RowCode.ROW_EXCLUDED: "its own flag says that it is not to be learnt",
+}
+"""Explanations of reasons; the codes of Mens' reader are in docs/data.md."""
+
+
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            exists=True,
+            metavar="INPUT",
+            help="JSONL, JSON, CSV, TSV, Parquet or Arrow file, or a folder that `datasets` has saved.",
+        ),
+    ],
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", dir_okay=False, help="JSONL file to write.")],
+    form: Annotated[
+        RowForm | None, typer.Option("--from", help="Form of every row. Default: each row is recognised by its keys.")
+    ] = None,
+    columns: Annotated[
+        str,
+        typer.Option(
+            help="What columns (or keys) mean: COLUMN=NAME,… e.g. question=prompt,answer=response; others are left out."
+        ),
+    ] = "",
+    dataset_info: Annotated[
+        Path | None, existing_file("LLaMA-Factory's dataset_info.json, whose entry for INPUT names columns and tags.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Part of the input, where it has several: train, test, …")] = "",
+    as_supervised: Annotated[
+        bool, typer.Option("--as-supervised", help="Of a preference (DPO), train on the chosen answer.")
+    ] = False,
+    keep_refusals: Annotated[
+        bool, typer.Option("--keep-refusals", help="A refusal becomes the answer's text; else its row is dropped.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write an account here: a JSON line for each row of the input.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Write nothing, and end with exit code 1, if a row is dropped.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Convert a file of another program into rows for training, and account for every row of it.
+
+    Reads ShareGPT, Alpaca, question and answer, TRL's prompt and completion, preferences, KTO, Gemini's contents, texts with chat
+    markup, and LLaMA-Factory's data sets. File and rows are recognised by their content; a row that Mens reads as it is stays
+    byte for byte. Offline; equal input gives equal output.
+
+    Exit code 1 if no row can be trained on (nothing is written then).
+
+    Examples:
+
+      mens data convert sharegpt.json -o rows.jsonl
+
+      mens data convert faq.csv -o rows.jsonl --columns Frage=prompt,Antwort=response
+
+      mens data convert train.parquet -o rows.jsonl --report account.jsonl --json
+    """
+    try:
+        check_output(source, output, report)
+        rules = _rules(source, form, columns, dataset_info, RowOptions(keep_refusals, as_supervised=as_supervised))
+        with ExitStack() as stack:
+            bar = stack.enter_context(_progress())
+            task = bar.add_task("rows", total=None)
+            account = stack.enter_context(report.open("wb")) if report else None
+            found = convert_file(
+                source,
+                output,
+                rules,
+                split=split,
+                account=account,
+                strict=strict,
+                progress=lambda rows: bar.update(task, completed=rows),
+            )
+    except MensError as error:
+        fail_with(error)
+    except OSError as error:
+        fail(f"{error.filename or output} cannot be read or written: {error.strerror}.")
+    refusal = _refusal(found, source) if found.refused else None
+    if as_json and refusal:
+        print_json_error(refusal.as_dict() | {"details": msgspec.to_builtins(found)})
+    elif as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+    else:
+        show(found, refusal)
+    raise typer.Exit(1 if refusal else 0)
+
+
+def show(found: FileReport, error: MensError | None) -> None:
+    """Print the account of a file, and the next step."""
+    forms = ", ".join(f"{form} {rows:,}" for form, rows in found.forms.most_common())
+    typer.echo(f"{found.source}: {found.file_form}, {counted(found.lines, 'row')} ({forms})")
+    typer.echo(f"  {found.kept:,} kept as they are, {found.changed:,} changed, {found.dropped:,} dropped")
+    for title, counts in (("changed", found.changes), ("dropped", found.drops), ("note", found.notes)):
+        for rule, count in counts.most_common():
+            lines = ", ".join(map(str, found.examples[rule]))
+            more = ", …" if count > len(found.examples[rule]) else ""
+            why = f": {REASONS[rule]}" if rule in REASONS else ""
+            typer.echo(f"  {title}: {rule}: {count:,} (line {lines}{more}){why}")
+    if found.unused_keys:
+        shown = found.unused_keys.most_common(SHOWN_KEYS)
+        keys = ", ".join(f"{key} ({rows:,})" for key, rows in shown)
+        others = len(found.unused_keys) - len(shown)
+        typer.echo(f"  fields that are not in the rows: {keys}{f' and {others} more' if others else ''}")
+    if error:
+        typer.secho(f"not written: {error}", fg=typer.colors.RED, err=True)
+    else:
+        typer.echo(f"{counted(found.rows, 'row')} written to {found.output}; next: `mens data check {found.output}`")
+
+
+def _refusal(found: FileReport, source: Path) -> MensError:
+    """The error of a file that was not written."""
+    dropped = f"{counted(found.dropped, 'row')} of {found.lines:,}"
+    reason, count = next(iter(found.drops.most_common(1)), ("", 0))
+    why = f"; the commonest reason, of {count:,}, is {reason}" if reason else ""
+    if found.rows:
+        message, remedy = f"{dropped} would be dropped{why}.", "Correct these rows, or leave --strict out."
+    elif not found.lines:
+        message, remedy = f"{source} has no rows.", "Name a file with rows."
+    else:
+        message = f"None of the {counted(found.lines, 'row')} of {source} can be trained on{why}."
+        why = REASONS.get(reason, "see docs/data.md for the code")
+        remedy = f"{why[0].upper()}{why[1:]}."
+    return InvalidRequest(Code.DATASET_EMPTY, message, remedy=remedy, param="input")
+
+
+def _rules(source: Path, form: RowForm | None, columns: str, dataset_info: Path | None, options: RowOptions) -> Rules:
+    if not dataset_info:
+        named: Mapping[str, str] = parse_columns(columns) if columns else {}
+        return Rules(form, named, options=options)
+    if columns or form:
+        fail("--dataset-info names the form and the columns; leave --from and --columns out.")
+    info = read_dataset_info(dataset_info, source)
+    return Rules(info.form, info.columns, info.tags, options)
+
+
+def _progress() -> Progress:
+    errors = Console(stderr=True)
+    columns = (TextColumn("converting"), TextColumn("{task.completed:,} rows"))
+    return Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)

@@ -1,0 +1,225 @@
+"""Converts a file of another program into rows for training, as a stream, and accounts for every row of it.
+
+What Mens' reader takes as it stands is kept, byte for byte. Everything else is recognised (``shared.datasets.forms``), read as
+a chat (``forms.py``), and then goes through the rules for OpenAI's rows (``rows.py``), so that one mechanism decides.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from cli.conversion.file_report import FileReport
+from cli.conversion.forms import Dropped, Tags, to_chat
+from cli.conversion.outcomes import Change, Method, Note, Outcome, Reason, Row, RowOptions
+from cli.conversion.rows import convert_row, is_preference
+from cli.conversion.sources import SourceFile, SourceRow, open_source, read_rows
+from shared.datasets.forms.recognition import RowForm, recognise
+from shared.datasets.row_validation import FAILURES, decode_line
+from shared.datasets.rows import RowCode, RowError
+from shared.errors import Code, InvalidRequest
+
+PROGRESS_ROWS = 1_000
+_NOTES_OF_CHATS = frozenset({Note.SEVERAL_ANSWERS})
+"""Notes that matter where OpenAI's training ends, and not here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How rows are read.
+
+    Attributes:
+        form: of every row; None to recognise each.
+        columns: Mens' names by the names of the source's columns; others are left out then.
+        tags: names that a program gives to the parts of a turn.
+        options: choices that are the user's.
+    """
+
+    form: RowForm | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    tags: Tags = field(default_factory=Tags)
+    options: RowOptions = field(default_factory=RowOptions)
+
+
+class Account(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of one row, a line of the account."""
+
+    line: int
+    outcome: str
+    form: str = ""
+    reason: str = ""
+    rows: int = 0
+    changes: list[str] = []
+    unused_keys: list[str] = []
+
+
+def convert_file(
+    path: Path,
+    output: Path,
+    rules: Rules,
+    *,
+    split: str = "",
+    account: BinaryIO | None = None,
+    strict: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
+) -> FileReport:
+    """Convert a file or folder; nothing is at ``output`` unless the whole file was read and a row is written.
+
+    Args:
+        split: the part of a source that has several.
+        account: receives a line for each row.
+        strict: write nothing if a row is dropped.
+        progress: is told how many rows were read so far.
+
+    Raises:
+        InvalidRequest: the file cannot be read.
+    """
+    source = open_source(path, split, is_table=bool(rules.columns))
+    report = FileReport(str(path), Method.SUPERVISED, file_form=source.form)
+    encoder = msgspec.json.Encoder()
+    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as target:
+            for row in read_rows(source):
+                outcome, form, lines = _convert(row, source, rules, encoder)
+                target.writelines(line + b"\n" for line in lines)
+                report.count(outcome, [row.line])
+                report.forms[form or "unknown"] += 1
+                if account:
+                    account.write(encoder.encode(_account(row.line, outcome, form)) + b"\n")
+                if report.lines % PROGRESS_ROWS == 0:
+                    progress(report.lines)
+        if strict and report.dropped:
+            report.refused = "rows were dropped"
+        elif not report.rows:
+            report.refused = "no row can be trained on"
+        else:
+            partial.replace(output)
+            report.output = str(output)
+    finally:
+        partial.unlink(missing_ok=True)
+    return report
+
+
+def _convert(
+    row: SourceRow, source: SourceFile, rules: Rules, encoder: msgspec.json.Encoder
+) -> tuple[Outcome, RowForm | None, list[bytes]]:
+    """The outcome of a row, its form, and the lines that are written."""
+    if row.value is None:
+        return Outcome(reason=row.fault), None, []
+    if not (rules.form or rules.columns) and (kept := _kept(row, source, encoder)):
+        outcome = Outcome(rows=[{}])
+        if row.had_mark:
+            outcome.change(Change.BYTE_ORDER_MARK_REMOVED)
+        return outcome, RowForm.MESSAGES, [kept]
+    mapped, left_out = _mapped(row.value, rules.columns)
+    form = rules.form or recognise(mapped)
+    outcome = Outcome(unused_keys=left_out)
+    try:
+        outcome = _converted(mapped, form, rules, outcome)
+        lines = [encoder.encode(converted) for converted in outcome.rows]
+    except Dropped as dropped:
+        outcome, lines = Outcome(reason=dropped.reason), []
+    except (*FAILURES, UnicodeEncodeError, OverflowError, TypeError) as error:
+        code = RowCode.ROW_LONE_SURROGATE if isinstance(error, UnicodeEncodeError) else RowCode.ROW_FIELD_TYPE
+        outcome, lines = Outcome(reason=RowCode.ROW_TOO_DEEP if isinstance(error, RecursionError) else code), []
+    if row.had_mark and lines:
+        outcome.change(Change.BYTE_ORDER_MARK_REMOVED)
+    return outcome, form, lines
+
+
+def _kept(row: SourceRow, source: SourceFile, encoder: msgspec.json.Encoder) -> bytes | None:
+    """The line of a row that Mens' reader takes as it is; None of any other. A table's row is always written from its parts."""
+    if not source.has_json_rows:
+        return None
+    try:
+        line = row.raw if row.raw is not None else encoder.encode(row.value)
+        decode_line(line)
+    except (RowError, UnicodeEncodeError, RecursionError):
+        return None
+    return line
+
+
+def _mapped(row: Row, columns: Mapping[str, str]) -> tuple[Row, list[str]]:
+    """A row under Mens' names, and the columns that have no name there."""
+    if not columns:
+        return row, []
+    mapped = {name: row[column] for column, name in columns.items() if column in row}
+    return mapped, sorted(key for key, value in row.items() if key not in columns and value not in (None, "", [], {}))
+
+
+def _converted(row: Row, form: RowForm | None, rules: Rules, outcome: Outcome) -> Outcome:
+    """The rows that a row becomes.
+
+    Raises:
+        Dropped: none.
+    """
+    if is_preference(row):
+        return convert_row(row, Method.SUPERVISED, rules.options)
+    if form is None:
+        raise Dropped(Reason.FORM_UNKNOWN)
+    chat = to_chat(row, form, rules.tags, outcome, chosen=rules.options.as_supervised)
+    converted = convert_row(chat, Method.SUPERVISED, replace(rules.options, as_supervised=False))
+    if converted.reason:
+        return converted
+    for change in outcome.changes:
+        converted.change(change)
+    converted.unused_keys = outcome.unused_keys
+    converted.notes = [note for note in converted.notes if note not in _NOTES_OF_CHATS]
+    return converted
+
+
+def _account(line: int, outcome: Outcome, form: RowForm | None) -> Account:
+    return Account(
+        line,
+        outcome.fate,
+        form or "",
+        outcome.reason,
+        len(outcome.rows),
+        [str(change) for change in outcome.changes],
+        outcome.unused_keys,
+    )
+
+
+def check_output(path: Path, output: Path, *others: Path | None) -> None:
+    """Refuse an output that is the input, or in it.
+
+    Raises:
+        InvalidRequest: ``REQUEST_INVALID``.
+    """
+    source = path.resolve()
+    for target in filter(None, (output, *others)):
+        resolved = target.resolve()
+        if resolved == source or source in resolved.parents:
+            message = f"{target} would overwrite the input."
+            raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Name another file.", param="output")
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """Mens' names by column, of ``COLUMN=NAME,COLUMN=NAME``.
+
+    Raises:
+        InvalidRequest: ``REQUEST_INVALID``.
+    """
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    bad = [name for _, _, name in pairs if name.strip() not in COLUMN_NAMES]
+    if bad or not pairs:
+        raise InvalidRequest(
+            Code.REQUEST_INVALID,
+            f"--columns {text[:80]!r} does not name columns.",
+            remedy=f"Write COLUMN=NAME, divided by commas; NAME is one of {', '.join(COLUMN_NAMES)}.",
+            param="columns",
+        )
+    return {column.strip(): name.strip() for column, _, name in pairs}
+
+
+COLUMN_NAMES = (
+    "prompt", "response", "instruction", "input", "output", "context", "system", "history", "messages", "conversations", "tools",
+    "text", "chosen", "rejected", "completion", "label", "images", "rating", "category", "difficulty", "lane", "task_family",
+)  # fmt: skip
+"""Names that a column may be given."""

@@ -1,0 +1,351 @@
+"""Rows in other programs' forms as rows of chats. What a row says that has no place in a chat is named, never left out in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from cli.conversion.chat_markup import to_turns
+from cli.conversion.outcomes import Change, Outcome, Reason, Row
+from shared.datasets.forms.recognition import (
+    ANSWERS,
+    MEDIA,
+    OWN_ROLES,
+    QUESTIONS,
+    ROLES,
+    SPEAKERS,
+    UTTERANCES,
+    RowForm,
+    speaker_of,
+    turns_of,
+)
+from shared.datasets.forms.tools import ToolConversion, tools_of_text, translated_tools
+from shared.datasets.rows import Labels, RowCode, RowError
+from shared.datasets.written_rows import FLAGS
+
+LABELS = ("rating", "category", "difficulty", "lane", "task_family")
+"""Labels that Mens knows."""
+_TURN_KEYS = frozenset(
+    ("tool_calls", "tool_call_id", "name", "weight", "function_call", "refusal", "reasoning_content", *FLAGS)
+)
+_PAIR = 2
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
+
+
+class Dropped(Exception):
+    """A row that is not converted, and why: a :class:`Reason`, or the code of Mens' reader."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Names that a program gives to the parts of a turn.
+
+    Attributes:
+        speaker, utterance: keys of a turn; empty for the usual ones.
+        roles: Mens' roles by the names of speakers, in small letters.
+    """
+
+    speaker: str = ""
+    utterance: str = ""
+    roles: Mapping[str, str] = field(default_factory=lambda: ROLES)
+
+
+@dataclass(slots=True)
+class Reading:
+    """A row while it is read.
+
+    Attributes:
+        row: as it is written, by key in small letters.
+        used: keys whose value is in the chat.
+        outcome: receives the changes.
+    """
+
+    row: Row
+    tags: Tags
+    outcome: Outcome
+    used: set[str] = field(default_factory=set)
+    calls: int = 0
+    open_calls: list[str] = field(default_factory=list)
+
+    def take(self, *names: str) -> Any:
+        """The value of the first of the keys that has one; it is used then."""
+        for name in names:
+            if self.row.get(name) not in _EMPTY:
+                self.used.add(name)
+                return self.row[name]
+        return None
+
+    def take_text(self, *names: str) -> str:
+        """The same as text; empty for none.
+
+        Raises:
+            Dropped: ``ROW_FIELD_TYPE``.
+        """
+        value = self.take(*names)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            self.outcome.change(Change.NUMBER_TO_TEXT)
+            return str(value)
+        if value is not None and not isinstance(value, str):
+            raise Dropped(RowCode.ROW_FIELD_TYPE)
+        return value or ""
+
+
+def to_chat(row: Row, form: RowForm, tags: Tags, outcome: Outcome, *, chosen: bool = False) -> Row:
+    """A row in a known form as a chat; what it does not use is in ``outcome.unused_keys``.
+
+    Args:
+        chosen: of a preference, take the chosen answer.
+
+    Raises:
+        Dropped: the row cannot be converted.
+    """
+    reading = Reading({key.lower(): value for key, value in row.items()}, tags, outcome)
+    if form is RowForm.PREFERENCE and not chosen:
+        raise Dropped(Reason.PREFERENCE)
+    if reading.row.get("label") is False:
+        raise Dropped(Reason.LABEL_FALSE)
+    if any(reading.row.get(name) not in _EMPTY for name in MEDIA):
+        raise Dropped(Reason.IMAGE)
+    turns = _with_system(_READERS[form](reading), reading.take_text("system"))
+    if reading.row.get("label") is True:
+        reading.used.add("label")
+    chat: Row = {"messages": turns}
+    if tools := _tools(reading):
+        chat["tools"] = tools
+    if (functions := reading.take("functions")) is not None:
+        chat["functions"] = functions
+    outcome.change(Change.FORM_TO_CHAT)
+    outcome.unused_keys += sorted(
+        key for key, value in reading.row.items() if key not in reading.used and value not in _EMPTY
+    )
+    for name in LABELS:
+        if name in outcome.unused_keys and _is_label(name, reading.row[name]):
+            chat[name] = reading.row[name]
+            outcome.unused_keys.remove(name)
+    return chat
+
+
+def _with_system(turns: list[Row], system: str) -> list[Row]:
+    """Turns behind the text of a row's ``system``, unless they begin with it."""
+    first = turns[0] if turns else {}
+    if not system or first.get("role") not in ("system", "developer"):
+        return [{"role": "system", "content": system}, *turns] if system else turns
+    if first.get("content") != system:
+        raise Dropped(RowCode.ROW_FIELD_CONFLICT)
+    return turns
+
+
+def _is_label(name: str, value: Any) -> bool:
+    try:
+        msgspec.convert({name: value}, Labels)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _tools(reading: Reading) -> list[Row] | None:
+    tools = reading.take("tools")
+    done: set[ToolConversion] = set()
+    try:
+        if isinstance(tools, str):
+            tools = tools_of_text(tools, done.add)
+        listed = msgspec.convert(tools, list[dict[str, Any]] | None)
+        translated = translated_tools(listed, done.add)
+    except msgspec.ValidationError:
+        raise Dropped(RowCode.ROW_FIELD_TYPE) from None
+    except RowError as error:
+        raise Dropped(error.code) from None
+    if done:
+        reading.outcome.change(Change.TOOLS_TO_FUNCTIONS)
+    return translated
+
+
+# --- lists of turns
+
+
+def _sharegpt(reading: Reading) -> list[Row]:
+    listed = turns_of(reading.row)
+    if listed is None:
+        raise Dropped(RowCode.ROW_FIELD_MISSING)
+    name, turns = listed
+    reading.used.add(name)
+    return [turn for written in turns for turn in _turn(written, f"{name}[]", reading)]
+
+
+def _turn(written: Any, place: str, reading: Reading) -> list[Row]:
+    """A turn of any program as one of a chat; of several calls in one turn one turn with all of them."""
+    if not isinstance(written, dict):
+        raise Dropped(RowCode.ROW_FIELD_TYPE)
+    tags = reading.tags
+    speaker = written.get(tags.speaker) if tags.speaker else speaker_of(written)
+    keys = (tags.utterance,) if tags.utterance else UTTERANCES
+    utterance = next((written[key] for key in keys if written.get(key) is not None), None)
+    role = tags.roles.get(speaker.lower()) if isinstance(speaker, str) else None
+    if role is None:
+        raise Dropped(RowCode.ROW_ROLE_UNKNOWN)
+    known = {*SPEAKERS, *keys, tags.speaker, *_TURN_KEYS}
+    unused = (f"{place}.{key}" for key, value in written.items() if key not in known and value not in _EMPTY)
+    reading.outcome.unused_keys += [key for key in unused if key not in reading.outcome.unused_keys]
+    turn: Row = {"role": role, "content": utterance}
+    turn |= {key: written[key] for key in sorted(_TURN_KEYS & written.keys()) if written[key] is not None}
+    if role == "function_call":
+        return [_calls(utterance, reading)]
+    if role == "tool" and "tool_call_id" not in turn and reading.open_calls:
+        turn["tool_call_id"] = reading.open_calls.pop(0)
+    if role == "tool" and isinstance(utterance, dict | list) and not _are_parts(utterance):
+        turn["content"] = msgspec.json.encode(utterance).decode()
+    return [turn]
+
+
+def _are_parts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, dict) and "type" in part for part in value)
+
+
+def _calls(value: Any, reading: Reading) -> Row:
+    """A turn that is nothing but a call, or several: JSON in a text, or the object itself."""
+    try:
+        calls = msgspec.json.decode(value) if isinstance(value, str) else value
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        raise Dropped(RowCode.ROW_TOOL_CALL_INVALID) from None
+    made = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise Dropped(RowCode.ROW_TOOL_CALL_INVALID)
+        reading.calls += 1
+        name = f"call_{reading.calls}"
+        reading.open_calls.append(name)
+        arguments = function.get("arguments", function.get("parameters", {}))
+        made.append({"id": name, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
+    return {"role": "assistant", "content": None, "tool_calls": made}
+
+
+def _gemini(reading: Reading) -> list[Row]:
+    turns = []
+    for name, role in (("systeminstruction", "system"), ("system_instruction", "system")):
+        if (instruction := reading.take(name)) is not None:
+            turns.append({"role": role, "content": _parts(instruction)})
+    contents = reading.take("contents")
+    for content in contents if isinstance(contents, list) else []:
+        speaker = content.get("role") if isinstance(content, dict) else None
+        if speaker not in ("user", "model"):
+            raise Dropped(RowCode.ROW_ROLE_UNKNOWN)
+        turns.append({"role": ROLES[speaker], "content": _parts(content)})
+    return turns
+
+
+def _parts(content: Any) -> str:
+    parts = content.get("parts") if isinstance(content, dict) else None
+    if isinstance(parts, dict):
+        parts = [parts]
+    if not isinstance(parts, list) or any(
+        not isinstance(part, dict) or part.keys() != {"text"} or not isinstance(part["text"], str) for part in parts
+    ):
+        raise Dropped(Reason.OTHER_PART)
+    return "".join(part["text"] for part in parts)
+
+
+# --- questions and answers
+
+
+def _alpaca(reading: Reading) -> list[Row]:
+    turns: list[Row] = []
+    history = reading.take("history")
+    if history is not None:
+        if not isinstance(history, list) or not all(isinstance(turn, list) and len(turn) == _PAIR for turn in history):
+            raise Dropped(RowCode.ROW_FIELD_TYPE)
+        turns = [turn for question, answer in history for turn in _exchange(question, answer)]
+        reading.outcome.change(Change.HISTORY_TO_TURNS)
+    return [*turns, *_pair(reading)]
+
+
+def _pair(reading: Reading) -> list[Row]:
+    """Question and answer, under the first of their names; what the question is about follows it in a line of its own."""
+    question = reading.take_text(*QUESTIONS)
+    about = [reading.take_text(name) for name in ("input", "context") if name not in reading.used]
+    answer = reading.take_text(*(name for name in ANSWERS if name not in reading.used))
+    if not question or not answer:
+        raise Dropped(RowCode.ROW_FIELD_MISSING)
+    return _exchange("\n".join([question, *filter(None, about)]), answer)
+
+
+def _exchange(question: Any, answer: Any) -> list[Row]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _prompt_completion(reading: Reading) -> list[Row]:
+    prompt, completion = reading.take("prompt"), reading.take("completion", "response")
+    return [*_said(prompt, "user", reading), *_said(completion, "assistant", reading)]
+
+
+def _said(value: Any, role: str, reading: Reading) -> list[Row]:
+    """A text, a turn or a list of turns as turns."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if isinstance(value, dict):
+        return _turn(value, role, reading)
+    if isinstance(value, list):
+        return [turn for written in value for turn in _turn(written, f"{role}[]", reading)]
+    raise Dropped(RowCode.ROW_FIELD_MISSING if value is None else RowCode.ROW_FIELD_TYPE)
+
+
+def _kto(reading: Reading) -> list[Row]:
+    return _sharegpt(reading) if turns_of(reading.row) else _prompt_completion(reading)
+
+
+def _preference(reading: Reading) -> list[Row]:
+    """The chosen answer, with what it answers: a prompt, turns beside it, or the turns before it in the same list."""
+    chosen = reading.take("chosen")
+    reading.take("rejected")
+    reading.outcome.change(Change.PREFERRED_ANSWER_TAKEN)
+    if isinstance(chosen, str) and "prompt" not in reading.row and (divided := to_turns(chosen)):
+        return divided
+    answer = _said(chosen, "assistant", reading)
+    if turns_of(reading.row):
+        return [*_sharegpt(reading), *answer]
+    if len(answer) > 1 and answer[0]["role"] in ("user", "system"):
+        for name in ("prompt", "question"):  # the same as the first of these turns
+            if name in reading.row and any(reading.row[name] == turn["content"] for turn in answer):
+                reading.used.add(name)
+        if "prompt" not in reading.row or "prompt" in reading.used:
+            return answer
+    asked = reading.take(*QUESTIONS)
+    return [*_said(asked, "user", reading), *answer]
+
+
+def _text(reading: Reading) -> list[Row]:
+    turns = to_turns(reading.take_text("text", "content"))
+    if turns is None:
+        raise Dropped(Reason.TEXT_WITHOUT_TURNS)
+    reading.outcome.change(Change.TEXT_TO_TURNS)
+    return turns
+
+
+def _messages(reading: Reading) -> list[Row]:
+    if (listed := turns_of(reading.row)) is None:
+        return _pair(reading)
+    reading.used.add(listed[0])
+    if all(turn.get("role") in OWN_ROLES for turn in listed[1]):
+        return listed[1]
+    reading.used.discard(listed[0])
+    return _sharegpt(reading)
+
+
+_READERS: dict[RowForm, Callable[[Reading], list[Row]]] = {
+    RowForm.MESSAGES: _messages,
+    RowForm.SHAREGPT: _sharegpt,
+    RowForm.ALPACA: _alpaca,
+    RowForm.QUESTION_ANSWER: _pair,
+    RowForm.PROMPT_COMPLETION: _prompt_completion,
+    RowForm.PREFERENCE: _preference,
+    RowForm.KTO: _kto,
+    RowForm.GEMINI: _gemini,
+    RowForm.TEXT: _text,
+}

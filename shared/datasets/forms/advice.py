@@ -1,0 +1,46 @@
+"""One sentence for a file that is in another program's form, in the place of an error for each of its lines, and the way on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.datasets.forms.files import HINTS, REMEDIES, FileForm, recognise_file
+from shared.datasets.forms.recognition import DESCRIPTIONS, RowForm
+
+CONVERT = "mens data convert FILE -o rows.jsonl"
+_CONVERT_IT = f"Convert it: `{CONVERT}` writes rows for training and accounts for each that it leaves out."
+_REMEDIES = {
+    RowForm.PREFERENCE: "Mens tunes on answers and not on preferences (DPO); "
+    f"`{CONVERT} --as-supervised` takes the chosen answers.",
+    RowForm.TEXT: f"`{CONVERT}` divides texts with a known chat markup into turns; other texts have no answer to learn.",
+    RowForm.KTO: f"`{CONVERT}` keeps the rows whose label is true and counts the others.",
+}
+COMMON = 0.5
+"""Share of the bad lines from which on their form is the file's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The form of a file, as the end of a sentence that begins with the file, and what to do."""
+
+    finding: str
+    remedy: str
+
+
+def advise(path: Path, bad_lines: int, forms: Mapping[str, int]) -> Advice | None:
+    """Advice on a file with bad lines; None when it is in no form that is known.
+
+    Args:
+        bad_lines: how many of its lines are not rows.
+        forms: how many of these are in which form of a row.
+    """
+    file_form = recognise_file(path) if bad_lines else FileForm.JSON_LINES
+    if file_form is not FileForm.JSON_LINES:
+        return Advice(HINTS[file_form], REMEDIES.get(file_form, _CONVERT_IT))
+    name, rows = max(forms.items(), key=lambda item: item[1], default=("", 0))
+    if rows < max(1, COMMON * bad_lines):
+        return None
+    form = RowForm(name)
+    return Advice(f"has {rows} row{'s' * (rows != 1)} in {DESCRIPTIONS[form]}", _REMEDIES.get(form, _CONVERT_IT))

@@ -1,0 +1,141 @@
+"""Recognises the form of a row by its keys and their values, so that an error can name it and a conversion can read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+class RowForm(StrEnum):
+    """The forms that rows are written in."""
+
+    MESSAGES = "messages"
+    SHAREGPT = "sharegpt"
+    ALPACA = "alpaca"
+    QUESTION_ANSWER = "question-answer"
+    PROMPT_COMPLETION = "prompt-completion"
+    PREFERENCE = "preference"
+    KTO = "kto"
+    GEMINI = "gemini"
+    TEXT = "text"
+
+
+DESCRIPTIONS: dict[RowForm, str] = {
+    RowForm.MESSAGES: "the chat form (`messages` with `role` and `content`)",
+    RowForm.SHAREGPT: "ShareGPT's form (a list of turns with `from` and `value`, or with roles like `human` and `gpt`)",
+    RowForm.ALPACA: "Alpaca's form (`instruction`, `input`, `output`, and `history`)",
+    RowForm.QUESTION_ANSWER: "the question and answer form",
+    RowForm.PROMPT_COMPLETION: "TRL's conversational form (`prompt` and `completion` as lists of turns)",
+    RowForm.PREFERENCE: "the form of preferences (`chosen` and `rejected`), which are for DPO and not for supervised tuning",
+    RowForm.KTO: "KTO's form (`prompt`, `completion` and `label`)",
+    RowForm.GEMINI: "Gemini's form (`contents` with `parts`)",
+    RowForm.TEXT: "the plain form (one `text`), which has no answer to learn unless chat markup divides it into turns",
+}
+TURN_LISTS = ("conversations", "conversation", "messages", "turns", "dialog", "dialogue", "chat")
+SPEAKERS = ("from", "role", "speaker")
+UTTERANCES = ("value", "content", "text")
+ROLES: dict[str, str] = {
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "model", "ai", "chatbot", "bing", "bard"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response", "ipython"), "tool"),
+    **dict.fromkeys(("function_call", "tool_call"), "function_call"),
+    "system": "system",
+    "developer": "developer",
+    "function": "function",
+}
+"""Names that programs give to speakers; ``function_call`` is a turn of the assistant that is nothing but a call."""
+OWN_ROLES = frozenset({"user", "assistant", "tool", "system", "developer", "function"})
+QUESTIONS = ("question", "query", "prompt", "instruction", "input", "q", "human", "user")
+ANSWERS = ("answer", "response", "output", "completion", "a", "assistant", "gpt", "reply", "target")
+CHOSEN, REJECTED = "chosen", "rejected"
+PREFERRED = ("preferred_output", "preferred_completion")
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+PLACEHOLDERS = ("<image>", "<video>", "<audio>")
+
+
+def recognise(row: Row) -> RowForm | None:
+    """The form of a row; None when it has no form that is known."""
+    keys = {key.lower(): row[key] for key in row if row[key] is not None}
+    contents = keys.get("contents")
+    if {CHOSEN, REJECTED} <= keys.keys() or ("input" in keys and not keys.keys().isdisjoint(PREFERRED)):
+        return RowForm.PREFERENCE
+    if (
+        isinstance(keys.get("label"), bool)
+        and "prompt" in keys
+        and not keys.keys().isdisjoint(("completion", "response"))
+    ):
+        return RowForm.KTO
+    if isinstance(contents, list) and any(isinstance(turn, dict) and "parts" in turn for turn in contents):
+        return RowForm.GEMINI
+    return _form_of_turns(row) or _form_of_pair(keys)
+
+
+def _form_of_pair(keys: Row) -> RowForm | None:
+    """The form of a row without a list of turns; its keys are in small letters."""
+    if {"prompt", "completion"} <= keys.keys() and any(
+        isinstance(keys[name], list) for name in ("prompt", "completion")
+    ):
+        return RowForm.PROMPT_COMPLETION
+    if {"instruction", "output"} <= keys.keys():
+        return RowForm.ALPACA
+    if has_pair(keys):
+        return RowForm.QUESTION_ANSWER
+    return RowForm.TEXT if any(isinstance(keys.get(name), str) for name in ("text", "content")) else None
+
+
+def has_pair(keys: Iterable[str]) -> bool:
+    """Whether keys, in small letters, name a question and an answer."""
+    there = set(keys)
+    return any(name in there for name in QUESTIONS) and any(name in there for name in ANSWERS)
+
+
+def turns_of(row: Row) -> tuple[str, list[Any]] | None:
+    """The list of turns of a row and its key; None when it has none."""
+    for name in TURN_LISTS:
+        turns = row.get(name)
+        if isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns):
+            return name, turns
+    return None
+
+
+def speaker_of(turn: Row) -> Any:
+    """The name of a turn's speaker as it is written; None when the turn names none."""
+    return next((turn[name] for name in SPEAKERS if turn.get(name) is not None), None)
+
+
+def refers_to_media(row: Row, texts: Iterable[Any]) -> bool:
+    """Whether a row has images, sounds or films that its texts refer to: without them the answer would be a guess."""
+    has_media = any(row.get(name) not in (None, "", [], {}) for name in MEDIA)
+    return has_media and any(mark in text for text in texts if isinstance(text, str) for mark in PLACEHOLDERS)
+
+
+def is_foreign(row: Row) -> RowForm | None:
+    """The form of a row that the reader of training files does not take as it is; None when it takes the form."""
+    form = recognise(row)
+    if form is RowForm.MESSAGES:
+        return None
+    if form is RowForm.QUESTION_ANSWER and not row.keys().isdisjoint(
+        ("prompt", "instruction", "input", "response", "output", "completion")
+    ):
+        own = not row.keys().isdisjoint(("prompt", "instruction", "input"))
+        own = own and not row.keys().isdisjoint(("response", "output", "completion"))
+        return None if own else form
+    if form is RowForm.ALPACA and not row.get("history"):
+        return None
+    return form
+
+
+def _form_of_turns(row: Row) -> RowForm | None:
+    if (found := turns_of(row)) is None:
+        return None
+    name, turns = found
+    roles = [turn.get("role") for turn in turns]
+    own = all(isinstance(role, str) and role in OWN_ROLES for role in roles)
+    if own and name in ("messages", "turns"):
+        return RowForm.MESSAGES
+    speakers = [speaker_of(turn) for turn in turns]
+    known = any(isinstance(speaker, str) and speaker.lower() in ROLES for speaker in speakers)
+    return RowForm.SHAREGPT if known else None

@@ -1,0 +1,161 @@
+"""Rows of other programs: the chat that each says, the account of what was done, and nothing but a coded reason else."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.conversion.convert import Rules, convert_file
+from cli.conversion.file_report import FileReport
+from cli.conversion.outcomes import Reason, RowOptions
+from shared.datasets.forms.recognition import RowForm, recognise
+from shared.datasets.reader import read_rows
+from shared.datasets.rows import RowCode
+from tests.support.foreign_rows import CALLED, HI, READABLE, TOOL, UNREADABLE
+
+GOLDEN = Path(__file__).parent / "golden" / "accounts.json"
+CHOSEN = Rules(options=RowOptions(as_supervised=True))
+
+
+def converted(
+    folder: Path, *rows: Any, rules: Rules = CHOSEN
+) -> tuple[list[dict[str, Any]], FileReport, list[dict[str, Any]]]:
+    """The rows that rows become, the report and the account."""
+    source, output, account = folder / "in.jsonl", folder / "out.jsonl", io.BytesIO()
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = convert_file(source, output, rules, account=account)
+    written = [json.loads(line) for line in output.read_bytes().splitlines()] if report.output else []
+    return written, report, [json.loads(line) for line in account.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("number", range(len(READABLE)))
+def test_row_of_another_program_says_its_chat(number: int, tmp_path: Path) -> None:
+    form, row, turns = READABLE[number]
+    assert recognise(row) is form
+    [written], report, [account] = converted(tmp_path, row, rules=Rules(form, options=CHOSEN.options))
+    assert written["messages"] == turns
+    assert (report.rows, report.dropped, account["rows"]) == (1, 0, 1)
+    assert list(read_rows((tmp_path / "out.jsonl").read_bytes().splitlines()))
+
+
+@pytest.mark.parametrize("number", range(len(READABLE)))
+def test_form_is_found_without_being_named(number: int, tmp_path: Path) -> None:
+    """A row that the reader takes as it is stays; the chat is the same."""
+    _, row, turns = READABLE[number]
+    converted(tmp_path, row)
+    [found] = read_rows((tmp_path / "out.jsonl").read_bytes().splitlines())
+    assert [(turn.role, turn.content) for turn in found.messages] == [(turn["role"], turn["content"]) for turn in turns]
+
+
+@pytest.mark.parametrize("number", range(len(UNREADABLE)))
+def test_row_that_cannot_be_converted_is_dropped_for_a_reason(number: int, tmp_path: Path) -> None:
+    form, row, reason = UNREADABLE[number]
+    assert recognise(row) is form
+    rows, report, [account] = converted(tmp_path, row)
+    assert (account["outcome"], account["reason"], rows) == ("dropped", reason, [])
+    assert report.refused == "no row can be trained on"
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_every_form_has_a_sample() -> None:
+    assert {form for form, _, _ in READABLE} | {RowForm.MESSAGES} == set(RowForm)
+
+
+def test_accounts_of_the_samples_are_the_recorded_ones(tmp_path: Path) -> None:
+    rows = [{"id": number, **row} for number, (_, row, _) in enumerate(READABLE)] + [row for _, row, _ in UNREADABLE]
+    _, report, account = converted(tmp_path, *rows)
+    assert report.lines == len(rows) == report.kept + report.changed + report.dropped
+    found = json.dumps(account, indent=1) + "\n"
+    if os.environ.get("MENS_UPDATE_GOLDEN"):
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(found)
+    assert GOLDEN.read_text() == found, "MENS_UPDATE_GOLDEN=1 pytest tests/cli/conversion/test_forms.py writes it"
+
+
+def test_preferences_are_not_trained_on_unless_asked_for(tmp_path: Path) -> None:
+    rows = [row for form, row, _ in READABLE if form is RowForm.PREFERENCE]
+    written, report, _ = converted(tmp_path, *rows, rules=Rules())
+    assert (written, report.drops) == ([], {Reason.PREFERENCE: len(rows)})
+
+
+def test_row_that_the_reader_takes_stays_byte_for_byte(tmp_path: Path) -> None:
+    line = (
+        '{ "messages" : [{"role":"user","content":"Hi"}, {"role": "assistant", "content": "Hello\\u00e9"}], "note": 1}'
+    )
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"\xef\xbb\xbf" + line.encode() + b"\r\n\xef\xbb\xbf" + line.encode())
+    report = convert_file(source, output, Rules())
+    assert output.read_text() == f"{line}\n{line}\n"
+    assert (report.kept, report.changed, report.changes) == (1, 1, {"byte_order_mark_removed": 1})
+
+
+def test_what_is_left_out_is_named_and_counted(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "Hi", "mood": "good"}, {"from": "gpt", "value": "Hello", "train": None}]
+    rows = [
+        {"conversations": turns, "id": 7, "source": "web", "category": "talk", "empty": []},
+        {"conversations": turns},
+    ]
+    written, report, _ = converted(tmp_path, *rows)
+    assert report.unused_keys == {"id": 1, "source": 1, "conversations[].mood": 2}
+    assert [row.get("category") for row in written] == ["talk", None]
+
+
+def test_flag_of_an_answer_that_is_not_to_be_learnt_is_kept(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Go away", "train": False}]
+    converted(
+        tmp_path, {"conversations": [*turns, {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+    )
+    [row] = read_rows((tmp_path / "out.jsonl").read_bytes().splitlines())
+    assert [turn.weight for turn in row.messages] == [None, 0, None, None]
+
+
+def test_tools_of_a_text_become_functions(tmp_path: Path) -> None:
+    row = next(row for _, row, turns in READABLE if turns is CALLED)
+    [written], report, _ = converted(tmp_path, row)
+    assert written["tools"] == [TOOL]
+    assert report.changes["tools_to_functions"] == 1
+
+
+def test_columns_are_read_under_the_names_that_are_given(tmp_path: Path) -> None:
+    rules = Rules(columns={"Frage": "prompt", "Antwort": "response"})
+    rows, report, _ = converted(tmp_path, {"Frage": "Hi", "Antwort": "Hello", "Thema": "x"}, rules=rules)
+    assert rows == [{"messages": HI}]
+    assert report.unused_keys == {"Thema": 1}
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["user", "human", "gpt"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = sorted({key for _, row, _ in READABLE for key in row} | {"images", "functions", "input", "preferred_output"})
+TURNS = st.lists(
+    st.dictionaries(st.sampled_from(["from", "role", "value", "content", "parts", "tool_calls", "weight"]), VALUES),
+    max_size=3,
+)
+
+
+@given(row=st.dictionaries(st.sampled_from(KEYS), VALUES | TURNS, max_size=5), form=st.sampled_from([None, *RowForm]))
+def test_any_row_is_written_or_has_a_coded_reason(
+    row: dict[str, Any], form: RowForm | None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    written, report, [account] = converted(folder, row, rules=Rules(form, options=CHOSEN.options))
+    assert report.lines == 1
+    if account["outcome"] == "dropped":
+        assert account["reason"] in {*Reason, *RowCode}
+        assert written == []
+    else:
+        assert len(list(read_rows((folder / "out.jsonl").read_bytes().splitlines()))) == account["rows"] >= 1

@@ -1,0 +1,104 @@
+"""Files of other programs get one sentence that names their form, and the command that converts them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shared.contract.sections import DataMode
+from shared.datasets.forms.advice import CONVERT
+from shared.datasets.forms.files import FileForm, recognise_file
+from shared.datasets.reader import check_dataset
+from shared.datasets.report import inspect_file, refusal
+from shared.errors import DatasetInvalid
+from tests.support.foreign_rows import READABLE, UNREADABLE
+from tests.support.invalid_rows import pair
+
+ROW = {"prompt": "Hi", "response": "Hello"}
+FILES: list[tuple[bytes, FileForm, str]] = [
+    (json.dumps([ROW, ROW]).encode(), FileForm.JSON_ARRAY, "one JSON array"),
+    (b"[\n" + json.dumps(ROW).encode() + b"\n]\n", FileForm.JSON_ARRAY, "one JSON array"),
+    (json.dumps(ROW, indent=1).encode() * 2, FileForm.JSON_DOCUMENTS, "pretty-printed"),
+    (json.dumps({"data": [ROW]}).encode(), FileForm.JSON_WRAPPED, "rows in a list inside"),
+    (json.dumps({"version": 1, "train": [ROW]}, indent=2).encode(), FileForm.JSON_WRAPPED, "rows in a list inside"),
+    (b"question,answer\nHi,Hello\n", FileForm.TABLE, "table"),
+    (b"prompt\tcompletion\nHi\tHello\n", FileForm.TABLE, "table"),
+    (b"PAR1\x00\x00", FileForm.PARQUET, "Parquet"),
+    (b"ARROW1\x00\x00", FileForm.ARROW, "Arrow"),
+    (b"\x1f\x8b\x08\x00", FileForm.COMPRESSED, "compressed"),
+    ('{"a": 1}\n'.encode("utf-16"), FileForm.UTF16, "UTF-16"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(FILES)))
+def test_file_is_recognised_by_its_content(number: int, tmp_path: Path) -> None:
+    content, form, words = FILES[number]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    assert recognise_file(path) is form
+    error = refusal(inspect_file(path))
+    assert error is not None
+    assert words in error.message
+    assert error.remedy
+    if form not in (FileForm.COMPRESSED, FileForm.UTF16):
+        assert CONVERT in error.remedy
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pair() + b"\n",
+        pair() + b"\n{\n",
+        b'{"prompt": "Hi",\n' + pair(),
+        b"\xef\xbb\xbf" + pair(),
+        b"",
+        b"\n",
+        b"[1, 2]\n",
+        b'{"messages": [{"role": "user", "content": "Hi"}]}',
+    ],
+)
+def test_lines_of_json_are_not_called_another_form(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    assert recognise_file(path) is FileForm.JSON_LINES
+
+
+def test_rows_of_another_form_are_named_with_their_number(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"conversations": [{"from": "human", "value": "Hi"}]}] * 80
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for mode in DataMode:
+        error = refusal(inspect_file(path, mode=mode))
+        assert error is not None
+        assert "has 80 rows in ShareGPT's form" in error.message
+        assert CONVERT in error.remedy
+    with path.open("rb") as lines, pytest.raises(DatasetInvalid, match="ShareGPT's form"):
+        check_dataset(lines, path=path)
+
+
+def test_few_rows_of_another_form_are_named_in_their_lines_alone(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(pair() + b"\n" + b"oops\n" * 3 + b'{"question": "Hi", "answer": "Hello"}\n')
+    report = inspect_file(path).training
+    assert report.advice is None
+    assert "the question and answer form" in report.errors[-1].reason
+
+
+def test_mark_in_the_middle_of_a_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(pair() + b"\n\xef\xbb\xbf" + pair() + b"\n")
+    [error] = inspect_file(path).training.errors
+    assert (error.line, error.code) == (2, "ROW_NOT_JSON")
+    assert "byte order mark" in error.reason
+
+
+@pytest.mark.parametrize("number", range(len(READABLE) + len(UNREADABLE)))
+def test_each_sample_is_a_row_or_named_by_its_form(number: int, tmp_path: Path) -> None:
+    form, row, _ = [*READABLE, *UNREADABLE][number]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row))
+    report = inspect_file(path).training
+    # Rows with images, and a question without an answer, are in a form that is read; the code says what is wrong.
+    assert report.rows or form is None or report.forms == {form: 1}, report.errors

@@ -1,0 +1,152 @@
+"""Tools and calls of other programs: read as the chat API's, or refused with the form's name; never trained as they are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.datasets.reader import DatasetReport, read_rows
+from shared.datasets.rows import RowCode, TrainingRow
+from shared.tokenization.served_form import plain_messages, served_tools
+from tests.support.invalid_rows import ANSWER, USER, chat
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SERVED = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA}}
+MERGED = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": None, "items": None}, "unit": None},
+    "required": ["city"],
+    "additionalProperties": None,
+}
+
+
+def read(*tools: Any, call: Any = None, text: str | None = None) -> tuple[TrainingRow | None, DatasetReport]:
+    """The row of a chat with tools, if it is one, and the report."""
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]} if call else ANSWER
+    report = DatasetReport()
+    rows = list(read_rows([chat(USER, answer, tools=list(tools) if text is None else text)], report))
+    return (rows[0] if rows else None), report
+
+
+@pytest.mark.parametrize(
+    ("tool", "done"),
+    [
+        (SERVED, set()),
+        ({"function": SERVED["function"]}, set()),
+        ({"type": "function", "name": "f", "description": "d", "parameters": SCHEMA}, {"flat tools"}),
+        ({"name": "f", "description": "d", "parameters": SCHEMA}, {"flat tools"}),
+        ({"name": "f", "description": "d", "input_schema": SCHEMA}, {"flat tools"}),
+        ({"type": "custom", "name": "f", "description": "d", "input_schema": SCHEMA}, {"flat tools"}),
+        ({"type": "function", "function": {"name": "f", "description": "d", "parameters": MERGED}}, {"nulls of a merged schema"}),
+        ({"type": "function", "name": None, "input_schema": None, "function": SERVED["function"]}, set()),
+    ],
+)  # fmt: skip
+def test_tool_is_what_a_client_sends(tool: dict[str, Any], done: set[str]) -> None:
+    row, report = read(tool)
+    assert row is not None
+    assert served_tools(row.tools) == served_tools([SERVED])
+    assert set(report.conversions) == done
+
+
+def test_tools_may_be_a_text() -> None:
+    row, report = read(text=json.dumps([SERVED]))
+    assert row is not None
+    assert (row.tools, report.conversions) == ([SERVED], {"tools as text": 1})
+    assert read(text="")[0] is not None
+    assert read(text="")[1].conversions == {}
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        ({"functionDeclarations": [{"name": "f"}]}, "Gemini's `functionDeclarations`"),
+        ({"type": "web_search"}, "runs at another provider"),
+        ({"type": "function"}, "no function with a name"),
+        ({"name": "f", "parameters": {"city": {"type": "string"}}}, "names of parameters where `properties` should be"),
+        ({"name": "f", "parameters": {"type": "array"}}, "its `type` is not `object`"),
+        ({"name": "f", "input_schema": {"properties": ["city"]}}, "its `properties` are not an object"),
+        ({"name": "two words"}, "white space"),
+    ],
+)
+def test_tool_that_no_client_can_send_is_refused_with_its_form(tool: dict[str, Any], words: str) -> None:
+    row, report = read(tool)
+    assert row is None
+    assert report.errors[0].code is RowCode.ROW_TOOL_INVALID
+    assert words in report.errors[0].reason
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    assert "a second tool of the name 'f'" in read(SERVED, {"name": "f"})[1].errors[0].reason
+
+
+@pytest.mark.parametrize("arguments", ["", "  ", "{}", "null", None, {}, ...])
+def test_call_without_arguments_is_trained_as_it_is_served(arguments: Any) -> None:
+    function = {"name": "f"} | ({} if arguments is ... else {"arguments": arguments})
+    row, _ = read(SERVED, call={"id": "1", "type": "function", "function": function})
+    assert row is not None
+    [call] = plain_messages(row.messages)[-1]["tool_calls"]
+    assert json.dumps(call) == '{"id": "1", "function": {"arguments": {}, "name": "f"}, "type": "function"}'
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"name": "f", "arguments": {"city": "Rome"}},
+        {"type": "function_call", "name": "f", "arguments": '{"city": "Rome"}'},
+        {"type": "tool_use", "name": "f", "input": {"city": "Rome"}},
+    ],
+)
+def test_flat_call_is_a_call_of_a_function(call: dict[str, Any]) -> None:
+    row, report = read(SERVED, call={"id": "1", **call})
+    assert row is not None
+    [found] = plain_messages(row.messages)[-1]["tool_calls"]
+    assert found == {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"city": "Rome"}}}
+    assert report.conversions == {"flat calls": 1}
+
+
+def arguments_of(given: dict[str, Any], **properties: Any) -> Any:
+    tool = {"name": "f", "parameters": {"type": "object", "properties": properties, "required": ["must"]}}
+    row, _ = read(tool, call={"id": "1", "type": "function", "function": {"name": "f", "arguments": given}})
+    assert row is not None
+    assert row.messages[-1].tool_calls
+    return row.messages[-1].tool_calls[0]["function"]["arguments"]
+
+
+def test_null_arguments_that_the_tool_has_no_place_for_are_left_out() -> None:
+    text, nullable = {"type": "string"}, {"type": ["string", "null"]}
+    assert arguments_of({"a": "x", "b": None, "other": None}, a=text, b=text) == {"a": "x"}
+    kept = {"a": None, "must": None, "any": None}
+    assert arguments_of(kept, a=nullable, must=text, any={}) == kept
+    inner = {"type": "object", "properties": {"x": text}}
+    nested = {"a": {"x": "1", "y": None}, "b": [{"x": None}, 3]}
+    assert arguments_of(nested, a=inner, b={"type": "array", "items": inner}) == {"a": {"x": "1"}, "b": [{}, 3]}
+    assert arguments_of({"a": None}) == {"a": None}  # a tool that describes no parameters
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["type", "name", "function", "parameters", "properties", "input_schema", "a", "required"]), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(
+    st.lists(JSON, max_size=2), st.dictionaries(st.sampled_from(["name", "arguments", "function", "id", "input"]), JSON)
+)
+def test_any_tools_are_served_ones_or_a_coded_error(tools: list[Any], call: dict[str, Any]) -> None:
+    row, report = read(*tools, call=call)
+    if row is None:
+        assert report.errors[0].code in RowCode
+        return
+    for tool in row.tools or ():
+        assert tool["function"]["name"].strip()
+    again, second = DatasetReport(), None
+    line = chat(USER, ANSWER, tools=row.tools)
+    second = list(read_rows([line], again))
+    assert second[0].tools == row.tools
+    assert not set(again.conversions) - {"nulls of a merged schema"}

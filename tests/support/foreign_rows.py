@@ -1,0 +1,112 @@
+"""Rows of other programs, by form: as their documents show them, with the chat that each says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.datasets.forms.recognition import RowForm
+
+Turns = list[dict[str, Any]]
+
+
+def said(*texts: str, system: str = "") -> Turns:
+    """Turns by user and assistant, one after the other."""
+    turns: Turns = [
+        {"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(texts)
+    ]
+    return [{"role": "system", "content": system}, *turns] if system else turns
+
+
+HI = said("Hi", "Hello")
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "Weather", "parameters": WEATHER}}
+CALLED: Turns = [
+    {"role": "user", "content": "Rain?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
+        ],
+    },
+    {"role": "tool", "content": '{"rain":true}', "tool_call_id": "call_1"},
+    {"role": "assistant", "content": "Yes."},
+]
+SHAREGPT_CALLS = [
+    {"from": "human", "value": "Rain?"},
+    {"from": "function_call", "value": '{"name": "weather", "arguments": {"city": "Rome"}}'},
+    {"from": "observation", "value": '{"rain":true}'},
+    {"from": "gpt", "value": "Yes."},
+]
+CHATML = (
+    "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
+)
+LLAMA3 = (
+    "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe short.<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nHello<|eot_id|>"
+)
+SHORT = said("Hi", "Hello", system="Be short.")
+TWICE = said("Hi", "Hello", "Bye", "See you")
+
+READABLE: list[tuple[RowForm, dict[str, Any], Turns]] = [
+    (RowForm.SHAREGPT, {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, HI),
+    (
+        RowForm.SHAREGPT,
+        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}], "system": "Be short."},
+        SHORT,
+    ),
+    (RowForm.SHAREGPT, {"messages": [{"role": "human", "content": "Hi"}, {"role": "gpt", "content": "Hello"}]}, HI),
+    (RowForm.SHAREGPT, {"conversation": [{"role": "user", "content": "Hi"}, {"role": "model", "text": "Hello"}]}, HI),
+    (RowForm.SHAREGPT, {"conversations": SHAREGPT_CALLS, "tools": '[{"name": "weather", "description": "Weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]'}, CALLED),
+    (RowForm.ALPACA, {"instruction": "Hi", "input": "", "output": "Hello"}, HI),
+    (RowForm.ALPACA, {"instruction": "Sum", "input": "1 2", "output": "3", "system": "Be short."}, said("Sum\n1 2", "3", system="Be short.")),
+    (RowForm.ALPACA, {"instruction": "Bye", "output": "See you", "history": [["Hi", "Hello"]]}, TWICE),
+    (RowForm.QUESTION_ANSWER, {"question": "Hi", "answer": "Hello"}, HI),
+    (RowForm.QUESTION_ANSWER, {"Question": "Hi", "Answer": "Hello"}, HI),
+    (RowForm.QUESTION_ANSWER, {"query": "Hi", "response": "Hello"}, HI),
+    (RowForm.QUESTION_ANSWER, {"input": "Hi", "output": "Hello"}, HI),
+    (RowForm.QUESTION_ANSWER, {"question": "6 * 7?", "answer": 42}, said("6 * 7?", "42")),
+    (RowForm.QUESTION_ANSWER, {"question": "Who?", "context": "Ann runs.", "answer": "Ann"}, said("Who?\nAnn runs.", "Ann")),
+    (RowForm.PROMPT_COMPLETION, {"prompt": [HI[0]], "completion": [HI[1]]}, HI),
+    (RowForm.PREFERENCE, {"prompt": "Hi", "chosen": "Hello", "rejected": "Go away"}, HI),
+    (RowForm.PREFERENCE, {"prompt": [HI[0]], "chosen": [HI[1]], "rejected": [HI[1]]}, HI),
+    (RowForm.PREFERENCE, {"chosen": HI, "rejected": HI}, HI),
+    (RowForm.PREFERENCE, {"prompt": "Hi", "chosen": HI, "rejected": HI}, HI),
+    (RowForm.PREFERENCE, {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}, HI),
+    (RowForm.PREFERENCE, {"conversations": [{"from": "human", "value": "Hi"}], "chosen": {"from": "gpt", "value": "Hello"}, "rejected": {"from": "gpt", "value": "No"}}, HI),
+    (RowForm.KTO, {"prompt": "Hi", "completion": "Hello", "label": True}, HI),
+    (RowForm.KTO, {"prompt": [HI[0]], "completion": [HI[1]], "label": True}, HI),
+    (RowForm.GEMINI, {"systemInstruction": {"parts": [{"text": "Be short."}]}, "contents": [{"role": "user", "parts": [{"text": "Hi"}]}, {"role": "model", "parts": [{"text": "Hel"}, {"text": "lo"}]}]}, SHORT),
+    (RowForm.TEXT, {"text": CHATML}, SHORT),
+    (RowForm.TEXT, {"text": LLAMA3}, SHORT),
+    (RowForm.TEXT, {"text": "<s>[INST] <<SYS>>\nBe short.\n<</SYS>>\n\nHi [/INST] Hello </s>"}, SHORT),
+    (RowForm.TEXT, {"text": "<s>[INST] Hi [/INST] Hello</s><s>[INST] Bye [/INST] See you</s>"}, TWICE),
+    (RowForm.TEXT, {"text": "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nHello<end_of_turn>\n"}, HI),
+    (RowForm.TEXT, {"text": "<|system|>\nBe short.</s>\n<|user|>\nHi</s>\n<|assistant|>\nHello</s>"}, SHORT),
+    (RowForm.TEXT, {"text": "### Human: Hi\n### Assistant: Hello\n### Human: Bye\n### Assistant: See you"}, TWICE),
+    (RowForm.TEXT, {"text": "Be short.\n\n### Instruction:\nSum\n\n### Input:\n1 2\n\n### Response:\n3"}, said("Sum\n1 2", "3", system="Be short.")),
+    (RowForm.TEXT, {"text": "Be short. USER: Hi ASSISTANT: Hello</s>"}, SHORT),
+]  # fmt: skip
+"""Form, row, and the turns of the chat that the row says."""
+
+UNREADABLE: list[tuple[RowForm | None, dict[str, Any], str]] = [
+    (RowForm.TEXT, {"text": "Once upon a time there was a fox."}, "text_without_turns"),
+    (RowForm.TEXT, {"text": "<|im_start|>user\nHi<|im_end|>\n"}, "text_without_turns"),
+    (RowForm.TEXT, {"text": "<|im_start|>user\nHi<|im_end|> lost <|im_start|>assistant\nHello<|im_end|>"}, "text_without_turns"),
+    (RowForm.TEXT, {"text": "lost <|im_start|>user\nHi<|im_end|><|im_start|>assistant\nHello<|im_end|>"}, "text_without_turns"),
+    (RowForm.TEXT, {"text": "[INST] Hi [/INST] Hello [INST] lost"}, "text_without_turns"),
+    (RowForm.TEXT, {"text": "### Input:\nHi\n### Response:\nHello"}, "text_without_turns"),
+    (RowForm.KTO, {"prompt": "Hi", "completion": "Go away", "label": False}, "label_false"),
+    (RowForm.PREFERENCE, {"prompt": "Hi", "rejected": "No", "chosen": 5}, "ROW_FIELD_TYPE"),
+    (RowForm.SHAREGPT, {"conversations": [{"from": "human", "value": "Hi"}, {"from": "alien", "value": "Hello"}]}, "ROW_ROLE_UNKNOWN"),
+    (RowForm.SHAREGPT, {"conversations": [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "A cat"}], "images": ["a.png"]}, "image"),
+    (RowForm.SHAREGPT, {"conversations": [{"from": "human", "value": "Hi"}]}, "no_answer"),
+    (RowForm.SHAREGPT, {"conversations": [{"from": "human", "value": "Hi"}, {"from": "function_call", "value": "weather"}]}, "ROW_TOOL_CALL_INVALID"),
+    (RowForm.SHAREGPT, {"conversations": [{"from": "system", "value": "A"}, {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}], "system": "B"}, "ROW_FIELD_CONFLICT"),
+    (RowForm.ALPACA, {"instruction": "Hi", "output": "Hello", "history": "earlier"}, "ROW_FIELD_TYPE"),
+    (RowForm.QUESTION_ANSWER, {"question": "Hi", "answer": ["Hello"]}, "ROW_FIELD_TYPE"),
+    (RowForm.QUESTION_ANSWER, {"question": "", "answer": "Hello"}, "ROW_FIELD_MISSING"),
+    (RowForm.GEMINI, {"contents": [{"role": "user", "parts": [{"inlineData": {}}]}]}, "other_part"),
+    (None, {"title": "Hi", "body": "Hello"}, "form_unknown"),
+]  # fmt: skip
+"""Form, row, and the reason for which it is dropped."""
