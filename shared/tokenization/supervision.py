@@ -149,4 +149,4 @@ def _chats(tokenizer: Tokenizer, rows: Iterable[TrainingRow], counts: Supervisio
         try:
             yield find_assistant_spans(tokenizer, row)
         except InvalidRequest as error:
-            counts.refuse(row, error.message)
+            counts.refuse(row, error.message, knows_tools=tokenizer.knows_tools)

@@ -37,6 +37,7 @@ class SupervisionCounts:
     """Counts and notes of the rows so far.
 
     Attributes:
+        tools_unsupported: rows with tools that cannot be written, because the template does not know tools.
         lost: rows that cannot be trained on, by difficulty.
         lost_lines: of all of them: which rows are held out depends on them.
     """
@@ -56,6 +57,7 @@ class SupervisionCounts:
     supervised_sizes: Counter[int] = field(default_factory=Counter)
     nothing: Notes = field(default_factory=Notes)
     unsupported: Notes = field(default_factory=Notes)
+    tools_unsupported: int = 0
     lost: Counter[int] = field(default_factory=Counter)
     lost_lines: array[int] = field(default_factory=lambda: array("I"))
     no_end: Notes = field(default_factory=Notes)
@@ -67,9 +69,15 @@ class SupervisionCounts:
     names_left_out: Notes = field(default_factory=Notes)
     sample: list[Piece] = field(default_factory=list)
 
-    def refuse(self, row: TrainingRow, reason: str) -> None:
-        """Count a row that cannot be written with the template."""
+    def refuse(self, row: TrainingRow, reason: str, *, knows_tools: bool) -> None:
+        """Count a row that cannot be written with the template.
+
+        Args:
+            knows_tools: whether the template does.
+        """
         self.rows += 1
+        has_tools = bool(row.tools) or any(turn.tool_calls or turn.role == "tool" for turn in row.messages)
+        self.tools_unsupported += has_tools and not knows_tools
         self.unsupported.add(row.line, reason)
         self._lose(row)
 
@@ -142,6 +150,7 @@ class SupervisionCounts:
             cut=self.cut.notes(),
             nothing_supervised=self.nothing.notes(),
             unsupported=self.unsupported.notes(),
+            tools_unsupported=self.tools_unsupported,
             lost_difficulties=dict(sorted(self.lost.items())),
             end_not_learnt=self.no_end.notes(),
             last_turn_only=self.last_turn_only.notes(),

@@ -74,6 +74,7 @@ class SupervisionReport(SupervisionPart):
         row_table: the first rows.
         cut: the rows that are longer than the limit.
         nothing_supervised, unsupported: rows for which the file is refused, or which are skipped.
+        tools_unsupported: how many of the unsupported rows have tools, of which the base's template knows nothing.
         lost_difficulties: of these rows, as a curriculum counts them.
         end_not_learnt: rows whose end token is not supervised: they do not teach the model to stop.
         last_turn_only: rows of which only the last answer can be supervised, because of the template.
@@ -102,6 +103,7 @@ class SupervisionReport(SupervisionPart):
     cut: LineNotes
     nothing_supervised: LineNotes
     unsupported: LineNotes
+    tools_unsupported: int = 0
     lost_difficulties: dict[int, int] = {}
     end_not_learnt: LineNotes
     last_turn_only: LineNotes
@@ -162,8 +164,21 @@ class SupervisionReport(SupervisionPart):
             raise DatasetInvalid(
                 code,
                 f"{notes.count} of the file's rows {what}; the first is line {first.line}: {first.reason}",
-                remedy="Fix or remove the lines in details.lines, skip them (data.mode lenient), or raise exec.seq_len where the"
-                " reason says so.",
+                remedy=self._remedy(),
                 param=param,
                 details={"count": notes.count, "lines": [note.model_dump() for note in notes.first]},
             )
+
+    def _remedy(self) -> str:
+        """A way on for rows that cannot be trained on; to skip them is none where no row would be left."""
+        if self.tools_unsupported and self.tools_unsupported == self.unsupported.count:
+            return "This base's chat template does not know tools: choose another base, or write the calls as text."
+        if self.is_refused(lenient=True):
+            return (
+                "No row is left to train on: choose another base, or change the rows; raise exec.seq_len where the reason"
+                " says so."
+            )
+        return (
+            "Fix or remove the lines in details.lines, skip them (data.mode lenient), or raise exec.seq_len where the"
+            " reason says so."
+        )

@@ -105,6 +105,11 @@ class Tokenizer:
         """The text of a chat; see :meth:`ChatTemplate.render`."""
         return self.template_for(tools).render(messages, tools, add_generation_prompt)
 
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the base's template writes tools or calls, by the only words for them that a chat has."""
+        return self.tool_template is not None or "tool" in self.template.text
+
     def template_for(self, tools: Sequence[Turn] | None) -> ChatTemplate:
         """The template of chats with these tools."""
         return self.tool_template if tools and self.tool_template else self.template

@@ -91,9 +91,10 @@ def check(
         }
         typer.echo(json.dumps(report.model_dump(mode="json") | found, indent=2))
     else:
-        show(report, file, validation, quarantine, refusal(report, filters))
+        show(report, file, validation, quarantine)
         for name, one in supervised.items():
             show_supervision(one, "validation " if name == "validation_supervision" else "")
+        console.print(_verdict(report, error), markup=False)
     raise typer.Exit(1 if error else 0)
 
 
@@ -131,14 +132,8 @@ def report_supervision(
         fail_with(error)
 
 
-def show(
-    report: DataReport, file: Path, validation: Path | None, quarantine: Path | None, error: MensError | None
-) -> None:
-    """Print the report: bad lines, then figures, duplicates and leakage, then notes and the verdict.
-
-    Args:
-        error: why the files are not usable.
-    """
+def show(report: DataReport, file: Path, validation: Path | None, quarantine: Path | None) -> None:
+    """Print the report: bad lines, then figures, duplicates and leakage, then notes."""
     for path, found in ((file, report.training), (validation, report.validation)):
         if path and found and found.error_count:
             _show_errors(path.name, found)
@@ -156,7 +151,6 @@ def show(
         _show_pairs("leakage", report.leakage.exact_pairs + report.leakage.near_pairs, "validation line")
     for note in report.notes:
         console.print(f"note: {note}", markup=False)
-    console.print(_verdict(report, error), markup=False)
 
 
 def show_supervision(found: SupervisionReport, kind: str = "") -> None:

@@ -194,6 +194,29 @@ def test_validation_file_is_written_with_the_template_too(tmp_path: Path) -> Non
     assert check(training, *options, "--lenient")[0] == 0
 
 
+def test_a_template_without_tools_is_the_verdict_and_never_ok(tmp_path: Path) -> None:
+    tools = [{"name": "f", "parameters": {"type": "object", "properties": {}}}]
+    path, folder = (
+        write(tmp_path / "a.jsonl", *[pair(str(n), tools=tools) for n in range(3)]),
+        make_tokenizer(tmp_path / "base"),
+    )
+    for options in ((), ("--lenient",)):
+        code, output = check(path, "--model", str(folder), *options)
+        text = " ".join(output.split())
+        assert (code, "ok:" in text) == (1, False)
+        assert text.endswith(
+            "This base's chat template does not know tools: choose another base, or write the calls as text."
+        )
+    error = json.loads(check(path, "--model", str(folder), "--json")[1])["error"]
+    assert (error["code"], "does not know tools" in error["remedy"]) == ("TEMPLATE_UNSUPPORTED", True)
+
+
+def test_skipping_is_not_advised_where_no_line_is_a_row(tmp_path: Path) -> None:
+    output = " ".join(check(write(tmp_path / "a.jsonl", b"oops\n" * 3))[1].split())
+    assert "not usable: no line of the file is a row; correct the lines above" in output
+    assert "--lenient" not in output
+
+
 def test_keys_that_are_not_used_are_shown(tmp_path: Path) -> None:
     code, output = check(write(tmp_path / "a.jsonl", pair("1", source="web"), pair("2")))
     assert code == 0

@@ -1,0 +1,129 @@
+"""``mens data convert``: what it prints, its exit codes, its JSON; and the checks that lead to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from tests.support.foreign_rows import HI, said
+
+runner = CliRunner()
+SHAREGPT = {"id": 1, "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+PREFERENCE = {"prompt": "Hi", "chosen": "Hello", "rejected": "No"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = runner.invoke(app, ["data", *map(str, arguments)])
+    return result.exit_code, " ".join(result.output.split())
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_file_that_check_refuses_is_converted_as_it_says_and_then_passes(tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", SHAREGPT, {"title": "x"}), tmp_path / "rows.jsonl"
+    code, text = run("check", source)
+    assert code == 1
+    assert "in.jsonl has 1 row in ShareGPT's form" in text
+    assert "`mens data convert FILE -o rows.jsonl`" in text
+    assert "--lenient" not in text
+    code, text = run("convert", source, "-o", output, "--report", tmp_path / "account.jsonl")
+    assert code == 0
+    assert "0 kept as they are, 1 changed, 1 dropped" in text
+    assert "dropped: form_unknown: 1 (line 2): no form that is known; name the columns: --columns" in text
+    assert "fields that are not in the rows: id (1)" in text
+    assert json.loads(output.read_text()) == {"messages": HI}
+    assert len((tmp_path / "account.jsonl").read_text().splitlines()) == 2
+    code, text = run("check", output)
+    assert (code, "ok: 1 rows can be trained on" in text) == (0, True)
+
+
+def test_strict_writes_nothing_if_a_row_is_dropped(tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", SHAREGPT, {"title": "x"}), tmp_path / "rows.jsonl"
+    code, text = run("convert", source, "-o", output, "--strict")
+    assert (code, output.exists()) == (1, False)
+    assert "1 row of 2 would be dropped; the commonest reason, of 1, is form_unknown" in text
+
+
+def test_preferences_need_the_option(tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", PREFERENCE), tmp_path / "rows.jsonl"
+    assert "which are for DPO" in run("check", source)[1]
+    code, text = run("convert", source, "-o", output)
+    assert (code, "--as-supervised takes the chosen answers" in text) == (1, True)
+    assert run("convert", source, "-o", output, "--as-supervised")[0] == 0
+    assert json.loads(output.read_text()) == {"messages": HI}
+
+
+def test_json_has_the_account_and_the_error(tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", SHAREGPT, PREFERENCE), tmp_path / "rows.jsonl"
+    code, text = run("convert", source, "-o", output, "--json")
+    report = json.loads(text)
+    assert (code, report["lines"], report["changed"], report["drops"]) == (0, 2, 1, {"preference": 1})
+    assert (report["forms"], report["file_form"]) == ({"sharegpt": 1, "preference": 1}, "JSONL")
+    code, text = run("convert", write(tmp_path / "b.jsonl", PREFERENCE), "-o", output, "--json")
+    error = json.loads(text)["error"]
+    assert (code, error["code"], error["details"]["drops"]) == (1, "DATASET_EMPTY", {"preference": 1})
+    assert error["remedy"]
+
+
+@pytest.mark.parametrize("option", ["-o", "--report"])
+def test_input_is_never_overwritten(option: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", SHAREGPT)
+    before = source.read_bytes()
+    others = ["-o", tmp_path / "rows.jsonl"] if option == "--report" else []
+    code, text = run("convert", source, option, source, *others)
+    assert (code, "would overwrite the input" in text, source.read_bytes()) == (1, True, before)
+
+
+def test_columns_of_a_table(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.csv", tmp_path / "rows.jsonl"
+    source.write_text("Frage;Antwort;Nr\nHi;Hello;1\n")
+    code, _ = run("convert", source, "-o", output, "--columns", "Frage=prompt, Antwort=response")
+    assert (code, json.loads(output.read_text())) == (0, {"messages": HI})
+    code, text = run("convert", source, "-o", output, "--columns", "Frage=Prompt")
+    assert (code, "NAME is one of prompt, response" in text) == (1, True)
+
+
+def test_dataset_info_of_llama_factory(tmp_path: Path) -> None:
+    entries = {
+        "talks": {"file_name": "talks.json", "formatting": "sharegpt", "columns": {"messages": "talk", "system": "sys"},
+                  "tags": {"role_tag": "who", "content_tag": "says", "user_tag": "ann", "assistant_tag": "bob"}},
+        "tasks": {"file_name": "tasks.json", "columns": {"prompt": "task", "response": "done", "query": "about"}},
+        "pairs": {"file_name": "pairs.json", "ranking": True, "columns": {"prompt": "q", "chosen": "good", "rejected": "bad"}},
+        "hub": {"hf_hub_url": "somebody/something"},
+    }  # fmt: skip
+    info, output = tmp_path / "dataset_info.json", tmp_path / "rows.jsonl"
+    info.write_text(json.dumps(entries))
+    talk = {"sys": "Short.", "talk": [{"who": "ann", "says": "Hi"}, {"who": "bob", "says": "Hello"}]}
+    rows = {
+        "talks.json": (talk, said("Hi", "Hello", system="Short.")),
+        "tasks.json": ({"task": "Sum", "about": "1 2", "done": "3"}, said("Sum\n1 2", "3")),
+        "pairs.json": ({"q": "Hi", "good": "Hello", "bad": "No"}, HI),
+    }
+    for name, (row, turns) in rows.items():
+        (tmp_path / name).write_text(json.dumps([row]))
+        code, text = run("convert", tmp_path / name, "-o", output, "--dataset-info", info, "--as-supervised")
+        assert code == 0, text
+        assert json.loads(output.read_text()) == {"messages": turns}
+    (tmp_path / "other.json").write_text(json.dumps([talk]))
+    code, text = run("convert", tmp_path / "other.json", "-o", output, "--dataset-info", info)
+    assert (code, "has no entry whose file_name is 'other.json'" in text) == (1, True)
+
+
+def test_help_names_every_form_and_the_group_both_commands() -> None:
+    text = run("convert", "--help")[1]
+    assert "sharegpt|alpaca" in text.replace(" ", "").replace("│", "")
+    assert "convert" in run("--help")[1]
