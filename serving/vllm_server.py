@@ -13,11 +13,12 @@ with without_collections():
     import vllm.v1.engine.core  # noqa: F401
     from vllm.entrypoints.launchers.api_server.entry import main
 
+    from serving import vllm_end_tokens_patch, vllm_responses_patch
     from serving.engine_process import fork_engine_process
     from serving.process import process_settings
-    from serving.vllm_responses_patch import apply_patch
 
 if __name__ == "__main__":
-    apply_patch()
+    vllm_responses_patch.apply_patch()
+    vllm_end_tokens_patch.apply_patch()
     fork_engine_process(process_settings())
     main()

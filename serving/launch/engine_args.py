@@ -40,6 +40,8 @@ def engine_argv(launch: Launch) -> list[str]:
         "tool-call-parser": parsers.tool,
         "reasoning-parser": parsers.reasoning,
         "structured-outputs-config": STRUCTURED_OUTPUTS,
+        # The base's own config files may lack the token that its template ends turns with; `serving/vllm_end_tokens_patch.py`.
+        "override-generation-config": json.dumps({"eos_token_id": launch.end_ids}) if launch.end_ids else None,
         "log-config-file": JSON_LOGGING if settings.log_format == "json" else None,
     }
     flags = {

@@ -1,6 +1,6 @@
 """Prepares a launch: everything that decides how vLLM is started, with no value left open.
 
-    settings ─► catalogue entry and folder, verified ─► config ─► dtype ─► adapter sizes ─► parsers ─► Launch
+    settings ─► catalogue entry and folder, verified ─► config ─► dtype ─► adapter sizes ─► parsers, end tokens ─► Launch
                                                                            (memory, storage)  (chat template)
 
 `engine_args.py` writes a launch down as vLLM's command line.
@@ -39,6 +39,8 @@ class Launch:
     Attributes:
         folder: the base's files, verified. base_digest: what they were verified against.
         config: of the base. dtype: the one that vLLM is started with.
+        end_ids: token ids at which every answer ends, ascending; none for a base without a usable chat template, which vLLM stops where
+            the base's config files say.
     """
 
     settings: ServingSettings
@@ -48,6 +50,7 @@ class Launch:
     dtype: str
     sizes: LoraSizes
     parsers: Parsers
+    end_ids: tuple[int, ...]
 
     def __str__(self) -> str:
         return f"Serving {self.settings.serving_base} in {self.dtype}: {self.sizes}; {self.parsers}."
@@ -71,7 +74,8 @@ def prepare(settings: ServingSettings) -> Launch:
     # A base without a usable chat template completes text only, so there is no form of tool calls to find.
     with suppress(InvalidRequest):
         tokenizer = Tokenizer.load(folder)
-    return Launch(settings, folder, entry.digest, config, dtype, sizes, choose_parsers(settings, tokenizer))
+    parsers = choose_parsers(settings, tokenizer)
+    return Launch(settings, folder, entry.digest, config, dtype, sizes, parsers, served_end_ids(tokenizer, config))
 
 
 def check_signature(settings: ServingSettings, entry: BaseModelEntry, folder: Path) -> None:
@@ -109,6 +113,12 @@ def choose_dtype(settings: ServingSettings, config: ModelConfig) -> str:
             param="MENS_SERVING_DTYPE",
         )
     return dtype
+
+
+def served_end_ids(tokenizer: Tokenizer | None, config: ModelConfig) -> tuple[int, ...]:
+    """Token ids at which every answer ends: all that training knows and that the model can write."""
+    # vLLM uses them as columns of the logits: one past the embedding would end the engine.
+    return () if tokenizer is None else tuple(sorted(end for end in tokenizer.end_ids if end < config.vocab))
 
 
 def stored_rank(storage: Storage, entry: BaseModelEntry) -> int:

@@ -44,6 +44,7 @@ class Tokenizer:
         end_ids: tokens that end a turn or a text; generation stops at them.
         end_token: the token that the template writes after an assistant's turn; it may differ from the base's EOS.
             None when the template writes none.
+        configured_ends: those of ``end_ids`` that the base's config files name; other programs stop at these alone.
     """
 
     backend: tokenizers.Tokenizer
@@ -51,6 +52,7 @@ class Tokenizer:
     tool_template: ChatTemplate | None
     end_ids: frozenset[int]
     end_token: str | None
+    configured_ends: frozenset[int]
 
     @staticmethod
     def load(folder: Path) -> Tokenizer:
@@ -74,11 +76,10 @@ class Tokenizer:
         template = ChatTemplate(sources["default"], special_tokens)
         tool_template = ChatTemplate(sources["tool_use"], special_tokens) if "tool_use" in sources else None
         end_token = _end_of_turn(backend, template)
-        named = (backend.token_to_id(token) for token in (end_token, special_tokens.get("eos_token")) if token)
-        listed = _read_json(folder / "generation_config.json").get("eos_token_id")
-        ends = [*named, *(listed if isinstance(listed, list) else [listed])]
-        end_ids = frozenset(end for end in ends if isinstance(end, int))
-        return Tokenizer(backend, template, tool_template, end_ids, end_token)
+        named, of_turn = (backend.token_to_id(token or "") for token in (special_tokens.get("eos_token"), end_token))
+        configured = frozenset(end for end in (named, *_listed_ends(folder)) if isinstance(end, int))
+        end_ids = configured | ({of_turn} if of_turn is not None else set())
+        return Tokenizer(backend, template, tool_template, end_ids, end_token, configured)
 
     @cached_property
     def digest(self) -> str:
@@ -198,6 +199,17 @@ def _end_of_turn(backend: tokenizers.Tokenizer, template: ChatTemplate) -> str |
         return None
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     return max((token for token in added if token and tail.startswith(token)), key=len, default=None)
+
+
+def _listed_ends(folder: Path) -> list[Any]:
+    """What generation_config.json names as EOS; where that file is absent config.json, as transformers and vLLM read it."""
+    path = folder / "generation_config.json"
+    config = _read_json(path if path.is_file() else folder / "config.json")
+    text_config = {} if path.is_file() else config.get("text_config")
+    listed = config.get("eos_token_id")
+    if listed is None and isinstance(text_config, dict):
+        listed = text_config.get("eos_token_id")
+    return listed if isinstance(listed, list) else [listed]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from serving.launch.lora_capacity import choose_sizes
 from serving.launch.parsers import choose_parsers
-from serving.launch.prepare import Launch, choose_dtype
+from serving.launch.prepare import Launch, choose_dtype, served_end_ids
 from serving.settings import ServingSettings
 from shared.base_models.config import parse_model_config
 from shared.tokenization.tokenizer import Tokenizer
@@ -187,8 +187,9 @@ def launch(case: Case, folder: Path) -> Launch:
     config = parse_model_config(base.config)
     dtype = choose_dtype(settings, config)
     sizes = choose_sizes(settings, config, dtype=dtype, stored_rank=0, memory=MEMORY)
-    parsers = choose_parsers(settings, load_tokenizer(base, folder))
-    return Launch(settings, FOLDER, DIGEST, config, dtype, sizes, parsers)
+    tokenizer = load_tokenizer(base, folder)
+    ends = served_end_ids(tokenizer, config)
+    return Launch(settings, FOLDER, DIGEST, config, dtype, sizes, choose_parsers(settings, tokenizer), ends)
 
 
 def load_tokenizer(base: Base, folder: Path) -> Tokenizer:

@@ -195,9 +195,9 @@ def _until_end(ids: list[int], end_ids: frozenset[int]) -> list[int]:
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], end_ids: frozenset[int]) -> tuple[str, bool]:
-    """Text of an answer as the serving tier writes it, without special tokens; and whether it ended."""
+    """Text of an answer as the serving tier writes it, without special tokens and its end token; and whether it ended."""
     ended = bool(ids) and ids[-1] in end_ids
-    return str(tokenizer.decode(ids, skip_special_tokens=True)).strip(), ended
+    return str(tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)).strip(), ended
 
 
 def _read_lines(path: Path, wanted: set[int]) -> dict[int, TrainingRow]:
