@@ -78,15 +78,22 @@ CHATS = (
 
 @dataclass(frozen=True, slots=True)
 class EncodedChats:
-    """The probe chats with the trainer's token ids; ``skipped``: names of those that the template refuses."""
+    """The probe chats with the trainer's token ids.
+
+    Attributes:
+        skipped: names of those that the template refuses.
+        ends: tokens at which training and sample answers end a turn, by id.
+    """
 
     chats: list[tuple[ProbeChat, list[int]]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    ends: dict[int, str] = field(default_factory=dict)
 
 
 def encode_chats(tokenizer: Tokenizer, chats: Sequence[ProbeChat] = CHATS) -> EncodedChats:
     """The trainer's token ids of the probe chats."""
-    encoded = EncodedChats()
+    texts = {end: tokenizer.backend.id_to_token(end) for end in sorted(tokenizer.end_ids)}
+    encoded = EncodedChats(ends={end: text for end, text in texts.items() if text})
     for chat in chats:
         try:
             messages = plain_messages(msgspec.convert(chat.messages, list[Message]))

@@ -30,6 +30,21 @@ class _PromptLogprobs(BaseModel):
     choices: list[Choice]
 
 
+class _Ending(BaseModel):
+    """The fields that are read of a completion's response to see whether it stopped."""
+
+    model_config = ConfigDict(frozen=True)
+
+    class Ended(BaseModel):
+        finish_reason: str | None
+
+    class Counted(BaseModel):
+        completion_tokens: int
+
+    choices: list[Ended]
+    usage: Counted
+
+
 class _Tokens(BaseModel):
     """The field that is read of a response of ``/tokenize``."""
 
@@ -131,6 +146,28 @@ class ReplicaClient:
         body: dict[str, Any] = {"model": model, "messages": messages, "add_generation_prompt": prompt}
         response = self._send("POST", "/tokenize", json=body | ({"tools": tools} if tools else {}))
         return self._read(_Tokens, response).tokens if response.status_code == 200 else None
+
+    def ends_at(self, model: str, ids: list[int], token: int) -> bool:
+        """Whether an answer ends at a token, by an answer that can hold no other.
+
+        Args:
+            model: an adapter id, or the base's name.
+            ids: of the prompt.
+
+        Raises:
+            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+        """
+        body = {"model": model, "prompt": ids, "max_tokens": 2, "temperature": 0, "allowed_token_ids": [token]}
+        response = self._send("POST", "/v1/completions", json=body)
+        if response.status_code == 400 and "allowed_token_ids" in response.text:
+            return True  # the model has no such token, so no answer goes on after it
+        if response.status_code != 200:
+            raise self._failed(
+                f"refused an answer of {model} with {response.status_code}: {response.text[:300]}",
+                "Read the serving replica's log.",
+            )
+        ending = self._read(_Ending, response)
+        return [one.finish_reason for one in ending.choices] == ["stop"] and ending.usage.completion_tokens == 1
 
     def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
         response = self._request(method, path, **more)

@@ -24,6 +24,7 @@ from shared.hashing import digest_file
 from shared.replicas import ReplicaCapabilities, discover
 from shared.tokenization.tokenizer import Tokenizer
 from worker.jobs.certificates import Limits, Measurements, Scores, ServedBase, certificate, template_report
+from worker.jobs.publish import measure_stop
 from worker.probe_chats import encode_chats
 from worker.replica_client import ReplicaClient
 from worker.settings import WorkerSettings
@@ -120,7 +121,8 @@ def measure(
     base: Scores = [probe.base for probe in probes.probes]
     reference: Scores = [probe.merged for probe in probes.probes]
     measured = Measurements(base, base, once, None, reference, served_again=again, reference_dtype=PROBES_DTYPE)
-    return certificate(served, measured, template_report(encoded, ids), limits)
+    stop = measure_stop(replica, served.name, encoded)
+    return certificate(served, measured, template_report(encoded, ids), stop, limits)
 
 
 def make_base_certifier(settings: WorkerSettings) -> BaseCertifier:

@@ -2,6 +2,7 @@
 
     effect    the adapter moves the replica's log-probabilities of the probe tokens, by more than the replica's own noise
     template  the replica turns the probe chats into the trainer's token ids, id by id
+    stop      an answer of the replica ends at each token at which training ends a turn
     parity    engine error: the replica against the trainer's own forward pass on the same weights; limited
               base shift: the replica against the NF4 model that was trained; reported, limited only if a limit is set
 
@@ -11,7 +12,7 @@ All numbers are nats, over the probe positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import Any
@@ -122,7 +123,22 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int] | None) -> dict[
     return None
 
 
-def certificate(base: ServedBase, measured: Measurements, template: dict[str, Any], limits: Limits) -> dict[str, Any]:
+def stop_report(ends: Mapping[int, str], stopped: Mapping[int, bool]) -> dict[str, Any]:
+    """The stop certificate.
+
+    Args:
+        ends: tokens at which training ends a turn, by id.
+        stopped: whether the replica's answer ended at each; empty where no answer could be asked for.
+    """
+    return {
+        "tokens": [ends[token] for token in stopped],
+        "missed": [{"id": token, "token": ends[token]} for token, ended in stopped.items() if not ended],
+    }
+
+
+def certificate(
+    base: ServedBase, measured: Measurements, template: dict[str, Any], stop: dict[str, Any], limits: Limits
+) -> dict[str, Any]:
     """The certificate that is stored with the adapter for one replica; ``failed`` names what did not pass."""
     effect = differences(measured.base, measured.served)
     engine_limit = None if measured.reference is None else base.engine_error_limit
@@ -135,6 +151,7 @@ def certificate(base: ServedBase, measured: Measurements, template: dict[str, An
         "noise_rms_nats": rms(measured.noise),
         "effect_floor_nats": limits.effect_floor,
         "template": template,
+        "stop": stop,
         "parity": {
             "reference_dtype": None if measured.reference is None else measured.reference_dtype or base.dtype,
             **_error_numbers("engine_error", measured.reference, measured.served, engine_limit),
@@ -145,6 +162,7 @@ def certificate(base: ServedBase, measured: Measurements, template: dict[str, An
     # Written so that a number that is not finite never passes: every comparison with NaN is false.
     verdicts = {
         "template": bool(template["equal"] and template["chats"]),
+        "stop": not stop["missed"],
         "effect": report["effect_rms_nats"] > least_effect,
         "engine_error": _within(parity["engine_error_rms_nats"], parity["engine_error_limit_nats"]),
         "base_shift": _within(parity["base_shift_rms_nats"], parity["base_shift_limit_nats"]),
@@ -170,8 +188,8 @@ def refuse_failed(adapter_id: str, certificates: dict[str, dict[str, Any]]) -> N
     """Raise for the first certificate, by replica, that did not pass.
 
     Raises:
-        JobFailed: ``ADAPTER_TEMPLATE_MISMATCH``, ``ADAPTER_NO_EFFECT`` or ``ADAPTER_PARITY_FAILED``, with the numbers, and
-            all certificates in the details.
+        JobFailed: ``ADAPTER_TEMPLATE_MISMATCH``, ``ADAPTER_STOP_MISMATCH``, ``ADAPTER_NO_EFFECT`` or ``ADAPTER_PARITY_FAILED``,
+            with the numbers, and all certificates in the details.
     """
     for name, report in certificates.items():
         if not report["passed"]:
@@ -196,6 +214,13 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
                 )
             remedy = "Serve the base with the tokenizer and chat template it was tuned with; set none on the replica."
             return Code.ADAPTER_TEMPLATE_MISMATCH, reason, remedy
+        case "stop":
+            tokens = ", ".join(f"{one['token']} ({one['id']})" for one in report["stop"]["missed"])
+            reason = f"its answers go on after {tokens}, where training ends a turn"
+            remedy = (
+                "Start the replica with this release's `python -m serving`, which makes it stop at every end token."
+            )
+            return Code.ADAPTER_STOP_MISMATCH, reason, remedy
         case "effect":
             effect, noise = report["effect_rms_nats"], report["noise_rms_nats"]
             reason = f"it changes nothing: it moves the probes by {effect:.2e} nats (noise {noise:.2e})"

@@ -20,6 +20,7 @@ from worker.jobs.certificates import (
     ServedBase,
     certificate,
     refuse_failed,
+    stop_report,
     template_report,
 )
 from worker.probe_chats import EncodedChats
@@ -130,4 +131,18 @@ def _certify_on(replica: ReplicaClient, probes: ProbeSet) -> dict[str, Any] | No
     ]
     reference = probes.reference(served) if probes.reference else None
     measured = Measurements(base, base_again, tuned, probes.trained, reference)
-    return certificate(served, measured, template_report(encoded, ids), probes.limits)
+    stop = measure_stop(replica, probes.adapter_id, encoded)
+    return certificate(served, measured, template_report(encoded, ids), stop, probes.limits)
+
+
+def measure_stop(replica: ReplicaClient, model: str, encoded: EncodedChats) -> dict[str, Any]:
+    """Whether the replica's answers end where training ends a turn, token by token; see `worker/jobs/certificates.py`.
+
+    Each answer is held to that one token, so it does not depend on what the model would rather say.
+
+    Raises:
+        JobFailed: ``SERVING_REFUSED``. Unavailable: ``SERVING_UNAVAILABLE``.
+    """
+    ids = next((ids for chat, ids in encoded.chats if chat.prompt), None)
+    stopped = {} if ids is None else {end: replica.ends_at(model, ids, end) for end in encoded.ends}
+    return stop_report(encoded.ends, stopped)

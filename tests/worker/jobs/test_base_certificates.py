@@ -64,6 +64,8 @@ class MergedReplica:
         assert body["model"] == self.entry.name
         if path == "/tokenize":
             return 200, {"tokens": self.tokens[json.dumps([body["messages"], body["add_generation_prompt"]])]}
+        if "allowed_token_ids" in body:
+            return 200, {"choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
         (probe,) = PROBES
         assert body["prompt"] == probe.token_ids
         scores = dict(zip(probe.positions, probe.merged, strict=True))

@@ -22,12 +22,14 @@ from worker.jobs.certificates import (
     largest,
     refuse_failed,
     rms,
+    stop_report,
     template_report,
 )
 from worker.probe_chats import CHATS, EncodedChats
 
 BASE = ServedBase("tiny", "d" * 64, None, "float32")
 EQUAL = template_report(EncodedChats([(CHATS[0], [1, 2])]), [[1, 2]])
+ENDED = stop_report({7: "<|im_end|>"}, {7: True})
 ids = st.lists(st.integers(0, 9), max_size=8)
 numbers = st.integers(-50_000, 0).map(lambda thousandths: thousandths / 1000)
 
@@ -44,8 +46,8 @@ def measure(**changes):
     return Measurements(**{**values, **changes})
 
 
-def judge(on=BASE, template=EQUAL, floor=1e-3, base_shift=None, **changes):
-    return certificate(on, measure(**changes), template, Limits(floor, base_shift))
+def judge(on=BASE, template=EQUAL, stop=ENDED, floor=1e-3, base_shift=None, **changes):
+    return certificate(on, measure(**changes), template, stop, Limits(floor, base_shift))
 
 
 def test_passed_certificate_is_json_with_every_number():
@@ -82,6 +84,8 @@ def test_passed_certificate_is_json_with_every_number():
         ({"template": template_report(EncodedChats([(CHATS[0], [1, 2])]), [[1, 3]])}, ["template"]),
         ({"template": template_report(EncodedChats([(CHATS[0], [1, 2])]), [None])}, ["template"]),
         ({"template": template_report(EncodedChats([], ["plain"]), [])}, ["template"]),
+        ({"stop": stop_report({7: "<|im_end|>", 9: "</s>"}, {7: False, 9: True})}, ["stop"]),
+        ({"stop": stop_report({7: "<|im_end|>"}, {})}, []),
     ],
 )
 def test_verdicts(changes, failed):
@@ -91,7 +95,7 @@ def test_verdicts(changes, failed):
 
 def test_empty_measurements_fail_the_effect():
     empty = Measurements([], [], [], [], [])
-    assert certificate(BASE, empty, EQUAL, Limits(1e-3))["failed"] == ["effect"]
+    assert certificate(BASE, empty, EQUAL, ENDED, Limits(1e-3))["failed"] == ["effect"]
 
 
 def test_low_precision_has_its_own_limit():
@@ -123,6 +127,11 @@ def test_low_precision_has_its_own_limit():
             {"template": template_report(EncodedChats([], ["plain"]), [])},
             Code.ADAPTER_TEMPLATE_MISMATCH,
             ["no probe chat"],
+        ),
+        (
+            {"stop": stop_report({7: "<|im_end|>", 9: "</s>"}, {7: False, 9: True})},
+            Code.ADAPTER_STOP_MISMATCH,
+            ["go on after <|im_end|> (7)", "ends a turn"],
         ),
     ],
 )

@@ -34,6 +34,7 @@ LIMITS = {
 }
 SERVED = ServedBase(BASE, "d" * 64, None, "float32")
 TOKENS = [1, 2, 3]
+ENDS = {7: "<|endoftext|>", 9: "<|im_end|>"}
 
 
 @dataclass
@@ -52,6 +53,8 @@ class FakeReplica:
     limits: tuple[int, dict[str, Any]] = (200, LIMITS)
     tokens: tuple[int, dict[str, Any]] = (200, {"tokens": TOKENS})
     completion_status: int = 200
+    finish_reason: str = "stop"
+    stop_refusal: str = ""
     away: int = 0
     url: str = ""
     seen: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
@@ -71,6 +74,12 @@ class FakeReplica:
             return self.tokens
         if self.completion_status != 200:
             return self.completion_status, {"error": {"message": "too long"}}
+        if "allowed_token_ids" in body:
+            if self.stop_refusal:
+                return 400, {"error": {"message": self.stop_refusal}}
+            ended = self.finish_reason == "stop"
+            usage = {"completion_tokens": 1 if ended else body["max_tokens"]}
+            return 200, {"choices": [{"finish_reason": self.finish_reason}], "usage": usage}
         self.calls += 1
         shift = self.effect if body["model"] == ADAPTER else self.noise * self.calls
         entries = [{str(token): {"logprob": -2.0 - shift}, "1": {"logprob": -9.0}} for token in body["prompt"]]
@@ -96,7 +105,7 @@ def quick(monkeypatch):
 
 
 def encode():
-    return EncodedChats([(chat, TOKENS) for chat in CHATS])
+    return EncodedChats([(chat, TOKENS) for chat in CHATS], ends=ENDS)
 
 
 def publish(
@@ -138,7 +147,8 @@ def test_requests_to_the_replica(serve):
     assert path.count("/") == 3
     assert body == {}
     assert replica.keys == {f"Bearer {KEY}"}
-    completions = [one for _, path, one in replica.seen if path == "/v1/completions"]
+    asked = [one for _, path, one in replica.seen if path == "/v1/completions"]
+    completions = [one for one in asked if "allowed_token_ids" not in one]
     requested = [(one["model"], one["prompt"]) for one in completions]
     assert requested == [(model, probe["token_ids"]) for model in (BASE, BASE, ADAPTER) for probe in PROBES]
     assert all(one["prompt_logprobs"] == 0 and one["temperature"] == 0 for one in completions)
@@ -147,6 +157,34 @@ def test_requests_to_the_replica(serve):
     assert [one["add_generation_prompt"] for one in chats] == [chat.prompt for chat in CHATS]
     assert {one["model"] for one in chats} == {ADAPTER}
     assert [chat.name for chat, one in zip(CHATS, chats, strict=True) if "tools" in one] == ["tools"]
+
+
+def test_stop_is_asked_of_the_adapter_token_by_token(serve):
+    replica = serve()
+    found = publish(replica)[replica_name(replica.url)]
+    assert found["stop"] == {"tokens": list(ENDS.values()), "missed": []}
+    held = [one for _, _, one in replica.seen if "allowed_token_ids" in one]
+    assert [one["allowed_token_ids"] for one in held] == [[token] for token in ENDS]
+    assert all((one["model"], one["prompt"], one["max_tokens"]) == (ADAPTER, TOKENS, 2) for one in held)
+
+
+@pytest.mark.parametrize("finish_reason", ["length", "abort"])
+def test_replica_that_goes_on_after_an_end_token_fails(serve, finish_reason):
+    with pytest.raises(JobFailed) as failed:
+        publish(serve(finish_reason=finish_reason))
+    assert failed.value.code == Code.ADAPTER_STOP_MISMATCH
+    assert "<|im_end|> (9)" in failed.value.message
+
+
+def test_end_token_that_the_model_lacks_is_not_missed(serve):
+    replica = serve(stop_refusal="allowed_token_ids contains out-of-vocab token id!")
+    assert publish(replica)[replica_name(replica.url)]["passed"]
+
+
+def test_refused_stop_request_is_the_replicas_fault(serve):
+    with pytest.raises(JobFailed) as failed:
+        publish(serve(stop_refusal="the prompt is too long"))
+    assert failed.value.code == Code.SERVING_REFUSED
 
 
 def test_base_is_requested_by_its_served_name(serve):
