@@ -47,7 +47,7 @@ from worker.run_folder import MODEL_FOLDER, SUMMARY_NAME, write_json
 from worker.training.model.nf4 import has_transposed_layers, quantised_tensors
 from worker.training.reporting.telemetry import Telemetry
 
-ENGINE_VERSION = 1
+ENGINE_VERSION = 2
 """Raised when the same merge would give other bytes: what an older release left unfinished is then written anew."""
 
 

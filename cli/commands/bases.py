@@ -110,12 +110,15 @@ def add_command(
         else:
             source = HubSource(repo=hub, revision=revision or "") if hub else LocalSource(path=str(path))
             entry = add(settings, name, source, license, learning_rate)
+        notes = notes_on(settings, entry)
     except ValidationError as error:
         faults = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
         fail(f"this cannot be a base model: {faults}. A revision is a commit's 40 hex digits, not a branch.")
     except MensError as error:
         fail_with(error)
     typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
+    for note in notes:
+        typer.echo(f"note: {note}")
 
 
 @app.command("dequantize")
@@ -345,6 +348,15 @@ def entry_and_folder(settings: Settings, model: str) -> tuple[BaseModelEntry, Pa
         return BaseModelEntry(name=name, source=source, digests=digest_model_folder(folder)), folder
     entry = load_catalog(settings.catalog_path).get(model)
     return entry, locate(entry, settings.catalog_path)
+
+
+def notes_on(settings: Settings, entry: BaseModelEntry) -> list[str]:
+    """What to know of a base that was added, in sentences."""
+    from shared.base_models.hub import locate  # tokenizers and the hub's client are slow to import
+    from shared.tokenization.end_tokens import folder_end_token_note
+
+    note = folder_end_token_note(locate(entry, settings.catalog_path))
+    return [note] if note else []
 
 
 def add(

@@ -17,6 +17,8 @@ import pandas as pd
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 BASE_VARIABLE = "MENS_BASE"
+PROBE = "Wq7"
+"""An answer that no template changes."""
 
 
 class AdapterChat(PythonModel):
@@ -44,6 +46,7 @@ class AdapterChat(PythonModel):
             raise ValueError(f"{base} is not the base of this adapter: its chat template is another one")
         plain = AutoModelForCausalLM.from_pretrained(base, dtype="auto", device_map="auto")
         self._model = PeftModel.from_pretrained(plain, str(folder)).eval()
+        self._ends = _end_ids(self._tokenizer, plain.generation_config.eos_token_id)
 
     def predict(self, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> list[str]:
         """The answers to chats.
@@ -55,6 +58,7 @@ class AdapterChat(PythonModel):
         wanted = params or {}
         temperature = float(wanted.get("temperature", 0.0))
         options: dict[str, Any] = {
+            "eos_token_id": self._ends or None,
             "do_sample": temperature > 0,
             "max_new_tokens": int(wanted.get("max_new_tokens", 256)),
         }
@@ -68,6 +72,17 @@ class AdapterChat(PythonModel):
         ).to(self._model.device)
         written = self._model.generate(**inputs, **options)
         return str(self._tokenizer.decode(written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+def _end_ids(tokenizer: Any, configured: int | list[int] | None) -> list[int]:
+    """Ids at which answers end: those of the base's config files, and the token that its chat template writes after an answer."""
+    chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": PROBE}]
+    tail = tokenizer.apply_chat_template(chat, tokenize=False).rpartition(PROBE)[2].lstrip()
+    tokens = {str(token): number for number, token in tokenizer.added_tokens_decoder.items()}
+    written = max((token for token in tokens if token and tail.startswith(token)), key=len, default="")
+    listed = configured if isinstance(configured, list) else [configured]
+    ends = [*listed, tokenizer.eos_token_id, tokens.get(written)]
+    return sorted({end for end in ends if end is not None})
 
 
 mlflow.models.set_model(AdapterChat())

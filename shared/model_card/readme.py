@@ -95,12 +95,19 @@ def _base(record: AdapterRecord) -> str:
         ("licence", (provenance and provenance.license_class) or record.license or "not stated"),
         ("SHA-256 of its files' digests", digest_json(manifest.base_digests)),
         ("SHA-256 of its chat template", manifest.template_digest),
+        *([("tokens that end an answer", " ".join(ends))] if (ends := _end_tokens(record.certificates)) else []),
     ]
     text = "\n## Base model\n\n" + table(rows)
     if provenance and provenance.attribution_required:
         source = inline(provenance.upstream_model_id or manifest.base_model)
         text += f"\n> **Attribution required.** Whoever publishes this adapter must name {source}.\n"
     return text
+
+
+def _end_tokens(certificates: Mapping[str, Any]) -> list[str]:
+    """Tokens at which every replica that measured the adapter ended its answers; the base's config files need not name them."""
+    reports = (certificate.get("stop") or {} for certificate in certificates.values())
+    return list(dict.fromkeys(token for report in reports for token in report.get("tokens", ())))
 
 
 def _data(plan: Mapping[str, Any]) -> str:

@@ -143,6 +143,7 @@ def preflight(
                     *resolution.notes,
                     *warnings,
                     *model.notes,
+                    *([supervision.end_token_note] if supervision.end_token_note else []),
                     *data.notes,
                     *served,
                     *needs.notes,

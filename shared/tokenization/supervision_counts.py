@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from shared.contract.epochs import DEFAULT_DIFFICULTY
 from shared.datasets.reader import TrainingRow
 from shared.tokenization.assistant_spans import Method
+from shared.tokenization.end_tokens import end_token_note
 from shared.tokenization.labels import IGNORED, Example, LabelledChat
 from shared.tokenization.supervision_report import Bucket, LineNote, LineNotes, Piece, RowSupervision, SupervisionReport
 from shared.tokenization.tokenizer import Tokenizer
@@ -159,6 +160,7 @@ class SupervisionCounts:
             thoughts_left_out=self.thoughts_left_out.notes(),
             names_left_out=self.names_left_out.notes(),
             sample=self.sample,
+            end_token_note=end_token_note(tokenizer),
         )
 
 

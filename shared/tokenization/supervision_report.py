@@ -71,6 +71,7 @@ class SupervisionReport(SupervisionPart):
         longest_row: tokens of the longest row before truncation, among the rows looked at and the largest of the others.
         method: how answers were found; offsets if any row needed them.
         end_token: the token that the template writes after an answer.
+        end_token_note: what to know where the base's config files do not name it (`shared/tokenization/end_tokens.py`).
         row_table: the first rows.
         cut: the rows that are longer than the limit.
         nothing_supervised, unsupported: rows for which the file is refused, or which are skipped.
@@ -112,6 +113,7 @@ class SupervisionReport(SupervisionPart):
     thoughts_left_out: LineNotes
     names_left_out: LineNotes
     sample: list[Piece]
+    end_token_note: str | None = None
 
     def warnings(self, seq_len: int, kind: str = "") -> list[str]:
         """What will not be learnt as the rows say it, one sentence each, with the first lines.

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cli.export.download import ADAPTER_FILES, README_NAME, Downloaded
 from cli.export.formats import Format, write
 from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, verify_adapter
+from shared.tokenization.tokenizer import Tokenizer
+from tests.support.template_families import FAMILIES, make_base
 from worker.run_folder import ADAPTER_FOLDER
 from worker.score import load
 
@@ -73,6 +75,19 @@ def test_mlflow_answers_as_the_trained_model(mlflow_folder, trained, finished, t
         assert answer == tokenizer.decode(written, skip_special_tokens=True)
     assert any(answers)
     verify_adapter(mlflow_folder / "artifacts" / "adapter", trained.manifest)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:mlflow")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mlflow_ends_answers_where_training_does(family, tmp_path):
+    """The model's code stands alone, so it finds the template's end token by itself."""
+    from cli.export.mlflow_chat import _end_ids
+
+    folder = make_base(tmp_path, FAMILIES[family])
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    ours = Tokenizer.load(folder)
+    configured = sorted(ours.configured_ends) or None
+    assert _end_ids(AutoTokenizer.from_pretrained(folder), configured) == sorted(ours.end_ids)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:mlflow")

@@ -20,14 +20,19 @@ from shared.artifacts.manifests import WEIGHTS_NAME, AdapterManifest, peft_keys
 from shared.base_models.catalog import model_files
 from shared.base_models.families import is_transposed
 from shared.base_models.weights import INDEX, TensorInfo, Tensors, find_shards, read_tensors
-from shared.errors import ArtifactInvalid, Code
+from shared.errors import ArtifactInvalid, Code, InvalidRequest
 from shared.hashing import digest_file
+from shared.tokenization.end_tokens import with_end_tokens
+from shared.tokenization.tokenizer import Tokenizer
 from worker.merging.exact_product import ScaledProduct
 from worker.merging.shards import STORED_DTYPES, TORCH_DTYPES, ShardReader, ShardWriter
 from worker.run_folder import MERGE_PROGRESS_NAME, read_json, write_json
 from worker.training.model.nf4 import through_nf4
 
 CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+SPECIAL_IDS = ("bos_token_id", "pad_token_id")
+"""What transformers reads of config.json, next to the EOS, where there is no generation config."""
 PIECE_ELEMENTS = 1 << 18
 """Elements that are computed at a time: in float64 they stay in a processor's cache."""
 ShardWritten = Callable[[int, int], None]
@@ -163,7 +168,10 @@ class FolderMerge:
         return values.to(dtype)
 
     def _copy_others(self) -> list[Path]:
-        """Tokenizer, template and the like as they are; config and index say which dtype the weights have now."""
+        """Tokenizer, template and the like as they are.
+
+        Config and index say which dtype the weights have now; the generation config names every token that ends a turn.
+        """
         copied = []
         for path in model_files(self.base):
             if path.suffix == ".safetensors":
@@ -176,7 +184,23 @@ class FolderMerge:
             else:
                 shutil.copyfile(path, target)
             copied.append(target)
+        if ends := self._generation_config():
+            target = self.target / GENERATION_CONFIG
+            write_json(target, ends)
+            copied = sorted({*copied, target})
         return copied
+
+    def _generation_config(self) -> dict[str, object] | None:
+        """The generation config with the end token that training has taught; None where the base's files name it."""
+        try:
+            tokenizer = Tokenizer.load(self.base)
+        except InvalidRequest:  # without a chat template nothing was taught
+            return None
+        config = read_json(self.base / CONFIG) or {}
+        stored = read_json(self.base / GENERATION_CONFIG)
+        before = {name: config[name] for name in SPECIAL_IDS if name in config} if stored is None else stored
+        ended = with_end_tokens(before, tokenizer)
+        return None if ended == before else ended
 
     def _index(self, index: dict[str, object]) -> dict[str, object]:
         shards = (read_tensors(self.target / name) for name in find_shards(self.base))

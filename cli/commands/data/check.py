@@ -176,6 +176,8 @@ def show_supervision(found: SupervisionReport, kind: str = "") -> None:
             console.print(
                 f"{notes.count:,} {kind}rows {what}; the first is line {first.line}: {first.reason}", markup=False
             )
+    if found.end_token_note and not kind:
+        console.print(f"note: {found.end_token_note}", markup=False)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from shared.artifacts.manifests import MODEL_MANIFEST_NAME, AdapterManifest, Mod
 from shared.base_models.catalog import digest_model_folder
 from shared.errors import Code, InvalidRequest, MensError
 from shared.hashing import digest_file
+from shared.tokenization.end_tokens import end_token_texts
 from shared.tokenization.tokenizer import Tokenizer
 
 MODELFILE_NAME, ADAPTER_FOLDER = "Modelfile", "adapter"
@@ -149,8 +150,10 @@ def _sampling(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _stops(tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    texts = (tokenizer.backend.id_to_token(token) for token in sorted(tokenizer.end_ids))
-    return [("stop", f'"{text}"') for text in texts if text and text.isprintable() and '"' not in text]
+    """End tokens as texts, for Ollama knows no ids: those that are added tokens, because another's text is part of answers."""
+    added = set(_added_tokens(tokenizer))
+    texts = end_token_texts(tokenizer, tokenizer.end_ids)
+    return [("stop", f'"{text}"') for text in texts if text in added and text.isprintable() and '"' not in text]
 
 
 def _one_line(text: str) -> str:

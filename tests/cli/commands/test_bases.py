@@ -55,6 +55,22 @@ def mens(*arguments: str, answer: str | None = None) -> Result:
     return CliRunner().invoke(app, ["base", *arguments], input=answer)
 
 
+def name_another_eos(folder: Path) -> None:
+    """Make the tokenizer's config name a token as EOS with which the template begins a turn."""
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_start|>"}))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def test_base_whose_config_names_another_end_than_its_template(settings: Settings, tmp_path: Path) -> None:
+    folder = write_base(tmp_path / "other")
+    assert "note:" not in mens("add", "right", "--path", str(folder)).output
+    name_another_eos(folder)
+    added = mens("add", "other", "--path", str(folder))
+    assert added.exit_code == 0, added.output
+    assert "note: The base's chat template ends turns with <|im_end|>" in added.output
+    assert "other" in names(settings)
+
+
 def names(settings: Settings) -> list[str]:
     return [base.name for base in load_catalog(settings.catalog_path).bases]
 

@@ -36,6 +36,16 @@ def test_plan_as_table(base: Path, rows: Path) -> None:
         assert expected in " ".join(result.output.split())
 
 
+def test_end_token_that_the_config_files_lack_is_a_note(base: Path, rows: Path) -> None:
+    plan = ["plan", str(rows), "--model", str(base)]
+    note = "The base's chat template ends turns with <|im_end|>"
+    assert note not in " ".join(runner.invoke(app, plan).output.split())
+    (base / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_start|>"}))
+    assert note in " ".join(runner.invoke(app, plan).output.split())
+    checked = runner.invoke(app, ["data", "check", str(rows), "--model", str(base)])
+    assert " ".join(checked.output.split()).count(f"note: {note}") == 1
+
+
 def test_lenient_skips_bad_lines(base: Path, rows: Path) -> None:
     rows.write_text(rows.read_text() + "oops\n")
     plan = ["plan", str(rows), "--model", str(base), "--json"]

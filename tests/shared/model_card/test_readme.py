@@ -109,6 +109,13 @@ def test_people_read_what_it_was_made_from_and_how_it_did(manifest: AdapterManif
     assert "secret" not in shown
 
 
+def test_users_of_the_adapter_read_where_answers_end(manifest: AdapterManifest) -> None:
+    measured = {"failed": [], "stop": {"tokens": ["<|im_end|>", "<|endoftext|>"], "missed": []}}
+    shown = html(write_readme(record(manifest, certificates={"one": measured, "two": measured})))
+    assert "<td>tokens that end an answer</td>\n<td>&lt;|im_end|&gt; &lt;|endoftext|&gt;</td>" in shown
+    assert "tokens that end an answer" not in html(write_readme(record(manifest)))
+
+
 def test_lineage_leads_back_to_data_code_and_receipts(manifest: AdapterManifest) -> None:
     receipt = CardReceipt(id="receipt-1", policy="strict", policy_digest="5" * 64, passed=True, digest="6" * 64)
     card = write_readme(record(manifest.model_copy(update={"lineage": LINEAGE}), receipts=(receipt,)))

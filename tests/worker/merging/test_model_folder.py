@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig
 
 from shared.base_models.weights import INDEX, read_folder_tensors
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
+from shared.tokenization.tokenizer import Tokenizer
 from tests.support.merge_inputs import (
     CONV1D,
     LINEAR,
@@ -28,6 +32,7 @@ from tests.support.merge_inputs import (
     MergeInputs,
     load_folder,
 )
+from tests.support.template_families import FAMILIES, make_base
 from tests.support.waiting import eventually
 from worker.checkpoints.folders import adopt_shards
 from worker.merging import model_folder
@@ -52,6 +57,27 @@ def test_what_has_no_adapter_is_copied(inputs: MergeInputs, tmp_path: Path) -> N
     assert read_folder_tensors(tmp_path / "model") == read_folder_tensors(inputs.base)
     for name in (INDEX, "config.json", "tokenizer.json"):
         assert (tmp_path / "model" / name).read_bytes() == (inputs.base / name).read_bytes()
+
+
+@pytest.mark.parametrize("stored", [{"top_p": 0.5, "eos_token_id": 0}, None])
+def test_a_merged_model_names_the_end_token_of_its_template(
+    inputs: MergeInputs, tmp_path: Path, stored: dict[str, object] | None
+) -> None:
+    """Its base's config files name another, so transformers and vLLM would run past the end of an answer."""
+    inputs = dataclasses.replace(inputs, base=Path(shutil.copytree(inputs.base, tmp_path / "base")))
+    family = dataclasses.replace(FAMILIES["qwen3"], named={"eos_token": "<|endoftext|>"})
+    make_base(inputs.base, family)
+    (inputs.base / "config.json").write_text(json.dumps({"model_type": "qwen3", "pad_token_id": 7}))
+    if stored is not None:
+        (inputs.base / "generation_config.json").write_text(json.dumps(stored))
+    before = Tokenizer.load(inputs.base)
+    digests = inputs.merge(tmp_path / "model")
+    written = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert written == {**(stored or {"pad_token_id": 7}), "eos_token_id": sorted(before.end_ids)}
+    assert digests["generation_config.json"] == digest_file(tmp_path / "model" / "generation_config.json")
+    after = Tokenizer.load(tmp_path / "model")
+    assert after.configured_ends == after.end_ids == before.end_ids != before.configured_ends
+    assert GenerationConfig.from_pretrained(tmp_path / "model").eos_token_id == sorted(before.end_ids)
 
 
 def test_another_dtype_is_that_of_every_float(inputs: MergeInputs, tmp_path: Path) -> None:

@@ -144,6 +144,21 @@ def with_bos(folder: Path, template: str) -> None:
     (folder / "chat_template.jinja").write_text(template)
 
 
+def test_stops_are_the_added_tokens_among_the_ends(manifest: AdapterManifest, base: Path, tmp_path: Path) -> None:
+    """The template's own, though no config file names it; and no text of answers, though one names its id."""
+    folder = shutil.copytree(base, tmp_path / "base")
+    tokenizer = Tokenizer.load(folder)
+    letter = tokenizer.backend.token_to_id("a")
+    start = tokenizer.backend.token_to_id("<|im_start|>")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_start|>"}))
+    (folder / "chat_template.jinja").write_text(tokenizer.template.text)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [letter, start]}))
+    digests = {path.name: digest_file(path) for path in folder.iterdir()}
+    model = plan_model(folder, manifest.model_copy(update={"base_digests": digests}), None)
+    stops = [value for name, value in model.parameters if name == "stop"]
+    assert sorted(stops) == ['"<|im_end|>"', '"<|im_start|>"']
+
+
 TURNS = "{% for m in messages %}{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}"
 
 
