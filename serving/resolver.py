@@ -14,7 +14,7 @@ from collections.abc import Callable
 from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
-from serving import vllm_cpu_patch, vllm_gpu_patch, vllm_white_space_patch
+from serving import vllm_cpu_patch, vllm_gpu_patch, vllm_qwen3_5_patch, vllm_white_space_patch
 from serving.adapter_store import AdapterStore, ServableAdapter
 from serving.grammars import vllm_patch as grammar_patch
 from serving.process import process_settings, process_store
@@ -83,6 +83,7 @@ def register() -> None:
     exit_with_parent()
     vllm_cpu_patch.apply_patch()
     vllm_gpu_patch.apply_patch()
+    vllm_qwen3_5_patch.apply_patch()
     vllm_white_space_patch.apply_patch()
     grammar_patch.apply_patch(settings.serving_grammar_seconds)
     if RESOLVER_NAME in LoRAResolverRegistry.get_supported_resolvers():

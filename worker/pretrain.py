@@ -1,6 +1,6 @@
 """A tiny chat base model made from nothing, in seconds, on one CPU thread.
 
-    python -m worker.pretrain OUT_DIR [--corpus FILE] [--family qwen3|llama] [--steps N] [--seed 0]
+    python -m worker.pretrain OUT_DIR [--corpus FILE] [--family NAME] [--composite] [--steps N] [--seed 0]
 
 A LoRA adapter moves the hidden states of a frozen model; it cannot teach the frozen embedding what a word means.
 So even the smallest base must be pretrained on every word that an adapter will later have to say. The folder that is
@@ -14,7 +14,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from shared.base_models.families import SPECS, TINY_FAMILIES, Family
@@ -69,10 +76,23 @@ CHAT_TEMPLATE = """\
 """
 
 
-def build_base(out: Path, corpus: Path, family: Family = TINY_FAMILIES[0], steps: int = 250, seed: int = 0) -> None:
+def build_base(
+    out: Path,
+    corpus: Path,
+    family: Family = Family.QWEN3,
+    steps: int = 250,
+    seed: int = 0,
+    *,
+    composite: bool = False,
+    changes: Mapping[str, Any] | None = None,
+) -> None:
     """Write the model folder `out`, which must not exist yet; it appears complete or not at all.
 
     The same corpus, family, steps and seed give the same bytes again on the same machine and library versions.
+
+    Args:
+        composite: with a vision part, as the hub has models of this family.
+        changes: further keys of the config.
     """
     disable_progress_bar()  # of transformers: three tensors are no reason for a bar
     if out.exists():
@@ -81,9 +101,9 @@ def build_base(out: Path, corpus: Path, family: Family = TINY_FAMILIES[0], steps
     torch.manual_seed(seed)
     rows = read_corpus(corpus)
     tokenizer = train_tokenizer(rows)
-    model = new_model(family, tokenizer)
+    model = new_model(family, tokenizer, changes or {})
     pretrain(model, encode_corpus(rows, tokenizer), steps, seed)
-    _save(out, model, tokenizer)
+    _save(out, with_vision_part(family, model) if composite else model, tokenizer)
 
 
 def read_corpus(path: Path) -> list[dict[str, Any]]:
@@ -130,21 +150,44 @@ def encode_corpus(rows: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizer
     return [tokenizer.encode(text)[:MAX_POSITIONS] for text in texts]
 
 
-def new_model(family: Family, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """Return a randomly initialised fp32 causal language model of about one million parameters."""
+def new_model(family: Family, tokenizer: PreTrainedTokenizerFast, changes: Mapping[str, Any]) -> PreTrainedModel:
+    """Return a randomly initialised fp32 causal language model of about one million parameters.
+
+    Args:
+        changes: config keys that win over the family's own.
+    """
     spec = SPECS[family]
     assert spec.tiny_base is not None, f"no tiny base is made of {family}"
+    shape = {
+        **spec.tiny_base,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": MAX_POSITIONS,
+        "initializer_range": INITIALIZER_RANGE,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    # The last of a family's model types is the text-only one.
+    config = AutoConfig.for_model(spec.model_types[-1], **shape | dict(changes))
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model
+
+
+def with_vision_part(family: Family, language: PreTrainedModel) -> PreTrainedModel:
+    """Return the composite model whose language part has the weights of `language`; its vision part is random and tiny."""
+    spec = SPECS[family]
+    assert spec.composite, f"{family} has no composite models"
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "num_position_embeddings": 16}
     config = AutoConfig.for_model(
         spec.model_types[0],
-        **spec.tiny_base,
-        vocab_size=VOCAB_SIZE,
-        max_position_embeddings=MAX_POSITIONS,
-        initializer_range=INITIALIZER_RANGE,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        text_config=language.config.to_dict(),
+        vision_config=vision | {"out_hidden_size": language.config.hidden_size},
+        tie_word_embeddings=language.config.tie_word_embeddings,
     )
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    model.get_decoder().load_state_dict(language.get_decoder().state_dict())
+    if not language.config.tie_word_embeddings:
+        model.get_output_embeddings().load_state_dict(language.get_output_embeddings().state_dict())
     return model
 
 
@@ -202,7 +245,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build a tiny chat base model.")
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder to create")
     parser.add_argument("--corpus", type=Path, default=Path("examples/base_corpus.jsonl"))
-    parser.add_argument("--family", choices=TINY_FAMILIES, default=TINY_FAMILIES[0])
+    parser.add_argument("--family", choices=TINY_FAMILIES, default=Family.QWEN3, type=Family)
+    parser.add_argument("--composite", action="store_true", help="with a vision part, as the hub has Qwen3.5")
     parser.add_argument("--steps", type=int, default=250, help="optimizer steps")
     parser.add_argument("--seed", type=int, default=0)
     build_base(**vars(parser.parse_args()))

@@ -53,14 +53,25 @@ CORPUS = PROJECT / "examples" / "base_corpus.jsonl"
 class Family(StrEnum):
     """Architectures of which a tiny base can be built."""
 
+    QWEN2 = "qwen2"
     QWEN3 = "qwen3"
+    QWEN3_5 = "qwen3.5"
     LLAMA = "llama"
+    MISTRAL = "mistral"
+
+    @property
+    def in_config(self) -> str:
+        """Its name in a config.json, which has no dots."""
+        return self.value.replace(".", "_")
 
 
 @app.command("build")
 def build_command(
     name: Annotated[str, typer.Argument(help="Name in the catalogue.")],
     family: Annotated[Family, typer.Option(help="Shape of the model.")] = Family.QWEN3,
+    composite: Annotated[
+        bool, typer.Option("--composite", help="Qwen3.5: with a vision part, as the hub has it; it is not tuned.")
+    ] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Pretraining steps.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and data order.")] = 0,
     replace: Annotated[bool, typer.Option("--replace", help="Build again when it is there.")] = False,
@@ -68,6 +79,8 @@ def build_command(
     """Make a tiny chat model from the bundled text, in seconds, and add it to the catalogue."""
     if not re.fullmatch(NAME, name):
         fail(f"{name!r} is no name for a base: lower-case letters, digits, `.`, `_` and `-`, at most 64.")
+    if composite and family is not Family.QWEN3_5:
+        fail(f"a {family} model has no vision part; leave --composite out.")
     settings = read_settings(Settings)
     folder = settings.home / "bases" / name
     try:
@@ -76,7 +89,7 @@ def build_command(
             shutil.rmtree(folder, ignore_errors=True)
         elif folder.exists():
             fail(f"{name} is already there, in {folder}; give --replace to build it again.")
-        entry = build(settings, name, family=family, steps=steps, seed=seed)
+        entry = build(settings, name, family=family, composite=composite, steps=steps, seed=seed)
     except MensError as error:
         fail_with(error)
     typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
@@ -203,7 +216,13 @@ def remove_command(
 
 
 def build(
-    settings: Settings, name: str, *, family: Family = Family.QWEN3, steps: int | None = None, seed: int = 0
+    settings: Settings,
+    name: str,
+    *,
+    family: Family = Family.QWEN3,
+    composite: bool = False,
+    steps: int | None = None,
+    seed: int = 0,
 ) -> BaseModelEntry:
     """Make a tiny base unless its folder exists already, and add it to the catalogue.
 
@@ -214,7 +233,8 @@ def build(
     folder = settings.home / "bases" / name
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        options = ["--family", str(family), "--seed", str(seed), *(["--steps", str(steps)] if steps else [])]
+        options = ["--family", family.in_config, "--seed", str(seed), *(["--steps", str(steps)] if steps else [])]
+        options += ["--composite"] if composite else []
         # One thread, because a model this small is many times slower when threads compete.
         run_worker_program("worker.pretrain", str(folder), "--corpus", str(CORPUS), *options, threads=1)
     relative = os.path.relpath(folder, settings.catalog_path.parent)

@@ -30,6 +30,10 @@ from shared.host import allowed_memory
 from shared.tokenization.tokenizer import Tokenizer
 
 CONFIG_NAME = "config.json"
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of attention heads that vLLM's CPU kernels take."""
+CPU_LINEAR_HEAD_SIZES = (64, 128)
+"""The same for linear attention. With another size the engine ends at its first request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +65,14 @@ def prepare(settings: ServingSettings) -> Launch:
 
     Raises:
         MensError: the replica may not start: what `find_base`, `verify_model_folder`, `check_signature`,
-            `parse_model_config` and `choose_sizes` raise; ``NOT_SERVABLE_FAMILY``; ``SETTINGS_INVALID``.
+            `parse_model_config` and `choose_sizes` raise; ``NOT_SERVABLE_FAMILY``, ``NOT_SERVABLE_HEAD_SIZE``;
+            ``SETTINGS_INVALID``.
     """
     entry, folder = find_base(settings)
     verify_model_folder(entry, folder)
     check_signature(settings, entry, folder)
     config = _read_config(folder)
+    check_head_sizes(settings, config)
     dtype = choose_dtype(settings, config)
     stored = stored_rank(open_storage(settings), entry)
     sizes = choose_sizes(settings, config, dtype=dtype, stored_rank=stored, memory=allowed_memory())
@@ -94,6 +100,28 @@ def check_signature(settings: ServingSettings, entry: BaseModelEntry, folder: Pa
     for name, digest in entry.digests.items():
         if manifest.files.get(name) != digest:
             raise changed_file(name)
+
+
+def check_head_sizes(settings: ServingSettings, config: ModelConfig) -> None:
+    """Refuse a base whose heads vLLM cannot compute on a CPU.
+
+    Raises:
+        InvalidRequest: ``NOT_SERVABLE_HEAD_SIZE``.
+    """
+    if settings.serving_device != "cpu":
+        return
+    sizes = [("head_dim", config.head_dim, CPU_HEAD_SIZES)]
+    if config.linear:
+        sizes.append(("linear_key_head_dim", config.linear.key_head_dim, CPU_LINEAR_HEAD_SIZES))
+        sizes.append(("linear_value_head_dim", config.linear.value_head_dim, CPU_LINEAR_HEAD_SIZES))
+    for key, size, taken in sizes:
+        if size not in taken:
+            raise InvalidRequest(
+                Code.NOT_SERVABLE_HEAD_SIZE,
+                f"The base's {key} is {size}; on a CPU vLLM takes {', '.join(map(str, taken))}.",
+                remedy="Serve this base on a GPU (MENS_SERVING_DEVICE=cuda), or serve another one.",
+                param=CONFIG_NAME,
+            )
 
 
 def choose_dtype(settings: ServingSettings, config: ModelConfig) -> str:

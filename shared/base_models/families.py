@@ -202,6 +202,14 @@ TINY_BASE: Mapping[str, int | bool] = {
     "intermediate_size": 384,
     "tie_word_embeddings": True,
 }
+# vLLM's CPU kernel of linear attention takes heads of 64 and 128.
+TINY_HYBRID_BASE: Mapping[str, int | bool] = {
+    **TINY_BASE,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+}
 
 SPECS: Mapping[Family, FamilySpec] = {
     Family.QWEN2: FamilySpec(
@@ -222,6 +230,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         lora=True,
         lora_head=False,
         activations=LLAMA_ACTIVATIONS,
+        tiny_base=TINY_BASE,
     ),
     Family.QWEN3: FamilySpec(
         model_types=("qwen3",),
@@ -256,6 +265,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         lora=True,
         lora_head=True,
         activations=QWEN3_5_ACTIVATIONS,
+        tiny_base=TINY_HYBRID_BASE,
     ),
     Family.LLAMA: FamilySpec(
         model_types=("llama",),
@@ -281,6 +291,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         lora=True,
         lora_head=False,
         activations=LLAMA_ACTIVATIONS,
+        tiny_base=TINY_BASE,
     ),
     Family.GPT2: FamilySpec(
         model_types=("gpt2",),
@@ -339,7 +350,7 @@ LORA_FAMILIES = frozenset(family for family, spec in SPECS.items() if spec.lora)
 HEAD_FAMILIES = frozenset(family for family, spec in SPECS.items() if spec.lora_head)
 """Families whose vLLM class supports adapters of an untied ``lm_head``."""
 TINY_FAMILIES = tuple(family for family, spec in SPECS.items() if spec.tiny_base is not None)
-"""Families of which `worker/pretrain.py` can make a tiny base; the first is the default."""
+"""Families of which `worker/pretrain.py` can make a tiny base."""
 
 
 def join_name(namespace: str, name: str) -> str:

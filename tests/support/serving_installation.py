@@ -107,11 +107,18 @@ def save_adapter(base: Path, folder: Path, *, seed: int, rank: int) -> None:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     peft_model = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=MODULES))
+    random_b(peft_model)
+    peft_model.save_pretrained(folder)
+
+
+def random_b(model: Any) -> None:
+    """Give every LoRA layer of a PEFT model a random B."""
+    import torch
+
     with torch.no_grad():
-        for name, parameter in peft_model.named_parameters():
+        for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(0.0, 0.1)
-    peft_model.save_pretrained(folder)
 
 
 def describe_adapter(
@@ -144,8 +151,23 @@ def describe_adapter(
 def build_base(folder: Path) -> None:
     """Write a random Qwen3 of 64 units with a byte-level tokenizer; head_dim 32 is the least that vLLM's CPU takes."""
     import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = train_tokenizer()
+    torch.manual_seed(0)
+    # The wide initial range makes the most likely token stand out, so that rounding cannot swap the first two.
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    tokens = {"vocab_size": 320, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    config = Qwen3Config(**shape, **heads, **tokens, max_position_embeddings=256, tie_word_embeddings=True)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def train_tokenizer() -> Any:
+    """A byte-level tokenizer of at most 320 tokens, the same each time."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -155,17 +177,9 @@ def build_base(folder: Path) -> None:
     bpe.train_from_iterator(
         CORPUS, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
     )
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
     )
-    torch.manual_seed(0)
-    # The wide initial range makes the most likely token stand out, so that rounding cannot swap the first two.
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
-    tokens = {"vocab_size": 320, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    config = Qwen3Config(**shape, **heads, **tokens, max_position_embeddings=256, tie_word_embeddings=True)
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def make_serving_installation(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from openai import OpenAI
 
 from cli.client.connection import Connection
@@ -61,11 +63,13 @@ class Installation:
         answer = self.call("POST", "/v1/files", data={"purpose": "fine-tune"}, files={"file": (name, content)})
         return str(answer["id"])
 
-    def train(self, *, name: str = "support", publish: bool = True, alias: str | None = None, **exec_: Any) -> str:
+    def train(
+        self, *, name: str = "support", base: str = BASE, publish: bool = True, alias: str | None = None, **exec_: Any
+    ) -> str:
         """Id of a created job that learns the answer in 60 steps, five an epoch."""
         settings = {"epochs": 12, "batch_size": 4, "grad_accum": 1, "learning_rate": 4e-3, "seq_len": 128}
         contract = {
-            "model": {"hf_repo": BASE},
+            "model": {"hf_repo": base},
             "data": {"train_file": self.upload_bytes("lesson.jsonl", short_lesson())},
             "exec": settings | {"checkpoint_every": 20} | exec_,
             "artifact": {"publish": publish, "alias": alias},
@@ -111,6 +115,18 @@ class Installation:
         job = self.wait(job_id, lambda job: job["state"] in ("succeeded", "failed", "cancelled"))
         assert job["state"] == "succeeded", (job["error"], [event["message"] for event in job["events"]])
         return job
+
+    def trainers(self) -> list[psutil.Process]:
+        """The worker's trainers that run now."""
+        worker, found = psutil.Process(self.stack.pid("worker")), []
+        for child in worker.children():
+            with suppress(psutil.NoSuchProcess):  # one that has ended has no command line
+                found += [child] if "worker.train" in child.cmdline() else []
+        return found
+
+    def resumptions(self, job_id: str) -> int:
+        """How many attempts at a job have gone on from a checkpoint."""
+        return sum("resumed from the checkpoint" in event["message"] for event in self.job(job_id)["events"])
 
     def ask(self, model: str, question: str = QUESTION) -> str:
         """A model's greedy answer."""

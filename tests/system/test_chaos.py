@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 
-import psutil
 import pytest
 
 from tests.support.waiting import eventually
@@ -27,22 +25,8 @@ def kill_program(name: str) -> Callable[[Installation], None]:
 
 
 def kill_engine(installation: Installation) -> None:
-    (engine,) = engines(installation)
+    (engine,) = installation.trainers()
     engine.kill()
-
-
-def engines(installation: Installation) -> list[psutil.Process]:
-    worker = psutil.Process(installation.stack.pid("worker"))
-    found = []
-    for child in worker.children():
-        with suppress(psutil.NoSuchProcess):  # one that has ended has no command line
-            found += [child] if "worker.train" in child.cmdline() else []
-    return found
-
-
-def resumptions(installation: Installation, job_id: str) -> int:
-    """How many attempts at a job have gone on from a checkpoint."""
-    return sum("resumed from the checkpoint" in event["message"] for event in installation.job(job_id)["events"])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +41,7 @@ def test_job_survives_the_loss_of_everything_but_its_worker(installation: Instal
     job = installation.wait_for_success(job_id)
     assert job["attempt"] == 1
     installation.assert_one_result(job)
-    assert resumptions(installation, job_id) == 0
+    assert installation.resumptions(job_id) == 0
 
 
 @pytest.mark.long  # each loss by itself is in tests/worker/training/test_resume.py and tests/worker/jobs/test_finetune.py
@@ -66,7 +50,7 @@ def test_job_goes_on_from_a_checkpoint_after_each_loss_of_its_trainer_or_worker(
 
     def wait_for_attempt(number: int) -> None:
         """Until it has resumed, and so its trainer runs; progress is still that of the attempt before."""
-        eventually(lambda: resumptions(installation, job_id) >= number - 1, SECONDS, f"attempt {number} has resumed")
+        eventually(lambda: installation.resumptions(job_id) >= number - 1, SECONDS, f"attempt {number} has resumed")
         assert installation.job(job_id)["attempt"] == number
 
     installation.wait_for_step(job_id, KILL_AT_STEP)
@@ -74,13 +58,13 @@ def test_job_goes_on_from_a_checkpoint_after_each_loss_of_its_trainer_or_worker(
     wait_for_attempt(2)
     os.kill(installation.stack.pid("worker"), signal.SIGTERM)
     wait_for_attempt(3)
-    (engine,) = engines(installation)
+    (engine,) = installation.trainers()
     kill_program("worker")(installation)
     engine.wait(timeout=60)  # it exits with its worker
     job = installation.wait_for_success(job_id)
     assert job["attempt"] == 4
     installation.assert_one_result(job)
-    assert resumptions(installation, job_id) == 3, "each further attempt goes on from a checkpoint"
+    assert installation.resumptions(job_id) == 3, "each further attempt goes on from a checkpoint"
     assert [event["message"] for event in job["events"]].count("Given back to the queue: the worker stops.") == 1
 
 

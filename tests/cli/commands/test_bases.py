@@ -76,7 +76,13 @@ def names(settings: Settings) -> list[str]:
 
 
 def test_every_family_with_a_tiny_base_can_be_built() -> None:
-    assert list(Family) == list(TINY_FAMILIES)
+    assert [family.in_config for family in Family] == list(TINY_FAMILIES)
+
+
+def test_only_qwen3_5_is_built_with_a_vision_part(settings: Settings) -> None:
+    refused = mens("build", "bad", "--family", "llama", "--composite")
+    assert (refused.exit_code, names(settings)) == (1, ["tiny"])
+    assert "a llama model has no vision part" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.launch.prepare import choose_dtype, prepare, stored_rank
+from serving.launch.prepare import CPU_HEAD_SIZES, check_head_sizes, choose_dtype, prepare, stored_rank
 from serving.process import open_store
 from serving.settings import ServingSettings
 from shared.artifacts.folder_storage import FolderStorage
@@ -173,8 +173,32 @@ def test_float32_is_refused_for_linear_attention_on_cpu():
     assert caught.value.code == "SETTINGS_INVALID"
 
 
+@pytest.mark.parametrize(
+    ("config", "changes", "key"),
+    [
+        (TINY, {"head_dim": 40}, "head_dim"),
+        (QWEN35_4B["text_config"], {"linear_key_head_dim": 32}, "linear_key_head_dim"),
+        (QWEN35_4B["text_config"], {"linear_value_head_dim": 256}, "linear_value_head_dim"),
+    ],
+)
+def test_heads_that_a_cpu_cannot_compute_are_refused_there(config, changes, key):
+    """vLLM would start, and end at the first request."""
+    config = parse_model_config(config | changes)
+    with pytest.raises(MensError, match=f"{key} is {changes[key]}; on a CPU vLLM takes .*128") as caught:
+        check_head_sizes(ServingSettings(serving_base="b"), config)
+    assert caught.value.code == "NOT_SERVABLE_HEAD_SIZE" and "GPU" in caught.value.remedy
+    check_head_sizes(ServingSettings(serving_base="b", serving_device="cuda"), config)
+
+
 def test_store_needs_a_largest_rank(home):
     with pytest.raises(MensError, match="MENS_SERVING_MAX_LORA_RANK") as caught:
         open_store(settings(home))
     assert caught.value.code == "SETTINGS_INVALID"
     assert open_store(settings(home, serving_max_lora_rank=20)).base.name == "b"
+
+
+@pytest.mark.vllm
+def test_vllm_takes_these_heads_on_a_cpu():
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == CPU_HEAD_SIZES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -102,4 +103,17 @@ def test_only_linear_layers_of_transposed_families_are_transposed() -> None:
 
 
 def test_tiny_bases() -> None:
-    assert TINY_FAMILIES == (Family.QWEN3, Family.LLAMA)
+    """Whatever can be served can be tried without a download."""
+    assert set(TINY_FAMILIES) == LORA_FAMILIES
+
+
+def test_readme_names_the_families_that_a_test_tunes_and_serves() -> None:
+    """`tests/system/test_base_families.py` builds, tunes, certifies and serves a base of each."""
+    root = Path(__file__).resolve().parents[3]
+    named = re.search(r"base models ([^;]+);", (root / "README.md").read_text())
+    assert named
+    bases = re.findall(
+        r'^    "([a-z0-9.]+)": Base\(', (root / "tests/system/test_base_families.py").read_text(), re.MULTILINE
+    )
+    assert {name.lower() for name in re.split(", | and ", named[1])} == set(bases)
+    assert {name.replace(".", "_") for name in bases} - {"qwen2_5"} == LORA_FAMILIES

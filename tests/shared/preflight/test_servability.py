@@ -105,8 +105,10 @@ def test_vllm_declares_the_same_support(name: str) -> None:
         "mistral": "mistral.MistralForCausalLM",
         "gpt2": "gpt2.GPT2LMHeadModel",
     }
-    if name == "qwen3_5":  # its vLLM module imports the image processors
-        pytest.importorskip("torchvision")
+    if name == "qwen3_5":
+        from serving import vllm_qwen3_5_patch
+
+        vllm_qwen3_5_patch.apply_patch()
     module, class_name = classes[name].split(".")
     model_class = getattr(import_module(f"vllm.model_executor.models.{module}"), class_name)
     assert supports_lora(model_class) == (name in LIMITS.families)

@@ -1,0 +1,63 @@
+"""A patch of vLLM for Qwen3.5: it is served without torchvision, as on a CPU, and so is an adapter of `in_proj_z` alone.
+
+vLLM's module of Qwen3.5 also has the vision part, and takes one function of pure arithmetic, `smart_resize`, from a module of
+transformers that imports torchvision. Without torchvision vLLM cannot even inspect the text-only class, and the server ends.
+transformers has the same function in its module for Pillow, so a module of the first name is made that has this function alone. The
+vision part is never loaded (`--language-model-only`); anything else that asks for torchvision still finds that it is not there. The
+module is made when it is first imported, in whichever of vLLM's processes does it.
+
+vLLM computes `in_proj_qkv` and `in_proj_z` as one layer of four slices. It fills in slices for a module that an adapter does not change,
+but takes a missing first one for all four, and refuses the adapter (vLLM 0.32).
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+MODULE = "transformers.models.qwen2_vl.image_processing_qwen2_vl"
+PILLOW_MODULE = "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl"
+FUNCTION = "smart_resize"
+
+
+class PillowFinder(MetaPathFinder, Loader):
+    """Makes the one module, and finds no other."""
+
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+        """The module's spec; None for every other name."""
+        return ModuleSpec(fullname, self) if fullname == MODULE else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its function."""
+        setattr(module, FUNCTION, getattr(import_module(PILLOW_MODULE), FUNCTION))
+
+
+def apply_patch() -> None:
+    """Patch this process. Idempotent."""
+    if find_spec("torchvision") is None and not any(isinstance(finder, PillowFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, PillowFinder())
+    _patch_slices()
+
+
+def _patch_slices() -> None:
+    from vllm.lora.layers.column_parallel_linear import MergedColumnParallelLinearWithLoRA
+
+    expand = MergedColumnParallelLinearWithLoRA.expand_packed_lora
+    if getattr(expand, "counts_the_first", False):
+        return
+
+    def expand_packed_lora(layer: Any, lora_a: list[Any], lora_b: list[Any]) -> tuple[list[Any], list[Any]]:
+        """A and B by slice; None where the adapter has none. Only a module that comes first has several slices."""
+        if lora_b[0] is not None:
+            slices: tuple[list[Any], list[Any]] = expand(layer, lora_a, lora_b)
+            return slices
+        missing = [None] * (layer.n_slices - len(lora_b) + 1)
+        return [*missing, *lora_a[1:]], [*missing, *lora_b[1:]]
+
+    expand_packed_lora.counts_the_first = True  # type: ignore[attr-defined]
+    MergedColumnParallelLinearWithLoRA.expand_packed_lora = expand_packed_lora
