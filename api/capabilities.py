@@ -253,12 +253,13 @@ CAPABILITIES = CapabilityMatrix(
             title="Serving",
             burn="own server; deleted",
             candle="none: merged files go to other runtimes",
-            mens="vLLM, adapters by digest on one base",
+            mens="vLLM, adapters by digest on one base: Qwen2, Qwen2.5, Qwen3, Qwen3.5, Llama and Mistral",
             proof=_behaviour(
                 Code.ADAPTER_NOT_SERVABLE,
                 "An adapter with a feature that vLLM ignores is refused.",
                 "tests/vllm/test_server.py::test_adapter_has_an_effect_and_two_adapters_differ",
                 "tests/vllm/test_server.py::test_tampered_adapter_is_refused_and_others_respond",
+                "tests/vllm/test_qwen3_5.py::test_each_kind_of_layer_is_adapted_as_peft_adapts_it",
             ),
         ),
         Capability(

@@ -30,6 +30,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
+from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from shared.base_models.families import SPECS, TINY_FAMILIES, Family
@@ -39,6 +41,11 @@ Document = list[int]
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCAB_SIZE, MAX_POSITIONS = 2048, 1024
+OWN_TOKENIZERS: Mapping[Family, type[PreTrainedTokenizerFast]] = {
+    Family.QWEN2: Qwen2Tokenizer,
+    Family.QWEN3_5: Qwen3_5Tokenizer,
+}
+"""Families whose texts transformers, and with it vLLM, divides by rules of their own, whatever tokenizer.json says."""
 BATCH_DOCUMENTS = 16
 PEAK_LEARNING_RATE = 3e-3
 WARMUP_FRACTION = 0.05
@@ -100,7 +107,7 @@ def build_base(
     torch.set_num_threads(1)  # sums in another order are other bytes; and tiny matrices are slower on two threads
     torch.manual_seed(seed)
     rows = read_corpus(corpus)
-    tokenizer = train_tokenizer(rows)
+    tokenizer = train_tokenizer(rows, family)
     model = new_model(family, tokenizer, changes or {})
     pretrain(model, encode_corpus(rows, tokenizer), steps, seed)
     _save(out, with_vision_part(family, model) if composite else model, tokenizer)
@@ -115,10 +122,15 @@ def read_corpus(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def train_tokenizer(rows: Sequence[dict[str, Any]]) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE of at most VOCAB_SIZE tokens on `rows`; every text survives encode and decode."""
+def train_tokenizer(rows: Sequence[dict[str, Any]], family: Family = Family.QWEN3) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE of at most VOCAB_SIZE tokens on `rows`; every text survives encode and decode, but for what Unicode has two
+    forms of in a family that takes one.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if family in OWN_TOKENIZERS:
+        own = OWN_TOKENIZERS[family]().backend_tokenizer
+        bpe.normalizer, bpe.pre_tokenizer = own.normalizer, own.pre_tokenizer
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,

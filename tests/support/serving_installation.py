@@ -111,14 +111,14 @@ def save_adapter(base: Path, folder: Path, *, seed: int, rank: int) -> None:
     peft_model.save_pretrained(folder)
 
 
-def random_b(model: Any) -> None:
+def random_b(model: Any, deviation: float = 0.1) -> None:
     """Give every LoRA layer of a PEFT model a random B."""
     import torch
 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                parameter.normal_(0.0, 0.1)
+                parameter.normal_(0.0, deviation)
 
 
 def describe_adapter(

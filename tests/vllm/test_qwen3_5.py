@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,10 @@ pytestmark = pytest.mark.timeout(600)
 KINDS = sorted({*GATED_MIXER.linears, *DELTA_NET.linears, *GATED_MLP})
 """The eleven kinds of linear layers, by their names in a block."""
 TEXTS = ["the red fox runs near the forest", "a ship sails by the stars", "hello user, hello assistant"]
-SMALLEST_EFFECT = 5.0
-"""Of a kind's adapter, in engine errors: one that vLLM put on another layer, or on none, would be as far from PEFT as from the base."""
+LEAST_COSINE = 0.6
+"""Between what an adapter changes where it is served and by PEFT; both round to 8 bits. Measured 0.8 and more; 0 for an adapter that vLLM
+put on no layer, and about 0 for one on another layer.
+"""
 
 
 def build_qwen3_5(folder: Path, *, composite: bool) -> None:
@@ -80,7 +83,8 @@ def save_adapter(base: Path, folder: Path, *, seed: int, rank: int, composite: b
     tuned = get_peft_model(
         load(base, composite=composite), LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
     )
-    random_b(tuned)
+    # One kind alone in a random model must be heard above the rounding; all of them together would drown it.
+    random_b(tuned, 1.0 if seed < len(KINDS) else 0.1)
     tuned.save_pretrained(folder)
 
 
@@ -134,13 +138,18 @@ def test_each_kind_of_layer_is_adapted_as_peft_adapts_it(
             name: [client.scores(adapter.adapter_id, probe) for probe in probes]
             for name, adapter in zip(names, adapters, strict=True)
         }
-    errors = {"base": rms(differences(expected_scores(reference(None), probes), base))}
-    effects = {}
+    expected_base = expected_scores(reference(None), probes)
+    cosines = {}
     for name, adapter in zip(names, adapters, strict=True):
         expected = expected_scores(reference(installation.folder(adapter)), probes)
-        errors[name] = rms(differences(expected, served[name]))
-        effects[name] = rms(differences(base, served[name]))
-    print(json.dumps({"errors": errors, "effects": effects}))
-    assert max(errors.values()) < LOW_PRECISION_LIMIT
-    for name, effect in effects.items():
-        assert effect > SMALLEST_EFFECT * errors[name], name
+        cosines[name] = cosine(differences(expected_base, expected), differences(base, served[name]))
+    error = rms(differences(expected_base, base))
+    print(json.dumps({"error": error, "cosines": cosines}))
+    assert error < LOW_PRECISION_LIMIT
+    assert min(cosines.values()) > LEAST_COSINE
+
+
+def cosine(one: list[float], other: list[float]) -> float:
+    """Cosine of the angle between two vectors; 0 where one is zero."""
+    product = math.hypot(*one) * math.hypot(*other)
+    return sum(a * b for a, b in zip(one, other, strict=True)) / product if product else 0.0

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerBase
 
-from shared.base_models.families import TINY_FAMILIES, Family
-from worker.pretrain import VOCAB_SIZE, build_base, read_corpus
+from shared.base_models.families import SPECS, TINY_FAMILIES, Family
+from shared.tokenization.tokenizer import Tokenizer
+from worker.pretrain import VOCAB_SIZE, build_base, read_corpus, train_tokenizer
+from worker.training.data.dataset import refuse_other_tokens
+from worker.training.model.load import load_tokenizer
 
 CORPUS = Path(__file__).parents[2] / "examples" / "base_corpus.jsonl"
 STEPS = 3
@@ -56,10 +59,30 @@ def test_every_file_can_be_read_by_another_user(base: Path) -> None:
 def test_model_loads_in_fp32_with_tied_embeddings(tmp_path: Path, family: Family) -> None:
     build_base(tmp_path / "base", CORPUS, family=family, steps=1)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    assert model.config.model_type == family
+    assert model.config.model_type == SPECS[family].model_types[-1]
     assert model.dtype == torch.float32
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.lm_head.weight.shape == (VOCAB_SIZE, 128)
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_transformers_makes_the_tokens_that_tokenizer_json_says(tmp_path: Path, family: Family) -> None:
+    """For Qwen2 and Qwen3.5 it takes a class of its own, whose rules are not those of an ordinary byte-level tokenizer."""
+    rows = read_corpus(CORPUS)
+    train_tokenizer(rows, family).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": SPECS[family].model_types[0]}))
+    refuse_other_tokens(Tokenizer.load(tmp_path), load_tokenizer(tmp_path), [])
+
+
+def test_composite_model_computes_what_its_language_part_does(tmp_path: Path) -> None:
+    """Built as the hub has the family; a program that reads the text-only class gets the same model."""
+    build_base(tmp_path / "base", CORPUS, family=Family.QWEN3_5, steps=1, composite=True)
+    ids = torch.arange(3, 40)[None]
+    whole = AutoModelForImageTextToText.from_pretrained(tmp_path / "base")
+    language = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    assert whole.config.model_type == "qwen3_5" and whole.lm_head.weight is whole.get_input_embeddings().weight
+    with torch.no_grad():
+        assert torch.equal(whole(input_ids=ids).logits, language(input_ids=ids).logits)
 
 
 def test_generation_stops_at_the_end_of_a_turn(base: Path, tokenizer: PreTrainedTokenizerBase) -> None:
