@@ -110,7 +110,7 @@ def check_head_sizes(settings: ServingSettings, config: ModelConfig) -> None:
     """
     if settings.serving_device != "cpu":
         return
-    sizes = [("head_dim", config.head_dim, CPU_HEAD_SIZES)]
+    sizes: list[tuple[str, int, tuple[int, ...]]] = [("head_dim", config.head_dim, CPU_HEAD_SIZES)]
     if config.linear:
         sizes.append(("linear_key_head_dim", config.linear.key_head_dim, CPU_LINEAR_HEAD_SIZES))
         sizes.append(("linear_value_head_dim", config.linear.value_head_dim, CPU_LINEAR_HEAD_SIZES))

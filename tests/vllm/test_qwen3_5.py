@@ -33,9 +33,9 @@ pytestmark = pytest.mark.timeout(600)
 KINDS = sorted({*GATED_MIXER.linears, *DELTA_NET.linears, *GATED_MLP})
 """The eleven kinds of linear layers, by their names in a block."""
 TEXTS = ["the red fox runs near the forest", "a ship sails by the stars", "hello user, hello assistant"]
-LEAST_COSINE = 0.6
-"""Between what an adapter changes where it is served and by PEFT; both round to 8 bits. Measured 0.8 and more; 0 for an adapter that vLLM
-put on no layer, and about 0 for one on another layer.
+LEAST_COSINE = 0.95
+"""Between what an adapter changes where it is served and by PEFT, both in bfloat16: measured 0.998 and more. Between two kinds' adapters
+it is 0.78 at most, so one that vLLM put on another layer would not pass.
 """
 
 
