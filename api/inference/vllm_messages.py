@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from api.errors import describe_faults
+from api.inference.request_fields.tool_schemas import tool_schema_fault
 from shared.errors import Code
 
 LISTED = re.compile(r"\d+ validation errors?:\n")
@@ -71,6 +72,8 @@ class KnownSentence(NamedTuple):
     code: Code = Code.REQUEST_REJECTED
 
 
+INVALID_TAG = re.compile("Invalid structural tag specification")
+"""Of a forced call whose function's parameters cannot be compiled, or of a tag that the caller wrote."""
 KNOWN_SENTENCES = (
     KnownSentence(
         re.compile(r"This model's maximum context length is|The decoder prompt \(length"),
@@ -96,6 +99,11 @@ KNOWN_SENTENCES = (
         re.compile(r"Grammar error|Invalid (JSON )?grammar|Failed to transform|The (provided )?JSON schema"), FORMAT
     ),
     KnownSentence(
+        INVALID_TAG,
+        ("structured_outputs", "tools", "functions"),
+        "Look in the schemas for a pattern, a reference or a range that cannot be: a call is held to them.",
+    ),
+    KnownSentence(
         re.compile("The schema or grammar takes more than"),
         FORMAT,
         "Lower its repetitions (`maxLength`, `maxItems`, `{1,1000}`), or make fewer of its parts optional.",
@@ -118,7 +126,7 @@ def explain(text: str, param: str | None, body: dict[str, Any]) -> ClientError:
         param: the field that it blames, without ``body.`` before it.
         body: the request as the caller wrote it.
     """
-    if faults := _without_other_branches(list(_parse_faults(text))):
+    if faults := _without_other_branches(_without_other_prompts(list(_parse_faults(text)), body)):
         return _explain_faults(faults, text, param, body)
     if PYTHON_TYPE_ERROR.match(text):
         message = "A field of the request has a value of the wrong type; vLLM does not say which."
@@ -138,6 +146,9 @@ def explain_sentence(message: str, param: str | None, body: dict[str, Any]) -> C
         param: the field that vLLM blames, if it names one.
         body: the request as the caller wrote it.
     """
+    if INVALID_TAG.match(message) and (fault := tool_schema_fault(body)):
+        reason = f"`{fault.path}` {fault.reason}."
+        return ClientError(reason, fault.path, {}, f"Write `{fault.path}` as JSON Schema has it.", Code.REQUEST_INVALID)
     known = next((each for each in KNOWN_SENTENCES if each.beginning.match(message)), UNKNOWN_SENTENCE)
     message = OPERATORS_ADVICE.sub("", message)
     candidates = known.fields or (CALLERS_NAMES.get(param, ()) if param else FIRST_WORD.findall(message))
@@ -181,6 +192,16 @@ def _without_other_branches(faults: list[Fault]) -> list[Fault]:
             for branch in _branches(fault.path)
         )
     ]
+
+
+def _without_other_prompts(faults: list[Fault], body: dict[str, Any]) -> list[Fault]:
+    """Without the field for a prompt that the request lacks because it has another one, as `/tokenize` takes one of two."""
+    if not any(name in body for name in PROMPT):
+        return faults
+    others = [
+        fault for fault in faults if not (fault.kind == "missing" and len(fault.path) == 1 and fault.path[0] in PROMPT)
+    ]
+    return others or faults
 
 
 def _branches(path: tuple[str, ...]) -> list[tuple[str, ...]]:

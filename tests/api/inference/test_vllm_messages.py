@@ -157,6 +157,7 @@ def test_installed_vllm_writes_these_messages() -> None:
     chats = pytest.importorskip("vllm.entrypoints.openai.chat_completion.protocol")
     completions = pytest.importorskip("vllm.entrypoints.openai.completion.protocol")
     responses = pytest.importorskip("vllm.entrypoints.openai.responses.protocol")
+    tokenize = pytest.importorskip("vllm.entrypoints.serve.tokenize.protocol")
     server = FastAPI()
     server.state.args = SimpleNamespace(log_error_stack=False)
     register.init_exception_handler(server)
@@ -173,6 +174,7 @@ def test_installed_vllm_writes_these_messages() -> None:
     route("/chat", chats.ChatCompletionRequest)
     route("/completion", completions.CompletionRequest)
     route("/response", responses.ResponsesRequest)
+    route("/tokenize", tokenize.TokenizeRequest)
     client = TestClient(server)
 
     def explained(path: str = "/chat", **fields: Any) -> tuple[str, str | None]:
@@ -193,6 +195,20 @@ def test_installed_vllm_writes_these_messages() -> None:
         True,
         kind,
     )
+    for fields, param in (
+        (
+            {"messages": [{"role": "user", "content": "?"}], "tools": [{"type": "function", "function": {}}]},
+            "tools[0].function.name",
+        ),
+        ({"messages": [{"content": "?"}]}, "messages[0].role"),
+        ({"messages": 7}, "messages"),
+        ({"prompt": 7}, "prompt"),
+        ({"prompt": "x", "add_special_tokens": "maybe"}, "add_special_tokens"),
+    ):
+        message, named = explained("/tokenize", **fields)
+        assert (named, message.partition(":")[0]) == (param, param)
+        assert named == "prompt" or "prompt" not in message
+    assert explained("/tokenize")[1] in {"prompt", "messages"}
     call = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function"}]}
     function = "messages[0].tool_calls[0].function"
     assert explained(messages=[call]) == (f"{function}: Field required.", function)
