@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from shared.errors import Code, ContractRejected
+
 ExportFolder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export.")]
 EXPORT = Path("openai-archive")
 """Where it is, unless another place is given."""
+TemplateArgument = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-argument",
+        metavar="NAME=VALUE",
+        help="Argument of the base's chat template, e.g. enable_thinking=false or reasoning_effort=low; may be given several times.",
+    ),
+]
+
+
+def parse_template_arguments(given: Sequence[str] | None) -> dict[str, Any] | None:
+    """The arguments of ``--template-argument``: true, false and whole numbers as such, anything else as a string.
+
+    Raises:
+        ContractRejected: ``CONTRACT_INVALID``: one is not NAME=VALUE.
+    """
+    arguments: dict[str, Any] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ContractRejected(
+                Code.CONTRACT_INVALID,
+                f"--template-argument {text!r} is not NAME=VALUE.",
+                remedy="Write a name, = and a value, e.g. --template-argument enable_thinking=false.",
+                param="data.template_arguments",
+            )
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = value
+        arguments[name.replace("-", "_")] = parsed if isinstance(parsed, bool | int) else value
+    return arguments or None
 
 
 def existing_file(description: str) -> Any:

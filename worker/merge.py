@@ -118,6 +118,7 @@ def merge(run: MergeRun, run_dir: Path) -> ModelManifest:
         base_digests=run.plan.base.digests,
         adapter_id=run.plan.adapter_id,
         base_weights=contract.base_weights,
+        template_arguments=adapter_manifest.template_arguments,
         files=files,
     )
     (target / MODEL_MANIFEST_NAME).write_bytes(manifest.to_bytes())

@@ -73,6 +73,12 @@ CHATS = (
         tools=TOOLS,
     ),
     ProbeChat("unicode", [_turn("user", UNICODE)]),
+    # `reasoning` is the engine's name for a row's `reasoning_content`.
+    ProbeChat(
+        "thoughts",
+        [_turn("user", "What is a bug?"), _turn("assistant", "A mistake.", reasoning="Short.")],
+        prompt=False,
+    ),
 )
 
 
@@ -90,13 +96,18 @@ class EncodedChats:
     ends: dict[int, str] = field(default_factory=dict)
 
 
+def _message(turn: dict[str, Any]) -> Message:
+    named = {("reasoning_content" if key == "reasoning" else key): value for key, value in turn.items()}
+    return msgspec.convert(named, Message)
+
+
 def encode_chats(tokenizer: Tokenizer, chats: Sequence[ProbeChat] = CHATS) -> EncodedChats:
     """The trainer's token ids of the probe chats."""
     texts = {end: tokenizer.backend.id_to_token(end) for end in sorted(tokenizer.end_ids)}
     encoded = EncodedChats(ends={end: text for end, text in texts.items() if text})
     for chat in chats:
         try:
-            messages = plain_messages(msgspec.convert(chat.messages, list[Message]))
+            messages = plain_messages(map(_message, chat.messages))
             text = tokenizer.render(messages, served_tools(chat.tools), add_generation_prompt=chat.prompt).text
             encoded.chats.append((chat, tokenizer.encode(text).ids))
         except InvalidRequest:

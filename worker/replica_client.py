@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -10,8 +12,10 @@ from pydantic import BaseModel, ConfigDict
 
 from shared.errors import ArtifactInvalid, Code, JobFailed, Unavailable
 from shared.replicas import ReplicaCapabilities, UnloadProgress, replica_name
+from shared.tokenization.request_arguments import with_template_arguments
 
 CONNECT_SECONDS = 5.0
+CHAT = "/v1/chat/completions"
 
 _Shape = TypeVar("_Shape", bound=BaseModel)
 
@@ -49,6 +53,12 @@ class _Tokens(BaseModel):
     """The field that is read of a response of ``/tokenize``."""
 
     tokens: list[int]
+
+
+class _PromptIds(BaseModel):
+    """The field that is read of a chat's response with ``return_token_ids``."""
+
+    prompt_token_ids: list[int]
 
 
 class ReplicaClient:
@@ -130,7 +140,13 @@ class ReplicaClient:
             raise self._failed(what, "Run the same release of Mens on every tier.") from None
 
     def token_ids(
-        self, model: str, messages: list[dict[str, Any]], *, prompt: bool, tools: list[dict[str, Any]] | None = None
+        self,
+        model: str,
+        messages: list[dict[str, Any]],
+        *,
+        prompt: bool,
+        tools: list[dict[str, Any]] | None = None,
+        arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int] | None:
         """Token ids of a chat by the replica's template and tokenizer; None when they refuse it.
 
@@ -139,12 +155,15 @@ class ReplicaClient:
             messages: the chat.
             prompt: whether the beginning of the assistant's next turn is added.
             tools: that the chat declares.
+            arguments: of the template.
 
         Raises:
             JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
         """
         body: dict[str, Any] = {"model": model, "messages": messages, "add_generation_prompt": prompt}
-        response = self._send("POST", "/tokenize", json=body | ({"tools": tools} if tools else {}))
+        body |= {"tools": tools} if tools else {}
+        body |= {"chat_template_kwargs": dict(arguments)} if arguments else {}
+        response = self._send("POST", "/tokenize", json=body)
         return self._read(_Tokens, response).tokens if response.status_code == 200 else None
 
     def ends_at(self, model: str, ids: list[int], token: int) -> bool:
@@ -168,6 +187,24 @@ class ReplicaClient:
             )
         ending = self._read(_Ending, response)
         return [one.finish_reason for one in ending.choices] == ["stop"] and ending.usage.completion_tokens == 1
+
+    def default_prompt_ids(
+        self, model: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]
+    ) -> list[int] | None:
+        """Token ids that an answer to a chat begins from when the client names no template argument; None when it is refused.
+
+        The request is what the gateway makes of such a client's.
+
+        Args:
+            arguments: the adapter's, which are the defaults.
+
+        Raises:
+            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+        """
+        asked = {"model": model, "messages": messages, "max_tokens": 1, "return_token_ids": True}
+        body = with_template_arguments(CHAT, asked, arguments)
+        response = self._send("POST", CHAT, json=body)
+        return self._read(_PromptIds, response).prompt_token_ids if response.status_code == 200 else None
 
     def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
         response = self._request(method, path, **more)

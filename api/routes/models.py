@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -139,6 +139,7 @@ def _base_model(
         mens["served"] = served
     if base.merged_from:
         mens["merged_from"] = base.merged_from.model_dump()
+    mens |= _arguments(base.template_arguments)
     if certificates is not None:
         measured = {one.replica: one.certificate for one in certificates}
         mens |= {"offered": is_certified(certificates), "certificates": measured}
@@ -148,14 +149,22 @@ def _base_model(
 def _adapter_model(adapter: Adapter) -> Model:
     kind = "adapter" if adapter.final else "checkpoint"
     mens = {"kind": kind, "base_model": adapter.base_model, "job_id": adapter.job_id, "step": adapter.step}
+    mens |= _arguments(adapter.template_arguments)
     return Model(id=adapter.id, created=unix_seconds(adapter.created_at), owned_by=adapter.tenant, mens=mens)
 
 
 def _alias_model(alias: Alias, adapter: Adapter) -> Model:
     mens: dict[str, Any] = {"kind": "alias", "adapter_id": adapter.id, "base_model": adapter.base_model}
+    if len(alias.targets) == 1:
+        mens |= _arguments(adapter.template_arguments)
     if len(alias.targets) > 1:
         mens["targets"] = [target.model_dump() for target in alias.targets]
     return Model(id=alias.name, created=unix_seconds(alias.moved_at), owned_by=alias.tenant, mens=mens)
+
+
+def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The template arguments that a model's chats are written with by default, if there are any."""
+    return {"template_arguments": dict(arguments)} if arguments else {}
 
 
 def _foreign_model(name: ForeignName) -> Model:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cli.client.connection import fail
 from shared.artifacts.adapter_import import parse_description
-from shared.artifacts.manifests import CONFIG_NAME, WEIGHTS_NAME
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest
 from shared.artifacts.original_layout import MAX_SIDECAR_BYTES, ORIGINAL_WEIGHTS, SIDECAR_NAMES
 from shared.artifacts.peft_options import PeftOptions
 from shared.tokenization.tokenizer import stored_templates
@@ -16,11 +16,14 @@ DESCRIPTION_NAMES = (*SIDECAR_NAMES, CONFIG_NAME)
 
 
 class AdapterFiles(NamedTuple):
-    """What is uploaded: the weights, what describes them, and the text of the chat template that was saved with them."""
+    """What is uploaded: the weights, what describes them, the text of the chat template that was saved with them, and, of an
+    adapter that was exported from Mens, the template's arguments.
+    """
 
     weights: Path
     description: Path
     template: str | None
+    template_arguments: dict[str, Any]
 
 
 def read_adapter_folder(path: Path, description: Path | None) -> AdapterFiles:
@@ -37,9 +40,18 @@ def read_adapter_folder(path: Path, description: Path | None) -> AdapterFiles:
     with beside.open("rb") as file:
         options = parse_description(file.read(MAX_SIDECAR_BYTES + 1))
     if not isinstance(options, PeftOptions):
-        return AdapterFiles(weights, beside, None)
+        return AdapterFiles(weights, beside, None, {})
     options.refuse_unservable()
-    return AdapterFiles(weights, beside, stored_templates(weights.parent).get("default"))
+    template = stored_templates(weights.parent).get("default")
+    return AdapterFiles(weights, beside, template, _template_arguments(weights.with_name(MANIFEST_NAME)))
+
+
+def _template_arguments(manifest: Path) -> dict[str, Any]:
+    """The template arguments that a manifest of ours beside the weights has; {} without one that can be read."""
+    try:
+        return dict(AdapterManifest.model_validate_json(manifest.read_bytes()).template_arguments or {})
+    except (OSError, ValueError):
+        return {}
 
 
 def find_files(path: Path, sidecar: Path | None) -> tuple[Path, Path]:

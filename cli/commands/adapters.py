@@ -21,6 +21,7 @@ from cli.export.formats import Format, write
 from cli.export.handoff import Backend
 from cli.export.mlflow_model import check_installed
 from cli.export.ollama.modelfile import plan_model
+from cli.options import TemplateArgument, parse_template_arguments
 from shared.artifacts.manifests import WEIGHTS_NAME
 from shared.artifacts.original_layout import ORIGINAL_WEIGHTS
 from shared.artifacts.signatures import make_key
@@ -139,6 +140,7 @@ def import_command(
     publish: Annotated[
         bool, typer.Option(help="Measure it on every replica and serve it; else it is stored only.")
     ] = True,
+    template_argument: TemplateArgument = None,
     watch: Annotated[bool, typer.Option(help="Follow the job until it ends.")] = True,
 ) -> None:
     """Import an adapter that PEFT, TRL, Unsloth, axolotl, torchtune or the original trained.
@@ -148,9 +150,11 @@ def import_command(
     """
     try:
         files = read_adapter_folder(path, sidecar)
+        arguments = parse_template_arguments(template_argument) or files.template_arguments
     except MensError as error:
         fail_with(error)
     contract: dict[str, Any] = {"model": model, "name": name, "publish": publish, "alias": alias}
+    contract |= {"template_arguments": arguments} if arguments else {}
     uploads = Uploads()
     contract |= {"weights_file": uploads.add(files.weights), "sidecar_file": uploads.add(files.description)}
     if files.template is not None:

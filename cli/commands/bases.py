@@ -302,6 +302,7 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
             base_model=manifest.base_model,
             probes_digest=hashlib.sha256(probes).hexdigest(),
         ),
+        template_arguments=dict(manifest.template_arguments or {}),
     )
     if folder.exists() or any(base.name == name for base in catalog.bases):
         fail(f"{name} is already there; give the merged model another name with --as.")

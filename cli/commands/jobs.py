@@ -23,7 +23,7 @@ from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import lay_over, read_sections
 from cli.export.handoff import HANDOFF_NAME
 from cli.export.original_merge import merge_original
-from cli.options import existing_file
+from cli.options import TemplateArgument, existing_file, parse_template_arguments
 from cli.output import print_table
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import parse_contract
@@ -62,6 +62,7 @@ def train(
         existing_file("JSONL file mixed into each epoch, against forgetting."),
     ] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,
+    template_argument: TemplateArgument = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the file. Default: auto.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the base's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. Default: auto.")] = None,
@@ -111,6 +112,7 @@ def train(
         sections = read_sections(contract)
         lay_over(sections, parse_flags(context.args))
         lay_over(sections, options)
+        lay_over(sections, {"data": {"template_arguments": parse_template_arguments(template_argument)}})
         parsed = parse_contract(sections)
         base = find_base(sections["model"].get("hf_repo"))
         check_files(parsed.data, files, keep_all=bool(preset or domain))

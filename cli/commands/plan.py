@@ -16,12 +16,12 @@ from cli.client.json_errors import note_json
 from cli.commands.bases import entry_and_folder
 from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import Sections, lay_over, read_sections
-from cli.options import existing_file
+from cli.options import TemplateArgument, existing_file, parse_template_arguments
 from shared.base_models.catalog import BaseModelEntry
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import warmup_steps
-from shared.contract.sections import DEFAULT_MODEL_ID, DEVICE_NAMES, DataMode, Device
+from shared.contract.sections import DEFAULT_MODEL_ID, DEVICE_NAMES, DataMode, Device, describe_arguments
 from shared.datasets.reader import count_lines
 from shared.errors import Code, ContractRejected, MensError, NotFound
 from shared.preflight.types import InputFile, JobRequest, Machine, Preflight, ServingLimits
@@ -49,6 +49,7 @@ def plan(
     ] = None,
     contract: Annotated[Path | None, existing_file("JSON file with contract sections.")] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,
+    template_argument: TemplateArgument = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the file. Default: auto.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the base's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. Default: auto.")] = None,
@@ -93,6 +94,7 @@ def plan(
             "adapter": {"rank": rank},
         }
         lay_over(sections, options)
+        lay_over(sections, {"data": {"template_arguments": parse_template_arguments(template_argument)}})
         train = _input(file)
         rules = {} if preset or domain else auto_exec(train.lines or 0, base.learning_rate)
         auto = frozenset(f"exec.{name}" for name in rules.keys() - sections["exec"].keys())
@@ -190,6 +192,7 @@ def facts(checked: Preflight) -> list[tuple[str, str]]:
         ("cut off", f"{supervision.truncated_rows:,} rows lose their beginning at {exec_.seq_len} tokens"),
         ("steps", f"{plan.optimizer_steps:,} optimizer steps of {exec_.batch_size} x {exec_.grad_accum} rows, {exec_.epochs} epochs"),
         ("rate", f"{exec_.learning_rate:g}, after a warm-up over {warmup_steps(exec_.warmup_steps, plan.optimizer_steps)} steps"),
+        *([("template", describe_arguments(arguments))] if (arguments := plan.contract.data.template_arguments) else []),
         ("adapter", f"rank {adapter.rank}, alpha {adapter.alpha}: {needs.trainable_parameters:,} parameters"),
         ("memory", f"{needs.vram_bytes / GIB:.2f} GiB {fits}".rstrip()),
         ("disk", f"{needs.disk_bytes / GIB:.2f} GiB"),

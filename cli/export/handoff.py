@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -61,10 +62,12 @@ def handoff_for(backend: Backend, manifest: AdapterManifest, url: str) -> Handof
 
 def _notes(backend: Backend, manifest: AdapterManifest) -> str:
     name = manifest.name
+    arguments = json.dumps(dict(manifest.template_arguments or {}))
     match backend:
         case Backend.VLLM:
+            default = f"--default-chat-template-kwargs '{arguments}' " if manifest.template_arguments else ""
             return (
-                f"vllm serve BASE --enable-lora --max-lora-rank {_rank_of_vllm(manifest.rank)} --lora-modules {name}=. "
+                f"vllm serve BASE --enable-lora --max-lora-rank {_rank_of_vllm(manifest.rank)} --lora-modules {name}=. {default}"
                 f"(BASE: a folder or hub name of {manifest.base_model}); requests then name the model {name}."
             )
         case Backend.OLLAMA:
@@ -73,6 +76,7 @@ def _notes(backend: Backend, manifest: AdapterManifest) -> str:
             return (
                 "peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(BASE), '.') "
                 f"(BASE: a folder or hub name of {manifest.base_model})."
+                + (f" Chats: apply_chat_template(messages, **{arguments})." if manifest.template_arguments else "")
             )
         case _:
             return f"Requests name the model {manifest.adapter_id}; the API key is one of this installation."

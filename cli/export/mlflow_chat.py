@@ -44,6 +44,7 @@ class AdapterChat(PythonModel):
         template = hashlib.sha256(str(self._tokenizer.chat_template).encode()).hexdigest()
         if template != manifest["template_digest"]:
             raise ValueError(f"{base} is not the base of this adapter: its chat template is another one")
+        self._arguments = manifest.get("template_arguments") or {}
         plain = AutoModelForCausalLM.from_pretrained(base, dtype="auto", device_map="auto")
         self._model = PeftModel.from_pretrained(plain, str(folder)).eval()
         self._ends = _end_ids(self._tokenizer, plain.generation_config.eos_token_id)
@@ -68,7 +69,7 @@ class AdapterChat(PythonModel):
 
     def _answer(self, chat: list[dict[str, str]], options: dict[str, Any]) -> str:
         inputs = self._tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True, **self._arguments
         ).to(self._model.device)
         written = self._model.generate(**inputs, **options)
         return str(self._tokenizer.decode(written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))

@@ -22,7 +22,7 @@ from shared.base_models.config import ModelConfig, parse_model_config
 from shared.base_models.families import EMBEDDING_KEYS
 from shared.base_models.tensors import HEAD, detect_namespace
 from shared.base_models.weights import Tensors, read_folder_tensors
-from shared.contract.sections import AdapterMethod, ProvenanceSection
+from shared.contract.sections import AdapterMethod, FrozenDict, ProvenanceSection, TemplateArguments
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
 
@@ -41,6 +41,7 @@ class ImportRequest:
         sidecar_digest: SHA-256 of the sidecar's bytes.
         contract_digest: of the import's contract.
         template_digest: SHA-256 of the base's chat template.
+        template_arguments: that the adapter was trained with.
     """
 
     weights: Path
@@ -51,6 +52,7 @@ class ImportRequest:
     sidecar_digest: str
     contract_digest: str
     template_digest: str
+    template_arguments: TemplateArguments = field(default_factory=FrozenDict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,7 @@ def _manifest(found: Contents, request: ImportRequest, config: ModelConfig, fold
         source_digests={"weights": digest_file(request.weights), "sidecar": request.sidecar_digest},
         contract_digest=request.contract_digest,
         template_digest=request.template_digest,
+        template_arguments=request.template_arguments or None,
         step=0,
         files={name: digest_file(folder / name) for name in (WEIGHTS_NAME, CONFIG_NAME)},
     )

@@ -19,7 +19,15 @@ from shared.artifacts.tensor_values import verify_products, verify_values
 from shared.base_models.catalog import Sha256
 from shared.base_models.families import is_transposed
 from shared.base_models.weights import TensorInfo, read_tensors
-from shared.contract.sections import MAX_ALPHA, AdapterMethod, BaseQuant, BaseWeights, Name, ProvenanceSection
+from shared.contract.sections import (
+    MAX_ALPHA,
+    AdapterMethod,
+    BaseQuant,
+    BaseWeights,
+    Name,
+    ProvenanceSection,
+    TemplateArguments,
+)
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import canonical_json, digest_file
 
@@ -81,6 +89,10 @@ class AdapterManifest(BaseModel):
     )
     contract_digest: Sha256
     template_digest: Sha256 = Field(description="SHA-256 of the chat template's text.")
+    template_arguments: TemplateArguments | None = Field(
+        None,
+        description="Arguments of the chat template that its rows were written with; null: the template's own defaults.",
+    )
     step: int = Field(ge=0, description="Optimizer steps it was trained for.")
     lineage: Lineage | None = Field(None, description="What trained it; null: an import, or of an older release.")
     files: dict[FileName, Sha256] = Field(description="Every other file of the folder → SHA-256.")
@@ -268,11 +280,14 @@ class ModelManifest(BaseModel):
     base_digests: dict[str, Sha256]
     adapter_id: str
     base_weights: BaseWeights = Field(BaseWeights.ORIGINAL, description="Which weights the adapter was merged into.")
+    template_arguments: TemplateArguments | None = Field(
+        None, description="Of the adapter; left out where it has none."
+    )
     files: dict[FileName, Sha256]
 
     def to_bytes(self) -> bytes:
-        """The manifest file's bytes: canonical JSON."""
-        return canonical_json(self.model_dump(mode="json"))
+        """The manifest file's bytes: canonical JSON, nulls left out."""
+        return canonical_json(self.model_dump(mode="json", exclude_none=True))
 
     @property
     def digest(self) -> str:

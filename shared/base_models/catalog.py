@@ -109,6 +109,10 @@ class BaseModelEntry(ModelValue):
     twin_of: TwinOf | None = Field(None, description="Null unless `mens base dequantize` made it.")
     merged_from: MergedFrom | None = Field(None, description="Null unless it is a merged model.")
     gguf: GgufOrigin | None = Field(None, description="Null unless it was dequantised from a GGUF file.")
+    template_arguments: dict[str, bool | int | str] = Field(
+        {},
+        description="Of a merged model: the template arguments that its adapter was trained with, the default of its chats.",
+    )
 
     @property
     def digest(self) -> str:

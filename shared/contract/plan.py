@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -25,6 +25,7 @@ from shared.contract.sections import (
     ContractValue,
     Device,
     FineTuneContract,
+    FrozenDict,
     ImportContract,
     MergeContract,
     Name,
@@ -47,20 +48,11 @@ class DataFile(ContractValue):
     rows: int = Field(description="Rows that pass the filters.")
 
 
-class FrozenDict(dict[str, str]):
-    """A dictionary that is never changed: part of a value that others have a digest of."""
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("a plan is not changed")
-
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
-
-
 class PlannedBase(ContractValue):
     """The base model by content."""
 
     name: str
-    digests: Annotated[dict[str, Sha256], AfterValidator(FrozenDict)]
+    digests: Annotated[dict[str, Sha256], AfterValidator(FrozenDict[str])]
 
     @property
     def digest(self) -> str:
@@ -148,6 +140,8 @@ class ImportPlan(ContractValue):
         """Digest of what is imported, by content and not by file id: the same files give the same adapter everywhere."""
         # A template decides only whether it is imported.
         content = {"weights": self.weights_sha256, "sidecar": self.sidecar_sha256, "base": self.base.digests}
+        arguments = self.contract.template_arguments
+        content |= {"template_arguments": dict(arguments)} if arguments else {}
         return digest_json(content | {"name": self.contract.name})
 
 

@@ -7,11 +7,14 @@ are checked here; which well-formed contracts may run is decided in `shared/cont
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NoReturn, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     BeforeValidator,
@@ -19,6 +22,7 @@ from pydantic import (
     Field,
     Strict,
     StrictBool,
+    StrictStr,
     StringConstraints,
     model_validator,
 )
@@ -77,6 +81,38 @@ Name = Annotated[str, StringConstraints(pattern=_NAME_PATTERN), BeforeValidator(
 """A name that callers choose (alias, suffix, base model): safe in a URL, a file name and a log line."""
 ForeignNameText = Annotated[str, StringConstraints(pattern=_FOREIGN_NAME_PATTERN), BeforeValidator(_check_foreign_name)]
 """A name of another provider's model: safe in a URL, a log line, and JSON without escapes. An adapter's id is none."""
+
+
+_Item = TypeVar("_Item")
+
+
+class FrozenDict(dict[str, _Item]):
+    """A dictionary that is never changed: part of a value that others have a digest of."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a plan is not changed")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[FrozenDict[_Item]], tuple[dict[str, _Item]]]:
+        # A copy of a dictionary is filled item by item, which this one refuses.
+        return type(self), (dict(self),)
+
+
+MAX_ARGUMENTS = 8
+ArgumentName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,63}$")]
+ArgumentValue = StrictBool | Integer | Annotated[StrictStr, Field(max_length=64)]
+TemplateArguments = Annotated[
+    Mapping[ArgumentName, ArgumentValue],
+    Field(max_length=MAX_ARGUMENTS),
+    AfterValidator(lambda arguments: FrozenDict(sorted(arguments.items()))),
+]
+"""Arguments of a chat template by name, e.g. ``{"enable_thinking": False}``; their order means nothing."""
+
+
+def describe_arguments(arguments: Mapping[str, Any]) -> str:
+    """Template arguments for a person to read, e.g. ``enable_thinking = false``."""
+    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in sorted(arguments.items()))
 
 
 class ContractValue(BaseModel):
@@ -191,6 +227,14 @@ class DataMode(StrEnum):
     LENIENT = "lenient"
 
 
+class ThoughtsRule(StrEnum):
+    """What becomes of an answer's thoughts (``reasoning_content``) in training."""
+
+    LEARN = "learn"
+    CONTEXT = "context"
+    DROP = "drop"
+
+
 class DataSection(ContractValue):
     """What it is tuned on."""
 
@@ -214,6 +258,17 @@ class DataSection(ContractValue):
     )
     replay_ratio: Number = Field(
         0.1, ge=0.0, le=0.5, description="Replayed rows of an epoch for each of its other rows; with replay_file only."
+    )
+    template_arguments: TemplateArguments = Field(
+        {},
+        validate_default=True,
+        description="Arguments of the base's chat template, e.g. enable_thinking or reasoning_effort, by which rows are written and"
+        " the adapter's chats are served; {}: the template's own defaults.",
+    )
+    thoughts: ThoughtsRule = Field(
+        ThoughtsRule.LEARN,
+        description="Thoughts of answers (reasoning_content): learn: trained on like the answer; context: written, and not trained"
+        " on; drop: left out.",
     )
 
 
@@ -387,6 +442,10 @@ def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
     )
     # A set: the order of shards changes nothing that is trained.
     fields["model"]["weight_shards"] = sorted(fields["model"]["weight_shards"] or [])
+    # Left at their defaults they mean what a contract of an earlier release means, which had neither.
+    for name, default in (("template_arguments", {}), ("thoughts", ThoughtsRule.LEARN)):
+        if fields["data"][name] == default:
+            del fields["data"][name]
     return digest_json({"contract": fields, "content": content})
 
 
@@ -404,6 +463,11 @@ class ImportContract(ContractValue):
         None,
         min_length=1,
         description="Uploaded file: the chat template that it was trained with. Chats must become the same tokens by the base's.",
+    )
+    template_arguments: TemplateArguments = Field(
+        {},
+        validate_default=True,
+        description="Arguments of the chat template that it was trained with, e.g. enable_thinking.",
     )
     model: str = Field(min_length=1, description="Name of the base that it was trained on.")
     name: Name = Field(description="First part of the adapter's id.")

@@ -57,6 +57,11 @@ class Adapter(Value):
         digests = self.manifest.get("base_digests")
         return digest_json(digests) if digests else ""
 
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """Arguments of the chat template that it was trained with; {}: the template's own defaults."""
+        return self.manifest.get("template_arguments") or {}
+
 
 class NewAdapter(Value):
     """An adapter that a job registers as it finishes."""

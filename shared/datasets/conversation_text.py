@@ -14,10 +14,12 @@ _TAGS = {role: f"<{role}>" for role in get_args(Role)}
 
 
 def written(messages: Iterable[Message]) -> str:
-    """A conversation as one text: its roles, contents and calls."""
+    """A conversation as one text: its roles, thoughts, contents and calls."""
     return " ".join(
         [
-            f"<{message.role}> {message.content or ''}" if not message.tool_calls else _with_calls(message)
+            _with_more(message)
+            if message.tool_calls or message.reasoning_content
+            else f"<{message.role}> {message.content or ''}"
             for message in messages
         ]
     )
@@ -39,8 +41,10 @@ def written_together(roles: Sequence[str], contents: Sequence[str], turns: Itera
     return " ".join(pieces)
 
 
-def _with_calls(message: Message) -> str:
-    return f"<{message.role}> {message.content or ''} {msgspec.json.encode(message.tool_calls).decode()}"
+def _with_more(message: Message) -> str:
+    thoughts = f"<thoughts> {message.reasoning_content} " if message.reasoning_content else ""
+    calls = f" {msgspec.json.encode(message.tool_calls).decode()}" if message.tool_calls else ""
+    return f"{thoughts}<{message.role}> {message.content or ''}{calls}"
 
 
 def digest64(text: str | bytes) -> int:

@@ -65,7 +65,15 @@ class KeyDecoder:
         unused = set(_said([wide], self.row_keys))
         if turns := wide.messages:
             fields["messages"] = [
-                Message(turn.role, turn.content, turn.name, turn.tool_calls, turn.tool_call_id, turn.weight)
+                Message(
+                    turn.role,
+                    turn.content,
+                    turn.name,
+                    turn.tool_calls,
+                    turn.tool_call_id,
+                    turn.weight,
+                    turn.reasoning_content,
+                )
                 for turn in turns
             ]
             unused.update(f"messages[].{key}" for key in _said(turns, self.turn_keys))

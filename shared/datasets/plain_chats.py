@@ -39,10 +39,13 @@ _NEWLINE, _OPENS, _CLOSES = b"\n{}"
 
 
 class PlainTurn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A turn of role and content."""
+    """A turn of role and content; one with thoughts is left to the slow path."""
 
     role: Role
     content: Annotated[str, msgspec.Meta(min_length=1)]
+    reasoning_content: None = None
+    reasoning: None = None
+    thinking: None = None
 
 
 class PlainChat(Labels, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):

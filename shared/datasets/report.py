@@ -43,6 +43,7 @@ CONVERTED: dict[Conversion, str] = {
     "tools as text": "have tools as a text of JSON, which is read",
     "flat calls": "have tool calls without `function`, which are read as calls of functions",
     "nulls of a merged schema": "have nulls that a typed table put into tools or arguments, which are left out",
+    "thoughts": "have thoughts under another name, which are read as reasoning_content",
 }
 Progress = Callable[[int], None]
 

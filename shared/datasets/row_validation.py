@@ -15,7 +15,17 @@ import msgspec
 from shared.datasets.field_conflicts import refuse_conflicts
 from shared.datasets.forms.recognition import DESCRIPTIONS, is_foreign
 from shared.datasets.forms.tools import check_tools, refuse_foreign_tools
-from shared.datasets.rows import MAX_SPAN_WEIGHT, Message, Record, Role, RowCode, RowError, TrainingRow, as_row
+from shared.datasets.rows import (
+    END_OF_THOUGHTS,
+    MAX_SPAN_WEIGHT,
+    Message,
+    Record,
+    Role,
+    RowCode,
+    RowError,
+    TrainingRow,
+    as_row,
+)
 from shared.datasets.written_rows import WRITTEN_ROLES, translate
 from shared.lone_surrogates import has_lone_surrogate
 
@@ -285,6 +295,8 @@ def _check_turns(messages: list[Message], name: str) -> None:
 
 
 def _check_turn(message: Message, field: str) -> None:
+    if message.reasoning_content:
+        _check_thoughts(message, field)
     for index, call in enumerate(message.tool_calls or ()):
         _check_tool_call(call, f"{field}.tool_calls[{index}]")
     if message.role == "assistant":
@@ -300,6 +312,15 @@ def _check_turn(message: Message, field: str) -> None:
     # A tool may have nothing to say, and OpenAI takes an empty system turn.
     if message.content is None or (not message.content and message.role == "user"):
         raise RowError(RowCode.ROW_CONTENT_EMPTY, f"{field}.content is empty", f"{field}.content")
+
+
+def _check_thoughts(message: Message, field: str) -> None:
+    place = f"{field}.reasoning_content"
+    if message.role != "assistant":
+        raise RowError(RowCode.ROW_FIELD_CONFLICT, f"{place}: only an assistant's turn has thoughts", place)
+    if END_OF_THOUGHTS in (message.content or ""):
+        reason = f"{place}: the turn has thoughts there and in its content; keep one of them"
+        raise RowError(RowCode.ROW_FIELD_CONFLICT, reason, place)
 
 
 def _check_tool_call(call: dict[str, Any], field: str) -> None:

@@ -71,11 +71,16 @@ Difficulty = Annotated[int, msgspec.Meta(ge=1, le=10)]
 Offset = Annotated[int, msgspec.Meta(ge=0)]
 MAX_SPAN_WEIGHT = 100
 """So that no token drowns all others of its step, and no product overflows."""
+END_OF_THOUGHTS = "</think>"
+"""What ends thoughts that stand in an answer's content."""
 SpanWeight = Annotated[float, msgspec.Meta(ge=0, le=MAX_SPAN_WEIGHT)]
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One turn of a chat. ``content`` may be null when the turn calls tools; a turn of ``weight`` 0 is not supervised."""
+    """One turn of a chat. ``content`` may be null when the turn calls tools; a turn of ``weight`` 0 is not supervised.
+
+    ``reasoning_content`` are an answer's thoughts, which a template writes before its content.
+    """
 
     role: Role
     content: str | None = None
@@ -83,6 +88,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     weight: Literal[0, 1] | None = None
+    reasoning_content: str | None = None
 
 
 class SyntaxSpan(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ They become a :class:`Record`, in which nothing is ambiguous, and what was done 
     an answer's ``train`` (``training``,
     ``trainable``, ``loss``): false       its weight 0
     tools and calls of other programs     those of the chat API (``forms/tools.py``)
+    ``reasoning``, ``thinking``           reasoning_content
     any other key, of a row, a turn,
     a part, a call or a span              left out, and counted
 
@@ -27,7 +28,7 @@ from shared.datasets.forms.recognition import MEDIA, RowForm, refers_to_media
 from shared.datasets.forms.tools import ToolConversion, tools_of_text, translated_tools, translated_turns
 from shared.datasets.rows import Labels, Message, Record, Role, RowCode, RowError, SyntaxSpan
 
-Conversion = Literal["text parts", "functions", "refusal", "answers not to learn", ToolConversion]
+Conversion = Literal["text parts", "functions", "refusal", "answers not to learn", "thoughts", ToolConversion]
 WrittenRole = Literal[Role, "function"]
 WRITTEN_ROLES: tuple[str, ...] = get_args(WrittenRole)
 """Every role that a line may name."""
@@ -66,6 +67,10 @@ class _WrittenMessage(msgspec.Struct, gc=False):
     training: Any = None
     trainable: Any = None
     loss: Any = None
+    reasoning_content: str | None = None
+    # Names of thoughts at Ollama and in older data; other people's files may hold anything there.
+    reasoning: Any = None
+    thinking: Any = None
 
 
 class _WrittenSpan(SyntaxSpan, frozen=True, gc=False, forbid_unknown_fields=False):
@@ -264,8 +269,9 @@ def _turns(written: list[_WrittenMessage] | None, name: str, found: Translated) 
             # OpenAI requires a tool's content, and lets a function's be null.
             role, content, tool_call_id, speaker = "tool", content or "", open_calls[turn.name], None
             found.conversions.add("functions")
+        thoughts = _thoughts(turn, name, index, found)
         weight = _weight(turn, name, place, found)
-        turns.append(Message(role, content, speaker, tool_calls, tool_call_id, weight))
+        turns.append(Message(role, content, speaker, tool_calls, tool_call_id, weight, thoughts))
     return turns
 
 
@@ -285,6 +291,23 @@ def _weight(turn: _WrittenMessage, name: str, place: str, found: Translated) -> 
         elif not is_flag or (value and not is_answer):
             found.unused_keys.add(f"{name}[].{flag}")
     return weight
+
+
+def _thoughts(turn: _WrittenMessage, name: str, index: int, found: Translated) -> str | None:
+    """A turn's thoughts, by whichever of their names it has."""
+    thoughts = turn.reasoning_content
+    for key in ("reasoning", "thinking"):
+        value = getattr(turn, key)
+        if not isinstance(value, str):
+            if value:
+                found.unused_keys.add(f"{name}[].{key}")
+            continue
+        if thoughts and value and value != thoughts:
+            raise _conflict(f"{name}[{index}].{key}", "the turn has other thoughts under another name")
+        if value:
+            thoughts = value
+            found.conversions.add("thoughts")
+    return thoughts
 
 
 def _text(turn: _WrittenMessage, place: str, found: Translated) -> str | None:

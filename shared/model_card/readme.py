@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shared.artifacts.manifests import AdapterManifest
+from shared.contract.sections import describe_arguments
 from shared.hashing import digest_json
 from shared.model_card.evaluation_section import evaluation_section
 from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, table
@@ -98,6 +99,8 @@ def _base(record: AdapterRecord) -> str:
         *([("tokens that end an answer", " ".join(ends))] if (ends := _end_tokens(record.certificates)) else []),
     ]
     text = "\n## Base model\n\n" + table(rows)
+    if manifest.template_arguments:
+        text += f"\nChats are written, and answers asked for, with {inline(describe_arguments(manifest.template_arguments))}.\n"
     if provenance and provenance.attribution_required:
         source = inline(provenance.upstream_model_id or manifest.base_model)
         text += f"\n> **Attribution required.** Whoever publishes this adapter must name {source}.\n"

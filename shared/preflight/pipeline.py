@@ -29,6 +29,7 @@ from shared.preflight.sequence_length import open_length
 from shared.preflight.servability import check_servable, serving_notes
 from shared.preflight.types import Estimate, InputFile, JobRequest, Machine, Preflight
 from shared.tokenization.supervision_report import SupervisionReport
+from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 
 DEFAULT_NAME = "adapter"
@@ -90,7 +91,8 @@ def preflight(
     if machine.limits:
         check_servable(resolution.contract, model.config, machine.limits, base_digest=base.digest)
     files = JobFiles(train, validation, replay)
-    found = read_files(resolution.contract, seq_len, Tokenizer.load(base_folder), files, machine)
+    tokenizer = Tokenizer.load(base_folder, ChatOptions.of(resolution.contract.data))
+    found = read_files(resolution.contract, seq_len, tokenizer, files, machine)
     data, supervision = found.data, found.supervision["train"]
     found.refuse()
     difficulties = found.trained_on("train")
@@ -144,6 +146,7 @@ def preflight(
                     *warnings,
                     *model.notes,
                     *([supervision.end_token_note] if supervision.end_token_note else []),
+                    *tokenizer.notes,
                     *data.notes,
                     *served,
                     *needs.notes,

@@ -3,7 +3,8 @@
 A template with ``{% generation %}`` marks shows them itself. Without marks each answer is found by offsets: the chat up to
 the turn, with a generation prompt, is how the chat with the turn begins; and that is how the whole chat begins. Where a
 template rewrites its history (drops the reasoning of earlier turns, say), only the last turn is written as the model will
-have to write it, and only it is supervised. Where not even that holds, the row is refused, so that no row is supervised as
+have to write it, and only it is supervised. Thoughts of an answer (``reasoning_content``) are a part of it, unless they are
+context only; then its span begins behind them. Where not even that holds, the row is refused, so that no row is supervised as
 a whole, or not at all, because its answers could not be found.
 """
 
@@ -14,11 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from shared.contract.sections import ThoughtsRule
 from shared.datasets.rows import Message, TrainingRow
 from shared.errors import Code, InvalidRequest
 from shared.tokenization.chat_template import Rendered
-from shared.tokenization.completeness import LeftOut, check_complete
-from shared.tokenization.served_form import plain_messages, served_roles, served_tools
+from shared.tokenization.completeness import THOUGHTS, LeftOut, check_complete
+from shared.tokenization.served_form import plain_messages, served_roles, served_tools, trained_turns
 from shared.tokenization.tokenizer import Tokenizer
 
 Span = tuple[int, int]
@@ -114,9 +116,10 @@ class _WrittenRow:
     @classmethod
     def write(cls, tokenizer: Tokenizer, row: TrainingRow) -> _WrittenRow:
         tools = served_tools(row.tools)
-        turns = served_roles(row.messages, tokenizer.template_for(tools).text)
-        converted = any(turn.role == "developer" for turn in row.messages) and turns != row.messages
-        loses_names = _names(turns) != _names(row.messages)
+        written = trained_turns(row.messages, tokenizer.options.thoughts)
+        turns = served_roles(written, tokenizer.template_for(tools).text)
+        converted = any(turn.role == "developer" for turn in written) and turns != written
+        loses_names = _names(turns) != _names(written)
         left_out: frozenset[LeftOut] = frozenset({"names"} if loses_names else ())
         messages = plain_messages(turns)
         supervised = [i for i, turn in enumerate(turns) if turn.role == "assistant" and turn.weight != 0]
@@ -134,9 +137,13 @@ class _WrittenRow:
         spans = self.whole.assistant_spans
         if not spans:
             return None
-        if self.supervised != self.answers:
+        if self.supervised != self.answers or any(map(self._has_context, self.answers)):
             turns = self._turns_of_marks(spans)
-            spans = [span for span, turn in zip(spans, turns, strict=True) if turn in self.supervised]
+            spans = [
+                (self._behind_thoughts(turn, start, self.whole.text) if self._has_context(turn) else start, end)
+                for (start, end), turn in zip(spans, turns, strict=True)
+                if turn in self.supervised
+            ]
         prompt_differs = False
         if compare_prompt:
             with suppress(InvalidRequest):
@@ -176,6 +183,8 @@ class _WrittenRow:
     def _find(self, turn: int) -> _Answer:
         text = self._text(turn + 1)
         start, differs = self._start(turn, text)
+        if self._has_context(turn):
+            start = self._behind_thoughts(turn, start, text)
         # After the token that ends the turn; where there is none, after the last visible character.
         token = self.tokenizer.end_token or ""
         position = text.rfind(token, start) if token else -1
@@ -219,11 +228,20 @@ class _WrittenRow:
             and text.find(content, len(prompt) + 1) < 0
         )
 
-    def _content_start(self, turn: int, text: str) -> int:
-        """Where the text begins to depend on the answer."""
-        others = [[*self.messages[:turn], {"role": "assistant", "content": word}] for word in _STAND_INS]
+    def _content_start(self, turn: int, text: str, **more: Any) -> int:
+        """Where the text begins to depend on the answer; on its content alone where ``more`` has the rest of the turn."""
+        others = [[*self.messages[:turn], {"role": "assistant", "content": word, **more}] for word in _STAND_INS]
         texts = [self.tokenizer.render(other, self.tools).text for other in others]
         return min(_common_prefix_length(text, other) for other in texts)
+
+    def _has_context(self, turn: int) -> bool:
+        """Whether a turn's thoughts are written and not supervised."""
+        return self.tokenizer.options.thoughts is ThoughtsRule.CONTEXT and THOUGHTS in self.messages[turn]
+
+    def _behind_thoughts(self, turn: int, start: int, text: str) -> int:
+        """Where an answer that begins at ``start`` goes on behind its thoughts."""
+        more = {key: value for key, value in self.messages[turn].items() if key not in ("role", "content")}
+        return max(start, self._content_start(turn, text, **more))
 
     def _text(self, turns: int, prompt: bool = False) -> str:
         """The text of the row's first turns."""

@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -29,6 +31,11 @@ from shared.errors import Code, InvalidRequest
 MAX_TEXT = 16_000_000
 """Characters that a template may write for one chat; a row of a data file has at most a sixteenth of that."""
 MAX_SECONDS = 5.0
+
+RESERVED_ARGUMENTS = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+)
+"""Names of values that come with each chat, or that vLLM takes for itself."""
 
 Turn = Mapping[str, Any]
 
@@ -53,14 +60,18 @@ class ChatTemplate:
     Args:
         text: the jinja source.
         special_tokens: tokens that the template may write by name, e.g. ``{"bos_token": "<s>"}``.
+        arguments: that every chat is written with, e.g. ``{"enable_thinking": False}``.
 
     Raises:
         InvalidRequest: ``TEMPLATE_UNSUPPORTED``: the source is not a template.
     """
 
-    def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, text: str, special_tokens: Mapping[str, str], arguments: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self.text = text
         self.special_tokens = dict(special_tokens)
+        self.arguments = dict(arguments)
         environment = _environment()
         try:
             self._template = environment.from_string(text)
@@ -75,6 +86,22 @@ class ChatTemplate:
         """SHA-256 (64 hex digits) of the source."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
+    @cached_property
+    def argument_names(self) -> frozenset[str]:
+        """Names of the arguments that the template knows: those that it reads and does not set, or sets where they are not given.
+
+        vLLM passes on what jinja calls undeclared, which are these and local variables that one branch alone sets.
+        """
+        environment = _environment()
+        source = environment.parse(self.text)
+        others = environment.globals.keys() | self.special_tokens.keys() | RESERVED_ARGUMENTS | _local_names(source)
+        read = meta.find_undeclared_variables(source) - others
+        return frozenset(name for name in read if not name.endswith("_token"))
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> ChatTemplate:
+        """The same template with other arguments."""
+        return ChatTemplate(self.text, self.special_tokens, arguments)
+
     def render(
         self, messages: Sequence[Turn], tools: Sequence[Turn] | None = None, add_generation_prompt: bool = False
     ) -> Rendered:
@@ -84,7 +111,7 @@ class ChatTemplate:
             InvalidRequest: ``TEMPLATE_UNSUPPORTED`` with the template's own message: it does not accept this chat.
         """
         given = {"messages": messages, "tools": tools, "documents": None}
-        values = {**self.special_tokens, **given, "add_generation_prompt": add_generation_prompt}
+        values = {**self.special_tokens, **self.arguments, **given, "add_generation_prompt": add_generation_prompt}
         output = _Output(deadline=time.monotonic() + MAX_SECONDS)
         token = _current.set(output)
         try:
@@ -96,6 +123,28 @@ class ChatTemplate:
             _current.reset(token)
         text = "".join(output.pieces)
         return Rendered(text, output.spans_in(text) if self.has_marks else None)
+
+
+def _local_names(source: nodes.Template) -> frozenset[str]:
+    """Names that a template sets, but for arguments with a default: names that it sets where it has looked whether they are given."""
+    defaulted: set[str] = set()
+    for assignment in source.find_all(nodes.Assign):
+        defaulted |= _stored(assignment) & _tested(assignment.node)
+    for branch in source.find_all(nodes.If):
+        defaulted |= _stored(branch) & _tested(branch.test)
+    return _stored(source) - defaulted
+
+
+def _stored(node: nodes.Node) -> frozenset[str]:
+    return frozenset(name.name for name in node.find_all(nodes.Name) if name.ctx != "load")
+
+
+def _tested(expression: nodes.Node) -> frozenset[str]:
+    """Names of which an expression asks whether they are defined, or that it gives a default."""
+    parts = [expression, *expression.find_all((nodes.Test, nodes.Filter))]
+    asked = ("defined", "undefined", "default", "d")
+    names = [part.node for part in parts if isinstance(part, nodes.Test | nodes.Filter) and part.name in asked]
+    return frozenset(name.name for name in names if isinstance(name, nodes.Name))
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ A template that does not know a role, a part or a place writes nothing for it, w
   short text is missed although it is a part of another one, and so are a call's arguments and a tool's parameters.
 
 A few things may be left out, and are only told: an answer's thoughts, which many templates drop from earlier turns on
-purpose, here and at serving time, and a speaker's ``name``.
+purpose, here and at serving time, and a speaker's ``name``. The last answer's thoughts, where they have a field of their own,
+may not: they would be lost from every row, and the model would learn to think nothing.
 """
 
 from __future__ import annotations
@@ -17,23 +18,25 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shared.datasets.rows import END_OF_THOUGHTS
 from shared.errors import Code, InvalidRequest
 from shared.tokenization.tokenizer import Tokenizer
 
 LeftOut = Literal["thoughts", "names"]
 Part = tuple[str, str]
 """What it is, for a message; and the text that must be found."""
-END_OF_THOUGHTS = "</think>"
+THOUGHTS = "reasoning_content"
+_LAST_THOUGHTS = "the thoughts of the last answer"
 MAX_SHAPES = 4_096
 _SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
 class _Omissions:
-    """What a template leaves out of chats of one shape: the first part, for which they are refused, and names."""
+    """What a template leaves out of chats of one shape: the first part, for which they are refused, and what may be."""
 
     part: str | None = None
-    names: bool = False
+    may_be: frozenset[LeftOut] = frozenset()
 
 
 def check_complete(
@@ -60,12 +63,15 @@ def check_complete(
             raise _leaves_out(f"{what} {_excerpt(part)}")
         if not _is_written(thoughts.strip().removeprefix("<think>"), text):
             left_out.add("thoughts")
+    for message in messages:
+        if (own := message.get(THOUGHTS)) and not _is_written(own, text):
+            if message is messages[-1]:
+                raise _leaves_out(_LAST_THOUGHTS)
+            left_out.add("thoughts")
     omissions = _omissions(tokenizer, messages, tools)
     if omissions.part:
         raise _leaves_out(omissions.part)
-    if omissions.names:
-        left_out.add("names")
-    return frozenset(left_out)
+    return omissions.may_be | left_out
 
 
 def _parts(messages: Sequence[dict[str, Any]], tools: list[Any] | None) -> Iterator[Part]:
@@ -128,7 +134,7 @@ def _omissions(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: 
 
 def _shape(message: dict[str, Any]) -> Hashable:
     calls = [bool(function.get("arguments")) for function in _functions(message.get("tool_calls"))]
-    return (message["role"], bool(message["content"]), *calls, "name" in message)
+    return (message["role"], bool(message["content"]), *calls, "name" in message, THOUGHTS in message)
 
 
 def _tool_shape(function: dict[str, Any]) -> tuple[bool, ...]:
@@ -152,7 +158,12 @@ def _find_omissions(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], to
     for what, mark in _tool_marks(marked_tools):
         if mark not in text:
             return _Omissions(what)
-    return _Omissions(names=any(message["name"] not in text for message in marked if "name" in message))
+    lost = [message for message in marked if THOUGHTS in message and message[THOUGHTS] not in text]
+    if lost and lost[-1] is marked[-1]:
+        return _Omissions(_LAST_THOUGHTS)
+    loses_names = any(message["name"] not in text for message in marked if "name" in message)
+    may_be: list[LeftOut] = [*(["thoughts"] if lost else []), *(["names"] if loses_names else [])]  # type: ignore[list-item]
+    return _Omissions(may_be=frozenset(may_be))
 
 
 def _marks(message: dict[str, Any]) -> Iterator[Part]:
@@ -179,6 +190,8 @@ def _marked_turn(message: dict[str, Any], mark: str) -> dict[str, Any]:
         turn["content"] = f"Wc{mark}"
     if "name" in message:
         turn["name"] = f"Wn{mark}"
+    if THOUGHTS in message:
+        turn |= dict.fromkeys(("reasoning", THOUGHTS), f"Wt{mark}")
     if calls := message.get("tool_calls"):
         turn["tool_calls"] = [_marked_call(call, f"{index}{mark}") for index, call in enumerate(calls)]
     return turn
@@ -218,6 +231,13 @@ def _excerpt(text: str) -> str:
 
 
 def _leaves_out(part: str) -> InvalidRequest:
+    if part == _LAST_THOUGHTS:
+        return InvalidRequest(
+            Code.TEMPLATE_UNSUPPORTED,
+            f"The base's chat template leaves out {part}; data.thoughts = drop leaves them out on purpose.",
+            remedy="Set data.template_arguments so that the template writes thoughts, or data.thoughts = drop.",
+            param="data.thoughts",
+        )
     return InvalidRequest(
         Code.TEMPLATE_UNSUPPORTED,
         f"The base's chat template leaves out {part}.",

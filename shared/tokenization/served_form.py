@@ -10,7 +10,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from shared.contract.sections import ThoughtsRule
 from shared.datasets.rows import Message
+
+_OURS = frozenset(("weight", "reasoning_content"))
+"""Fields of a row that no template gets, or gets under other names."""
 
 
 def served_roles(messages: Sequence[Message], template: str) -> list[Message]:
@@ -33,18 +37,27 @@ def _knows_developer(template: str) -> bool:
     return '"developer"' in template or "'developer'" in template
 
 
+def trained_turns(messages: Sequence[Message], thoughts: ThoughtsRule) -> list[Message]:
+    """A row's turns as a contract trains on them: with their thoughts, or without."""
+    if thoughts is not ThoughtsRule.DROP:
+        return list(messages)
+    return [replace(message, reasoning_content=None) if message.reasoning_content else message for message in messages]
+
+
 def plain_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Turns as vLLM gives them to a template: content is text, tool arguments are objects."""
+    """Turns as vLLM gives them to a template: content is text, tool arguments are objects, thoughts have both of their names."""
     plain = []
     for message in messages:
         turn: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.tool_calls is not None or message.name is not None or message.tool_call_id is not None:
             fields: dict[str, Any] = msgspec.to_builtins(message)
             turn |= {
-                key: value for key, value in fields.items() if key != "weight" and value is not None and value != []
+                key: value for key, value in fields.items() if key not in _OURS and value is not None and value != []
             }
             if calls := turn.get("tool_calls"):
                 turn["tool_calls"] = [_with_object_arguments(call) for call in calls]
+        if message.reasoning_content:
+            turn |= {"reasoning": message.reasoning_content, "reasoning_content": message.reasoning_content}
         plain.append(turn)
     return plain
 

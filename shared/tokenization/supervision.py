@@ -22,6 +22,7 @@ from shared.tokenization.assistant_spans import Chat, find_assistant_spans
 from shared.tokenization.labels import BATCH_ROWS, label_chats
 from shared.tokenization.supervision_counts import SupervisionCounts
 from shared.tokenization.supervision_report import SupervisionReport
+from shared.tokenization.template_arguments import DEFAULT_OPTIONS, ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 
 
@@ -35,6 +36,7 @@ def supervise_file(
     filters: RowFilter | None = None,
     lenient: bool = False,
     limit_rows: int | None = None,
+    options: ChatOptions = DEFAULT_OPTIONS,
 ) -> SupervisionReport:
     """Report what a base would be trained on in a file; ``report.refuse()`` raises if a row cannot be.
 
@@ -48,12 +50,14 @@ def supervise_file(
         lenient: skip bad lines.
         limit_rows: read no more lines than these; they are drawn at random, the same ones every time, and the
             report has ``sampled`` set.
+        options: how chats are written with the template.
 
     Raises:
+        ContractRejected: ``TEMPLATE_ARGUMENT_UNKNOWN``, ``TEMPLATE_ARGUMENT_INVALID``.
         DatasetInvalid: ``DATASET_LINE_INVALID``: a line that was read is not a row.
         InvalidRequest: ``TOKENIZER_NOT_FOUND`` or ``TEMPLATE_UNSUPPORTED``: no row at all can be encoded.
     """
-    tokenizer = Tokenizer.load(base_folder)
+    tokenizer = Tokenizer.load(base_folder, options)
     with path.open("rb") as file:
         lines = count_lines(file)
     chosen = sample_lines(lines, limit_rows)
@@ -98,7 +102,7 @@ class SupervisionPass:
         """Let a row that is not in the sample count for the longest one. Only rows with more text than all before are
         tokenised: of a file in random order a dozen.
         """
-        size = sum(len(message.content or "") for message in row.messages)
+        size = sum(len(turn.content or "") + len(turn.reasoning_content or "") for turn in row.messages)
         if size <= self._largest or not self._filters.admits(row):
             return
         self._largest = size

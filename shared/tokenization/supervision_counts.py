@@ -161,6 +161,7 @@ class SupervisionCounts:
             names_left_out=self.names_left_out.notes(),
             sample=self.sample,
             end_token_note=end_token_note(tokenizer),
+            template_arguments=tokenizer.argument_names,
         )
 
 

@@ -83,6 +83,7 @@ class SupervisionReport(SupervisionPart):
         developer_as_system: rows with a developer's turn that the template writes as the system's.
         thoughts_left_out, names_left_out: rows of which the template does not write an answer's thoughts, or a name.
         sample: one row in pieces, to show in colours.
+        template_arguments: names of the arguments that the base's chat template knows.
     """
 
     lines: int
@@ -114,6 +115,13 @@ class SupervisionReport(SupervisionPart):
     names_left_out: LineNotes
     sample: list[Piece]
     end_token_note: str | None = None
+    template_arguments: list[str] = []
+
+    @property
+    def known_arguments(self) -> str:
+        """That the template's arguments may decide something, in brackets; empty where it has none."""
+        names = ", ".join(self.template_arguments)
+        return f" (the template's arguments may decide it, see data.template_arguments: {names})" if names else ""
 
     def warnings(self, seq_len: int, kind: str = "") -> list[str]:
         """What will not be learnt as the rows say it, one sentence each, with the first lines.
@@ -127,7 +135,7 @@ class SupervisionReport(SupervisionPart):
             (self.nothing_supervised, "would teach the base nothing and are skipped"),
             (self.end_not_learnt, "do not teach the base where to stop"),
             (self.last_turn_only, "are trained on in their last answer only, because the base's template rewrites earlier ones"),
-            (self.prompt_differs, "have another prompt when served than in training"),
+            (self.prompt_differs, f"have another prompt when served than in training{self.known_arguments}"),
             (self.developer_as_system, "have a developer's turn, which the base's template knows as the system's"),
             (self.thoughts_left_out, "lose thoughts of their answers, which the base's template does not write"),
             (self.names_left_out, "lose the names of their speakers, which the base's template does not write"),

@@ -18,9 +18,17 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, processors
 
+from shared.contract.sections import describe_arguments
 from shared.errors import Code, InvalidRequest
 from shared.hashing import digest_json
 from shared.tokenization.chat_template import ChatTemplate, Rendered, Turn
+from shared.tokenization.template_arguments import (
+    DEFAULT_OPTIONS,
+    ChatOptions,
+    check_arguments,
+    idle_arguments,
+    known_arguments,
+)
 
 _PROBE = "Wq7"
 """An answer that no template changes, to find what is written after it."""
@@ -45,6 +53,7 @@ class Tokenizer:
         end_token: the token that the template writes after an assistant's turn; it may differ from the base's EOS.
             None when the template writes none.
         configured_ends: those of ``end_ids`` that the base's config files name; other programs stop at these alone.
+        options: how a contract wants chats to be written.
     """
 
     backend: tokenizers.Tokenizer
@@ -53,12 +62,17 @@ class Tokenizer:
     end_ids: frozenset[int]
     end_token: str | None
     configured_ends: frozenset[int]
+    options: ChatOptions = DEFAULT_OPTIONS
 
     @staticmethod
-    def load(folder: Path) -> Tokenizer:
+    def load(folder: Path, options: ChatOptions = DEFAULT_OPTIONS) -> Tokenizer:
         """Read a model folder.
 
+        Args:
+            options: how a contract wants chats to be written.
+
         Raises:
+            ContractRejected: ``TEMPLATE_ARGUMENT_UNKNOWN``, ``TEMPLATE_ARGUMENT_INVALID``.
             InvalidRequest: ``TOKENIZER_NOT_FOUND``: no readable `tokenizer.json`; ``TEMPLATE_UNSUPPORTED``: no chat
                 template, or one that is not a template.
         """
@@ -73,13 +87,15 @@ class Tokenizer:
                 remedy="Add a chat_template.jinja to the model folder and register the base again.",
                 param="model.hf_repo",
             )
-        template = ChatTemplate(sources["default"], special_tokens)
-        tool_template = ChatTemplate(sources["tool_use"], special_tokens) if "tool_use" in sources else None
+        texts = [sources[name] for name in ("default", "tool_use") if name in sources]
+        templates = [ChatTemplate(source, special_tokens, options.arguments) for source in texts]
+        check_arguments(templates, options.arguments)
+        template, tool_template = templates[0], templates[1] if len(templates) > 1 else None
         end_token = _end_of_turn(backend, template)
         named, of_turn = (backend.token_to_id(token or "") for token in (special_tokens.get("eos_token"), end_token))
         configured = frozenset(end for end in (named, *_listed_ends(folder)) if isinstance(end, int))
         end_ids = configured | ({of_turn} if of_turn is not None else set())
-        return Tokenizer(backend, template, tool_template, end_ids, end_token, configured)
+        return Tokenizer(backend, template, tool_template, end_ids, end_token, configured, options)
 
     @cached_property
     def digest(self) -> str:
@@ -91,7 +107,7 @@ class Tokenizer:
             "end_ids": sorted(self.end_ids),
             "end_token": self.end_token,
         }
-        return digest_json(content)
+        return digest_json(content | self.options.content())
 
     @property
     def template_digest(self) -> str:
@@ -110,6 +126,23 @@ class Tokenizer:
     def knows_tools(self) -> bool:
         """Whether the base's template writes tools or calls, by the only words for them that a chat has."""
         return self.tool_template is not None or "tool" in self.template.text
+
+    @property
+    def templates(self) -> list[ChatTemplate]:
+        """The template, and that of chats with tools where it is another."""
+        return [self.template, *([self.tool_template] if self.tool_template else [])]
+
+    @property
+    def argument_names(self) -> list[str]:
+        """Names of the arguments that the templates know, in order."""
+        return known_arguments(self.templates)
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes on arguments that change nothing, if there are any."""
+        arguments = self.options.arguments
+        idle = [describe_arguments({name: arguments[name]}) for name in idle_arguments(self.templates, arguments)]
+        return [f"The template argument {argument} changes no chat of this base." for argument in idle]
 
     def template_for(self, tools: Sequence[Turn] | None) -> ChatTemplate:
         """The template of chats with these tools."""

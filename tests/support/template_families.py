@@ -38,6 +38,7 @@ class Family:
 
 
 IM = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+THINKING = (*IM, "<think>", "</think>", "<tool_call>", "</tool_call>")
 DEEPSEEK = (
     "<｜begin▁of▁sentence｜>",
     "<｜end▁of▁sentence｜>",
@@ -61,6 +62,9 @@ FAMILIES = {
         Family("no_prompt", IM, {"eos_token": "<|im_end|>"}),
         Family("qwen25", IM, {"eos_token": "<|endoftext|>"}),
         Family("qwen3", IM, {"eos_token": "<|im_end|>"}),
+        Family("qwen35", THINKING, {"eos_token": "<|im_end|>"}),
+        Family("qwen36", THINKING, {"eos_token": "<|im_end|>"}),
+        Family("qwen38", THINKING, {"eos_token": "<|im_end|>"}),
         Family("llama3", LLAMA3, {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}),
         Family("llama2", ("<s>", "</s>"), {"bos_token": "<s>", "eos_token": "</s>"}),
         Family("mistral_nemo", ("<s>", "</s>", "[INST]", "[/INST]"), {"bos_token": "<s>", "eos_token": "</s>"}),
@@ -169,6 +173,23 @@ CASES: dict[str, dict[str, Any]] = {
             turn("developer", "Be brief."),
             turn("assistant", "First answer."),
         ]
+    },
+    "reasoning": {
+        "messages": [
+            turn("user", "One?"),
+            turn("assistant", "First answer.", reasoning_content="hm, so"),
+            turn("user", "Two?"),
+            turn("assistant", "Second answer.", reasoning_content="well, then"),
+        ]
+    },
+    "reasoned_and_called": {
+        "messages": [
+            turn("user", "1 + 1?"),
+            turn("assistant", None, tool_calls=[CALL], reasoning_content="I must add."),
+            turn("tool", "2", tool_call_id="c1"),
+            turn("assistant", "Two.", reasoning_content="It says two."),
+        ],
+        "tools": TOOLS,
     },
     "said_and_called": {
         "messages": [

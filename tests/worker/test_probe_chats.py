@@ -48,7 +48,14 @@ def tool_base(tmp_path):
 def test_every_kind_of_chat_is_encoded(tool_base):
     encoded = encode_chats(Tokenizer.load(tool_base))
     assert encoded.skipped == []
-    assert {chat.name for chat, _ in encoded.chats} >= {"system", "multi-turn", "learnt", "tools", "unicode"}
+    assert {chat.name for chat, _ in encoded.chats} >= {
+        "system",
+        "multi-turn",
+        "learnt",
+        "tools",
+        "unicode",
+        "thoughts",
+    }
     assert all(ids for _, ids in encoded.chats)
 
 
@@ -70,7 +77,7 @@ def test_token_ids_equal_those_of_transformers(tool_base):
 def test_refused_chats_are_skipped_and_named(tmp_path):
     encoded = encode_chats(Tokenizer.load(write_tokenizer(tmp_path, STRICT)))
     assert encoded.skipped == ["system", "tools"]
-    assert [chat.name for chat, _ in encoded.chats] == ["plain", "multi-turn", "learnt", "unicode"]
+    assert [chat.name for chat, _ in encoded.chats] == ["plain", "multi-turn", "learnt", "unicode", "thoughts"]
 
 
 @pytest.mark.parametrize("at", range(0, len(STRICT), 7))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from shared.artifacts.adapter_import import import_adapter, parse_description
@@ -19,6 +21,7 @@ from shared.database.records import NewEvent
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
 from shared.tokenization.chat_template import ChatTemplate
+from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import first_difference
@@ -47,7 +50,7 @@ def run_import(attempt: Attempt) -> None:
     sign_adapters(attempt.settings, [folder])
     adapter = store_adapter(attempt.storage, folder, final=True)
     if plan.contract.publish:
-        write_probes(attempt.run_dir, base)
+        write_probes(attempt.run_dir, base, plan.contract.template_arguments)
         adapter = publish_adapter(attempt, plan.base, DeviceSection(), adapter, attempt.run_dir)
     alias = plan.contract.alias if adapter.published else None
     result: dict[str, Any] = {"adapter_id": adapter.id, "notes": imported.notes}
@@ -64,7 +67,7 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
         ArtifactInvalid: with the code of what it lacks; see `shared/artifacts/adapter_import.py`. ``ADAPTER_TEMPLATE_MISMATCH``.
         InvalidRequest: ``TEMPLATE_UNSUPPORTED``: the template that came with it is none.
     """
-    tokenizer = Tokenizer.load(base)
+    tokenizer = Tokenizer.load(base, ChatOptions(plan.contract.template_arguments))
     if plan.template_sha256:
         with attempt.storage.local_file(plan.template_sha256, verify=True) as template, template.open("rb") as file:
             refuse_other_template(tokenizer, file.read(MAX_TEMPLATE_BYTES).decode(errors="replace"))
@@ -87,6 +90,7 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
             sidecar_digest=plan.sidecar_sha256,
             contract_digest=plan.content_digest,
             template_digest=tokenizer.template.digest,
+            template_arguments=plan.contract.template_arguments,
         )
         return import_adapter(request, folder)
 
@@ -97,7 +101,7 @@ def refuse_other_template(tokenizer: Tokenizer, text: str) -> None:
     Raises:
         ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``, with the first difference. InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
     """
-    template = ChatTemplate(text, tokenizer.template.special_tokens)
+    template = ChatTemplate(text, tokenizer.template.special_tokens, tokenizer.options.arguments)
     plain = [chat for chat in CHATS if chat.prompt and not chat.tools]
     served = {chat.name: ids for chat, ids in encode_chats(tokenizer, plain).chats}
     for chat, ids in encode_chats(replace(tokenizer, template=template), plain).chats:
@@ -112,8 +116,8 @@ def refuse_other_template(tokenizer: Tokenizer, text: str) -> None:
             )
 
 
-def write_probes(run_dir: Path, base: Path) -> None:
+def write_probes(run_dir: Path, base: Path, arguments: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Probes for the certificates: an imported adapter has no training rows, so every position of the probe chats counts."""
-    encoded = [ids[-MAX_PROBE_TOKENS:] for _, ids in encode_chats(Tokenizer.load(base)).chats]
+    encoded = [ids[-MAX_PROBE_TOKENS:] for _, ids in encode_chats(Tokenizer.load(base, ChatOptions(arguments))).chats]
     probes = [{"token_ids": ids, "positions": list(range(1, len(ids)))} for ids in encoded if len(ids) > 1]
     write_json(run_dir / PROBES_NAME, {"probes": probes})

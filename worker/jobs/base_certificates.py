@@ -22,9 +22,10 @@ from shared.database.connection import Database
 from shared.errors import ArtifactInvalid, Code, MensError
 from shared.hashing import digest_file
 from shared.replicas import ReplicaCapabilities, discover
+from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
-from worker.jobs.certificates import Limits, Measurements, Scores, ServedBase, certificate, template_report
-from worker.jobs.publish import measure_stop
+from worker.jobs.certificates import Limits, Measurements, Scores, ServedBase, certificate
+from worker.jobs.publish import measure_stop, measure_template
 from worker.probe_chats import encode_chats
 from worker.replica_client import ReplicaClient
 from worker.settings import WorkerSettings
@@ -77,7 +78,8 @@ class BaseCertifier:
         served = ServedBase(found.base, found.served_digest, found.twin_of, found.dtype or "bfloat16")
         folder = locate_base(entry, self.settings)
         probes = read_probes(entry, folder / PROBES_NAME)
-        report = measure(replica, served, probes, Tokenizer.load(folder), Limits(self.settings.effect_floor))
+        tokenizer = Tokenizer.load(folder, ChatOptions(entry.template_arguments))
+        report = measure(replica, served, probes, tokenizer, Limits(self.settings.effect_floor))
         self.certificates.store(entry.digest, replica.name, found.instance, report)
         verdict = "passed" if report["passed"] else f"failed {', '.join(report['failed'])}"
         logger.info("%s on the serving %s: %s", entry.name, replica.name, verdict)
@@ -115,14 +117,12 @@ def measure(
     asked = [probe.model_dump(include={"token_ids", "positions"}) for probe in probes.probes]
     once, again = ([replica.scores(served.name, probe) for probe in asked] for _ in range(2))
     encoded = encode_chats(tokenizer)
-    ids = [
-        replica.token_ids(served.name, chat.messages, prompt=chat.prompt, tools=chat.tools) for chat, _ in encoded.chats
-    ]
+    template = measure_template(replica, served.name, encoded, tokenizer.options.arguments)
     base: Scores = [probe.base for probe in probes.probes]
     reference: Scores = [probe.merged for probe in probes.probes]
     measured = Measurements(base, base, once, None, reference, served_again=again, reference_dtype=PROBES_DTYPE)
     stop = measure_stop(replica, served.name, encoded)
-    return certificate(served, measured, template_report(encoded, ids), stop, limits)
+    return certificate(served, measured, template, stop, limits)
 
 
 def make_base_certifier(settings: WorkerSettings) -> BaseCertifier:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any
 
 from shared.errors import Code, JobFailed
@@ -94,12 +95,17 @@ class Measurements:
         return differences(self.served, self.served_again)
 
 
-def template_report(encoded: EncodedChats, served: Sequence[Sequence[int] | None]) -> dict[str, Any]:
+def template_report(
+    encoded: EncodedChats,
+    served: Sequence[Sequence[int] | None],
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The template certificate.
 
     Args:
         encoded: the trainer's token ids.
         served: the replica's, chat by chat; None where it refused the chat.
+        arguments: of the template, with which both were made.
     """
     pairs = zip(encoded.chats, served, strict=True)
     found = ((chat.name, first_difference(ours, theirs)) for (chat, ours), theirs in pairs)
@@ -110,6 +116,7 @@ def template_report(encoded: EncodedChats, served: Sequence[Sequence[int] | None
         "tokens": sum(len(ids) for _, ids in encoded.chats),
         "equal": difference is None,
         "difference": difference,
+        **({"arguments": dict(arguments)} if arguments else {}),
     }
 
 

@@ -252,7 +252,8 @@ def publish_adapter(
     """
     attempt.enter(Stage.PUBLISHING, "Loading the adapter on the serving tier and measuring its certificates.")
     settings = attempt.settings
-    trainer = ReferenceScores(attempt, base, device, run_dir)
+    arguments = adapter.manifest.get("template_arguments") or {}
+    trainer = ReferenceScores(attempt, base, device, run_dir, arguments)
     probes = ProbeSet(
         adapter_id=adapter.id,
         base=base,
@@ -260,6 +261,7 @@ def publish_adapter(
         encode_chats=trainer.encode_chats,
         reference=trainer.scores if settings.parity == "full" else None,
         limits=Limits(settings.effect_floor, settings.base_shift_limit),
+        template_arguments=arguments,
     )
     try:
         certificates = certify(

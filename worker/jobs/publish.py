@@ -7,8 +7,8 @@ for the adapter, and the token ids of the probe chats. `worker/jobs/certificates
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shared.contract.plan import PlannedBase
@@ -26,6 +26,8 @@ from worker.jobs.certificates import (
 from worker.probe_chats import EncodedChats
 from worker.replica_client import ReplicaClient
 
+DEFAULT_CHAT = "default"
+"""Name of the probe chat that is sent without template arguments."""
 RETRY_SECONDS = 1.0
 REQUEST_SECONDS = 60.0
 
@@ -42,6 +44,7 @@ class ProbeSet:
         reference: returns the trainer's own scores on the weights that a replica serves; None: the engine error is not
             measured. It may take long, and must cache what it computes.
         limits: that the certificates are judged by.
+        template_arguments: that the adapter's chats are written with.
     """
 
     adapter_id: str
@@ -50,6 +53,7 @@ class ProbeSet:
     encode_chats: Callable[[], EncodedChats]
     reference: Callable[[ServedBase], Scores] | None
     limits: Limits
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def trained(self) -> Scores | None:
@@ -125,14 +129,11 @@ def _certify_on(replica: ReplicaClient, probes: ProbeSet) -> dict[str, Any] | No
     )
     # Encoded now and not once for all replicas: some templates write the date.
     encoded = probes.encode_chats()
-    ids = [
-        replica.token_ids(probes.adapter_id, chat.messages, prompt=chat.prompt, tools=chat.tools)
-        for chat, _ in encoded.chats
-    ]
+    template = measure_template(replica, probes.adapter_id, encoded, probes.template_arguments)
     reference = probes.reference(served) if probes.reference else None
     measured = Measurements(base, base_again, tuned, probes.trained, reference)
     stop = measure_stop(replica, probes.adapter_id, encoded)
-    return certificate(served, measured, template_report(encoded, ids), stop, probes.limits)
+    return certificate(served, measured, template, stop, probes.limits)
 
 
 def measure_stop(replica: ReplicaClient, model: str, encoded: EncodedChats) -> dict[str, Any]:
@@ -146,3 +147,22 @@ def measure_stop(replica: ReplicaClient, model: str, encoded: EncodedChats) -> d
     ids = next((ids for chat, ids in encoded.chats if chat.prompt), None)
     stopped = {} if ids is None else {end: replica.ends_at(model, ids, end) for end in encoded.ends}
     return stop_report(encoded.ends, stopped)
+
+
+def measure_template(
+    replica: ReplicaClient, model: str, encoded: EncodedChats, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The template certificate of a model on a replica: the probe chats by its ``/tokenize``, and where there are template
+    arguments a chat that names none of them, as the gateway sends it.
+    """
+    served = [
+        replica.token_ids(model, chat.messages, prompt=chat.prompt, tools=chat.tools, arguments=arguments)
+        for chat, _ in encoded.chats
+    ]
+    prompts = [(chat, ids) for chat, ids in encoded.chats if chat.prompt and not chat.tools]
+    if arguments and prompts:
+        chat, ids = prompts[0]
+        default = replace(encoded, chats=[*encoded.chats, (replace(chat, name=DEFAULT_CHAT), ids)])
+        served.append(replica.default_prompt_ids(model, chat.messages, arguments))
+        return template_report(default, served, arguments)
+    return template_report(encoded, served, arguments)

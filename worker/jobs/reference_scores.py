@@ -5,14 +5,16 @@ Scores are computed once per attempt for a base and dtype, however many replicas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from shared.base_models.catalog import load_catalog
 from shared.contract.plan import PlannedBase
 from shared.contract.sections import DeviceSection
 from shared.errors import ArtifactInvalid, Code
+from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import Scores, ServedBase
@@ -34,17 +36,19 @@ class ReferenceScores:
         base: the base that was trained on.
         device: the device of the contract.
         run_dir: of the run that made the adapter.
+        template_arguments: that the adapter's chats are written with.
     """
 
     attempt: Attempt
     base: PlannedBase
     device: DeviceSection
     run_dir: Path
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
     _folders: dict[str, Path] = field(default_factory=dict)
 
     def encode_chats(self) -> EncodedChats:
         """The trainer's token ids of the probe chats, with the bytes of the base that was trained on."""
-        return encode_chats(Tokenizer.load(self._folder(self.base)))
+        return encode_chats(Tokenizer.load(self._folder(self.base), ChatOptions(self.template_arguments)))
 
     def scores(self, served: ServedBase) -> Scores:
         """Scores by transformers and peft on the weights that are served, in the dtype that is served.

@@ -117,6 +117,7 @@ def _manifest(
         },
         contract_digest=plan.contract_digest,
         template_digest=template_digest(tokenizer),
+        template_arguments=contract.data.template_arguments or None,
         step=step,
         lineage=lineage(),
         files={name: digest_file(folder / name) for name in (WEIGHTS_NAME, CONFIG_NAME)},

@@ -22,6 +22,7 @@ from api.inference.replicas.pool import Replica, ReplicaPool, ReplicaState
 from api.inference.replicas.served_models import ServedModel
 from shared.errors import Code, Unavailable
 from shared.replicas import replica_name
+from shared.tokenization.request_arguments import with_template_arguments
 
 SKIPPED_STATUSES = frozenset({502, 503})
 MAX_DISCONNECTS = 2
@@ -62,7 +63,7 @@ class Failover:
 
         Args:
             path: of the replica.
-            body: the request; its model is replaced.
+            body: the request; its model is replaced, and the model's template arguments are its defaults.
             model: that is asked; only replicas that serve its base get the request.
             wait_seconds: how long to wait for a replica to come back when none is left.
             request_id: by which the replica's log names it, in visible ASCII characters.
@@ -72,7 +73,8 @@ class Failover:
         """
         self.health.start()  # where the application's lifespan was not run
         self.pool.popularity.count(model, time.monotonic())
-        content = msgspec.json.encode({**body, "model": model.name})
+        request = with_template_arguments(path, {**body, "model": model.name}, model.template_arguments)
+        content = msgspec.json.encode(request)
         attempt = Attempt(self, model, path, content, body.get("stream") is True, request_id)
         deadline = time.monotonic() + wait_seconds
         while attempt.disconnects < MAX_DISCONNECTS:

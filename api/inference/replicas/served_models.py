@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from shared.base_models.catalog import Catalog
+from shared.base_models.catalog import BaseModelEntry, Catalog
 from shared.database.adapters import Adapter, Adapters
 from shared.replicas import ReplicaCapabilities
 
@@ -20,11 +21,13 @@ class ServedModel:
         name: a base's, or an adapter's id.
         base: name of the base; for a base its own.
         base_digest: of the base (`BaseModelEntry.digest`); empty: not known, so every replica may have the model.
+        template_arguments: that its chats are written with, unless a request says otherwise.
     """
 
     name: str
     base: str = ""
     base_digest: str = ""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def is_served_by(self, found: ReplicaCapabilities) -> bool:
         """Whether a replica that says this of itself has the model.
@@ -50,7 +53,7 @@ class ServedModels:
     def set_bases(self, catalog: Catalog) -> None:
         """Take the bases from the catalogue as it is now; the same catalogue again costs nothing."""
         if catalog is not self._catalog:
-            self._bases = {base.name: ServedModel(base.name, base.name, base.digest) for base in catalog.bases}
+            self._bases = {base.name: served_base(base) for base in catalog.bases}
             self._merged = frozenset(base.name for base in catalog.bases if base.merged_from)
             self._catalog = catalog
 
@@ -79,6 +82,11 @@ class ServedModels:
         return self._bases.get(name) or self._adapters.get(name) or ServedModel(name)
 
 
+def served_base(base: BaseModelEntry) -> ServedModel:
+    """A base as the replicas know it; only a merged model has template arguments, those of its adapter."""
+    return ServedModel(base.name, base.name, base.digest, base.template_arguments)
+
+
 def served_adapter(adapter: Adapter) -> ServedModel:
     """An adapter as the replicas know it."""
-    return ServedModel(adapter.id, adapter.base_model, adapter.base_digest)
+    return ServedModel(adapter.id, adapter.base_model, adapter.base_digest, adapter.template_arguments)

@@ -17,11 +17,12 @@ from rich.table import Table
 
 from cli.client.connection import fail, fail_with
 from cli.client.json_errors import note_json
-from cli.options import existing_file
+from cli.options import TemplateArgument, existing_file, parse_template_arguments
 from shared.base_models.catalog import load_catalog
 from shared.base_models.config import parse_model_config
+from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import validation_split
-from shared.contract.sections import ContextFilter, DataMode, DataSection
+from shared.contract.sections import ContextFilter, DataMode, DataSection, ThoughtsRule
 from shared.datasets.file_parts import reading_processes
 from shared.datasets.filters import RowFilter
 from shared.datasets.report_types import DataReport, FileReport, LinePair
@@ -30,6 +31,7 @@ from shared.settings import Settings, read_settings
 
 if TYPE_CHECKING:
     from shared.tokenization.supervision_report import SupervisionReport
+    from shared.tokenization.template_arguments import ChatOptions
 
 console = Console()
 errors = Console(stderr=True)
@@ -53,6 +55,13 @@ def check(
         int | None, typer.Option(min=8, help="Most tokens of a row, with --model. Default: what a job would take.")
     ] = None,
     sample: Annotated[int, typer.Option(min=1, help="How many rows are tokenised, with --model.")] = 2000,
+    template_argument: TemplateArgument = None,
+    thoughts: Annotated[
+        ThoughtsRule,
+        typer.Option(
+            help="Thoughts of answers (reasoning_content), with --model: learn, write as context, or drop them."
+        ),
+    ] = ThoughtsRule.LEARN,
     near: Annotated[bool, typer.Option(help="Look for near duplicates too; --no-near is faster.")] = True,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the report as JSON.")] = False,
 ) -> None:
@@ -63,6 +72,7 @@ def check(
         fail(f"--quarantine {quarantine} would overwrite the data.")
     filters = RowFilter.combine(min_rating, ContextFilter(categories=category))
     total = sum(path.stat().st_size for path in (file, validation) if path)
+    options = _chat_options(template_argument, thoughts)
     try:
         # The processes first: they are forked, and a progress bar is a thread.
         with reading_processes(total) as executor, _progress(total) as bar, _opened(quarantine) as target:
@@ -83,7 +93,7 @@ def check(
     if model and report.usable:
         for name, path in (("supervision", file), ("validation_supervision", validation)):
             if path:
-                supervised[name] = report_supervision(path, model, seq_len, filters, sample, lenient=lenient)
+                supervised[name] = report_supervision(path, model, seq_len, filters, sample, options, lenient=lenient)
     error = refusal(report, filters) or _supervision_refusal(supervised, lenient=lenient)
     if as_json:
         found = {"error": error and error.as_dict(), "supervision": None} | {
@@ -108,8 +118,27 @@ def _supervision_refusal(supervised: dict[str, SupervisionReport], *, lenient: b
     return None
 
 
+def _chat_options(given: list[str] | None, thoughts: ThoughtsRule) -> ChatOptions:
+    from shared.tokenization.template_arguments import ChatOptions  # jinja2 is slow to import
+
+    try:
+        arguments = parse_template_arguments(given) or {}
+        return ChatOptions.of(
+            parse_contract({"data": {"train_file": "-", "template_arguments": arguments, "thoughts": thoughts}}).data
+        )
+    except MensError as error:
+        fail_with(error)
+
+
 def report_supervision(
-    file: Path, model: str, seq_len: int | None, filters: RowFilter, sample: int, *, lenient: bool
+    file: Path,
+    model: str,
+    seq_len: int | None,
+    filters: RowFilter,
+    sample: int,
+    options: ChatOptions,
+    *,
+    lenient: bool,
 ) -> SupervisionReport:
     """The supervision report of a file for a base: which tokens are trained on, by the trainer's own labels."""
     from shared.base_models.hub import locate  # tokenizers and the hub's client are slow to import
@@ -127,7 +156,9 @@ def report_supervision(
             with suppress(MensError, OSError, ValueError):
                 positions = parse_model_config(json.loads((folder / "config.json").read_bytes())).max_positions
                 seq_len = min(positions or seq_len, seq_len)
-        return supervise_file(file, folder, seq_len=seq_len, filters=filters, lenient=lenient, limit_rows=sample)
+        return supervise_file(
+            file, folder, seq_len=seq_len, filters=filters, lenient=lenient, limit_rows=sample, options=options
+        )
     except MensError as error:
         fail_with(error)
 
@@ -166,7 +197,7 @@ def show_supervision(found: SupervisionReport, kind: str = "") -> None:
         ("have no supervised token", found.nothing_supervised),
         ("do not teach the base where to stop", found.end_not_learnt),
         ("are trained on in their last answer only", found.last_turn_only),
-        ("have another prompt when served than in training", found.prompt_differs),
+        (f"have another prompt when served than in training{found.known_arguments}", found.prompt_differs),
         ("have a developer's turn that is written as the system's", found.developer_as_system),
         ("lose thoughts of their answers", found.thoughts_left_out),
         ("lose the names of their speakers", found.names_left_out),

@@ -16,9 +16,11 @@ from cli.export.ollama.chat_form import ChatForm, differences, find_form, takes_
 from cli.export.ollama.go_template import go_template
 from shared.artifacts.manifests import MODEL_MANIFEST_NAME, AdapterManifest, ModelManifest, verify_base
 from shared.base_models.catalog import digest_model_folder
+from shared.contract.sections import describe_arguments
 from shared.errors import Code, InvalidRequest, MensError
 from shared.hashing import digest_file
 from shared.tokenization.end_tokens import end_token_texts
+from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 
 MODELFILE_NAME, ADAPTER_FOLDER = "Modelfile", "adapter"
@@ -63,7 +65,7 @@ def plan_model(folder: Path, manifest: AdapterManifest, source: str | None) -> O
     """
     merged = _is_merged(folder, manifest)
     _refuse_architecture(folder, with_adapter=not merged, converted=source is not None)
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = Tokenizer.load(folder, ChatOptions(manifest.template_arguments or {}))
     if tokenizer.template.digest != manifest.template_digest:
         raise _unsupported("its chat template is not the one that the adapter was trained with")
     form = find_form(tokenizer.template, _added_tokens(tokenizer))
@@ -86,6 +88,11 @@ def write_modelfile(model: OllamaModel, manifest: AdapterManifest) -> str:
     lines = [
         f"# {manifest.adapter_id}",
         "# Make it with: ollama create NAME -f Modelfile",
+        *(
+            [f"# Its chats are written with {describe_arguments(arguments)}."]
+            if (arguments := manifest.template_arguments)
+            else []
+        ),
         *(f"# {sentence}" for sentence in model.differences),
         f"FROM {model.source}",
         *([f"ADAPTER ./{ADAPTER_FOLDER}"] if model.with_adapter else []),

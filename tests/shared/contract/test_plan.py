@@ -34,7 +34,7 @@ from shared.hashing import digest_json
 from tests.support.builders import base_entry, contract, data_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-GOLDEN_DIGEST = "af862f16398c2d77d6a68e8ae6dbfa03a00422ee1f17addfd719bd455fc8f9e3"
+GOLDEN_DIGEST = "f54e03294c438a711f1712d166869cdf6378b312b2c623eec4f762c5bdab4726"
 
 UNSUPPORTED: dict[str, Any] = {
     "quant.base": "none",

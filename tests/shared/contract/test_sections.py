@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ DEFAULTS: dict[str, Any] = {
     "data": {
         "train_file": "file-1", "validation_file": None, "tokenizer_mode": "hf", "min_rating": 3,
         "context_filter": None, "validation_split_ratio": 0.05, "mode": "strict", "replay_file": None,
-        "replay_ratio": 0.1,
+        "replay_ratio": 0.1, "template_arguments": {}, "thoughts": "learn",
     },
     "adapter": {
         "method": "qlora", "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "full_graph", "target_modules": None,
@@ -82,7 +83,9 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("data.validation_split_ratio", -0.01), ("data.validation_split_ratio", 0.51),
     ("data.context_filter", {"difficulty_min": 0}), ("data.context_filter", {"difficulty_max": 11}),
     ("data.context_filter", {"rating_min": 0}), ("data.context_filter", {"rating_min": 6}),
-    ("data.replay_ratio", -0.01), ("data.replay_ratio", 0.51), ("optimizer.kind", "adam"), ("optimizer.kind", None),
+    ("data.template_arguments", {"A": 1}), ("data.template_arguments", {"a": 1.5}), ("data.template_arguments", {"a": None}),
+    ("data.template_arguments", {"a": "x" * 65}), ("data.template_arguments", dict.fromkeys("abcdefghi", True)),
+    ("data.thoughts", "keep"), ("data.replay_ratio", -0.01), ("data.replay_ratio", 0.51), ("optimizer.kind", "adam"), ("optimizer.kind", None),
     ("adapter.method", "dora"), ("adapter.rank", 0), ("adapter.rank", 513), ("adapter.rank", 1.5),
     ("adapter.alpha", 0), ("adapter.alpha", 4097), ("adapter.dropout", -0.1), ("adapter.dropout", 1.0),
     ("adapter.targets", "everything"), ("adapter.target_modules", []), ("adapter.target_modules", "q_proj"),
@@ -150,6 +153,8 @@ def another(info: FieldInfo, value: Any) -> Any:
         return not value
     if part(int, info) or part(float, info):
         return (value or 0) + 1
+    if "Mapping" in str(info.annotation):
+        return {"another": True}
     if "tuple[str" in str(info.annotation):
         return ("another",)
     return f"{value}-another"
@@ -318,6 +323,23 @@ def test_digest_does_not_change_with_shard_order(shards: list[str]) -> None:
     made = contract(model={"hf_repo": "tiny", "weight_shards": shards})
     assert digest(made) == digest(contract(model={"hf_repo": "tiny", "weight_shards": sorted(shards)}))
     assert digest(made) != digest(contract())
+
+
+def test_template_arguments_are_a_value_whose_order_means_nothing() -> None:
+    """And without any the digest is that of a contract of the release before, which knew none."""
+    given = {"reasoning_effort": "low", "enable_thinking": False}
+    made, other = (
+        contract(data={"train_file": "file-1", "template_arguments": value})
+        for value in (given, dict(sorted(given.items())))
+    )
+    assert (digest(made), made.model_dump_json()) == (digest(other), other.model_dump_json())
+    assert FineTuneContract.model_validate_json(made.model_dump_json()) == made
+    assert (
+        digest(contract(data={"train_file": "file-1", "template_arguments": {}, "thoughts": "learn"})) == GOLDEN_DIGEST
+    )
+    with pytest.raises(TypeError):
+        made.data.template_arguments["a"] = 1
+    assert copy.deepcopy(made) == made
 
 
 def test_golden_digest() -> None:

@@ -43,6 +43,7 @@ class FakeReplica:
 
     Attributes:
         effect, noise: nats by which the adapter's, and each repetition of the base's, log-probabilities differ.
+        default_prompt: token ids from which it answers a chat.
         away: how many requests get a 503 first.
         seen: method, path and body of each request. keys: the keys that they carried.
     """
@@ -52,6 +53,7 @@ class FakeReplica:
     check: tuple[int, dict[str, Any]] = (200, {})
     limits: tuple[int, dict[str, Any]] = (200, LIMITS)
     tokens: tuple[int, dict[str, Any]] = (200, {"tokens": TOKENS})
+    default_prompt: list[int] = field(default_factory=lambda: list(TOKENS))
     completion_status: int = 200
     finish_reason: str = "stop"
     stop_refusal: str = ""
@@ -72,6 +74,8 @@ class FakeReplica:
             return self.limits if path == "/mens/limits" else self.check
         if path == "/tokenize":
             return self.tokens
+        if path == "/v1/chat/completions":
+            return 200, {"prompt_token_ids": self.default_prompt, "choices": []}
         if self.completion_status != 200:
             return self.completion_status, {"error": {"message": "too long"}}
         if "allowed_token_ids" in body:
@@ -364,3 +368,35 @@ def test_no_replica_configured_fails():
         publish()
     assert failed.value.code == Code.SERVING_UNAVAILABLE
     assert not failed.value.retryable
+
+
+# -- template arguments
+
+ARGUMENTS = {"enable_thinking": False}
+
+
+def test_probe_chats_are_sent_with_the_adapters_template_arguments(serve) -> None:
+    """And one chat in the form that the gateway makes of a client's that names none."""
+    replica = serve()
+    [report] = publish(replica, template_arguments=ARGUMENTS).values()
+    assert report["template"]["arguments"] == ARGUMENTS
+    assert report["template"]["chats"] == [*(chat.name for chat in CHATS), "default"]
+    chats = [body for _, path, body in replica.seen if path == "/tokenize"]
+    assert [chat["chat_template_kwargs"] for chat in chats] == [ARGUMENTS] * len(CHATS)
+    [default] = [body for _, path, body in replica.seen if path == "/v1/chat/completions"]
+    assert default["chat_template_kwargs"] == ARGUMENTS
+    assert (default["model"], default["max_tokens"], default["return_token_ids"]) == (ADAPTER, 1, True)
+
+
+def test_without_arguments_nothing_is_added(serve) -> None:
+    replica = serve()
+    [report] = publish(replica).values()
+    assert "arguments" not in report["template"]
+    assert report["template"]["chats"] == [chat.name for chat in CHATS]
+    assert not any(path == "/v1/chat/completions" or "chat_template_kwargs" in body for _, path, body in replica.seen)
+
+
+def test_a_default_that_is_not_served_fails_the_certificate(serve) -> None:
+    with pytest.raises(JobFailed, match="probe chat 'default' has token 9 at position 1") as failed:
+        publish(serve(default_prompt=[1, 9, 3]), template_arguments=ARGUMENTS)
+    assert failed.value.code == Code.ADAPTER_TEMPLATE_MISMATCH

@@ -15,6 +15,7 @@ from shared.contract.plan import DataFile, TrainingRun, validation_split
 from shared.contract.sections import FineTuneContract
 from shared.errors import Code, DatasetInvalid, JobFailed
 from shared.preflight.held_out import split_validation
+from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 from worker.training.data.batches import Numbers
 from worker.training.data.prepare import prepare
@@ -72,7 +73,7 @@ def read_data(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, 
             JobFailed: ``TOKENIZER_MISMATCH``.
     """
     plan, inputs, contract = run.plan, run.inputs, run.plan.contract
-    labeller = Tokenizer.load(Path(inputs.base))
+    labeller = Tokenizer.load(Path(inputs.base), ChatOptions.of(contract.data))
 
     def encode(path: str | None, file: DataFile | None, rules: FineTuneContract = contract) -> PreparedRows | None:
         return prepare(Path(path), file.sha256, labeller, rules, cache, vocab) if path and file else None

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shared.base_models.tensors import expected_tensors, parameter_count
+from shared.contract.sections import ThoughtsRule, describe_arguments
 from shared.hashing import digest_json
 from shared.model_card.evaluation_section import evaluation_section
 from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, table
@@ -124,6 +125,10 @@ def _data(facts: RunFacts) -> str:
         ("rows left out", skipped or "none"),
         ("filters", ", ".join(f"{key}: {value}" for key, value in filters.items())),
     ]
+    if arguments := plan.contract.data.template_arguments:
+        rows.append(("template arguments", f"{describe_arguments(arguments)}; answers are asked for with them"))
+    if plan.contract.data.thoughts is not ThoughtsRule.LEARN:
+        rows.append(("thoughts of answers", plan.contract.data.thoughts.value))
     if plan.validation:
         rows.insert(2, ("validation file", f"{plan.validation.file_id}, SHA-256 {plan.validation.sha256}"))
     if plan.replay:

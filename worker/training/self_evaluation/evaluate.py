@@ -20,6 +20,7 @@ import torch
 from shared.contract.plan import TrainingInputs
 from shared.errors import Code, MensError
 from shared.model_card.self_evaluation import RowSource, SampleAnswer, SelfEvaluation
+from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 from worker.child_runtime import EXIT_CANCELLED, EXIT_PAUSED, PeerLost, StopRequested, is_out_of_memory
 from worker.training.checkpoint import Progress
@@ -188,7 +189,7 @@ class _Evaluation:
             self.notes.append("Sample answers are left out, as the operator has set.")
             return
         data, inputs = self._context.data, self._inputs
-        tokenizer = Tokenizer.load(self._context.base)
+        tokenizer = Tokenizer.load(self._context.base, ChatOptions.of(self._context.plan.contract.data))
         lines = [data.probe_rows[number].line for number in shuffled(len(data.probe_rows), self._seed, MAX_CANDIDATES)]
         path = Path((self._source is RowSource.VALIDATION_FILE and inputs.validation) or inputs.train)
         positions = self._context.config.max_positions or MAX_PROMPT_TOKENS + MAX_NEW_TOKENS

@@ -16,7 +16,7 @@ from shared.datasets.row_validation import parse_row
 from shared.datasets.rows import TrainingRow
 from shared.errors import InvalidRequest
 from shared.model_card.self_evaluation import SampleAnswer
-from shared.tokenization.served_form import plain_messages, served_roles, served_tools
+from shared.tokenization.served_form import plain_messages, served_roles, served_tools, trained_turns
 from shared.tokenization.tokenizer import Tokenizer
 from worker.training.model.load import packs
 from worker.training.trainer import TrainingContext
@@ -75,7 +75,9 @@ def prompt_of(row: TrainingRow, tokenizer: Tokenizer) -> SamplePrompt | None:
     if not answers or not answers[-1]:
         return None
     tools = served_tools(row.tools)
-    turns = served_roles(row.messages[: answers[-1] + 1], tokenizer.template_for(tools).text)
+    turns = served_roles(
+        trained_turns(row.messages[: answers[-1] + 1], tokenizer.options.thoughts), tokenizer.template_for(tools).text
+    )
     messages = plain_messages(turns)
     try:
         text = tokenizer.render(messages[:-1], tools, add_generation_prompt=True).text

@@ -1,0 +1,30 @@
+"""Template arguments of a request to an adapter: the adapter's own as defaults, under those that the request brings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CHAT_PATHS = frozenset(("/v1/chat/completions", "/v1/responses", "/tokenize"))
+"""A replica's paths whose requests are written with the chat template."""
+EFFORT = frozenset(("enable_thinking", "reasoning_effort", "thinking", "thinking_effort"))
+"""Names by which templates take whether and how much to think: a request that names an effort has decided all of them."""
+
+
+def with_template_arguments(path: str, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a request to an adapter as a replica gets it; the body itself where nothing is added.
+
+    Args:
+        path: of the replica.
+        body: the caller's.
+        stored: the arguments that the adapter was trained with.
+    """
+    if not stored or path not in CHAT_PATHS or not ("messages" in body or "input" in body):
+        return body
+    own = body.get("chat_template_kwargs")
+    if own is not None and not isinstance(own, dict):
+        return body  # vLLM refuses it
+    reasoning = body.get("reasoning")
+    effort = body.get("reasoning_effort") or (reasoning.get("effort") if isinstance(reasoning, dict) else None)
+    defaults = {name: value for name, value in stored.items() if not (effort and name in EFFORT)}
+    return {**body, "chat_template_kwargs": {**defaults, **(own or {})}}

@@ -1,0 +1,143 @@
+"""Arguments of a chat template (``enable_thinking``, ``reasoning_effort`` …): which ones a template knows, and which of a
+request's and an adapter's are used. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.contract.sections import ArgumentValue, DataSection, FrozenDict, ThoughtsRule, describe_arguments
+from shared.errors import Code, ContractRejected, InvalidRequest
+from shared.tokenization.chat_template import RESERVED_ARGUMENTS, ChatTemplate, Turn
+
+PARAM = "data.template_arguments"
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "look_up", "arguments": {"word": "a"}}}
+_TOOL = {"name": "look_up", "description": "Look it up.", "parameters": {"type": "object", "properties": {}}}
+_ANSWER = {"role": "assistant", "content": "A mistake.", "reasoning": "Hm.", "reasoning_content": "Hm."}
+_PROBES: tuple[tuple[Turn, ...], ...] = (
+    ({"role": "user", "content": "What is a bug?"},),
+    ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a bug?"}),
+    ({"role": "user", "content": "What is a bug?"}, _ANSWER, {"role": "user", "content": "And a test?"}),
+    ({"role": "user", "content": "What is a bug?"}, _ANSWER),
+    (
+        {"role": "user", "content": "What is a bug?"},
+        _ANSWER | {"content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "content": "A mistake.", "tool_call_id": "call00001"},
+    ),
+)
+"""Chats that show what an argument changes: prompts, thoughts before and after the last question, calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What a contract decides about how chats are written with the base's template.
+
+    Attributes:
+        arguments: of the template, by name.
+        thoughts: what becomes of answers' thoughts.
+    """
+
+    arguments: Mapping[str, ArgumentValue] = field(default_factory=FrozenDict)
+    thoughts: ThoughtsRule = ThoughtsRule.LEARN
+
+    @staticmethod
+    def of(data: DataSection) -> ChatOptions:
+        """The options of a contract's data section."""
+        return ChatOptions(data.template_arguments, data.thoughts)
+
+    def content(self) -> dict[str, Any]:
+        """The options that are not the defaults, for digests."""
+        arguments = {"arguments": dict(self.arguments)} if self.arguments else {}
+        return arguments | ({} if self.thoughts is ThoughtsRule.LEARN else {"thoughts": self.thoughts})
+
+
+DEFAULT_OPTIONS = ChatOptions()
+
+
+def known_arguments(templates: Iterable[ChatTemplate]) -> list[str]:
+    """Names of the arguments that a base's templates know, in order."""
+    return sorted(frozenset[str]().union(*(template.argument_names for template in templates)))
+
+
+def check_arguments(templates: Sequence[ChatTemplate], arguments: Mapping[str, ArgumentValue]) -> None:
+    """Refuse arguments that a base's templates do not know or do not take.
+
+    Args:
+        templates: compiled with the arguments.
+
+    Raises:
+        ContractRejected: ``TEMPLATE_ARGUMENT_UNKNOWN``, with the known names; ``TEMPLATE_ARGUMENT_INVALID``: a name that the
+            server sets, or a value with which a template fails.
+    """
+    known = known_arguments(templates)
+    for name, value in arguments.items():
+        if name in RESERVED_ARGUMENTS:
+            raise _invalid(name, "is set by the server for each chat", "Leave it out.")
+        if name not in known:
+            raise ContractRejected(
+                Code.TEMPLATE_ARGUMENT_UNKNOWN,
+                f"The base's chat template has no argument {name!r}.",
+                remedy=f"It knows {', '.join(known)}." if known else "It knows none: leave the arguments out.",
+                param=f"{PARAM}.{name}",
+                details={"known": known},
+            )
+        if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+            remedy = f"Write {value.strip().lower()} without quotation marks."
+            raise _invalid(name, f"is the string {value!r}, which a template takes for neither true nor false", remedy)
+    for template in templates:
+        for chat, prompt in _probes():
+            try:
+                template.render(chat, _tools(chat), prompt)
+            except InvalidRequest as error:
+                if _renders(template.with_arguments({}), chat, prompt):
+                    reason = error.message.partition(": ")[2]
+                    message = f"The base's chat template does not take {describe_arguments(arguments)}: {reason}"
+                    raise ContractRejected(
+                        Code.TEMPLATE_ARGUMENT_INVALID,
+                        message,
+                        remedy="Give a value that the template takes; the base's model card names them.",
+                        param=PARAM,
+                    ) from None
+
+
+def idle_arguments(templates: Sequence[ChatTemplate], arguments: Mapping[str, ArgumentValue]) -> list[str]:
+    """Names of arguments without which every probe chat is written the same."""
+    return [
+        name
+        for name in arguments
+        if all(
+            _text(template, chat, prompt) == _text(template.with_arguments(_without(arguments, name)), chat, prompt)
+            for template in templates
+            for chat, prompt in _probes()
+        )
+    ]
+
+
+def _without(arguments: Mapping[str, ArgumentValue], name: str) -> dict[str, ArgumentValue]:
+    return {other: value for other, value in arguments.items() if other != name}
+
+
+def _probes() -> list[tuple[Sequence[Turn], bool]]:
+    return [(chat, prompt) for chat in _PROBES for prompt in (False, True)]
+
+
+def _tools(chat: Sequence[Turn]) -> list[Turn] | None:
+    return [{"type": "function", "function": _TOOL}] if any("tool_calls" in turn for turn in chat) else None
+
+
+def _text(template: ChatTemplate, chat: Sequence[Turn], prompt: bool) -> str | None:
+    try:
+        return template.render(chat, _tools(chat), prompt).text
+    except InvalidRequest:
+        return None
+
+
+def _renders(template: ChatTemplate, chat: Sequence[Turn], prompt: bool) -> bool:
+    return _text(template, chat, prompt) is not None
+
+
+def _invalid(name: str, what: str, remedy: str) -> ContractRejected:
+    message = f"{PARAM}.{name} {what}."
+    return ContractRejected(Code.TEMPLATE_ARGUMENT_INVALID, message, remedy=remedy, param=f"{PARAM}.{name}")
