@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from api.inference.request_fields.known import unknown_field, unsupported_field
+from shared.errors import Code, InvalidRequest
 
 STREAM_OPTIONS = frozenset(("include_usage", "include_obfuscation", "continuous_usage_stats"))
 FUNCTION = frozenset(("name", "description", "parameters", "strict", "defer_loading"))
@@ -58,11 +59,13 @@ def check_nested_chat_fields(body: dict[str, Any]) -> None:
 
     Raises:
         InvalidRequest: ``FIELD_UNKNOWN``. ``FIELD_UNSUPPORTED``: a message of the assistant is an earlier answer's audio.
+            ``REQUEST_INVALID``: a tool has a name and no function.
     """
     check_stream_options(body)
     for path, function in _objects("functions", body.get("functions")):
         _check_names(path, function, FUNCTION)
     for path, tool in _objects("tools", body.get("tools")):
+        _refuse_flat(path, tool)
         _check_names(path, tool, CHAT_TOOL)
         _check_names(f"{path}.function", tool.get("function"), FUNCTION)
     for path, message in _objects("messages", body.get("messages")):
@@ -105,6 +108,22 @@ def _objects(path: str, values: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     for index, value in enumerate(values if isinstance(values, list) else ()):
         if isinstance(value, dict):
             yield f"{path}[{index}]", value
+
+
+def _refuse_flat(path: str, tool: dict[str, Any]) -> None:
+    """Refuse a tool in a form of other APIs, which has a name and no function: to leave the name out would not help.
+
+    Raises:
+        InvalidRequest: ``REQUEST_INVALID``.
+    """
+    if tool.get("function") is None and tool.get("name") is not None:
+        whose = "Anthropic's API" if "input_schema" in tool else "the Responses API"
+        raise InvalidRequest(
+            Code.REQUEST_INVALID,
+            f"`{path}` has no `function`: it is in the form of {whose}.",
+            remedy='Write {"type": "function", "function": {"name": …, "description": …, "parameters": …}}.',
+            param=f"{path}.function",
+        )
 
 
 def _check_names(path: str, value: Any, known: frozenset[str]) -> None:

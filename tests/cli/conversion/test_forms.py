@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from cli.conversion.outcomes import Reason, RowOptions
 from shared.datasets.forms.recognition import RowForm, recognise
 from shared.datasets.reader import read_rows
 from shared.datasets.rows import RowCode
-from tests.support.foreign_rows import CALLED, HI, READABLE, TOOL, UNREADABLE
+from tests.support.foreign_rows import CALLED, HI, READABLE, TOOL, UNREADABLE, said
 
 GOLDEN = Path(__file__).parent / "golden" / "accounts.json"
 CHOSEN = Rules(options=RowOptions(as_supervised=True))
@@ -128,6 +129,88 @@ def test_columns_are_read_under_the_names_that_are_given(tmp_path: Path) -> None
     rows, report, _ = converted(tmp_path, {"Frage": "Hi", "Antwort": "Hello", "Thema": "x"}, rules=rules)
     assert rows == [{"messages": HI}]
     assert report.unused_keys == {"Thema": 1}
+
+
+WORDS = st.text(st.characters(codec="ascii", exclude_categories=["C"], exclude_characters="<[#|:"), min_size=1).filter(
+    lambda text: text == text.strip()
+)
+EXCHANGES = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=3)
+Exchanges = list[tuple[str, str]]
+
+
+def as_sharegpt(exchanges: Exchanges, system: str) -> dict[str, Any]:
+    turns = [
+        {"from": name, "value": text} for pair in exchanges for name, text in zip(("human", "gpt"), pair, strict=True)
+    ]
+    return {"conversations": [{"from": "system", "value": system}, *turns] if system else turns}
+
+
+def as_alpaca(exchanges: Exchanges, system: str) -> dict[str, Any]:
+    *history, (question, answer) = exchanges
+    return {
+        "instruction": question,
+        "input": "",
+        "output": answer,
+        "history": [list(pair) for pair in history],
+        "system": system,
+    }
+
+
+def as_gemini(exchanges: Exchanges, system: str) -> dict[str, Any]:
+    contents = [
+        {"role": name, "parts": [{"text": text}]}
+        for pair in exchanges
+        for name, text in zip(("user", "model"), pair, strict=True)
+    ]
+    return {"contents": contents} | ({"systemInstruction": {"parts": [{"text": system}]}} if system else {})
+
+
+def as_trl(exchanges: Exchanges, system: str) -> dict[str, Any]:
+    turns = said(*(text for pair in exchanges for text in pair), system=system)
+    return {"prompt": turns[:-1], "completion": turns[-1:]}
+
+
+def as_preference(exchanges: Exchanges, system: str) -> dict[str, Any]:
+    row = as_trl(exchanges, system)
+    return {"prompt": row["prompt"], "chosen": row["completion"], "rejected": row["completion"]}
+
+
+def as_kto(exchanges: Exchanges, system: str) -> dict[str, Any]:
+    return {**as_trl(exchanges, system), "label": True}
+
+
+def as_chatml(exchanges: Exchanges, system: str) -> dict[str, Any]:
+    turns = said(*(text for pair in exchanges for text in pair), system=system)
+    return {"text": "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)}
+
+
+def as_llama3(exchanges: Exchanges, system: str) -> dict[str, Any]:
+    turns = said(*(text for pair in exchanges for text in pair), system=system)
+    header = "<|start_header_id|>{role}<|end_header_id|>\n\n{content}<|eot_id|>"
+    return {"text": "<|begin_of_text|>" + "".join(header.format(**turn) for turn in turns)}
+
+
+def as_llama2(exchanges: Exchanges, system: str) -> dict[str, Any]:
+    start = f"<<SYS>>\n{system}\n<</SYS>>\n\n" if system else ""
+    texts = [f"<s>[INST] {question} [/INST] {answer} </s>" for question, answer in exchanges]
+    return {"text": "".join(texts).replace("[INST] ", f"[INST] {start}", 1)}
+
+
+@pytest.mark.parametrize(
+    "write", [as_sharegpt, as_alpaca, as_gemini, as_trl, as_preference, as_kto, as_chatml, as_llama3, as_llama2]
+)
+@given(exchanges=EXCHANGES, system=WORDS | st.just(""))
+def test_chat_comes_back_from_every_form(
+    write: Callable[[Exchanges, str], dict[str, Any]],
+    exchanges: Exchanges,
+    system: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("round")
+    converted(folder, write(exchanges, system))
+    [row] = read_rows((folder / "out.jsonl").read_bytes().splitlines())
+    turns = said(*(text for pair in exchanges for text in pair), system=system)
+    assert [(turn.role, turn.content) for turn in row.messages] == [(turn["role"], turn["content"]) for turn in turns]
 
 
 VALUES = st.recursive(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.datasets.reader import read_rows
 from shared.datasets.rows import Message
+from shared.tokenization.chat_template import ChatTemplate
 from shared.tokenization.served_form import plain_messages, served_roles, served_tools
 
 
@@ -28,6 +32,7 @@ def test_tool_call_has_the_key_order_of_vllm(arguments: object) -> None:
 
 
 def test_arguments_that_are_no_object_are_unchanged() -> None:
+    """The reader refuses such rows."""
     for arguments in ("[1]", "not json", 3):
         call = {"function": {"name": "f", "arguments": arguments}}
         turn = msgspec.convert({"role": "assistant", "tool_calls": [call]}, Message)
@@ -76,3 +81,76 @@ def test_vllm_gives_templates_the_same_form() -> None:
     ]
     served = [protocol.ChatCompletionToolsParam(**tool).model_dump() for tool in tools]
     assert json.dumps(served) == json.dumps(served_tools(tools))
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SENT = {"type": "function", "function": {"name": "weather", "description": "Weather", "parameters": SCHEMA}}
+MERGED = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": None}, "unit": None},
+    "required": ["city"],
+}
+WRITTEN_TOOLS: list[Any] = [
+    [SENT],
+    json.dumps([SENT]),
+    [{"type": "function", **SENT["function"]}],
+    [SENT["function"]],
+    [{"name": "weather", "description": "Weather", "input_schema": SCHEMA}],
+    [{"type": "function", "function": SENT["function"] | {"parameters": MERGED, "strict": None}, "name": None}],
+]
+CITY = {"city": "Rome"}
+WRITTEN_CALLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    *(({"function": {"name": "weather", "arguments": given}}, {}) for given in ("", " ", "null", None, "{}", {})),
+    ({"function": {"name": "weather"}}, {}),
+    ({"function": {"name": "weather", "arguments": json.dumps(CITY)}}, CITY),
+    ({"function": {"name": "weather", "arguments": CITY | {"unit": None, "day": None}}}, CITY),
+    ({"name": "weather", "arguments": CITY}, CITY),
+    ({"type": "function_call", "name": "weather", "arguments": json.dumps(CITY)}, CITY),
+]
+"""A call as rows have it, and the arguments that a client would send."""
+TEMPLATE = ChatTemplate(
+    "{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c | tojson }}{{ c.function.name }}({{ c.function.arguments | tojson }})]{% endfor %}{% endfor %}",
+    {},
+)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("tools", range(len(WRITTEN_TOOLS)))
+@pytest.mark.parametrize("call", range(len(WRITTEN_CALLS)))
+def test_tools_of_any_form_are_trained_as_a_client_would_have_them_served(tools: int, call: int) -> None:
+    """A template gets from a training row what it gets from vLLM for the same chat, sent in the one form that vLLM takes."""
+    protocol = pytest.importorskip("vllm.entrypoints.openai.chat_completion.protocol")
+    chat_utils = pytest.importorskip("vllm.renderers.chat_utils")
+    written, arguments = copy.deepcopy(WRITTEN_CALLS[call])
+    user, last = {"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "Yes."}
+    result = {"role": "tool", "content": "rain", "tool_call_id": "1"}
+
+    def chat(of: dict[str, Any]) -> list[dict[str, Any]]:
+        return [user, {"role": "assistant", "content": "", "tool_calls": [of]}, result, last]
+
+    [row] = read_rows(
+        [
+            json.dumps(
+                {"messages": chat({"id": "1", "type": "function"} | written), "tools": WRITTEN_TOOLS[tools]}
+            ).encode()
+        ]
+    )
+    trained = TEMPLATE.render(plain_messages(row.messages), served_tools(row.tools)).text
+
+    function = {"name": "weather", "arguments": json.dumps(arguments)}
+    request = protocol.ChatCompletionRequest(
+        model="m", messages=chat({"id": "1", "type": "function", "function": function}), tools=[SENT]
+    )
+    messages = [dict(message) for message in request.messages]
+    for message in messages:
+        if "tool_calls" in message:
+            message["tool_calls"] = [dict(of) for of in message["tool_calls"]]
+    chat_utils._postprocess_messages(messages)
+    for message in messages:  # the order in which vLLM's own parser of messages puts them is the other test's
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = plain_messages(
+                [msgspec.convert({"role": "assistant", "tool_calls": calls}, Message)]
+            )[0]["tool_calls"]
+    served = TEMPLATE.render(messages, [tool.model_dump() for tool in request.tools]).text
+    assert trained == served

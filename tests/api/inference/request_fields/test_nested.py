@@ -60,6 +60,20 @@ def test_unknown_field_of_an_object_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("tool", "whose"),
+    [
+        ({"type": "function", "name": "f", "parameters": {}}, "the Responses API"),
+        ({"name": "f", "input_schema": {}}, "Anthropic's API"),
+    ],
+)
+def test_tool_of_another_api_is_named_with_the_form_to_write(tool: dict[str, Any], whose: str) -> None:
+    error = refusal(check_nested_chat_fields, {"tools": [{"function": ADD}, tool]})
+    assert (error.code, error.param) == ("REQUEST_INVALID", "tools[1].function")
+    assert whose in error.message
+    assert '{"type": "function", "function": {"name"' in error.remedy
+
+
+@pytest.mark.parametrize(
     ("check", "body", "param"),
     [
         (check_nested_chat_fields, {"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
