@@ -25,6 +25,8 @@ from shared.datasets.rows import RowCode, RowError
 from shared.errors import Code, InvalidRequest
 
 PROGRESS_ROWS = 1_000
+_NEVER_KEPT = frozenset({RowForm.SHAREGPT, RowForm.GEMINI, RowForm.TEXT})
+"""Forms that Mens' reader takes in no case, so that it need not be asked."""
 _NOTES_OF_CHATS = frozenset({Note.SEVERAL_ANSWERS})
 """Notes that matter where OpenAI's training ends, and not here."""
 
@@ -135,7 +137,7 @@ def _convert(
 
 def _kept(row: SourceRow, source: SourceFile, encoder: msgspec.json.Encoder) -> bytes | None:
     """The line of a row that Mens' reader takes as it is; None of any other. A table's row is always written from its parts."""
-    if not source.has_json_rows:
+    if not source.has_json_rows or (row.value is not None and recognise(row.value) in _NEVER_KEPT):
         return None
     try:
         line = row.raw if row.raw is not None else encoder.encode(row.value)
