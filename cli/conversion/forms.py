@@ -29,8 +29,19 @@ from shared.datasets.written_rows import FLAGS
 LABELS = ("rating", "category", "difficulty", "lane", "task_family")
 """Labels that Mens knows."""
 _TURN_KEYS = frozenset(
-    ("tool_calls", "tool_call_id", "name", "weight", "function_call", "refusal", "reasoning_content", *FLAGS)
-)
+    [
+        "tool_calls",
+        "tool_call_id",
+        "name",
+        "weight",
+        "function_call",
+        "refusal",
+        "reasoning_content",
+        "reasoning",
+        "thinking",
+    ]
+) | frozenset(FLAGS)
+"""Keys of a turn that Mens' reader knows."""
 _PAIR = 2
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 

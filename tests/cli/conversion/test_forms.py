@@ -117,6 +117,14 @@ def test_flag_of_an_answer_that_is_not_to_be_learnt_is_kept(tmp_path: Path) -> N
     assert [turn.weight for turn in row.messages] == [None, 0, None, None]
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_thoughts_of_an_answer_are_kept(name: str, tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello", name: "A greeting."}]
+    _, report, _ = converted(tmp_path, {"conversations": turns})
+    [row] = read_rows((tmp_path / "out.jsonl").read_bytes().splitlines())
+    assert (row.messages[-1].reasoning_content, report.unused_keys) == ("A greeting.", {})
+
+
 def test_tools_of_a_text_become_functions(tmp_path: Path) -> None:
     row = next(row for _, row, turns in READABLE if turns is CALLED)
     [written], report, _ = converted(tmp_path, row)
