@@ -4,7 +4,7 @@ vLLM starts it as a new interpreter, which imports the same packages again: near
 The fork is made before the server has sockets, an event loop or handlers of signals, and waits until vLLM starts its engine. Then it gets
 what a new interpreter would get, environment included, and does with it what that would do.
 
-Only with one thread, which is the default: with several, vLLM has the new interpreter load PyTorch's OpenMP before all else, which a fork
+Only with one thread, as tiny bases are served: with several, vLLM has the new interpreter load PyTorch's OpenMP before all else, which a fork
 cannot. On a GPU all is left to vLLM.
 """
 
@@ -74,7 +74,7 @@ class EngineContext(SpawnContext):
 
 def fork_engine_process(settings: ServingSettings) -> None:
     """Make the engine's process now, if it can be a fork, and have vLLM use it. For the server's process, before it does anything."""
-    if settings.serving_device != "cpu" or settings.serving_cpu_threads > 1:
+    if settings.serving_device != "cpu" or (settings.serving_cpu_threads or 1) > 1:
         return
     from vllm.v1.engine import utils
 

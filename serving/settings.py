@@ -57,7 +57,12 @@ class ServingSettings(Settings):
     serving_grammar_seconds: float = Field(
         3.0, gt=0, description="Processor time that one schema or grammar may take to compile."
     )
-    serving_cpu_threads: int = Field(1, ge=1, description="Threads on a CPU; more slow a tiny model down.")
+    serving_cpu_threads: int | None = Field(
+        None, ge=1, description="Threads on a CPU; null: one for a tiny base, which more slow down, else by the cores."
+    )
+    serving_memory_bytes: int | None = Field(
+        None, ge=1 << 28, description="Memory that a replica may use on a CPU; null: what the machine or container has."
+    )
     serving_max_loras: int = Field(4, ge=1, description="Different adapters in one batch.")
     serving_max_cpu_loras: int | None = Field(
         None, ge=1, description="Adapters kept in memory; null: as many as the memory for adapters holds."
@@ -69,11 +74,15 @@ class ServingSettings(Settings):
         description="Rounded up to what vLLM takes; null: what this base's adapters need.",
     )
     serving_lora_memory_bytes: int | None = Field(
-        None, ge=1 << 20, description="Memory for adapters; null: a quarter of what the machine or container has."
+        None, ge=1 << 20, description="Memory for adapters; null: a quarter of what the replica may use."
     )
-    serving_max_model_len: int | None = Field(None, ge=1, description="Context length; null: the model's own.")
+    serving_max_model_len: int | None = Field(
+        None, ge=1, description="Context length; null: the model's own, on a CPU as far as the KV cache holds it."
+    )
     serving_kv_cache_bytes: int | None = Field(
-        None, ge=1 << 20, description="KV cache; null: 64 MiB on a CPU, what vLLM finds free on a GPU."
+        None,
+        ge=1 << 20,
+        description="KV cache; null: room for 32,768 tokens on a CPU, as far as there is memory; what vLLM finds free on a GPU.",
     )
     serving_gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Share of a GPU's memory that vLLM takes; a given KV cache goes before it."

@@ -109,6 +109,24 @@ def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cg
     return min([_meminfo(proc, "MemAvailable"), *left])
 
 
+def allowed_cores(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may keep busy, at least one: those it may run on, or its control group's share of time.
+
+    Args:
+        proc: as for `allowed_memory`.
+        groups: as for `allowed_memory`, but for the unified tree alone.
+    """
+    runnable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    shares = [float(runnable)]
+    for folder, names in _group_folders(proc, groups):
+        with suppress(OSError, ValueError):
+            if names is _UNIFIED:
+                quota, period = (folder / "cpu.max").read_text().split()
+                # "max" where there is no limit, which is not a number.
+                shares.append(int(quota) / int(period))
+    return max(1, int(min(shares)))
+
+
 def _meminfo(proc: Path, field: str) -> int:
     facts = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
     return int(facts[field].split()[0]) * 1024

@@ -18,9 +18,9 @@ from rich.table import Table
 
 from cli.client.connection import Connection, fail, fail_with, saved_connection
 from cli.client.job_progress import follow
-from cli.commands.up import DEFAULT_BASE, ensure_base, start
+from cli.commands.up import DEFAULT_BASE, ensure_base, start, start_failed
 from cli.standalone.stack import Stack, StackFailed
-from shared.errors import Code, MensError
+from shared.errors import MensError
 from shared.settings import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run_own_stack(settings: Settings) -> bool:
     except MensError as error:
         fail_with(error)
     except StackFailed as error:
-        fail_with(MensError(Code.PROGRAM_FAILED, str(error)))
+        fail_with(start_failed(error))
     finally:
         stack.stop()
 

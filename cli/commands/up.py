@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from cli.client.connection import fail, fail_with
 from cli.commands.bases import build, merged_base
+from cli.standalone.home import installed_database
 from cli.standalone.programs import PROJECT, drain_seconds
 from cli.standalone.stack import Stack, StackFailed
 from shared.base_models.catalog import load_catalog
@@ -27,6 +29,7 @@ from shared.settings import RetentionSettings, Settings, read_settings
 
 DEFAULT_BASE = "mens-tiny"
 CHECK_SECONDS = 2.0
+SHOWN_ALIASES = 5
 
 console = Console()
 
@@ -35,10 +38,20 @@ def up(
     base: Annotated[
         list[str] | None,
         typer.Option(
-            help="Base model to serve, or the digest of a merged model, which becomes one; again for each further one. Without it the tiny one, which is built when it is missing."
+            help="Base model to serve, or the digest of a merged model, which becomes one; again for each further one. The tiny one "
+            "stays served beside it; without --base it is built when it is missing."
         ),
     ] = None,
+    default_base: Annotated[
+        bool, typer.Option("--default-base/--no-default-base", help=f"Whether {DEFAULT_BASE} is served beside --base.")
+    ] = True,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API on loopback; 0: a free one.")] = 8000,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="Seconds to wait at most until all programs are ready; without it as long as they get on."
+        ),
+    ] = None,
 ) -> None:
     """Start Valkey, API, worker, sweeper and vLLM on this machine, and keep them running until Ctrl-C."""
     settings = read_settings(Settings)
@@ -49,22 +62,71 @@ def up(
     try:
         # Before the base is built, which takes a while.
         reserve(stack, console)
-        stack.base, *more = dict.fromkeys(ensure_base(settings, each) for each in base or [DEFAULT_BASE])
+        stack.base, *more = chosen_bases(settings, base or [], default_base)
         stack.more_bases = tuple(more)
-        start(stack, console, stop)
+        if not stop.is_set():
+            start(stack, console, stop, wait)
         if not stop.is_set():
             print_usage(stack, stack.base)
+            print_unserved(settings, stack.bases)
             watch(stack, console, stop)
-        grace = f"requests in flight have {stack.drain_seconds:g} s to end; Ctrl-C again cuts them off"
-        print_with_time(console, f"stopping: {grace}")
+        if stack.started:
+            grace = f"requests in flight have {stack.drain_seconds:g} s to end; Ctrl-C again cuts them off"
+            print_with_time(console, f"stopping: {grace}")
     except MensError as error:
-        fail_with(error)
+        # A program that makes a base gets the signal too, and says that it has failed.
+        if not stop.is_set():
+            fail_with(error)
     except StackFailed as error:
-        fail_with(MensError(Code.PROGRAM_FAILED, str(error)))
+        fail_with(start_failed(error))
     finally:
         # From here on Ctrl-C means "cut", also after a failure.
         stop.set()
         stack.stop(cut)
+    print_with_time(
+        console,
+        f"stopped; jobs, models and files are kept in {settings.home}; `{command(settings.home)} up` goes on with them",
+    )
+
+
+def start_failed(error: StackFailed) -> MensError:
+    """The coded form of a stack's failure."""
+    return MensError(Code.PROGRAM_FAILED, error.message, remedy=error.remedy)
+
+
+def chosen_bases(settings: Settings, named: list[str], default_base: bool) -> list[str]:
+    """The bases to serve: those that were named, then the default one, unless it was left out; ends the command when one is missing.
+
+    Without a named one the default base is built when it is missing; beside another it is served if it is there.
+    """
+    if not named and not default_base:
+        fail("--no-default-base leaves nothing to serve; name a base with --base.")
+    bases = [ensure_base(settings, each) for each in named or [DEFAULT_BASE]]
+    if default_base and any(entry.name == DEFAULT_BASE for entry in load_catalog(settings.catalog_path).bases):
+        bases.append(DEFAULT_BASE)
+    return list(dict.fromkeys(bases))
+
+
+def print_unserved(settings: Settings, served: Sequence[str]) -> None:
+    """Warn of aliases whose adapters belong to a base that is not served now."""
+    from shared.database.overview.base_users import aliases_by_base  # slow to import
+
+    database = installed_database(settings)
+    catalog = load_catalog(settings.catalog_path).bases
+    tuned = {entry.twin_of.name for entry in catalog if entry.name in served and entry.twin_of}
+    known = {entry.name for entry in catalog}
+    for base, aliases in aliases_by_base(database).items() if database else ():
+        if base in known and base not in {*served, *tuned}:
+            names = ", ".join(aliases[:SHOWN_ALIASES]) + (
+                f" and {len(aliases) - SHOWN_ALIASES} more" if len(aliases) > SHOWN_ALIASES else ""
+            )
+            options = " ".join(f"--base {each}" for each in [*served, base] if each != DEFAULT_BASE)
+            console.print(
+                f"note: {base} is not served, and these aliases need it: {names}. `{command(settings.home)} up {options}` serves it too.\n",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
 
 
 def install_signal_handlers(stop: threading.Event, cut: threading.Event) -> None:
@@ -96,16 +158,19 @@ def ensure_base(settings: Settings, base: str) -> str:
             f"the base model {base!r} is not in {settings.catalog_path}; "
             f"make it with `{mens} base build {base}` or add one with `{mens} base add {base} …`."
         )
-    console.print(f"building the tiny base model {base} (once, about 15 s)")
+    console.print(
+        f"building the tiny base model {base}: once, 15 s on an idle machine, up to some minutes on a busy one"
+    )
     build(settings, base)
     return base
 
 
-def start(stack: Stack, console: Console, stop: threading.Event | None = None) -> None:
-    """Start a stack and print which programs are ready.
+def start(stack: Stack, console: Console, stop: threading.Event | None = None, wait: float | None = None) -> None:
+    """Start a stack and print which programs are ready, and now and then what is awaited.
 
     Args:
         stop: once it is set, this returns at once.
+        wait: seconds until all programs are ready at most; None: as long as they get on.
 
     Raises:
         Conflict: as :func:`reserve`.
@@ -113,11 +178,9 @@ def start(stack: Stack, console: Console, stop: threading.Event | None = None) -
     """
     reserve(stack, console)
     stack.start()
-    ready: list[str] = []
     with console.status("starting valkey, api, worker, control, serving"):
-        for name in stack.wait_until_ready(stop=stop):
-            ready.append(name)
-            console.print(f"  {name} is ready")
+        for name in stack.wait_until_ready(wait, stop, report=lambda line: print_with_time(console, line)):
+            console.print(f"  {stack.label(name)} is ready", highlight=False, markup=False)
 
 
 def watch(stack: Stack, console: Console, stop: threading.Event) -> None:
@@ -153,6 +216,10 @@ Mens is up at {url}   (logs: {home}/logs, key: {home}/connection.json)
 From any OpenAI client:
   export OPENAI_BASE_URL={url}/v1
   export OPENAI_API_KEY={stack.connection.key}
+
+From curl, and from `mens` in another folder:
+  export MENS_API_URL={url}
+  export MENS_API_KEY={stack.connection.key}
 
 Ctrl-C stops everything.
 """,

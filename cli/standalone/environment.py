@@ -20,13 +20,14 @@ def choose_ports(api_port: int, replicas: Sequence[str]) -> dict[str, str]:
     return ports | ({"api": str(api_port)} if api_port else {})
 
 
-def shared_environment(home: Path, base: str, ports: Mapping[str, str]) -> dict[str, str]:
+def shared_environment(home: Path, base: str, ports: Mapping[str, str], memory: int | None = None) -> dict[str, str]:
     """Settings of every program; of those of a replica, what the first one has.
 
     Args:
         home: the installation's folder.
         base: that the first replica serves.
         ports: see :func:`choose_ports`.
+        memory: bytes that the first replica may use; None: what its own setting says.
     """
     replicas = [port for name, port in ports.items() if name.startswith(SERVING)]
     environment = {
@@ -45,11 +46,24 @@ def shared_environment(home: Path, base: str, ports: Mapping[str, str]) -> dict[
     # Small models on a CPU are many times slower when threads compete.
     if not shutil.which("nvidia-smi"):
         environment |= {"OMP_NUM_THREADS": "1", "MENS_TRAINER_THREADS": "1"}
-    return environment
+    return environment | _memory_setting(memory)
 
 
-def replica_environments(home: Path, bases: Sequence[str], ports: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """What each replica's program has of its own; the first one has nothing, the shared environment is its own."""
+def _memory_setting(memory: int | None) -> dict[str, str]:
+    return {} if memory is None else {"MENS_SERVING_MEMORY_BYTES": str(memory)}
+
+
+def replica_environments(
+    home: Path, bases: Sequence[str], ports: Mapping[str, str], memory: Sequence[int] = ()
+) -> dict[str, dict[str, str]]:
+    """What each replica's program has of its own; the first one has nothing, the shared environment is its own.
+
+    Args:
+        home: the installation's folder.
+        bases: that they serve.
+        ports: see :func:`choose_ports`.
+        memory: bytes that each may use; none: what their own setting says.
+    """
     names = replica_programs(len(bases))
     own: dict[str, dict[str, str]] = {names[0]: {}}
     for name, base in list(zip(names, bases, strict=True))[1:]:
@@ -58,6 +72,8 @@ def replica_environments(home: Path, bases: Sequence[str], ports: Mapping[str, s
             "MENS_SERVING_PORT": ports[name],
             "MENS_SERVING_CACHE_DIR": str(home / f"{name}-cache"),
         }
+    for name, share in list(zip(names, memory, strict=False))[1:]:
+        own[name] |= _memory_setting(share)
     return own
 
 

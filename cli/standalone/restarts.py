@@ -21,6 +21,7 @@ class RestartLog:
         self._log = log
         self._offset = log.stat().st_size if log.exists() else 0
         self._ended: dict[str, str] = {}
+        self._last: dict[str, str] = {}
 
     def read_new(self) -> list[tuple[str, str]]:
         """Programs that were restarted since the last call, each with how it ended, such as "terminated by SIGKILL"."""
@@ -33,7 +34,14 @@ class RestartLog:
             file.seek(self._offset)
             lines, _, _ = file.read().rpartition(b"\n")
         self._offset += len(lines)
-        return list(find_restarts(lines.decode(errors="replace").splitlines(), self._ended))
+        text = lines.decode(errors="replace").splitlines()
+        self._last |= {match[1]: match[2] for line in text if (match := ENDED.search(line))}
+        return list(find_restarts(text, self._ended))
+
+    def last_end(self, program: str) -> str:
+        """How a program ended the last time, such as "terminated by SIGKILL"; empty where it has not."""
+        self.read_new()
+        return self._last.get(program, "")
 
 
 def find_restarts(lines: Iterable[str], ended: dict[str, str]) -> Iterator[tuple[str, str]]:

@@ -9,20 +9,24 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cli.client.connection import CONNECTION_NAME, Connection, saved_connection
+from cli.standalone.causes import PREFIX, find_cause
 from cli.standalone.environment import broker_password, choose_ports, replica_environments, shared_environment
 from cli.standalone.home import api_key, lock_home, write_private
+from cli.standalone.memory_shares import memory_shares
 from cli.standalone.ports import responds, takes_connections
 from cli.standalone.programs import (
     DRAIN_SECONDS,
     DRAINED,
     END_SECONDS,
+    SERVING,
     metrics_ports,
     programs,
     replica_programs,
@@ -30,20 +34,36 @@ from cli.standalone.programs import (
     supervisor_config,
     valkey_config,
 )
+from cli.standalone.progress import Progress
 from cli.standalone.restarts import RestartLog
 from cli.standalone.supervisor import Supervisor
 from shared.errors import Code, Conflict
+from shared.host import allowed_memory
 from shared.settings import Settings
 
 SUPERVISORD = "supervisord"
-READY_SECONDS = 180.0
+STALL_SECONDS = 300.0
+"""A program that neither logs nor computes for so long will not get ready."""
+HANG_SECONDS = 30.0
+"""The same of one whose log names a cause."""
+REPORT_SECONDS = 20.0
 MAX_STARTS = 3
 """How often one program may start until all are ready; one that starts more often keeps dying."""
 LOG_TAIL_LINES = 30
+LINE_CHARACTERS = 120
 
 
 class StackFailed(Exception):
-    """A stack did not start, or one of its programs keeps dying; the message ends with the end of that program's log."""
+    """A stack did not start, or one of its programs keeps dying.
+
+    Args:
+        message: which program, and the line with the cause.
+        remedy: what to do, and where the log is.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message, self.remedy = message, remedy
 
 
 @dataclass
@@ -75,6 +95,10 @@ class Stack:
     _log_sizes: dict[str, int] = field(init=False, default_factory=dict)
     _restarts: RestartLog = field(init=False)
     _restarted: set[str] = field(init=False, default_factory=set)
+    _memory: list[int] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._restarts = RestartLog(self._log(SUPERVISORD))
 
     def start(self) -> None:
         """Prepare the home folder and start supervisord; see :meth:`wait_until_ready`."""
@@ -100,35 +124,91 @@ class Stack:
                 self._supervisor.socket,
                 self.drain_seconds,
                 metrics_ports(Settings(home=self.home)),
-                replica_environments(self.home, (self.base, *self.more_bases), self._ports),
+                replica_environments(self.home, self.bases, self._ports, self._memory),
             ),
         )
         self._supervisor.start()
 
-    def wait_until_ready(self, seconds: float = READY_SECONDS, stop: threading.Event | None = None) -> Iterator[str]:
+    def wait_until_ready(
+        self,
+        seconds: float | None = None,
+        stop: threading.Event | None = None,
+        report: Callable[[str], None] | None = None,
+    ) -> Iterator[str]:
         """Wait for every program, yielding its name as it becomes ready; ends early once ``stop`` is set.
 
+        Args:
+            seconds: how long at most; None: as long as the programs get on.
+            report: gets a line now and then that says what is awaited.
+
         Raises:
-            StackFailed: a program keeps dying or is not ready in time, with the end of its log.
+            StackFailed: a program keeps dying, does not get on, or is not ready in time; with the cause from its log.
         """
-        waiting = dict.fromkeys(self._programs)
+        waiting = {name: Progress(partial(self._log_size, name), partial(self.pid, name)) for name in self._programs}
         starts: dict[str, set[int]] = defaultdict(set)
-        deadline = time.monotonic() + seconds
+        began = reported = time.monotonic()
         while waiting and not (stop and stop.is_set()):
             for name in [name for name in waiting if self._is_ready(name)]:
                 del waiting[name]
                 yield name
-            if waiting and time.monotonic() > deadline:
-                raise self.failure(next(iter(waiting)), f"is not ready after {seconds:.0f} s")
-            if self._supervisor and self._supervisor.ended():
-                raise self.failure(SUPERVISORD, "has ended")
-            self.raise_if_failed()
-            # supervisord restarts a program for ever if it runs for `startsecs` each time before it dies.
-            for program in self.processes():
-                starts[program["name"]].add(int(program["pid"]))
-                if len(starts[program["name"]] - {0}) > MAX_STARTS:
-                    raise self.failure(program["name"], "keeps dying")
+            elapsed = time.monotonic() - began
+            if waiting and report and began + elapsed - reported >= REPORT_SECONDS:
+                reported = began + elapsed
+                report(self._describe_waiting(list(waiting), elapsed))
+            self._raise_if_stuck(waiting, elapsed, seconds)
+            self._raise_if_dying(waiting, starts)
             time.sleep(0.1)
+
+    def _raise_if_stuck(self, waiting: Mapping[str, Progress], elapsed: float, seconds: float | None) -> None:
+        for name, progress in waiting.items():
+            if seconds is not None and elapsed > seconds:
+                raise self.failure(name, f"is not ready after {seconds:.0f} s")
+            stalled = progress.stalled_seconds()
+            # vLLM's server may wait for an engine that has ended.
+            if stalled > HANG_SECONDS and self._is_hopeless(name):
+                raise self.failure(name, "has failed")
+            if stalled > STALL_SECONDS:
+                raise self.failure(name, f"has neither logged nor computed anything for {stalled:.0f} s")
+
+    def _raise_if_dying(self, waiting: Collection[str], starts: dict[str, set[int]]) -> None:
+        """``starts``: the processes of each program so far, kept up to date."""
+        if self._supervisor and self._supervisor.ended():
+            raise self.failure(SUPERVISORD, "has ended")
+        self.raise_if_failed()
+        # supervisord restarts a program for ever if it runs for `startsecs` each time before it dies.
+        for program in self.processes():
+            name = program["name"]
+            starts[name].add(int(program["pid"]))
+            if len(starts[name] - {0}) > MAX_STARTS:
+                raise self.failure(name, "keeps dying")
+            if name in waiting and len(starts[name] - {0}) > 1 and self._is_hopeless(name):
+                raise self.failure(name, "has ended")
+
+    @property
+    def started(self) -> bool:
+        """Whether :meth:`start` was called: there are programs to stop."""
+        return self._supervisor is not None
+
+    def _is_hopeless(self, name: str) -> bool:
+        """Whether another start of a replica will end as the last one did: it was refused, or vLLM could not start its engine."""
+        cause = find_cause(self._new_log(name).decode(errors="replace"))
+        return name.startswith(SERVING) and cause is not None and (cause.coded or bool(cause.remedy))
+
+    def _describe_waiting(self, names: list[str], seconds: float) -> str:
+        """What is awaited, and the last line that the first of it has written."""
+        lines = self._new_log(names[0]).decode(errors="replace").rstrip().splitlines()
+        last = f": {PREFIX.sub('', lines[-1]).strip()[:LINE_CHARACTERS]}" if lines else ""
+        return f"waiting for {', '.join(map(self.label, names))} ({seconds:.0f} s){last}"
+
+    def label(self, program: str) -> str:
+        """The name of a program; of a replica with the base that it serves."""
+        replicas = dict(zip(replica_programs(len(self.bases)), self.bases, strict=True))
+        return f"{program} ({replicas[program]})" if program in replicas else program
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """Every base that is served, each by a replica of its own."""
+        return (self.base, *self.more_bases)
 
     def raise_if_failed(self) -> None:
         """Check that supervisord has given no program up.
@@ -183,10 +263,16 @@ class Stack:
         return next((int(process["pid"]) for process in self.processes() if process["name"] == program), 0)
 
     def failure(self, program: str, what: str) -> StackFailed:
-        """The error for a program, with the end of its log."""
-        path = self._log(program)
-        tail = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:] if path.exists() else ["(no log)"]
-        return StackFailed(f"{program} {what}. The end of {path}:\n" + "\n".join(f"  {line}" for line in tail))
+        """The error for a program: the cause that its log names since this start, else the end of what it has logged since then."""
+        path, log = self._log(program), self._new_log(program).decode(errors="replace")
+        who = f"{self.label(program)} {what}"
+        if cause := find_cause(log):
+            return StackFailed(f"{who}: {cause.line}", f"{cause.remedy} Its log: {path}".strip())
+        if "SIGKILL" in (end := self._restarts.last_end(program)):
+            remedy = "The system ends a program so when memory runs out: serve fewer bases, or end other programs."
+            return StackFailed(f"{who} ({end}).", f"{remedy} Its log: {path}")
+        lines = log.splitlines()[-LOG_TAIL_LINES:] or ["(it has logged nothing)"]
+        return StackFailed(f"{who}. The end of {path}:\n" + "\n".join(f"  {line}" for line in lines))
 
     def stop(self, cut: threading.Event | None = None) -> None:
         """Stop every program and supervisord itself.
@@ -239,24 +325,31 @@ class Stack:
         if not path.exists():
             return b""
         with path.open("rb") as file:
-            file.seek(min(self._log_starts[name], _size(path)))
+            file.seek(min(self._log_starts.get(name, 0), _size(path)))
             return file.read()
 
     def _measure_logs(self) -> dict[str, int]:
-        return {name: _size(self._log(name)) for name in self._programs}
+        return {name: self._log_size(name) for name in (*self._programs, SUPERVISORD)}
+
+    def _log_size(self, name: str) -> int:
+        return _size(self._log(name))
 
     def _log(self, name: str) -> Path:
         return self.home / "logs" / f"{name}.log"
 
     def _environment(self) -> dict[str, str]:
-        self._ports = choose_ports(self.api_port, replica_programs(1 + len(self.more_bases)))
+        self._ports = choose_ports(self.api_port, replica_programs(len(self.bases)))
         config = valkey_config(self.home, self._ports["valkey"], broker_password(self.home))
         write_private(self.home / "valkey.conf", config)
-        return shared_environment(self.home, self.base, self._ports) | self.environment
+        # A GPU's memory is its own, and what was set holds for every replica.
+        if os.environ.get("MENS_SERVING_DEVICE", "cpu") == "cpu" and "MENS_SERVING_MEMORY_BYTES" not in os.environ:
+            self._memory = memory_shares(Settings(home=self.home), self.bases, allowed_memory())
+        first = self._memory[0] if self._memory else None
+        return shared_environment(self.home, self.base, self._ports, first) | self.environment
 
     @property
     def _programs(self) -> dict[str, str]:
-        return programs(1 + len(self.more_bases))
+        return programs(len(self.bases))
 
 
 @contextmanager

@@ -54,6 +54,11 @@ class LoraSizes:
     adapter_bytes: int
     room: int
 
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of memory that adapters take once slots and cache are full."""
+        return min(self.room, (self.max_loras + self.max_cpu_loras) * self.adapter_bytes)
+
     def __str__(self) -> str:
         return (
             f"adapters up to rank {self.max_rank}, {self.max_loras} in a batch, {self.max_cpu_loras} in memory"

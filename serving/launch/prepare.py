@@ -1,7 +1,7 @@
 """Prepares a launch: everything that decides how vLLM is started, with no value left open.
 
-    settings ─► catalogue entry and folder, verified ─► config ─► dtype ─► adapter sizes ─► parsers, end tokens ─► Launch
-                                                                           (memory, storage)  (chat template)
+    settings ─► catalogue entry and folder, verified ─► config ─► dtype ─► adapter sizes ─► KV cache, length ─► parsers, end tokens ─► Launch
+                                                                           (memory, storage)  (memory)           (chat template)
 
 `engine_args.py` writes a launch down as vLLM's command line.
 """
@@ -12,8 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from serving.launch.kv_cache import CacheSizes, check_free, choose_cache, own_length, weight_bytes
 from serving.launch.lora_capacity import LoraSizes, choose_sizes
 from serving.launch.parsers import Parsers, choose_parsers
+from serving.launch.threads import choose_threads
 from serving.process import find_base
 from serving.settings import ServingSettings
 from shared.artifacts.manifests import MANIFEST_NAME, MODEL_MANIFEST_NAME, parse_manifest
@@ -26,7 +28,7 @@ from shared.base_models.config import ModelConfig, broken_model, parse_model_con
 from shared.base_models.families import LORA_FAMILIES
 from shared.base_models.weights import json_object
 from shared.errors import Code, InvalidRequest, MensError
-from shared.host import allowed_memory
+from shared.host import allowed_cores, allowed_memory, available_memory
 from shared.tokenization.tokenizer import Tokenizer
 
 CONFIG_NAME = "config.json"
@@ -43,6 +45,7 @@ class Launch:
     Attributes:
         folder: the base's files, verified. base_digest: what they were verified against.
         config: of the base. dtype: the one that vLLM is started with.
+        threads: that compute, on a CPU.
         end_ids: token ids at which every answer ends, ascending; none for a base without a usable chat template, which vLLM stops where
             the base's config files say.
     """
@@ -53,11 +56,15 @@ class Launch:
     config: ModelConfig
     dtype: str
     sizes: LoraSizes
+    cache: CacheSizes
+    threads: int
     parsers: Parsers
     end_ids: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"Serving {self.settings.serving_base} in {self.dtype}: {self.sizes}; {self.parsers}."
+        parts = [str(self.cache), *([_threads(self.threads)] if self.settings.serving_device == "cpu" else [])]
+        parts += [str(self.sizes), str(self.parsers)]
+        return f"Serving {self.settings.serving_base} in {self.dtype}: {'; '.join(parts)}."
 
 
 def prepare(settings: ServingSettings) -> Launch:
@@ -65,7 +72,8 @@ def prepare(settings: ServingSettings) -> Launch:
 
     Raises:
         MensError: the replica may not start: what `find_base`, `verify_model_folder`, `check_signature`,
-            `parse_model_config` and `choose_sizes` raise; ``NOT_SERVABLE_FAMILY``, ``NOT_SERVABLE_HEAD_SIZE``;
+            `parse_model_config`, `choose_sizes`, `choose_cache` and `check_free` raise; ``NOT_SERVABLE_FAMILY``,
+            ``NOT_SERVABLE_HEAD_SIZE``;
             ``SETTINGS_INVALID``.
     """
     entry, folder = find_base(settings)
@@ -75,13 +83,18 @@ def prepare(settings: ServingSettings) -> Launch:
     check_head_sizes(settings, config)
     dtype = choose_dtype(settings, config)
     stored = stored_rank(open_storage(settings), entry)
-    sizes = choose_sizes(settings, config, dtype=dtype, stored_rank=stored, memory=allowed_memory())
+    memory = settings.serving_memory_bytes or allowed_memory()
+    sizes = choose_sizes(settings, config, dtype=dtype, stored_rank=stored, memory=memory)
+    cache = choose_cache(settings, config, sizes, dtype=dtype, own_len=own_length(config, folder), memory=memory)
+    check_free(settings, cache, weight_bytes(config, dtype), available_memory())
+    threads = choose_threads(settings, config, allowed_cores())
     tokenizer: Tokenizer | None = None
     # A base without a usable chat template completes text only, so there is no form of tool calls to find.
     with suppress(InvalidRequest):
         tokenizer = Tokenizer.load(folder)
     parsers = choose_parsers(settings, tokenizer)
-    return Launch(settings, folder, entry.digest, config, dtype, sizes, parsers, served_end_ids(tokenizer, config))
+    ends = served_end_ids(tokenizer, config)
+    return Launch(settings, folder, entry.digest, config, dtype, sizes, cache, threads, parsers, ends)
 
 
 def check_signature(settings: ServingSettings, entry: BaseModelEntry, folder: Path) -> None:
@@ -163,6 +176,10 @@ def stored_rank(storage: Storage, entry: BaseModelEntry) -> int:
             continue
         ranks.append(manifest.rank if manifest.base_digests in own else 0)
     return max(ranks)
+
+
+def _threads(number: int) -> str:
+    return f"{number} thread{'s' * (number > 1)}"
 
 
 def _read_config(folder: Path) -> ModelConfig:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
-from shared.base_models.families import FAMILY_OF_MODEL_TYPE, FULL, LINEAR, SPECS, Family, FamilySpec, Size
+from shared.base_models.families import FAMILY_OF_MODEL_TYPE, FULL, LINEAR, SLIDING, SPECS, Family, FamilySpec, Size
 from shared.errors import ArtifactInvalid, Code
 
 MAX_LAYERS = 1024
@@ -55,6 +55,7 @@ class ModelConfig(ModelValue):
         tied: the head is the embedding matrix, so no ``lm_head`` is stored.
         attention_bias, mlp_bias: linear layers carry biases (Qwen2: only q, k and v, always).
         dtype: stored dtype as the config claims it, e.g. ``bfloat16``.
+        sliding_window: tokens that every layer sees of those before; None: some layer sees all of them.
         linear: None unless the family is hybrid.
     """
 
@@ -75,6 +76,7 @@ class ModelConfig(ModelValue):
     mlp_bias: bool
     dtype: str | None
     linear: LinearAttention | None
+    sliding_window: int | None = None
 
     @property
     def spec(self) -> FamilySpec:
@@ -162,6 +164,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         mlp_bias=_bias(spec.mlp_bias, text, "mlp_bias"),
         dtype=_dtype(text) or _dtype(raw),
         linear=_linear_attention(numbers) if spec.hybrid else None,
+        sliding_window=_sliding_window(spec, numbers, text, layers),
     )
 
 
@@ -227,6 +230,20 @@ def _layer_types(family: Family, raw: Mapping[str, Any], layers: int) -> tuple[s
     if unknown := [str(kind)[:40] for kind in stated if kind not in (FULL, LINEAR)]:
         _invalid_layer_types(f"holds {unknown[0]!r}; a layer is {FULL} or {LINEAR}")
     return tuple(stated)
+
+
+def _sliding_window(spec: FamilySpec, numbers: ConfigNumbers, raw: Mapping[str, Any], layers: int) -> int | None:
+    """The window, if every layer has it. Where only some have it, the others need the cache of the whole sequence."""
+    window = (
+        numbers.optional("sliding_window") if spec.sliding_window is not None and raw.get("sliding_window") else None
+    )
+    if window is None or not _flag(raw, raw, "use_sliding_window", default=spec.sliding_window is True):
+        return None
+    stated = raw.get("layer_types")
+    if isinstance(stated, list):
+        return window if set(stated) == {SLIDING} else None
+    first = raw.get("max_window_layers", 0 if spec.sliding_window else layers)
+    return window if first == 0 else None
 
 
 def _linear_attention(numbers: ConfigNumbers) -> LinearAttention:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-FULL, LINEAR = "full_attention", "linear_attention"
+FULL, LINEAR, SLIDING = "full_attention", "linear_attention", "sliding_attention"
 """Kinds of attention, as ``layer_types`` of a config.json names them."""
 
 Size = Literal[
@@ -91,6 +91,8 @@ class FamilySpec:
         tied: the default of ``tie_word_embeddings``.
         attention_bias, mlp_bias: whether linear layers have biases, where the family's code fixes it; None: the config
             says so under the same key.
+        sliding_window: whether ``sliding_window`` applies unless ``use_sliding_window`` says otherwise; None: the family's code
+            knows no windows.
         composite: whether the config may be a vision-language one, whose language part is in ``text_config``.
         namespace: what stands before the blocks in the text-only class, which is the one that is trained.
         stored_namespaces: what may stand there in the weight files, most likely first.
@@ -116,6 +118,7 @@ class FamilySpec:
     tied: bool = False
     attention_bias: bool | None = None
     mlp_bias: bool | None = False
+    sliding_window: bool | None = None
     composite: bool = False
     namespace: str = "model"
     stored_namespaces: tuple[str, ...] = ("model",)
@@ -214,6 +217,7 @@ TINY_HYBRID_BASE: Mapping[str, int | bool] = {
 SPECS: Mapping[Family, FamilySpec] = {
     Family.QWEN2: FamilySpec(
         model_types=("qwen2",),
+        sliding_window=False,
         defaults={"num_key_value_heads": 32},
         # Fixed in the family's code, whatever the config says: q, k and v have biases, o has none.
         attention_bias=True,
@@ -234,6 +238,7 @@ SPECS: Mapping[Family, FamilySpec] = {
     ),
     Family.QWEN3: FamilySpec(
         model_types=("qwen3",),
+        sliding_window=False,
         defaults={"num_key_value_heads": 32, "head_dim": 128},
         outer=OUTER,
         mixers={FULL: QWEN3_MIXER},
@@ -281,6 +286,7 @@ SPECS: Mapping[Family, FamilySpec] = {
     ),
     Family.MISTRAL: FamilySpec(
         model_types=("mistral",),
+        sliding_window=True,
         defaults={"num_key_value_heads": 8},
         # Fixed in the family's code, whatever the config says.
         attention_bias=False,

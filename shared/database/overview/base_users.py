@@ -73,6 +73,26 @@ def refuse_needed_base(database: Database, name: str) -> None:
         )
 
 
+def aliases_by_base(database: Database) -> dict[str, list[str]]:
+    """Every tenant's aliases by the base of the adapter that they name.
+
+    Raises:
+        Unavailable: ``DATABASE_UNAVAILABLE``.
+    """
+    with database.read() as session:
+        rows = session.execute(
+            select(AdapterRow.base_model, AliasRow.name)
+            .join(AdapterRow, AdapterRow.id == AliasRow.adapter_id)
+            .where(AdapterRow.deleting_at.is_(None))
+            .distinct()
+            .order_by(AdapterRow.base_model, AliasRow.name)
+        )
+        names: dict[str, list[str]] = {}
+        for base, alias in rows:
+            names.setdefault(base, []).append(alias)
+    return names
+
+
 def _aliases_of(session: Session, name: str) -> list[AliasRow]:
     """Every tenant's alias or foreign name that is called so; aliases first."""
     exists = or_(AliasRow.adapter_id.is_not(None), AliasRow.stands_for.is_not(None))

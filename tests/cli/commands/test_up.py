@@ -15,14 +15,17 @@ from typing import Any
 
 import psutil
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from cli.client.connection import Connection
-from cli.commands.up import command, install_signal_handlers, print_usage, watch
+from cli.commands.up import chosen_bases, command, install_signal_handlers, print_unserved, print_usage, watch
 from cli.main import app
 from cli.standalone.programs import PROGRAMS, supervisor_config
 from cli.standalone.stack import Stack, StackFailed
+from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
+from shared.settings import Settings
 from tests.support.waiting import eventually
 
 
@@ -31,7 +34,10 @@ def printed_commands(home: Path, capsys: pytest.CaptureFixture[str]) -> list[lis
     stack = Stack(home, "tiny")
     stack.connection = Connection("http://127.0.0.1:8000", "mens-secret")
     print_usage(stack, "tiny")
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ") and "mens " in line]
+    printed = capsys.readouterr().out.splitlines()
+    for variable in ("MENS_API_URL=http://127.0.0.1:8000", "MENS_API_KEY=mens-secret", "OPENAI_API_KEY=mens-secret"):
+        assert f"  export {variable}" in printed
+    lines = [line for line in printed if line.startswith("  ") and "mens " in line]
     assert len(lines) == 4
     return [shlex.split(line) for line in lines]
 
@@ -68,6 +74,58 @@ def test_program_outside_the_path_is_named_relative_to_the_folder(
     monkeypatch.setenv("PATH", str(tmp_path))
     program = shlex.split(command(tmp_path))[-1]
     assert Path(program).is_file()
+
+
+@pytest.fixture
+def two_bases(tmp_path: Path) -> Settings:
+    entries = [
+        BaseModelEntry(name=name, source=LocalSource(path=name), digests={"config.json": digit * 64})
+        for name, digit in [("mens-tiny", "0"), ("real", "1")]
+    ]
+    save_catalog(tmp_path / "catalog.json", Catalog(bases=entries))
+    return Settings(home=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("named", "default_base", "served"),
+    [
+        ([], True, ["mens-tiny"]),
+        (["real"], True, ["real", "mens-tiny"]),
+        (["real", "real"], False, ["real"]),
+        (["mens-tiny", "real"], True, ["mens-tiny", "real"]),
+        (["mens-tiny"], False, ["mens-tiny"]),
+    ],
+)
+def test_default_base_stays_unless_it_is_left_out(
+    two_bases: Settings, named: list[str], default_base: bool, served: list[str]
+) -> None:
+    assert chosen_bases(two_bases, named, default_base) == served
+
+
+def test_default_base_is_not_built_beside_another(tmp_path: Path) -> None:
+    entry = BaseModelEntry(name="real", source=LocalSource(path="x"), digests={"config.json": "1" * 64})
+    save_catalog(tmp_path / "catalog.json", Catalog(bases=[entry]))
+    assert chosen_bases(Settings(home=tmp_path), ["real"], True) == ["real"]
+
+
+def test_nothing_to_serve_is_refused(two_bases: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        chosen_bases(two_bases, [], False)
+    assert "name a base with --base" in capsys.readouterr().err
+
+
+def test_aliases_of_a_base_that_is_not_served_are_named(
+    two_bases: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aliases = {"mens-tiny": ["helper", "support"], "gone": ["old"]}
+    monkeypatch.setattr("shared.database.overview.base_users.aliases_by_base", lambda _: aliases)
+    monkeypatch.setattr("cli.commands.up.installed_database", lambda _: object())
+    print_unserved(two_bases, ["real"])
+    printed = capsys.readouterr().out
+    assert "mens-tiny is not served, and these aliases need it: helper, support." in printed
+    assert "up --base real` serves it too" in printed
+    print_unserved(two_bases, ["real", "mens-tiny"])
+    assert capsys.readouterr().out == ""
 
 
 START_SECONDS = 6

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -63,7 +65,9 @@ def test_each_further_base_has_a_replica_of_its_own(tmp_path: Path) -> None:
     settings = stack._environment()
     first, second = settings["MENS_SERVING_URLS"].split(",")
     assert (settings["MENS_SERVING_BASE"], first) == ("tiny", f"http://127.0.0.1:{settings['MENS_SERVING_PORT']}")
-    replicas = replica_environments(tmp_path, ("tiny", "large"), stack._ports)
+    shares = stack._memory
+    assert (settings["MENS_SERVING_MEMORY_BYTES"], len(shares)) == (str(shares[0]), 2)
+    replicas = replica_environments(tmp_path, ("tiny", "large"), stack._ports, shares)
     config = ConfigParser(interpolation=None)
     config.read_string(supervisor_config(tmp_path, tmp_path / "supervisor.sock", 10, {}, replicas))
     assert "MENS_SERVING" not in config["program:serving"]["environment"]
@@ -73,6 +77,7 @@ def test_each_further_base_has_a_replica_of_its_own(tmp_path: Path) -> None:
         "MENS_SERVING_BASE": '"large"',
         "MENS_SERVING_PORT": f'"{second.rpartition(":")[2]}"',
         "MENS_SERVING_CACHE_DIR": f'"{tmp_path}/serving-2-cache"',
+        "MENS_SERVING_MEMORY_BYTES": f'"{shares[1]}"',
     }
     assert config["program:serving-2"]["command"] == config["program:serving"]["command"]
     assert not config["program:serving-2"].getboolean("stopasgroup")
@@ -149,3 +154,67 @@ def test_waiting_ends_when_stop_is_set(tmp_path: Path, monkeypatch: pytest.Monke
     stop.set()
     monkeypatch.setattr(Stack, "_is_ready", lambda *_: False)
     assert list(Stack(tmp_path, "base").wait_until_ready(60, stop)) == []
+
+
+def failing_stack(home: Path, log: str, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    """A stack whose replica has ended once and was started again; an earlier start has logged another cause."""
+    stack = Stack(home, "tiny")
+    (home / "logs").mkdir()
+    path = home / "logs" / "serving.log"
+    path.write_text("ValueError: No available memory for the cache blocks.\n")
+    stack._log_starts = {"serving": path.stat().st_size}
+    with path.open("a") as file:
+        file.write(log)
+    pids = iter([1, 2, 2, 2, 2, 2, 2, 2])
+    monkeypatch.setattr(Stack, "_is_ready", lambda *_: False)
+    monkeypatch.setattr(Stack, "raise_if_failed", lambda _: None)
+    monkeypatch.setattr(Stack, "processes", lambda _: [{"name": "serving", "pid": next(pids)}])
+    monkeypatch.setattr(Stack, "pid", lambda *_: 0)
+    return stack
+
+
+def test_replica_that_was_refused_ends_the_start_with_the_cause_of_this_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = "BASE_DOES_NOT_FIT: tiny needs 3.00 GiB. Serve fewer bases.\n"
+    stack = failing_stack(tmp_path, f"{refused}{refused}", monkeypatch)
+    with pytest.raises(StackFailed) as failed:
+        list(stack.wait_until_ready())
+    assert failed.value.message == f"serving (tiny) has ended: {refused.strip()}"
+    assert failed.value.remedy == f"Its log: {tmp_path / 'logs' / 'serving.log'}"
+
+
+def test_limit_on_the_wait_names_the_last_lines_of_this_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = failing_stack(tmp_path, "loading weights\n", monkeypatch)
+    monkeypatch.setattr(Stack, "processes", lambda _: [])
+    monkeypatch.setattr(Stack, "_programs", property(lambda _: {"serving": ""}))
+    with pytest.raises(StackFailed) as failed:
+        list(stack.wait_until_ready(0.2))
+    assert failed.value.message.startswith("serving (tiny) is not ready after 0 s. The end of")
+    assert failed.value.message.endswith("\n  loading weights")
+
+
+def test_program_that_gets_on_is_waited_for_and_one_that_does_not_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = failing_stack(tmp_path, "loading weights\n", monkeypatch)
+    monkeypatch.setattr(Stack, "processes", lambda _: [])
+    monkeypatch.setattr(Stack, "_programs", property(lambda _: {"serving": ""}))
+    for name, seconds in [
+        ("stack.STALL_SECONDS", 0.5),
+        ("stack.REPORT_SECONDS", 0.2),
+        ("progress.CHECK_SECONDS", 0.05),
+    ]:
+        monkeypatch.setattr(f"cli.standalone.{name}", seconds)
+    log, began, reports = tmp_path / "logs" / "serving.log", time.monotonic(), list[str]()
+
+    def report(line: str) -> None:
+        reports.append(line)
+        # The log grows for two seconds.
+        if time.monotonic() - began < 2:
+            log.write_text(f"{log.read_text()}(EngineCore pid=1) INFO 11-25 23:24:12 [a.py:68] step {len(reports)}\n")
+
+    with pytest.raises(StackFailed, match="has neither logged nor computed anything"):
+        list(stack.wait_until_ready(report=report))
+    assert time.monotonic() - began > 2
+    assert re.fullmatch(r"waiting for serving \(tiny\) \(\d+ s\): step 1", reports[1])

@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from serving.launch.kv_cache import choose_cache
 from serving.launch.lora_capacity import choose_sizes
 from serving.launch.parsers import choose_parsers
 from serving.launch.prepare import Launch, choose_dtype, served_end_ids
+from serving.launch.threads import choose_threads
 from serving.settings import ServingSettings
 from shared.base_models.config import parse_model_config
 from shared.tokenization.tokenizer import Tokenizer
 from tests.support.template_families import FAMILIES, Family, make_base
 
-MEMORY = 64 << 30
+MEMORY, CORES = 64 << 30, 8
 FOLDER, DIGEST = Path("/models/base"), "d" * 64
 
 TINY = {
@@ -73,6 +75,7 @@ QWEN35_4B = {
         "intermediate_size": 9216,
         "vocab_size": 248320,
         "linear_num_value_heads": 32,
+        "max_position_embeddings": 262144,
         "tie_word_embeddings": True,
         "dtype": "bfloat16",
     },
@@ -187,9 +190,11 @@ def launch(case: Case, folder: Path) -> Launch:
     config = parse_model_config(base.config)
     dtype = choose_dtype(settings, config)
     sizes = choose_sizes(settings, config, dtype=dtype, stored_rank=0, memory=MEMORY)
+    cache = choose_cache(settings, config, sizes, dtype=dtype, own_len=config.max_positions, memory=MEMORY)
     tokenizer = load_tokenizer(base, folder)
-    ends = served_end_ids(tokenizer, config)
-    return Launch(settings, FOLDER, DIGEST, config, dtype, sizes, choose_parsers(settings, tokenizer), ends)
+    parsers, ends = choose_parsers(settings, tokenizer), served_end_ids(tokenizer, config)
+    threads = choose_threads(settings, config, CORES)
+    return Launch(settings, FOLDER, DIGEST, config, dtype, sizes, cache, threads, parsers, ends)
 
 
 def load_tokenizer(base: Base, folder: Path) -> Tokenizer:

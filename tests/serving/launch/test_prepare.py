@@ -82,7 +82,10 @@ def test_launch_is_complete(home):
     assert launch.base_digest == register(home).digest
     assert (launch.sizes.max_rank, launch.sizes.max_loras) == (32, 4)
     assert launch.sizes.max_cpu_loras > 4
-    assert str(launch) == f"Serving b in float32: {launch.sizes}; tool calls: hermes, reasoning: not parsed."
+    assert (
+        str(launch)
+        == f"Serving b in float32: {launch.cache}; 1 thread; {launch.sizes}; tool calls: hermes, reasoning: not parsed."
+    )
 
 
 def test_stored_adapter_of_larger_rank_raises_max_rank(home):

@@ -1,0 +1,239 @@
+"""The KV cache of a replica on a CPU, and the longest sequence that it serves: from the base's config and the machine's memory.
+
+vLLM takes its KV cache as a number of bytes on a CPU, and ends after half a minute when that does not hold one sequence of the served
+length. So the number is computed here, with vLLM's own arithmetic, before vLLM starts:
+
+    served length   the base's own, or as much of it as the memory for the KV cache holds
+    KV cache        room for `CONCURRENT_TOKENS`, at least one sequence of the served length, at most the memory for it
+    memory for it   what the replica may use, less weights, adapters and the engine itself
+
+An explicit setting is taken as it is. On a GPU vLLM measures what is free, and nothing is chosen here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.launch.lora_capacity import LoraSizes
+from serving.settings import ServingSettings
+from shared.base_models.config import MAX_LENGTH, ModelConfig
+from shared.base_models.families import FULL
+from shared.base_models.tensors import expected_tensors, parameter_count
+from shared.base_models.weights import json_object
+from shared.errors import Code, InvalidRequest, Unavailable
+
+TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
+BLOCK_TOKENS = 128
+"""vLLM's block on a CPU."""
+BATCH_TOKENS = 2048
+"""Tokens of one step of vLLM's server on a CPU, by default."""
+STATE_BYTES = 4
+"""Bytes of an element of the state of linear attention; vLLM may keep it in 2."""
+UNKNOWN_LENGTH = 2048
+"""What vLLM takes where the config names no length."""
+
+LEAST_CACHE_BYTES = 64 << 20
+CONCURRENT_TOKENS = 32_768
+LEAST_TOKENS = 512
+"""A shorter context than this serves no purpose: the start is refused."""
+ENGINE_BYTES = 768 << 20
+"""The server and its engine without weights and caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """How much context a replica holds.
+
+    Attributes:
+        max_model_len: tokens of the longest sequence; None leaves it to vLLM.
+        cache_bytes: of the KV cache; None leaves it to vLLM.
+        own_len: tokens that the base could take, where the served length is shorter for want of memory.
+        sequences: of the served length that the cache holds at once; None where vLLM decides.
+    """
+
+    max_model_len: int | None
+    cache_bytes: int | None
+    own_len: int | None = None
+    sequences: float | None = None
+
+    def __str__(self) -> str:
+        if self.cache_bytes is None:
+            return f"up to {self.max_model_len:,} tokens" if self.max_model_len else "the base's own context"
+        length = f"up to {self.max_model_len or UNKNOWN_LENGTH:,} tokens"
+        if self.own_len:
+            length += f" of the base's {self.own_len:,}, because the KV cache holds no more"
+        return f"{length}, KV cache {_gib(self.cache_bytes)} ({self.sequences:,.1f} sequences of that length)"
+
+
+def weight_bytes(config: ModelConfig, dtype: str) -> int:
+    """Bytes of the language model's weights in the engine's dtype."""
+    return parameter_count(expected_tensors(config)) * _element(dtype)
+
+
+def block_bytes(config: ModelConfig, dtype: str) -> int:
+    """Bytes of one block of vLLM's pool: a page of each layer of a group of equal layers."""
+    page, group, _ = _layout(config, dtype)
+    return page * group
+
+
+def sequence_bytes(config: ModelConfig, length: int, dtype: str, *, prefix_caching: bool) -> int:
+    """Bytes of the KV cache that vLLM demands for one sequence of so many tokens, as it computes them."""
+    page, group, block = _layout(config, dtype)
+    full = config.layer_types.count(FULL)
+    linear = config.layers - full
+    tokens, more = length, 0
+    if config.sliding_window is not None:
+        # A window seldom begins where a block does, so it touches one block more.
+        tokens, more = min(length, config.sliding_window - 1 + BATCH_TOKENS), 1
+    pages = -(-full // group) * (-(-tokens // block) + more)
+    # The state after the last step is kept beside the present one where prompts with a common beginning share it.
+    pages += -(-linear // group) * (2 if prefix_caching else 1)
+    return page * group * pages
+
+
+def longest_sequence(config: ModelConfig, cache: int, length: int, dtype: str, *, prefix_caching: bool) -> int:
+    """Tokens of the longest sequence, up to ``length``, that a cache of so many bytes holds; whole blocks where it is shorter."""
+    if _needed(config, length, dtype, prefix_caching) <= cache:
+        return length
+    least, most = 0, length // BLOCK_TOKENS
+    while least < most:
+        middle = (least + most + 1) // 2
+        fits = _needed(config, middle * BLOCK_TOKENS, dtype, prefix_caching) <= cache
+        least, most = (middle, most) if fits else (least, middle - 1)
+    return least * BLOCK_TOKENS
+
+
+def choose_cache(
+    settings: ServingSettings, config: ModelConfig, sizes: LoraSizes, *, dtype: str, own_len: int | None, memory: int
+) -> CacheSizes:
+    """Choose the served length and the KV cache, as far as the settings leave them open.
+
+    Args:
+        settings: the replica's.
+        config: of the served base.
+        sizes: what adapters take.
+        dtype: in which the engine computes.
+        own_len: tokens that the base can take; None: its files name no length.
+        memory: bytes that the replica may use.
+
+    Raises:
+        InvalidRequest: ``BASE_DOES_NOT_FIT``: no sequence of the demanded, or of the least useful, length has room.
+    """
+    requested = settings.serving_max_model_len
+    if settings.serving_device == "cuda":
+        return CacheSizes(requested, settings.serving_kv_cache_bytes)
+    length, prefix = requested or own_len or UNKNOWN_LENGTH, settings.serving_prefix_caching
+    beside = weight_bytes(config, dtype) + ENGINE_BYTES + sizes.most_bytes
+    room = settings.serving_kv_cache_bytes or max(0, memory - beside)
+    served = longest_sequence(config, room, length, dtype, prefix_caching=prefix)
+    if served < (length if requested else min(length, LEAST_TOKENS)):
+        raise _does_not_fit(settings, config, dtype, served, length, room, beside, memory)
+    needed = _needed(config, served, dtype, prefix)
+    token = sequence_bytes(config, length, dtype, prefix_caching=prefix) / length
+    wish = max(LEAST_CACHE_BYTES, int(CONCURRENT_TOKENS * token))
+    cache = settings.serving_kv_cache_bytes or max(needed, min(room, wish))
+    shortened = own_len if served < length else None
+    stated = served if requested or own_len or shortened else None
+    return CacheSizes(stated, cache, shortened, cache / sequence_bytes(config, served, dtype, prefix_caching=prefix))
+
+
+def own_length(config: ModelConfig, folder: Path) -> int | None:
+    """Tokens that the base takes by its config and its tokenizer's; None: neither says."""
+    path = folder / TOKENIZER_CONFIG_NAME
+    stated = json_object(path.read_bytes(), path.name, Code.MODEL_CONFIG_INVALID) if path.is_file() else {}
+    limits = [config.max_positions, stated.get("model_max_length")]
+    # transformers writes 10^30 where a tokenizer has no limit.
+    return min(
+        (int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit <= MAX_LENGTH), default=None
+    )
+
+
+def check_free(settings: ServingSettings, cache: CacheSizes, weights: int, free: int) -> None:
+    """Refuse a start for which the memory is missing at present: vLLM would end after it has read the weights.
+
+    Raises:
+        Unavailable: ``BASE_DOES_NOT_FIT``.
+    """
+    needed = weights + (cache.cache_bytes or 0)
+    if settings.serving_device == "cpu" and needed > free:
+        raise Unavailable(
+            Code.BASE_DOES_NOT_FIT,
+            f"{settings.serving_base} needs {_gib(needed)} of memory for weights and KV cache, and {_gib(free)} is free now.",
+            remedy="End other programs on this machine, or lower MENS_SERVING_KV_CACHE_BYTES or MENS_SERVING_MAX_MODEL_LEN.",
+            param="MENS_SERVING_KV_CACHE_BYTES",
+            details={"needed_bytes": needed, "available_bytes": free},
+        )
+
+
+def _needed(config: ModelConfig, length: int, dtype: str, prefix_caching: bool) -> int:
+    # vLLM keeps one block of its pool empty, without counting it.
+    return sequence_bytes(config, length, dtype, prefix_caching=prefix_caching) + block_bytes(config, dtype)
+
+
+def _layout(config: ModelConfig, dtype: str) -> tuple[int, int, int]:
+    """Bytes of a layer's page, layers of a group, and tokens of a block."""
+    token = 2 * config.kv_dim * _element(dtype)
+    if config.linear is None:
+        return token * BLOCK_TOKENS, config.layers, BLOCK_TOKENS
+    linear = config.linear
+    state = linear.conv_dim * (linear.kernel - 1) * _element(dtype)
+    state += linear.value_heads * linear.value_head_dim * linear.key_head_dim * STATE_BYTES
+    # The state of a layer of linear attention fills a page, so a block has as many tokens as that takes.
+    block = BLOCK_TOKENS * -(-state // (BLOCK_TOKENS * token))
+    counts = sorted({config.layer_types.count(kind) for kind in set(config.layer_types)})
+    fewest, most = counts[0], counts[-1]
+    # Groups have as many layers as there are of the rarer kind, unless the kinds are about as frequent.
+    return token * block, most if most < fewest * 1.5 else fewest, block
+
+
+def _element(dtype: str) -> int:
+    return 4 if dtype == "float32" else 2
+
+
+def _does_not_fit(
+    settings: ServingSettings,
+    config: ModelConfig,
+    dtype: str,
+    served: int,
+    length: int,
+    room: int,
+    beside: int,
+    memory: int,
+) -> InvalidRequest:
+    """The error of a base that has no room; it names both sizes, and the setting that changes one of them."""
+    least = length if settings.serving_max_model_len else min(length, LEAST_TOKENS)
+    needed = _needed(config, least, dtype, settings.serving_prefix_caching)
+    shorter = f"lower MENS_SERVING_MAX_MODEL_LEN to {served}" if served >= LEAST_TOKENS else None
+    if settings.serving_kv_cache_bytes:
+        available, param = room, "MENS_SERVING_KV_CACHE_BYTES"
+        message = (
+            f"A sequence of {least:,} tokens needs a KV cache of {needed:,} bytes ({_gib(needed)}), and"
+            f" MENS_SERVING_KV_CACHE_BYTES is {room:,}."
+        )
+        ways = [shorter, f"raise MENS_SERVING_KV_CACHE_BYTES to {needed}"]
+    else:
+        available, needed, param = memory, beside + needed, "MENS_SERVING_MEMORY_BYTES"
+        message = (
+            f"{settings.serving_base} needs {_gib(needed)} of memory in {dtype} with a context of {least:,} tokens"
+            f" ({_gib(weight_bytes(config, dtype))} of it for weights), and this replica may use {_gib(memory)}."
+        )
+        half = "set MENS_SERVING_DTYPE=bfloat16, which halves weights and KV cache" if dtype == "float32" else None
+        ways = [
+            shorter,
+            half,
+            "serve fewer bases on this machine",
+            "raise MENS_SERVING_MEMORY_BYTES, or use a machine with more",
+        ]
+    remedy = "; or ".join(way for way in ways if way)
+    return InvalidRequest(
+        Code.BASE_DOES_NOT_FIT,
+        message,
+        remedy=f"{remedy[0].upper()}{remedy[1:]}.",
+        param=param,
+        details={"needed_bytes": needed, "available_bytes": available, "max_model_len": least},
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):,.2f} GiB"

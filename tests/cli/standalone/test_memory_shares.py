@@ -1,0 +1,57 @@
+"""The memory of each replica: weights first, what is left in equal parts, and something for the trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.standalone.memory_shares import memory_shares
+from serving.launch.kv_cache import weight_bytes
+from shared.base_models.catalog import BaseModelEntry, Catalog, HubSource, LocalSource, save_catalog
+from shared.base_models.config import parse_model_config
+from shared.base_models.weights import json_object
+from shared.errors import Code
+from shared.settings import Settings
+from tests.support.tiny_base import write_base
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    bases = []
+    for name, width in [("small", 64), ("large", 2048)]:
+        write_base(tmp_path / name, hidden_size=width)
+        bases.append(BaseModelEntry(name=name, source=LocalSource(path=name), digests={"config.json": "0" * 64}))
+    hub = HubSource(repo="a/b", revision="0" * 40)
+    bases.append(BaseModelEntry(name="remote", source=hub, digests={"config.json": "0" * 64}))
+    save_catalog(tmp_path / "catalog.json", Catalog(bases=bases))
+    return Settings(home=tmp_path)
+
+
+def weights(settings: Settings, name: str) -> int:
+    raw = (settings.home / name / "config.json").read_bytes()
+    return weight_bytes(parse_model_config(json_object(raw, name, Code.MODEL_CONFIG_INVALID)), "float32")
+
+
+def test_weights_come_first_and_the_rest_is_shared_equally(settings: Settings) -> None:
+    small, large = memory_shares(settings, ["small", "large"], 24 * GIB)
+    assert small - weights(settings, "small") == large - weights(settings, "large")
+    assert small + large == pytest.approx(0.6 * 24 * GIB, abs=2)
+
+
+def test_bases_that_need_more_get_more_but_never_all(settings: Settings) -> None:
+    assert sum(memory_shares(settings, ["small"] * 4, 10 * GIB)) == pytest.approx(8.002 * GIB, rel=0.01)
+    assert sum(memory_shares(settings, ["small"] * 9, 10 * GIB)) <= 9 * GIB
+
+
+def test_base_that_is_not_here_yet_counts_as_small(settings: Settings) -> None:
+    assert memory_shares(settings, ["remote", "unknown"], 20 * GIB) == [6 * GIB, 6 * GIB]
+
+
+def test_half_precision_halves_the_weights(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = memory_shares(settings, ["large", "remote"], 24 * GIB)
+    monkeypatch.setenv("MENS_SERVING_DTYPE", "bfloat16")
+    half = memory_shares(settings, ["large", "remote"], 24 * GIB)
+    assert full[0] - full[1] == 2 * (half[0] - half[1]) == weights(settings, "large")
