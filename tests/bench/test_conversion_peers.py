@@ -18,7 +18,7 @@ from shared.datasets.reader import read_rows as read_training_rows
 from tests.support import conversion_peers
 from tests.support.conversion_peers import PREFERENCES, ROWS, SHAREGPT
 
-pytestmark = pytest.mark.bench
+pytestmark = [pytest.mark.bench, pytest.mark.long]  # the libraries take a minute to import
 
 
 @pytest.fixture(scope="module")
