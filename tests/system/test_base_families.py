@@ -24,6 +24,7 @@ from shared.base_models.families import DELTA_NET, GATED_MIXER, GATED_MLP, SPECS
 from shared.base_models.weights import read_tensors
 from shared.settings import Settings
 from tests.support.template_families import TEMPLATES
+from tests.support.waiting import eventually
 from tests.system.conftest import IMPATIENCE
 from tests.system.loop import ANSWER, QUESTION, ROOT, Installation
 from worker.jobs.certificates import ENGINE_ERROR_LIMITS, LOW_PRECISION_LIMIT
@@ -133,6 +134,13 @@ def reference_answers(base: Path, adapter: Path | None, served: Base) -> list[st
     return answers
 
 
+def is_offered(installation: Installation, model: str) -> bool:
+    """Whether a base answers: a merged model does once its replica was measured."""
+    with installation.connection.client() as client:
+        body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 1}
+        return client.post("/v1/chat/completions", json=body).status_code == 200
+
+
 def certificate_of(installation: Installation, adapter_id: str) -> dict[str, Any]:
     """The one replica's certificate of an adapter, which has passed."""
     record = installation.call("GET", f"/v1/adapters/{adapter_id}")
@@ -193,4 +201,5 @@ def test_the_default_bases_family_in_the_whole_loop(tmp_path: Path) -> None:
     entry = merged_base(Settings(home=tmp_path), merged["model_digest"])
     assert entry is not None
     with installation_of(tmp_path, entry.name) as installation:
+        eventually(lambda: is_offered(installation, entry.name), what="the merged model's replica was measured")
         assert [installation.ask(entry.name, question) for question in QUESTIONS] == answers
