@@ -22,7 +22,7 @@ from cli.client.json_errors import print_json_error, wants_json
 from shared.errors import Code, InvalidRequest, MensError, NotFound, Unauthenticated, Unavailable
 from shared.settings import Settings, read_settings
 
-CONNECTION_NAME = "connection.json"
+CONNECTION_NAME, DATABASE_NAME = "connection.json", "mens.db"
 TIMEOUT_SECONDS = 60.0
 PAGE = 100
 
@@ -144,7 +144,13 @@ def unreachable(connection: Connection, error: httpx.HTTPError) -> Unavailable:
 
 
 def no_installation(home: Path) -> NotFound:
-    """The error of a command for any installation where none is given."""
+    """The error of a command for any installation where none is given, or where that of this machine does not run."""
+    if (home / DATABASE_NAME).exists():
+        return NotFound(
+            Code.INSTALLATION_NOT_FOUND,
+            f"MENS_API_URL is not set, and the installation in {home} is not running.",
+            remedy="Start it with `mens up`; or set MENS_API_URL and MENS_API_KEY to those of another.",
+        )
     return NotFound(
         Code.INSTALLATION_NOT_FOUND,
         f"MENS_API_URL is not set, and there is no installation in {home}.",

@@ -51,7 +51,7 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help=f"Base model, by its name in the catalogue. Default: the contract file's, else {DEFAULT_MODEL_ID}."
+            help=f"Base model, by its name in the catalogue. Default: the contract file's, else {DEFAULT_MODEL_ID}, else the only one that there is."
         ),
     ] = None,
     validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
@@ -328,7 +328,7 @@ def merge_subset(base_shards: list[Path], adapter: Path, meta: Path, output: Pat
 
 
 def find_base(named: Any) -> dict[str, Any]:
-    """The model that a contract names, else the default one, as the API describes it.
+    """The model that a contract names, else the default one, else the only one that there is or that is served, as the API describes it.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``, with the bases that there are.
@@ -336,7 +336,11 @@ def find_base(named: Any) -> dict[str, Any]:
     name = str(named or DEFAULT_MODEL_ID)
     if model := find(f"/v1/models/{quote(name, safe='')}"):
         return dict(model)
-    bases = [model["id"] for model in find_all("/v1/models") if model["mens"]["kind"] == "base"]
+    models = [model for model in find_all("/v1/models") if model["mens"]["kind"] == "base"]
+    served = [model for model in models if model["mens"].get("served")]
+    if not named and (only := next((each for each in (models, served) if len(each) == 1), None)):
+        return only[0]
+    bases = [model["id"] for model in models]
     is_default = f"No model was named, and the default, {name!r}, is not in this installation's catalogue"
     what = f"There is no base model {name!r} in this installation's catalogue" if named else is_default
     raise NotFound(

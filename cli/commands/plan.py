@@ -17,7 +17,7 @@ from cli.commands.bases import entry_and_folder
 from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import Sections, lay_over, read_sections
 from cli.options import TemplateArgument, existing_file, parse_template_arguments
-from shared.base_models.catalog import BaseModelEntry
+from shared.base_models.catalog import BaseModelEntry, load_catalog
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import warmup_steps
@@ -117,13 +117,16 @@ def plan(
 
 
 def _base(named: Any) -> tuple[BaseModelEntry, Path]:
-    """The base model that is named by option, flag or contract file, else the default one, and its folder.
+    """The base model that is named by option, flag or contract file, else the only one or the default one, and its folder.
 
     Raises:
         MensError: there is none, or it is no base model.
     """
+    settings = read_settings(Settings)
+    bases = [base.name for base in load_catalog(settings.catalog_path).bases]
+    only = bases[0] if len(bases) == 1 else DEFAULT_MODEL_ID
     try:
-        return entry_and_folder(read_settings(Settings), str(named or DEFAULT_MODEL_ID))
+        return entry_and_folder(settings, str(named or only))
     except NotFound as error:
         if named or error.code is not Code.MODEL_NOT_FOUND:
             raise

@@ -53,6 +53,13 @@ def test_without_installation_every_command_says_the_same(home: Path, command: l
     assert all(name in result.stderr for name in ("`mens up`", "MENS_HOME", "MENS_API_KEY"))
 
 
+def test_installation_that_is_stopped_is_there(home: Path) -> None:
+    home.mkdir(exist_ok=True)
+    (home / "mens.db").touch()
+    result = runner.invoke(app, ["models"])
+    assert f"and the installation in {home} is not running. Start it with `mens up`" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("url", "key", "code", "retryable"),
     [

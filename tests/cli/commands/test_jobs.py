@@ -11,7 +11,14 @@ import httpx
 import pytest
 
 from cli.client.connection import send
-from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
+from shared.base_models.catalog import (
+    BaseModelEntry,
+    Catalog,
+    LocalSource,
+    digest_model_folder,
+    load_catalog,
+    save_catalog,
+)
 from shared.contract.sections import DEFAULT_MODEL_ID
 from shared.database.leases import Leases
 from shared.database.records import NewEvent
@@ -110,11 +117,19 @@ def test_further_flags_are_fields_of_the_job(installation: CliInstallation, rows
 def test_a_missing_default_base_is_said_to_be_the_default_and_others_are_named(
     installation: CliInstallation, rows: str
 ) -> None:
-    refused = installation.mens("train", rows, "--no-watch", code=1)
-    assert refused.startswith(f"error: MODEL_NOT_FOUND: No model was named, and the default, '{DEFAULT_MODEL_ID}',")
-    assert "(it has: tiny). Name one of them: --model tiny." in refused
     named = installation.mens("train", rows, "--no-watch", "--model", "tinny", code=1)
     assert "There is no base model 'tinny' in this installation's catalogue (it has: tiny)." in named
+    path = installation.services.settings.catalog_path
+    [tiny] = load_catalog(path).bases
+    save_catalog(path, Catalog(bases=[tiny.model_copy(update={"name": "other"}), tiny]))
+    refused = installation.mens("train", rows, "--no-watch", code=1)
+    assert refused.startswith(f"error: MODEL_NOT_FOUND: No model was named, and the default, '{DEFAULT_MODEL_ID}',")
+    assert "(it has: other, tiny). Name one of them: --model other." in refused
+
+
+def test_only_base_is_taken_where_none_is_named(installation: CliInstallation, rows: str) -> None:
+    job = json.loads(installation.invoke("train", rows, "--no-watch", "--json").stdout)
+    assert job["contract"]["model"]["hf_repo"] == job["base_model"] == "tiny"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.contract.auto_hyperparameters import auto_exec
 from tests.support.tiny_base import write_base
 
@@ -87,6 +88,15 @@ def test_a_missing_default_base_is_said_to_be_the_default(rows: Path, base: Path
     assert shown.exit_code == 1
     assert "MODEL_NOT_FOUND: No model was named, so it is the default." in shown.output
     assert "(it has: none yet)" in shown.output and "--model" in shown.output
+
+
+def test_only_base_of_the_catalogue_is_taken_where_none_is_named(rows: Path, base: Path, tmp_path: Path) -> None:
+    entry = BaseModelEntry(name="mine", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
+    save_catalog(tmp_path / "home" / "catalog.json", Catalog(bases=[entry]))
+    shown = runner.invoke(app, ["plan", str(rows), "--json"])
+    assert json.loads(shown.output)["plan"]["base"]["name"] == "mine"
+    save_catalog(tmp_path / "home" / "catalog.json", Catalog(bases=[entry, entry.model_copy(update={"name": "other"})]))
+    assert "(it has: mine, other)" in runner.invoke(app, ["plan", str(rows)]).output
 
 
 def test_every_field_is_a_flag_as_in_train(base: Path, rows: Path) -> None:
