@@ -59,6 +59,7 @@ class SupervisionCounts:
     nothing: Notes = field(default_factory=Notes)
     unsupported: Notes = field(default_factory=Notes)
     tools_unsupported: int = 0
+    without_embedding: Notes = field(default_factory=Notes)
     lost: Counter[int] = field(default_factory=Counter)
     lost_lines: array[int] = field(default_factory=lambda: array("I"))
     no_end: Notes = field(default_factory=Notes)
@@ -97,7 +98,14 @@ class SupervisionCounts:
         self.supervised_sizes[_bucket(supervised)] += 1
         missing = _missing_end(labelled, example, tokenizer)
         chat = labelled.chat
-        if not supervised:
+        # In the trainer's order, which leaves a row out for the first reason that holds (worker/training/data/prepare.py).
+        unknown = (
+            {id_ for id_ in example.ids if id_ in tokenizer.tokens_without_embedding} if len(example.ids) > 1 else ()
+        )
+        if unknown:
+            self.without_embedding.add(chat.line, _unknown_tokens(tokenizer, min(unknown)))
+            self._lose(row)
+        elif not supervised:
             self.nothing.add(chat.line, f"no assistant token to learn is within {self.seq_len} tokens")
             self._lose(row)
         elif missing:
@@ -152,6 +160,7 @@ class SupervisionCounts:
             nothing_supervised=self.nothing.notes(),
             unsupported=self.unsupported.notes(),
             tools_unsupported=self.tools_unsupported,
+            without_embedding=self.without_embedding.notes(),
             lost_difficulties=dict(sorted(self.lost.items())),
             end_not_learnt=self.no_end.notes(),
             last_turn_only=self.last_turn_only.notes(),
@@ -188,6 +197,12 @@ def _missing_end(labelled: LabelledChat, example: Example, tokenizer: Tokenizer)
                 return "the template writes no end token after the answer"
             return f"after the answer the template writes {after!r}, not an end token"
     return ""
+
+
+def _unknown_tokens(tokenizer: Tokenizer, first: int) -> str:
+    """Why a row that holds such a token cannot be trained on."""
+    token = tokenizer.tokens_without_embedding[first]
+    return f"its token {token!r} has the id {first}, and the base's embedding has {tokenizer.embedding_rows} rows"
 
 
 def _bucket(size: int) -> int:

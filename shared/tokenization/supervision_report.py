@@ -74,7 +74,7 @@ class SupervisionReport(SupervisionPart):
         end_token_note: what to know where the base's config files do not name it (`shared/tokenization/end_tokens.py`).
         row_table: the first rows.
         cut: the rows that are longer than the limit.
-        nothing_supervised, unsupported: rows for which the file is refused, or which are skipped.
+        nothing_supervised, unsupported, without_embedding: rows for which the file is refused, or which are skipped.
         tools_unsupported: how many of the unsupported rows have tools, of which the base's template knows nothing.
         lost_difficulties: of these rows, as a curriculum counts them.
         end_not_learnt: rows whose end token is not supervised: they do not teach the model to stop.
@@ -106,6 +106,7 @@ class SupervisionReport(SupervisionPart):
     nothing_supervised: LineNotes
     unsupported: LineNotes
     tools_unsupported: int = 0
+    without_embedding: LineNotes = LineNotes()
     lost_difficulties: dict[int, int] = {}
     end_not_learnt: LineNotes
     last_turn_only: LineNotes
@@ -132,6 +133,7 @@ class SupervisionReport(SupervisionPart):
         """
         findings = (
             (self.unsupported, "cannot be written with the base's chat template and are skipped"),
+            (self.without_embedding, "have tokens that the base's embedding has no row for and are skipped"),
             (self.nothing_supervised, "would teach the base nothing and are skipped"),
             (self.end_not_learnt, "do not teach the base where to stop"),
             (self.last_turn_only, "are trained on in their last answer only, because the base's template rewrites earlier ones"),
@@ -150,8 +152,12 @@ class SupervisionReport(SupervisionPart):
 
     def is_refused(self, *, lenient: bool = False) -> bool:
         """Whether a row cannot be trained on; leniently, whether none can."""
-        lost = self.unsupported.count + self.nothing_supervised.count
-        return lost >= max(1, self.rows) if lenient else lost > 0
+        return self.lost >= max(1, self.rows) if lenient else self.lost > 0
+
+    @property
+    def lost(self) -> int:
+        """Rows that cannot be trained on."""
+        return self.unsupported.count + self.without_embedding.count + self.nothing_supervised.count
 
     def refuse(self, param: str = "data.train_file", *, lenient: bool = False) -> None:
         """Refuse the file if a row of it cannot be trained on; leniently, if none can.
@@ -160,13 +166,29 @@ class SupervisionReport(SupervisionPart):
             param: the field that names the file, for the error.
 
         Raises:
-            DatasetInvalid: ``TEMPLATE_UNSUPPORTED`` or ``NOTHING_SUPERVISED``, with line numbers.
+            DatasetInvalid: ``TEMPLATE_UNSUPPORTED``, ``EMBEDDING_ROW_MISSING`` or ``NOTHING_SUPERVISED``, with line numbers.
         """
         if not self.is_refused(lenient=lenient):
             return
-        for code, notes, what in (
-            (Code.TEMPLATE_UNSUPPORTED, self.unsupported, "cannot be written with the base's chat template"),
-            (Code.NOTHING_SUPERVISED, self.nothing_supervised, "would teach the base nothing"),
+        for code, notes, what, advice in (
+            (
+                Code.TEMPLATE_UNSUPPORTED,
+                self.unsupported,
+                "cannot be written with the base's chat template",
+                "use a base whose template writes them",
+            ),
+            (
+                Code.EMBEDDING_ROW_MISSING,
+                self.without_embedding,
+                "have tokens that the base's embedding has no row for",
+                "resize the base's embedding to its tokenizer and add the base again",
+            ),
+            (
+                Code.NOTHING_SUPERVISED,
+                self.nothing_supervised,
+                "would teach the base nothing",
+                "raise exec.seq_len where the reason says so",
+            ),
         ):
             if not notes.count:
                 continue
@@ -174,21 +196,15 @@ class SupervisionReport(SupervisionPart):
             raise DatasetInvalid(
                 code,
                 f"{notes.count} of the file's rows {what}; the first is line {first.line}: {first.reason}",
-                remedy=self._remedy(),
+                remedy=self._remedy(advice),
                 param=param,
                 details={"count": notes.count, "lines": [note.model_dump() for note in notes.first]},
             )
 
-    def _remedy(self) -> str:
+    def _remedy(self, advice: str) -> str:
         """A way on for rows that cannot be trained on; to skip them is none where no row would be left."""
         if self.tools_unsupported and self.tools_unsupported == self.unsupported.count:
             return "This base's chat template does not know tools: choose another base, or write the calls as text."
         if self.is_refused(lenient=True):
-            return (
-                "No row is left to train on: choose another base, or change the rows; raise exec.seq_len where the reason"
-                " says so."
-            )
-        return (
-            "Fix or remove the lines in details.lines, skip them (data.mode lenient), or raise exec.seq_len where the"
-            " reason says so."
-        )
+            return f"No row is left to train on: choose another base, change the rows, or {advice}."
+        return f"Fix or remove the lines in details.lines, skip them (data.mode lenient), or {advice}."

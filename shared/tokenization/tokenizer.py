@@ -54,6 +54,7 @@ class Tokenizer:
             None when the template writes none.
         configured_ends: those of ``end_ids`` that the base's config files name; other programs stop at these alone.
         options: how a contract wants chats to be written.
+        embedding_rows: of the base, as its config.json says; None where the folder has none.
     """
 
     backend: tokenizers.Tokenizer
@@ -63,6 +64,7 @@ class Tokenizer:
     end_token: str | None
     configured_ends: frozenset[int]
     options: ChatOptions = DEFAULT_OPTIONS
+    embedding_rows: int | None = None
 
     @staticmethod
     def load(folder: Path, options: ChatOptions = DEFAULT_OPTIONS) -> Tokenizer:
@@ -95,7 +97,8 @@ class Tokenizer:
         named, of_turn = (backend.token_to_id(token or "") for token in (special_tokens.get("eos_token"), end_token))
         configured = frozenset(end for end in (named, *_listed_ends(folder)) if isinstance(end, int))
         end_ids = configured | ({of_turn} if of_turn is not None else set())
-        return Tokenizer(backend, template, tool_template, end_ids, end_token, configured, options)
+        rows = _embedding_rows(folder)
+        return Tokenizer(backend, template, tool_template, end_ids, end_token, configured, options, rows)
 
     @cached_property
     def digest(self) -> str:
@@ -108,6 +111,15 @@ class Tokenizer:
             "end_token": self.end_token,
         }
         return digest_json(content | self.options.content())
+
+    @cached_property
+    def tokens_without_embedding(self) -> dict[int, str]:
+        """Tokens by id that the base's embedding has no row for: of a tokenizer that got tokens, and a model that was not resized."""
+        limit = self.embedding_rows
+        if limit is None:
+            return {}
+        vocabulary = self.backend.get_vocab(with_added_tokens=True)
+        return dict(sorted((id_, token) for token, id_ in vocabulary.items() if id_ >= limit))
 
     @property
     def template_digest(self) -> str:
@@ -243,6 +255,14 @@ def _listed_ends(folder: Path) -> list[Any]:
     if listed is None and isinstance(text_config, dict):
         listed = text_config.get("eos_token_id")
     return listed if isinstance(listed, list) else [listed]
+
+
+def _embedding_rows(folder: Path) -> int | None:
+    """``vocab_size`` of a config.json, or of its language part; the preflight compares it with the embedding's shape."""
+    config = _read_json(folder / "config.json")
+    text = config.get("text_config")
+    rows = (text if isinstance(text, dict) else config).get("vocab_size")
+    return rows if type(rows) is int else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -194,6 +194,7 @@ def show_supervision(found: SupervisionReport, kind: str = "") -> None:
     )
     for what, notes in (
         ("cannot be written with the base's chat template", found.unsupported),
+        ("have tokens that the base's embedding has no row for", found.without_embedding),
         ("have no supervised token", found.nothing_supervised),
         ("do not teach the base where to stop", found.end_not_learnt),
         ("are trained on in their last answer only", found.last_turn_only),

@@ -69,7 +69,8 @@ def read_data(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, 
     """Encode the plan's files, or find them encoded in the cache.
 
     Raises:
-        DatasetInvalid: ``NOTHING_SUPERVISED``, also where every row that is trained on weighs 0, ``SKIP_RATE_EXCEEDED``.
+        DatasetInvalid: ``NOTHING_SUPERVISED``, also where every row that is trained on weighs 0, ``EMBEDDING_ROW_MISSING``,
+            ``SKIP_RATE_EXCEEDED``.
             JobFailed: ``TOKENIZER_MISMATCH``.
     """
     plan, inputs, contract = run.plan, run.inputs, run.plan.contract

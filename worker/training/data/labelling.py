@@ -117,6 +117,10 @@ class Labeller:
         """
         return find_assistant_spans(self._tokenizer, row, compare_prompt=False)
 
+    def token(self, token_id: int) -> str:
+        """A token as the vocabulary spells it."""
+        return self._tokenizer.backend.id_to_token(token_id) or ""
+
     def label(self, rows: Sequence[TrainingRow], chats: Sequence[Chat] | None = None) -> LabelledRows:
         """The rows' tokens and weights.
 

@@ -64,11 +64,12 @@ def prepare(
         tokenizer: the base's.
         contract: its data, exec and trajectory sections say how.
         cache: folder of prepared files; may be shared by processes and removed at any time between jobs.
-        vocab_size: rows of the base's embedding: a row with an id beyond is skipped.
+        vocab_size: rows of the base's embedding: a row with an id beyond cannot be trained on.
 
     Raises:
-        DatasetInvalid: ``DATASET_LINE_INVALID`` (strict mode), ``NOTHING_SUPERVISED``: no row is left, or
-            ``SKIP_RATE_EXCEEDED``: more rows than ``exec.qlora_max_skip_rate`` allows had to be skipped.
+        DatasetInvalid: ``DATASET_LINE_INVALID`` (strict mode), ``NOTHING_SUPERVISED`` or ``EMBEDDING_ROW_MISSING``: a row
+            cannot be trained on (strict mode without ``exec.qlora_max_skip_rate``), or no row is left;
+            ``SKIP_RATE_EXCEEDED``: more rows than that rate allows had to be skipped.
         InvalidRequest: ``TEMPLATE_UNSUPPORTED``, with the line number (strict mode).
     """
     began = time.monotonic()
@@ -99,6 +100,7 @@ def content_key(sha256: str, tokenizer: Tokenizer, contract: FineTuneContract, v
             "seq_len": contract.exec.seq_len,
             "last_k": contract.exec.qlora_ce_last_k,
             "mode": contract.data.mode,
+            "skips": _may_skip(contract),
             "filter": asdict(RowFilter.of(contract.data)),
             "trajectory": contract.trajectory.model_dump(mode="json"),
         }
@@ -120,8 +122,11 @@ def _write_with(labeller: Labeller, folder: Path, path: Path, contract: FineTune
             if written := _written(labeller, tally, batch, contract.data.mode):
                 rows, chats = [row for row, _ in written], [chat for _, chat in written]
                 _add(writer, tally, rows, labeller.label(rows, chats), contract, vocab_size)
-        if not tally.rows:
-            raise _nothing_left(tally, contract)
+                # The preflight has refused such rows; where it has not, a sample of theirs was all that it saw.
+                if tally.lost and not _may_skip(contract):
+                    break
+        if not tally.rows or (tally.lost and not _may_skip(contract)):
+            raise _refused_rows(tally, labeller, contract, vocab_size)
         writer.finish(tally.report(labeller))
 
 
@@ -138,6 +143,11 @@ def _written(
                 raise
             tally.refuse(row.line)
     return found
+
+
+def _may_skip(contract: FineTuneContract) -> bool:
+    """Whether rows that cannot be trained on are left out: leniently, or within a rate that the contract states."""
+    return contract.data.mode is DataMode.LENIENT or contract.exec.qlora_max_skip_rate is not None
 
 
 def _admitted(file: Iterable[bytes], contract: FineTuneContract) -> Iterator[TrainingRow]:
@@ -183,6 +193,8 @@ def _add(
     weights = [row_weight(row, contract.trajectory) for row in rows]
     lines = np.fromiter((row.line for row in rows), np.int64, len(rows))
     tally.add(labelled.lengths, cut, lines, reasons)
+    if tally.unknown_id is None and (beyond := cut.ids[cut.ids >= vocab_size]).size:
+        tally.unknown_id = int(beyond[0])
     tally.add_weights([weight for weight, keep in zip(weights, kept, strict=True) if keep])
     wanted = cut.select(kept)
     writer.add(
@@ -203,7 +215,11 @@ def _reasons(rows: LabelledRows, vocab_size: int) -> npt.NDArray[np.int64]:
 
 @dataclass(slots=True)
 class _Tally:
-    """What has been counted so far; its size does not grow with the file."""
+    """What has been counted so far; its size does not grow with the file.
+
+    Attributes:
+        unknown_id: the first token id that the embedding has no row for.
+    """
 
     rows: int = 0
     tokens: int = 0
@@ -214,6 +230,12 @@ class _Tally:
     clamped: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     skipped_lines: list[int] = field(default_factory=list)
+    unknown_id: int | None = None
+
+    @property
+    def lost(self) -> int:
+        """Rows that were left out."""
+        return sum(self.skipped.values())
 
     def add(
         self,
@@ -258,15 +280,25 @@ class _Tally:
         )
 
 
-def _nothing_left(tally: _Tally, contract: FineTuneContract) -> DatasetInvalid:
+def _refused_rows(tally: _Tally, labeller: Labeller, contract: FineTuneContract, vocab_size: int) -> DatasetInvalid:
+    """The error for rows that cannot be trained on, by the most frequent reason."""
     lines = format_line_numbers(tally.skipped_lines)
-    return DatasetInvalid(
-        Code.NOTHING_SUPERVISED,
-        f"No row has an assistant token to learn within {contract.exec.seq_len} tokens: lines {lines}.",
-        remedy="Raise exec.seq_len, or give the assistant's turns content.",
-        param="data.train_file",
-        details={"skipped": dict(tally.skipped), "lines": tally.skipped_lines},
-    )
+    count = f"{tally.lost} of {tally.rows + tally.lost} rows that were read"
+    if tally.unknown_id is not None and tally.skipped["token_id_oob"] * 2 >= tally.lost:
+        code = Code.EMBEDDING_ROW_MISSING
+        message = (
+            f"{count} have tokens that the base's embedding ({vocab_size} rows) has no row for, such as"
+            f" {labeller.token(tally.unknown_id)!r} (id {tally.unknown_id}): lines {lines}."
+        )
+        remedy = (
+            "Resize the base's embedding to its tokenizer and add the base again, or take the token out of the rows."
+        )
+    else:
+        code = Code.NOTHING_SUPERVISED
+        message = f"{count} have no assistant token to learn within {contract.exec.seq_len} tokens: lines {lines}."
+        remedy = "Raise exec.seq_len, or give the assistant's turns content."
+    details = {"skipped": dict(tally.skipped), "lines": tally.skipped_lines}
+    return DatasetInvalid(code, message, remedy=remedy, param="data.train_file", details=details)
 
 
 def _refuse_losses(report: PreparationReport, contract: FineTuneContract) -> None:

@@ -161,7 +161,7 @@ def appending(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def test_rows_with_nothing_to_learn_are_counted_with_their_lines(preparing, appending):
     lines = [pair("a b c d e f g h i j", "A"), pair("Q", "A"), pair("k l m n o p q r s t", "B")]
-    rows = preparing(lines, chosen=appending, exec={"seq_len": 8})
+    rows = preparing(lines, chosen=appending, exec={"seq_len": 8}, data={"mode": "lenient"})
     assert [row.line for row in rows] == [2]
     assert rows.report.skipped == {
         "no_supervised_positions": 2, "short_seq": 0, "token_id_oob": 0, "template_refused": 0,
@@ -175,8 +175,23 @@ def test_ids_that_the_model_does_not_have(preparing, tokenizer):
     assert len(preparing(lines, most + 1)) >= 1
     with pytest.raises(DatasetInvalid) as refused:
         preparing(lines, most)
-    assert refused.value.code == Code.NOTHING_SUPERVISED
+    assert refused.value.code == Code.EMBEDDING_ROW_MISSING
     assert refused.value.details["skipped"]["token_id_oob"] == 2
+    assert f"'<|im_end|>' (id {most})" in refused.value.message
+    assert "seq_len" not in refused.value.remedy
+
+
+@pytest.mark.parametrize("rate", [None, 0.9])
+def test_strict_rows_are_never_skipped_without_a_word(preparing, appending, rate):
+    """Unless the contract states how many may be."""
+    lines = [pair("Q", "A"), pair("a b c d e f g h i j", "A"), pair("Q", "B")]
+    exec_ = {"seq_len": 8, "qlora_max_skip_rate": rate}
+    if rate is not None:
+        assert len(preparing(lines, chosen=appending, exec=exec_)) == 2
+    with pytest.raises(DatasetInvalid) as refused:
+        preparing(lines, chosen=appending, exec={"seq_len": 8})
+    assert (refused.value.code, refused.value.details["lines"]) == (Code.NOTHING_SUPERVISED, [2])
+    assert "lines 2" in refused.value.message
 
 
 BARE = "{% generation %}{{ messages[-1]['content'] }}{% endgeneration %}"
@@ -188,6 +203,7 @@ def test_short_rows(preparing, tmp_path):
     rows = preparing(
         [alone, alone | {"messages": [{"role": "assistant", "content": "a longer answer"}]}],
         chosen=Tokenizer.load(folder),
+        data={"mode": "lenient"},
     )
     assert [row.line for row in rows] == [2]
     assert rows.report.skipped["short_seq"] == 1
@@ -195,7 +211,7 @@ def test_short_rows(preparing, tmp_path):
 
 def test_too_many_skipped_rows_refuse_the_file(preparing, appending):
     lines = [pair("a b c d e f g h i j", "A"), pair("Q", "A"), pair("Q", "B"), pair("Q", "C")]
-    for rate, refused in [(None, False), (0.25, False), (0.2, True), (0.0, True)]:
+    for rate, refused in [(0.25, False), (0.2, True), (0.0, True)]:
         exec_ = {"seq_len": 8, "qlora_max_skip_rate": rate}
         if not refused:
             assert len(preparing(lines, chosen=appending, exec=exec_)) == 3
