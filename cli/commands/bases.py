@@ -10,7 +10,7 @@ import shutil
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -19,6 +19,8 @@ from cli.client.connection import fail, fail_with
 from cli.client.json_errors import Json
 from cli.output import print_table
 from cli.standalone.base_changes import check_name, own_folder, refuse_needed
+from cli.standalone.base_facts import BaseFacts, describe_base
+from cli.standalone.base_sources import add, default_name, is_gguf, pinned, read_source
 from cli.standalone.gguf_bases import add_gguf
 from cli.standalone.worker_programs import PROJECT, run_worker_program
 from shared.artifacts.base_folders import fetch_merged, stored_manifest
@@ -27,7 +29,6 @@ from shared.artifacts.open_storage import open_storage
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import (
     BaseModelEntry,
-    Catalog,
     HubSource,
     LocalSource,
     MergedFrom,
@@ -97,41 +98,57 @@ def build_command(
 
 @app.command("add")
 def add_command(
-    name: Annotated[str, typer.Argument(help="Name in the catalogue; requests give it as `model`.")],
-    path: Annotated[
-        Path | None, typer.Option(help="Folder with config, tokenizer and safetensors weights; or a GGUF file.")
+    name: Annotated[str, typer.Argument(help="Name in the catalogue; may be left out: then this is the source.")],
+    source: Annotated[
+        str | None, typer.Argument(help="A model's folder, a GGUF file, or a hub repository, e.g. Qwen/Qwen3-0.6B.")
     ] = None,
-    hub: Annotated[str | None, typer.Option(help="Hub repository, e.g. Qwen/Qwen3-0.6B.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Commit of the hub repository: 40 hex digits.")] = None,
+    path: Annotated[Path | None, typer.Option(help="SOURCE as a path: a folder or a GGUF file.")] = None,
+    hub: Annotated[str | None, typer.Option(help="SOURCE as a hub repository.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of the repository; main when left out.")
+    ] = None,
     license: Annotated[str | None, typer.Option(help="Licence, for the records.")] = None,
     learning_rate: Annotated[
         float | None, typer.Option(help="Its learning rate where a job leaves that to `auto`; 2e-4 when left out.")
     ] = None,
 ) -> None:
-    """Add a model folder, a GGUF file, or a hub model pinned to a commit. Code in a repository is never run.
+    """Add a model of yours, which can be tuned and served then: a folder, a GGUF file, or a hub repository.
 
-    Weights are safetensors, never pickle. A GGUF file is dequantised into a folder of MENS_HOME, with its tokenizer and template.
+    mens base add Qwen/Qwen3-0.6B              # named as the repository
+    mens base add mine ./my-model              # a folder with safetensors
+    mens base add small ./SmolLM2.Q4_1.gguf    # dequantised
+
+    A branch or tag is resolved once, and the commit that it is now is pinned; HF_TOKEN opens gated and private repositories.
+    A GGUF file is dequantised into a folder of MENS_HOME. What can be neither tuned nor served is refused here. Weights are
+    safetensors, never pickle; code in a repository is never run.
     """
-    if (path is None) == (hub is None):
-        fail("give either --path or --hub (with --revision).")
-    if hub and not revision:
-        fail("a hub model is pinned: give --revision with the commit's 40 hex digits.")
+    given = [str(value) for value in (source, path, hub) if value is not None]
+    if len(given) > 1:
+        fail("give the source once: as SOURCE, with --path, or with --hub.")
+    place = given[0] if given else name
+    name = name if given else default_name(place)
+    if revision and (path or Path(place).exists()):
+        fail("--revision is of a hub repository; a folder or a file has none.")
     settings = read_settings(Settings)
     try:
-        if path and path.suffix.lower() == ".gguf":
-            entry = add_gguf(settings, name, path, license, learning_rate)
+        if hub is None and is_gguf(place):
+            entry = add_gguf(settings, name, Path(place), license, learning_rate)
         else:
-            source = HubSource(repo=hub, revision=revision or "") if hub else LocalSource(path=str(path))
-            entry = add(settings, name, source, license, learning_rate)
+            found = pinned(hub, revision) if hub else LocalSource(path=place) if path else read_source(place, revision)
+            entry = add(settings, name, found, license, learning_rate)
         notes = notes_on(settings, entry)
     except ValidationError as error:
-        faults = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
-        fail(f"this cannot be a base model: {faults}. A revision is a commit's 40 hex digits, not a branch.")
+        fail("this cannot be a base model: " + "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()))
     except MensError as error:
         fail_with(error)
     typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
+    if facts := describe_base(entry, settings.catalog_path):
+        typer.echo(f"{facts}{f'; licence {entry.license}' if entry.license else ''}")
     for note in notes:
         typer.echo(f"note: {note}")
+    typer.echo(f"next: mens up --base {entry.name}                      # serve it on this machine")
+    typer.echo(f"      mens plan my.jsonl --model {entry.name}           # what a job on it would take")
+    typer.echo(f"      mens train my.jsonl --model {entry.name} --alias helper")
 
 
 @app.command("dequantize")
@@ -178,15 +195,34 @@ def from_merge_command(
 @app.command("list")
 def list_command(as_json: Json = False) -> None:
     """Show the catalogue."""
-    bases, rows = load_catalog(read_settings(Settings).catalog_path).bases, []
+    settings = read_settings(Settings)
+    bases = load_catalog(settings.catalog_path).bases
+    facts = {base.name: describe_base(base, settings.catalog_path) for base in bases}
     if as_json:
-        typer.echo(json.dumps([base.model_dump(mode="json") for base in bases], indent=2))
+        listed = [base.model_dump(mode="json") | {"facts": _as_dict(facts[base.name])} for base in bases]
+        typer.echo(json.dumps(listed, indent=2))
         return
-    for base in bases:
-        source = base.source
-        where = f"{source.repo}@{source.revision}" if isinstance(source, HubSource) else source.path
-        rows.append((base.name, where, base.digest[:16], base.license or ""))
-    print_table(("name", "source", "digest", "licence"), rows)
+    columns = ("name", "family", "parameters", "context", "dtype", "size", "licence", "source", "digest")
+    rows = [
+        (base.name, *_columns(facts[base.name]), base.license or "", where(base), base.digest[:16]) for base in bases
+    ]
+    print_table(columns, rows)
+
+
+def where(base: BaseModelEntry) -> str:
+    """Where a base's files are from, for people."""
+    source = base.source
+    if isinstance(source, HubSource):
+        return f"{source.repo}@{source.revision[:12]}"
+    return f"{base.gguf.file} ({base.gguf.stored_type})" if base.gguf else source.path
+
+
+def _columns(facts: BaseFacts | None) -> tuple[str, ...]:
+    return facts.columns if facts else ("not on this machine", "", "", "", "")
+
+
+def _as_dict(facts: BaseFacts | None) -> dict[str, Any] | None:
+    return facts.as_dict() if facts else None
 
 
 @app.command("remove")
@@ -238,7 +274,7 @@ def build(
         # One thread, because a model this small is many times slower when threads compete.
         run_worker_program("worker.pretrain", str(folder), "--corpus", str(CORPUS), *options, threads=1)
     relative = os.path.relpath(folder, settings.catalog_path.parent)
-    return add(settings, name, LocalSource(path=relative), "Apache-2.0", TINY_LEARNING_RATE)
+    return add(settings, name, LocalSource(path=relative), "Apache-2.0", TINY_LEARNING_RATE, checked=True)
 
 
 def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool = True) -> BaseModelEntry:
@@ -378,28 +414,3 @@ def notes_on(settings: Settings, entry: BaseModelEntry) -> list[str]:
 
     note = folder_end_token_note(locate(entry, settings.catalog_path))
     return [note] if note else []
-
-
-def add(
-    settings: Settings,
-    name: str,
-    source: LocalSource | HubSource,
-    license: str | None,
-    learning_rate: float | None = None,
-) -> BaseModelEntry:
-    """Fetch a source, compute the digests of its files, and add it to the catalogue.
-
-    Raises:
-        MensError: it cannot be fetched, it is no model folder, or its name is an alias's.
-    """
-    from shared.base_models.hub import fetch  # the hub's client is slow to import
-
-    check_name(settings, name)
-    if isinstance(source, LocalSource) and not Path(source.path).is_absolute():
-        resolved = settings.catalog_path.parent / source.path
-        source = source if resolved.is_dir() else LocalSource(path=str(Path(source.path).resolve()))
-    digests = digest_model_folder(fetch(source, settings.catalog_path))
-    entry = BaseModelEntry(name=name, source=source, digests=digests, license=license, learning_rate=learning_rate)
-    catalog: Catalog = load_catalog(settings.catalog_path)
-    save_catalog(settings.catalog_path, catalog.having(entry))
-    return entry

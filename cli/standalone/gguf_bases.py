@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from cli.standalone.base_changes import check_name
+from cli.standalone.base_facts import check_base
 from cli.standalone.worker_programs import run_worker_program
 from shared.base_models.catalog import (
     BaseModelEntry,
@@ -15,7 +17,7 @@ from shared.base_models.catalog import (
     load_catalog,
     save_catalog,
 )
-from shared.errors import Code, Conflict, NotFound
+from shared.errors import Code, Conflict, MensError, NotFound
 from shared.hashing import digest_file
 from shared.settings import Settings
 
@@ -68,6 +70,11 @@ def add_gguf(
     check_name(settings, name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     run_worker_program("worker.gguf_base", str(file), str(folder))
+    try:
+        check_base(folder)
+    except MensError:
+        shutil.rmtree(folder)
+        raise
     entry = entry.model_copy(update={"digests": digest_model_folder(folder)})
     save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))
     return entry

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shared.errors import ArtifactInvalid, Code, ContractRejected, JobFailed, MensError, Unavailable
+from shared.errors import ArtifactInvalid, Code, ContractRejected, InvalidRequest, JobFailed, MensError, Unavailable
 
 PROJECT = Path(__file__).resolve().parents[2]
 _ERRORS: dict[str, type[MensError]] = {
-    kind.__name__: kind for kind in (ArtifactInvalid, ContractRejected, JobFailed, Unavailable)
+    kind.__name__: kind for kind in (ArtifactInvalid, ContractRejected, InvalidRequest, JobFailed, Unavailable)
 }
 
 
@@ -38,7 +38,7 @@ def run_worker_program(module: str, *arguments: str, threads: int | None = None)
         raise error
     raise JobFailed(
         Code.PROGRAM_FAILED,
-        f"The base model could not be made: {module} ended with {done.returncode}.",
+        f"{module} ended with exit code {done.returncode}, so the base model was not made.",
         remedy=f"What it says is above; run it again by hand: {' '.join(command)}",
     )
 

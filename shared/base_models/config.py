@@ -15,6 +15,8 @@ from shared.errors import ArtifactInvalid, Code
 
 MAX_LAYERS = 1024
 MAX_LENGTH = 1 << 28
+DTYPES = frozenset({"float32", "float16", "bfloat16"})
+"""Stored dtypes of weights that can be tuned and served."""
 
 
 class ModelValue(BaseModel):
@@ -129,8 +131,8 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
     spec = SPECS[family]
     composite = spec.composite and isinstance(raw.get("text_config"), Mapping)
     text: Mapping[str, Any] = raw["text_config"] if composite else raw
-    if raw.get("quantization_config") or text.get("quantization_config"):
-        _invalid("quantization_config", "is set, but only full-precision bases are quantised to NF4 here")
+    if quantised := raw.get("quantization_config") or text.get("quantization_config"):
+        _refuse_quantised(quantised)
     numbers = ConfigNumbers(spec, text)
     hidden, heads, layers = (
         numbers.required(key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
@@ -162,7 +164,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         tied=_flag(text, raw, "tie_word_embeddings", default=spec.tied),
         attention_bias=_bias(spec.attention_bias, text, "attention_bias"),
         mlp_bias=_bias(spec.mlp_bias, text, "mlp_bias"),
-        dtype=_dtype(text) or _dtype(raw),
+        dtype=_checked_dtype(_dtype(text) or _dtype(raw)),
         linear=_linear_attention(numbers) if spec.hybrid else None,
         sliding_window=_sliding_window(spec, numbers, text, layers),
     )
@@ -275,6 +277,26 @@ def _dtype(raw: Mapping[str, Any]) -> str | None:
     # Newer releases of transformers write `dtype`, older ones `torch_dtype`.
     value = raw.get("dtype") or raw.get("torch_dtype")
     return value if isinstance(value, str) else None
+
+
+def _checked_dtype(dtype: str | None) -> str | None:
+    # `auto` is what some exporters write where they leave the choice to the weights.
+    if dtype not in {None, "auto", *DTYPES}:
+        _invalid("dtype", f"is {str(dtype)[:40]!r}; weights of {', '.join(sorted(DTYPES))} can be tuned")
+    return dtype
+
+
+def _refuse_quantised(quantised: object) -> NoReturn:
+    """Refuse a checkpoint whose weights are quantised already, with the method's name (gptq, awq, bitsandbytes, fp8)."""
+    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+    raise ArtifactInvalid(
+        Code.MODEL_CONFIG_INVALID,
+        f"config.json: quantization_config is set ({str(method or 'no method')[:40]}), but only full-precision bases are"
+        " quantised to NF4 here.",
+        remedy="Add the repository with the model's full-precision weights; quantised ones are often derived from it, as -GPTQ,"
+        " -AWQ, -FP8 or -bnb-4bit.",
+        param="quantization_config",
+    )
 
 
 def _invalid(key: str, reason: str) -> NoReturn:

@@ -9,16 +9,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx2
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import (
+    GatedRepoError,
     HfHubHTTPError,
+    HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 
 from shared.base_models.catalog import MODEL_FILES, BaseModelEntry, HubSource, LocalSource
-from shared.errors import Code, NotFound, Unavailable
+from shared.errors import Code, Forbidden, InvalidRequest, MensError, NotFound, Unavailable
+
+RESOLVE_SECONDS = 30.0
 
 
 def locate(entry: BaseModelEntry, catalog_path: Path) -> Path:
@@ -30,7 +34,7 @@ def fetch(source: LocalSource | HubSource, catalog_path: Path) -> Path:
     """Folder of a source; see :func:`locate`.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``: the folder or the repository is not there.
+        NotFound: ``MODEL_NOT_FOUND``: the folder or the repository is not there. Forbidden: ``HUB_ACCESS_DENIED``.
         Unavailable: ``HUB_UNAVAILABLE``: no response from the hub and nothing in its cache.
     """
     if isinstance(source, LocalSource):
@@ -40,19 +44,68 @@ def fetch(source: LocalSource | HubSource, catalog_path: Path) -> Path:
         return folder
     try:
         return Path(snapshot_download(source.repo, revision=source.revision, allow_patterns=list(MODEL_FILES)))
-    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise NotFound(
-            Code.MODEL_NOT_FOUND,
-            f"The hub has no repository {source.repo} at {source.revision}, or this token may not read it.",
-            remedy="Check the name; for a gated model set HF_TOKEN.",
-        ) from error
     # LocalEntryNotFoundError: the hub could not be reached, and the cache has no copy. The HTTP library's errors are no OSError.
     except (HfHubHTTPError, LocalEntryNotFoundError, httpx2.HTTPError, OSError) as error:
-        raise Unavailable(
-            Code.HUB_UNAVAILABLE,
-            f"{source.repo} could not be fetched: {error}.",
-            remedy="Check the network, or copy the model to a folder and use `mens base add --path`.",
+        raise _hub_error(source.repo, source.revision, error) from error
+
+
+def resolve_commit(repo: str, revision: str = "main") -> str:
+    """The commit (40 hex digits) that a branch, a tag or a commit of a hub repository is now.
+
+    Raises:
+        NotFound: ``MODEL_NOT_FOUND``. Forbidden: ``HUB_ACCESS_DENIED``: gated, and this token may not read it.
+        Unavailable: ``HUB_UNAVAILABLE``. InvalidRequest: ``REQUEST_INVALID``: no name of a repository.
+    """
+    try:
+        commit = HfApi(library_name="mens").model_info(repo, revision=revision, timeout=RESOLVE_SECONDS).sha
+    except HFValidationError as error:
+        raise InvalidRequest(
+            Code.REQUEST_INVALID,
+            f"{repo!r} is neither a folder, nor a GGUF file, nor the name of a hub repository.",
+            remedy="Correct the path, or give a repository as OWNER/NAME.",
+            param="source",
         ) from error
+    except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
+        raise _hub_error(repo, revision, error) from error
+    if commit is None:
+        raise _hub_error(repo, revision, OSError("the hub names no commit"))
+    return commit
+
+
+def _hub_error(repo: str, revision: str, error: Exception) -> MensError:
+    """The coded form of what the hub's client raises."""
+    if isinstance(error, GatedRepoError):
+        return Forbidden(
+            Code.HUB_ACCESS_DENIED,
+            f"{repo} is gated, and its owner has not let this token in.",
+            remedy=f"Accept its terms on the model's page at the hub, then set HF_TOKEN to a token of that account ({repo}).",
+            param="repo",
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return NotFound(
+            Code.MODEL_NOT_FOUND,
+            f"The hub's repository {repo} has no branch, tag or commit {revision!r}.",
+            remedy="Leave --revision out for its main branch, or name one that the hub lists.",
+            param="revision",
+        )
+    # Of a private repository the hub says no more than of one that is missing.
+    if isinstance(error, RepositoryNotFoundError) or _status(error) in (401, 403):
+        return NotFound(
+            Code.MODEL_NOT_FOUND,
+            f"The hub has no repository {repo}, or it is private and this token may not read it.",
+            remedy="Check the name; for a private repository set HF_TOKEN to a token that may read it.",
+            param="repo",
+        )
+    return Unavailable(
+        Code.HUB_UNAVAILABLE,
+        f"{repo} could not be fetched: {(str(error).splitlines() or [type(error).__name__])[0]}.",
+        remedy="Check the network (HF_ENDPOINT, HTTPS_PROXY), or copy the model to a folder and add that: `mens base add NAME FOLDER`.",
+    )
+
+
+def _status(error: Exception) -> int | None:
+    """HTTP status of the hub's response, if there was one."""
+    return error.response.status_code if isinstance(error, HfHubHTTPError) else None
 
 
 def locate_fetched(entry: BaseModelEntry, catalog_path: Path) -> Path:

@@ -15,12 +15,10 @@ from typer.testing import CliRunner
 
 from api.migrate import migrate
 from cli.main import app, main
-from shared.base_models.catalog import load_catalog
 from shared.settings import Settings
 
 runner = CliRunner()
 FIELDS = {"code", "message", "remedy", "param", "details", "retryable"}
-REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture(autouse=True)
@@ -29,15 +27,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("MENS_API_URL", "MENS_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
-
-
-@pytest.fixture
-def model_folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (folder / name).write_text("{}")
-    return folder
 
 
 def test_version() -> None:
@@ -81,36 +70,6 @@ def test_what_keeps_a_command_from_the_api_has_a_code_and_all_fields(
     shown = runner.invoke(app, ["jobs", "list"])
     assert (shown.exit_code, shown.stdout) == (1, "")
     assert shown.stderr == f"error: {code}: {error['message']} {error['remedy']}\n"
-
-
-def test_base_add_registers_a_folder(model_folder: Path) -> None:
-    assert runner.invoke(app, ["base", "add", "mine", "--path", str(model_folder), "--license", "MIT"]).exit_code == 0
-    entry = load_catalog(Settings().catalog_path).get("mine")
-    assert (set(entry.digests), entry.license) == ({"config.json", "tokenizer.json", "model.safetensors"}, "MIT")
-    assert "mine" in runner.invoke(app, ["base", "list"]).output
-    assert [base["name"] for base in json.loads(runner.invoke(app, ["base", "list", "--json"]).output)] == ["mine"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["--path", "/nowhere"],
-        ["--hub", "some/model"],
-        ["--hub", "some/model", "--revision", "main"],
-        ["--hub", "some/model", "--revision", REVISION, "--path", "x"],
-    ],
-)
-def test_base_add_refuses_invalid_sources(arguments: list[str]) -> None:
-    result = runner.invoke(app, ["base", "add", "bad", *arguments])
-    assert (result.exit_code, "error:" in result.output) == (1, True)
-    assert not load_catalog(Settings().catalog_path).bases
-
-
-def test_base_add_refuses_pickled_weights(model_folder: Path) -> None:
-    (model_folder / "model.safetensors").rename(model_folder / "pytorch_model.bin")
-    result = runner.invoke(app, ["base", "add", "bad", "--path", str(model_folder)])
-    assert "*.safetensors missing" in result.output.replace("\n", " ")
 
 
 def test_keys() -> None:

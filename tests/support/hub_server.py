@@ -1,4 +1,4 @@
-"""A hub on loopback: the requests by which its own client makes a repository, commits to it and downloads it again.
+"""A hub on loopback: the requests by which its own client makes a repository, commits to it, resolves a revision and downloads it.
 
 As `huggingface_hub` sends them: ``create``, ``validate-yaml``, ``preupload``, the LFS batch with upload and verification, and the commit,
 a line of JSON an operation. Large files are committed by digest, so a commit that names one which was not uploaded is refused.
@@ -31,6 +31,8 @@ class Hub:
         large: uploaded objects by digest.
         commits: summary and number of operations of each commit, in order.
         agents: ``User-Agent`` of the commits.
+        refs: commit by branch or tag, by repository.
+        gated: repositories that ``TOKEN`` may not read.
     """
 
     url: str = ""
@@ -39,6 +41,39 @@ class Hub:
     large: dict[str, bytes] = field(default_factory=dict)
     commits: list[tuple[str, int]] = field(default_factory=list)
     agents: list[str] = field(default_factory=list)
+    refs: dict[str, dict[str, str]] = field(default_factory=dict)
+    gated: set[str] = field(default_factory=set)
+
+    def read(self, parts: list[str]) -> tuple[int, Any, dict[str, str]]:
+        """Status, content and headers of a GET or HEAD of a repository."""
+        match parts:
+            case ["api", "models", owner, name, *more]:
+                revision = more[1] if len(more) > 1 else "main"
+            case [owner, name, "resolve", revision, _]:
+                pass
+            case _:
+                return 404, {"error": "no such route"}, {}
+        repository = f"{owner}/{name}"
+        if repository not in self.repositories:
+            return 404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
+        if repository in self.gated:
+            return 403, {"error": "Access is restricted"}, {"X-Error-Code": "GatedRepo"}
+        refs = self.refs[repository]
+        commit = refs.get(revision) or (revision if revision in refs.values() else None)
+        if commit is None:
+            return 404, {"error": "Invalid rev id"}, {"X-Error-Code": "RevisionNotFound"}
+        files = self.repositories[repository]
+        if parts[0] == "api":
+            listed = [
+                {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+                for path, content in files.items()
+            ]
+            facts = {"id": repository, "sha": commit, "siblings": [{"rfilename": path} for path in files]}
+            return 200, listed if "tree" in parts else facts, {}
+        content = files.get(parts[-1])
+        if content is None:
+            return 404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"}
+        return 200, content, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": commit}
 
     def answer(self, method: str, path: str, body: bytes, agent: str) -> tuple[int, Any]:
         """Status and content: an object becomes JSON, bytes are a file."""
@@ -114,18 +149,23 @@ def hub_server() -> Iterator[Hub]:
 
         def _respond(self) -> None:
             body = self._body()
+            headers: dict[str, str] = {}
             needs_token = not self.path.startswith("/objects/")
             if needs_token and self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 status, value = 401, {"error": "Invalid credentials"}
+            elif self.command in ("GET", "HEAD"):
+                status, value, headers = hub.read(urlsplit(self.path).path.strip("/").split("/"))
             else:
                 status, value = hub.answer(
                     self.command, urlsplit(self.path).path, body, self.headers.get("User-Agent", "")
                 )
-            content = json.dumps(value).encode()
+            content = value if isinstance(value, bytes) else json.dumps(value).encode()
             self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
+            for name, text in {"Content-Length": str(len(content)), **headers}.items():
+                self.send_header(name, text)
             self.end_headers()
-            self.wfile.write(content)
+            if self.command != "HEAD":
+                self.wfile.write(content)
 
         def _body(self) -> bytes:
             if self.headers.get("Transfer-Encoding") != "chunked":
@@ -137,7 +177,7 @@ def hub_server() -> Iterator[Hub]:
             self.rfile.readline()
             return body
 
-        do_GET = do_POST = do_PUT = _respond
+        do_GET = do_HEAD = do_POST = do_PUT = _respond
 
         def log_message(self, *_: object) -> None:
             pass

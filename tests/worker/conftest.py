@@ -48,6 +48,7 @@ TORCH_PLACES = {
         "test_merge.py",
         "test_parity.py",
         "test_smollm2_folder.py",
+        "test_tokenizer_check.py",
         "test_pretrain.py",
         "test_imported_peft.py",
         "test_score.py",

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from cli.commands.bases import Family
 from cli.main import app
+from cli.standalone import base_facts
 from shared.base_models.catalog import (
     BaseModelEntry,
     Catalog,
@@ -34,6 +35,7 @@ from tests.support.tiny_base import write_base
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """An installation with a base that Mens made, `tiny`, and no database yet."""
     monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(base_facts, "run_worker_program", lambda *_: None)
     folder = write_base(tmp_path / "home" / "bases" / "tiny")
     entry = BaseModelEntry(name="tiny", source=LocalSource(path="bases/tiny"), digests=digest_model_folder(folder))
     save_catalog(tmp_path / "home" / "catalog.json", Catalog(bases=[entry]))

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cli.main import app
-from cli.standalone import gguf_bases
+from cli.standalone import base_facts, gguf_bases
 from shared.base_models.catalog import GgufOrigin, LocalSource, load_catalog
 from shared.errors import ArtifactInvalid, Code
 from shared.settings import Settings
@@ -20,6 +20,7 @@ from tests.support.tiny_base import write_base
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(base_facts, "run_worker_program", lambda *_: None)
     return Settings()
 
 

@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
 
 from shared.base_models import hub
 from shared.base_models.catalog import BaseModelEntry, HubSource, LocalSource
-from shared.errors import Code, NotFound, Unavailable
+from shared.errors import Code, Forbidden, NotFound, Unavailable
 from tests.support.builders import base_entry
 
 SOURCE = HubSource(repo="Org/Big", revision="0123456789abcdef0123456789abcdef01234567")
@@ -72,13 +72,21 @@ def test_download_is_pinned_and_takes_model_files_only(tmp_path: Path, monkeypat
 
 
 # The revision's case fails while `_download` counts it among the faults that another try may mend.
-@pytest.mark.parametrize("kind", [RepositoryNotFoundError, GatedRepoError, RevisionNotFoundError])
+@pytest.mark.parametrize("kind", [RepositoryNotFoundError, RevisionNotFoundError])
 def test_what_the_hub_does_not_have_is_not_found(kind: type[HfHubHTTPError], monkeypatch: pytest.MonkeyPatch) -> None:
     failing_with(http_error(kind, 404), monkeypatch)
     with pytest.raises(NotFound) as caught:
         hub.fetch(SOURCE, Path("catalog.json"))
     assert caught.value.code is Code.MODEL_NOT_FOUND
     assert not caught.value.retryable
+
+
+def test_gated_repository_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing_with(http_error(GatedRepoError, 403), monkeypatch)
+    with pytest.raises(Forbidden, match="gated") as caught:
+        hub.fetch(SOURCE, Path("catalog.json"))
+    assert caught.value.code is Code.HUB_ACCESS_DENIED
+    assert "HF_TOKEN" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

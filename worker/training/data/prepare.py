@@ -284,21 +284,24 @@ def _refused_rows(tally: _Tally, labeller: Labeller, contract: FineTuneContract,
     """The error for rows that cannot be trained on, by the most frequent reason."""
     lines = format_line_numbers(tally.skipped_lines)
     count = f"{tally.lost} of {tally.rows + tally.lost} rows that were read"
-    if tally.unknown_id is not None and tally.skipped["token_id_oob"] * 2 >= tally.lost:
-        code = Code.EMBEDDING_ROW_MISSING
-        message = (
-            f"{count} have tokens that the base's embedding ({vocab_size} rows) has no row for, such as"
-            f" {labeller.token(tally.unknown_id)!r} (id {tally.unknown_id}): lines {lines}."
-        )
-        remedy = (
-            "Resize the base's embedding to its tokenizer and add the base again, or take the token out of the rows."
-        )
-    else:
-        code = Code.NOTHING_SUPERVISED
-        message = f"{count} have no assistant token to learn within {contract.exec.seq_len} tokens: lines {lines}."
-        remedy = "Raise exec.seq_len, or give the assistant's turns content."
     details = {"skipped": dict(tally.skipped), "lines": tally.skipped_lines}
-    return DatasetInvalid(code, message, remedy=remedy, param="data.train_file", details=details)
+    if tally.unknown_id is not None and tally.skipped["token_id_oob"] * 2 >= tally.lost:
+        token = labeller.token(tally.unknown_id)
+        return DatasetInvalid(
+            Code.EMBEDDING_ROW_MISSING,
+            f"{count} have tokens that the base's embedding ({vocab_size} rows) has no row for, such as {token!r}"
+            f" (id {tally.unknown_id}): lines {lines}.",
+            remedy="Resize the base's embedding to its tokenizer and add the base again, or take the token out of the rows.",
+            param="data.train_file",
+            details=details,
+        )
+    return DatasetInvalid(
+        Code.NOTHING_SUPERVISED,
+        f"{count} have no assistant token to learn within {contract.exec.seq_len} tokens: lines {lines}.",
+        remedy="Raise exec.seq_len, or give the assistant's turns content.",
+        param="data.train_file",
+        details=details,
+    )
 
 
 def _refuse_losses(report: PreparationReport, contract: FineTuneContract) -> None:

@@ -1,0 +1,124 @@
+"""A base that is added: the checks of its folder, and the facts of it that people choose by."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cli.client.connection import note
+from cli.output import format_size
+from cli.standalone.worker_programs import run_worker_program
+from shared.base_models.catalog import BaseModelEntry, HubSource
+from shared.base_models.config import ModelConfig, parse_model_config
+from shared.base_models.tensors import expected_tensors, parameter_count
+from shared.base_models.weights import json_object
+from shared.contract.sections import TokenizerMode
+from shared.errors import ArtifactInvalid, Code, MensError
+from shared.preflight.base_model import preflight_model
+from shared.tokenization.tokenizer import Tokenizer
+
+SHOWN_TOKENS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFacts:
+    """What a base is, by its config.
+
+    Attributes:
+        parameters: of the language model; a tied head counts once.
+        size: bytes of the weight files.
+        context: longest context in tokens; None where the config does not say.
+    """
+
+    family: str
+    parameters: int
+    size: int
+    context: int | None
+    dtype: str | None
+
+    def __str__(self) -> str:
+        context = f"context {self.context:,}, " if self.context else ""
+        family, parameters, _, dtype, size = self.columns
+        return f"{family}, {parameters} parameters, {context}{dtype}, {size}"
+
+    @property
+    def columns(self) -> tuple[str, str, str, str, str]:
+        """Family, parameters, context, dtype and size, for people."""
+        scale, unit = (1e9, "B") if self.parameters >= 1e9 else (1e6, "M")
+        context = f"{self.context:,}" if self.context else "not stated"
+        return self.family, f"{self.parameters / scale:.3g}{unit}", context, self.dtype or "", format_size(self.size)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return asdict(self)
+
+
+def check_base(folder: Path, report: Callable[[str], None] = note) -> None:
+    """Refuse a folder that can be neither tuned nor served, before it is in a catalogue.
+
+    Args:
+        folder: of the model.
+        report: receives a note where a check was left out.
+
+    Raises:
+        MensError: the code of the first check that fails: config, weights by shard, template, tokens without a row of the
+            embedding, a tokenizer that transformers reads differently.
+    """
+    preflight_model(folder, tokenizer_mode=TokenizerMode.HF)
+    tokenizer = Tokenizer.load(folder)
+    if unknown := tokenizer.tokens_without_embedding:
+        shown = ", ".join(f"{token!r} (id {id_})" for id_, token in list(unknown.items())[:SHOWN_TOKENS])
+        raise ArtifactInvalid(
+            Code.EMBEDDING_ROW_MISSING,
+            f"The tokenizer has {len(unknown)} tokens that the embedding ({tokenizer.embedding_rows} rows) has no row for: {shown}.",
+            remedy="Resize the model's embedding to its tokenizer (transformers' resize_token_embeddings) and save both, or take"
+            " the tokens out of tokenizer.json.",
+            param="tokenizer.json",
+            details={"tokens": {token: id_ for id_, token in list(unknown.items())[:100]}},
+        )
+    if importlib.util.find_spec("transformers") is None:
+        report("note: transformers is not installed here, so the trainer is the first to compare the tokenizers.")
+        return
+    run_worker_program("worker.tokenizer_check", str(folder))
+
+
+def describe_base(entry: BaseModelEntry, catalog_path: Path) -> BaseFacts | None:
+    """The facts of a base whose files are on this machine; None where they are not, or cannot be read."""
+    folder = _present_folder(entry, catalog_path)
+    if folder is None:
+        return None
+    try:
+        config = parse_model_config(
+            json_object((folder / "config.json").read_bytes(), "config.json", Code.MODEL_CONFIG_INVALID)
+        )
+        return base_facts(config, folder)
+    except (OSError, MensError):
+        return None  # `mens base add` and the preflight say what is wrong with it.
+
+
+def base_facts(config: ModelConfig, folder: Path) -> BaseFacts:
+    """The facts of a base in a folder."""
+    return BaseFacts(
+        family=str(config.family),
+        parameters=parameter_count(expected_tensors(config)),
+        size=sum(path.stat().st_size for path in folder.glob("*.safetensors")),
+        context=config.max_positions,
+        dtype=config.dtype,
+    )
+
+
+def _present_folder(entry: BaseModelEntry, catalog_path: Path) -> Path | None:
+    if not isinstance(entry.source, HubSource):
+        folder = (catalog_path.parent / entry.source.path).resolve()
+        return folder if folder.is_dir() else None
+    if importlib.util.find_spec("huggingface_hub") is None:
+        return None
+    from shared.base_models.hub import locate_fetched  # the hub's client is slow to import
+
+    try:
+        return locate_fetched(entry, catalog_path)
+    except MensError:
+        return None

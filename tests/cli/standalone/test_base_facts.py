@@ -1,0 +1,142 @@
+"""What `mens base add` refuses at once, each with its code; `mens plan` finds the same in a base that a catalogue has already."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+from typer.testing import CliRunner
+
+from cli.main import app
+from cli.standalone import base_facts
+from shared.base_models.catalog import (
+    BaseModelEntry,
+    Catalog,
+    LocalSource,
+    digest_model_folder,
+    load_catalog,
+    save_catalog,
+)
+from shared.errors import ArtifactInvalid, Code
+from shared.settings import Settings
+from tests.support.tiny_base import write_base
+
+Harm = Callable[[Path], object]
+WEIGHTS = "model.safetensors"
+
+
+def change_config(**values: object) -> Harm:
+    return lambda base: (base / "config.json").write_text(
+        json.dumps(json.loads((base / "config.json").read_text()) | values)
+    )
+
+
+def change_weights(change: Callable[[dict[str, np.ndarray]], object]) -> Harm:
+    def harm(base: Path) -> None:
+        tensors = load_file(base / WEIGHTS)
+        change(tensors)
+        save_file(tensors, base / WEIGHTS)
+
+    return harm
+
+
+def cut(base: Path) -> None:
+    (base / WEIGHTS).write_bytes((base / WEIGHTS).read_bytes()[:-100])
+
+
+def float8(base: Path) -> None:
+    """As a published float8 checkpoint: same names and shapes, a byte a value."""
+    header, position = {}, 0
+    for name, tensor in load_file(base / WEIGHTS).items():
+        header[name] = {"dtype": "F8_E4M3", "shape": tensor.shape, "data_offsets": [position, position + tensor.size]}
+        position += tensor.size
+    raw = json.dumps(header).encode()
+    (base / WEIGHTS).write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(position))
+
+
+def add_token(base: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<tool>"])
+    tokenizer.save(str(base / "tokenizer.json"))
+
+
+KEY = "model.layers.1.mlp.up_proj.weight"
+HARMS: dict[str, tuple[Harm, Code, str]] = {
+    "cut weights": (cut, Code.SAFETENSORS_INVALID, "model.safetensors"),
+    "no safetensors": (lambda base: (base / WEIGHTS).write_bytes(b"PK\x03\x04"), Code.SAFETENSORS_INVALID, "header"),
+    "a weight less": (change_weights(lambda tensors: tensors.pop(KEY)), Code.BLOCK_INVENTORY_INCOMPLETE, KEY),
+    "another shape": (
+        change_weights(lambda tensors: tensors.update({KEY: np.zeros((3, 3), np.float32)})),
+        Code.BLOCK_INVENTORY_INCOMPLETE,
+        "(3, 3)",
+    ),
+    "another embedding": (change_config(vocab_size=9), Code.EMBEDDING_SHAPE_MISMATCH, "embed_tokens"),
+    "another architecture": (change_config(model_type="gemma2"), Code.MODEL_FAMILY_UNSUPPORTED, "'gemma2'"),
+    "float8 in the config": (change_config(dtype="float8_e4m3fn"), Code.MODEL_CONFIG_INVALID, "float8_e4m3fn"),
+    "float8 in the weights": (float8, Code.BLOCK_INVENTORY_INCOMPLETE, "F8_E4M3"),
+    "GPTQ": (change_config(quantization_config={"quant_method": "gptq", "bits": 4}), Code.MODEL_CONFIG_INVALID, "gptq"),
+    "bitsandbytes": (
+        change_config(quantization_config={"quant_method": "bitsandbytes"}),
+        Code.MODEL_CONFIG_INVALID,
+        "full-precision weights",
+    ),
+    "no template": (
+        lambda base: (base / "chat_template.jinja").unlink(),
+        Code.TEMPLATE_UNSUPPORTED,
+        "no chat template",
+    ),
+    "a token more": (add_token, Code.EMBEDDING_ROW_MISSING, "'<tool>' (id 258)"),
+}
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(base_facts, "run_worker_program", lambda *_: None)
+    return Settings()
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_base_that_cannot_work_is_refused(settings: Settings, tmp_path: Path, harm: str) -> None:
+    change, code, words = HARMS[harm]
+    base = write_base(tmp_path / "base")
+    change(base)
+    refused = CliRunner().invoke(app, ["base", "add", "mine", str(base)])
+    assert refused.exit_code == 1, refused.output
+    assert f"error: {code}: " in refused.stderr
+    assert words in refused.stderr
+    assert load_catalog(settings.catalog_path).bases == []
+
+    # One that a catalogue has already, of an earlier release.
+    entry = BaseModelEntry(name="mine", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
+    save_catalog(settings.catalog_path, Catalog(bases=[entry]))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"{i}?", "response": f"<tool> {i}"}) + "\n" for i in range(12)))
+    planned = CliRunner().invoke(app, ["plan", str(rows), "--model", "mine"])
+    assert (planned.exit_code, str(code) in planned.output) == (1, True), planned.output
+
+
+def test_tokenizers_are_compared_by_a_program_of_the_worker(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def run(*arguments: str) -> None:
+        calls.append(arguments)
+        raise ArtifactInvalid(Code.TOKENIZER_MISMATCH, "Other tokens.", param="tokenizer.json")
+
+    monkeypatch.setattr(base_facts, "run_worker_program", run)
+    base = write_base(tmp_path / "base")
+    refused = CliRunner().invoke(app, ["base", "add", "mine", str(base)])
+    assert (refused.exit_code, "TOKENIZER_MISMATCH" in refused.stderr) == (1, True)
+    assert calls == [("worker.tokenizer_check", str(base))]
+    assert load_catalog(settings.catalog_path).bases == []
+    # Where the command line is installed alone.
+    monkeypatch.setattr(base_facts.importlib.util, "find_spec", lambda _: None)
+    added = CliRunner().invoke(app, ["base", "add", "mine", str(base)])
+    assert (added.exit_code, "transformers is not installed" in added.stderr) == (0, True), added.output
