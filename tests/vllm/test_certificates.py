@@ -153,7 +153,7 @@ def test_engine_with_other_weights_fails_the_engine_error(vllm_server, twin_serv
 
 def test_every_probe_chat_has_the_trainers_token_ids(vllm_server, probes):
     template = certificate(vllm_server, probes)["template"]
-    assert template["chats"] == ["plain", "system", "multi-turn", "learnt", "tools", "unicode"]
+    assert template["chats"] == ["plain", "system", "multi-turn", "learnt", "tools", "unicode", "thoughts"]
     assert (template["skipped"], template["equal"], template["difference"]) == ([], True, None)
 
 

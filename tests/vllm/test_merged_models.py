@@ -79,7 +79,7 @@ def test_a_merged_model_is_offered_once_its_replica_was_measured(
     assert found["base"] == {"name": merged.name, "digest": merged.digest, "twin_of": None, "dtype": "float32"}
     assert found["effect_rms_nats"] > 0.1
     assert found["parity"]["engine_error_max_nats"] < 1e-4
-    assert found["template"]["chats"] == ["plain", "system", "multi-turn", "learnt", "tools", "unicode"]
+    assert found["template"]["chats"] == ["plain", "system", "multi-turn", "learnt", "tools", "unicode", "thoughts"]
     assert merged.name in {model["id"] for model in api.get("/v1/models").json()["data"]}
     # Another process's change: seen within a quarter of a second.
     eventually(lambda: api.post("/v1/chat/completions", json=question).status_code == 200, 5)

@@ -17,6 +17,7 @@ from shared.errors import ArtifactInvalid, Code, JobFailed, NotFound
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import ServedBase
 from worker.jobs.reference_scores import ReferenceScores
+from worker.probe_chats import CHATS
 from worker.run_folder import read_json, write_json
 
 
@@ -65,4 +66,4 @@ def test_unknown_or_other_base_is_refused(trainer, served):
 def test_tiny_base_encodes_every_probe_chat(trainer):
     encoded = trainer.encode_chats()
     assert encoded.skipped == []
-    assert len(encoded.chats) == 6
+    assert len(encoded.chats) == len(CHATS)
