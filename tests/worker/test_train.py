@@ -249,7 +249,9 @@ def test_nothing_to_learn_within_seq_len(tiny, tmp_path):
 
 def test_rows_with_nothing_to_learn_are_counted_and_named(tiny, tmp_path):
     rows = [*ROWS[:2], FORGOTTEN, ROWS[3], FORGOTTEN, ROWS[4]]
-    run_dir = tiny.train(tiny.plan_run(tmp_path, rows, exec={"epochs": 1, "seq_len": 24}), tmp_path / "run")
+    run_dir = tiny.train(
+        tiny.plan_run(tmp_path, rows, exec={"epochs": 1, "seq_len": 24}, data={"mode": "lenient"}), tmp_path / "run"
+    )
     start = telemetry(run_dir, "train_start")[0]
     assert (start["skip_no_supervised_positions"], start["planned_optimizer_steps_total"]) == (2, 2)
     assert len(losses(run_dir)) == 2
