@@ -61,12 +61,13 @@ CAPABILITIES = CapabilityMatrix(
             title="Training backend",
             burn="LoRA; planned, then rejected",
             candle="QLoRA",
-            mens="QLoRA: transformers, peft and bitsandbytes; LoRA over a full-precision base is rejected",
+            mens="QLoRA and LoRA over a full-precision base: transformers, peft and bitsandbytes; the Burn backend is rejected",
             proof=_gate(
                 Code.BURN_LORA_REJECTED,
-                "adapter.method lora passes the planner's gates and is then refused.",
+                "The backend burn passes the planner's gates and is then refused.",
                 "tests/worker/test_train.py::test_the_loss_falls",
                 "tests/worker/training/model/test_load.py::test_only_lora_is_trainable_and_in_fp32",
+                "tests/worker/training/test_full_precision.py::test_losses_and_weights_are_those_of_a_plain_loop",
             ),
         ),
         Capability(
@@ -164,7 +165,7 @@ CAPABILITIES = CapabilityMatrix(
             title="Quantisation of the frozen base",
             burn="none",
             candle="NF4 by qlora-rs",
-            mens="NF4 by bitsandbytes, with double quantisation as the contract says",
+            mens="NF4 by bitsandbytes, with double quantisation as the contract says; or none: bf16, fp32 on a CPU",
             proof=_gate(
                 Code.NF4_REQUIRES_QLORA,
                 "NF4 under another method than QLoRA is refused.",

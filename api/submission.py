@@ -53,7 +53,9 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
         rate = view.jobs.training_rate(base.name)
         worker = common_machine(services.workers.machines())
         limits = services.replica_limits.limits(base.digest)
-        machine = machine_of(worker, limits=limits, tokens_per_second=rate, thorough=False)
+        machine = machine_of(
+            worker, limits=limits, tokens_per_second=rate, quant_base=services.settings.quant_base, thorough=False
+        )
         folder = locate_fetched_base(base, services.settings)
         checked = preflight(request, base, folder, train, validation, machine, replay)
     judgement = [event.message for event in describe_judgement(view, contract.artifact, base.name)]

@@ -67,15 +67,15 @@ def train_variant(variant: str, plan: str, run_dir: str) -> int:
         return replace(choose_budget(*arguments, **named), cache_dequantised=variant == "cache")
 
     def load_dequantised(*arguments: Any, **named: Any) -> torch.nn.Module:
-        return dequantised(load_quantised(*arguments, **named))
+        return dequantised(load_base(*arguments, **named))
 
-    load_quantised = load.load_quantised
+    load_base = load.load_base
     # `patch.object` fails where the trainer no longer has what is to be replaced; an assignment would change nothing.
     with ExitStack() as changes:
         if variant != "quiet":
             changes.enter_context(patch.object(trainer, "choose_budget", budget))
         if variant == "bf16":
-            changes.enter_context(patch.object(load, "load_quantised", load_dequantised))
+            changes.enter_context(patch.object(load, "load_base", load_dequantised))
         if variant == "quiet":
             changes.enter_context(patch.object(Telemetry, "emit", held_events()))
         return train.main([plan, run_dir])

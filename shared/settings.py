@@ -64,6 +64,10 @@ class Settings(BaseSettings):
     cache_bytes: int = Field(
         20 << 30, ge=0, description="Largest size of these copies together; those in use stay beyond it."
     )
+    quant_base: Literal["auto", "none", "nf4"] = Field(
+        "auto",
+        description="Precision of the base where a job leaves it open; auto: none where it fits with headroom, else nf4.",
+    )
     runs_dir: Path = Field(Path(), description="Run folders of job attempts, with their checkpoints.")
     prepared_dir: Path = Field(Path(), description="Encoded data files: a cache, which may be removed between jobs.")
     catalog_path: Path = Field(Path(), description="The catalogue of base models.")

@@ -27,7 +27,7 @@ from cli.options import TemplateArgument, existing_file, parse_template_argument
 from cli.output import print_table
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import parse_contract
-from shared.contract.sections import DEFAULT_MODEL_ID, DataMode
+from shared.contract.sections import DEFAULT_MODEL_ID, BaseQuant, DataMode
 from shared.datasets.reader import count_lines
 from shared.errors import Code, MensError, NotFound
 from shared.model_card.self_evaluation import without_samples
@@ -68,6 +68,10 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. Default: auto.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens per row. Default: the longest row's.")] = None,
     rank: Annotated[int | None, typer.Option(help="LoRA rank. Default: 16.")] = None,
+    quant: Annotated[
+        BaseQuant | None,
+        typer.Option(help="Hold the base in: none (full precision), nf4 (QLoRA), auto: none where it fits."),
+    ] = None,
     publish: Annotated[
         bool | None,
         typer.Option(
@@ -105,6 +109,7 @@ def train(
         },
         "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
         "adapter": {"rank": rank},
+        "quant": {"base": quant},
         "artifact": {"alias": alias, "publish": publish},
         "model": {"hf_repo": model},
     }

@@ -21,7 +21,7 @@ from shared.base_models.catalog import BaseModelEntry, load_catalog
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import warmup_steps
-from shared.contract.sections import DEFAULT_MODEL_ID, DEVICE_NAMES, DataMode, Device, describe_arguments
+from shared.contract.sections import DEFAULT_MODEL_ID, DEVICE_NAMES, BaseQuant, DataMode, Device, describe_arguments
 from shared.datasets.reader import count_lines
 from shared.errors import Code, ContractRejected, MensError, NotFound
 from shared.preflight.types import InputFile, JobRequest, Machine, Preflight, ServingLimits
@@ -55,6 +55,10 @@ def plan(
     batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. Default: auto.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens per row. Default: the longest row's.")] = None,
     rank: Annotated[int | None, typer.Option(help="LoRA rank. Default: 16.")] = None,
+    quant: Annotated[
+        BaseQuant | None,
+        typer.Option(help="Hold the base in: none (full precision), nf4 (QLoRA), auto: none where it fits."),
+    ] = None,
     preset: Annotated[str | None, typer.Option(help="A preset instead of the auto rules.")] = None,
     domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
     backend: Annotated[str | None, typer.Option(help="qlora: what the contract must mean.")] = None,
@@ -92,6 +96,7 @@ def plan(
             },
             "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
             "adapter": {"rank": rank},
+            "quant": {"base": quant},
         }
         lay_over(sections, options)
         lay_over(sections, {"data": {"template_arguments": parse_template_arguments(template_argument)}})
@@ -197,6 +202,7 @@ def facts(checked: Preflight) -> list[tuple[str, str]]:
         ("rate", f"{exec_.learning_rate:g}, after a warm-up over {warmup_steps(exec_.warmup_steps, plan.optimizer_steps)} steps"),
         *([("template", describe_arguments(arguments))] if (arguments := plan.contract.data.template_arguments) else []),
         ("adapter", f"rank {adapter.rank}, alpha {adapter.alpha}: {needs.trainable_parameters:,} parameters"),
+        ("precision", checked.precision.describe()),
         ("memory", f"{needs.vram_bytes / GIB:.2f} GiB {fits}".rstrip()),
         ("disk", f"{needs.disk_bytes / GIB:.2f} GiB"),
         ("digests", f"contract {plan.contract_digest[:16]}  plan {plan.digest[:16]}"),

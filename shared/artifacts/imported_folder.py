@@ -22,7 +22,7 @@ from shared.base_models.config import ModelConfig, parse_model_config
 from shared.base_models.families import EMBEDDING_KEYS
 from shared.base_models.tensors import HEAD, detect_namespace
 from shared.base_models.weights import Tensors, read_folder_tensors
-from shared.contract.sections import AdapterMethod, FrozenDict, ProvenanceSection, TemplateArguments
+from shared.contract.sections import FrozenDict, ProvenanceSection, TemplateArguments, TrainedMethod
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
 
@@ -77,7 +77,7 @@ class Contents:
     weights: dict[str, Any]
     rank: int
     alpha: int
-    method: AdapterMethod
+    method: TrainedMethod
     quant: ManifestQuant
     provenance: ProvenanceSection | None = None
     notes: list[str] = field(default_factory=list)

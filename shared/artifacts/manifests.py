@@ -21,12 +21,13 @@ from shared.base_models.families import is_transposed
 from shared.base_models.weights import TensorInfo, read_tensors
 from shared.contract.sections import (
     MAX_ALPHA,
-    AdapterMethod,
     BaseQuant,
     BaseWeights,
+    HeldBase,
     Name,
     ProvenanceSection,
     TemplateArguments,
+    TrainedMethod,
 )
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import canonical_json, digest_file
@@ -55,13 +56,16 @@ MAX_CONFIG_BYTES = 1 << 20
 """PEFT writes about 1 kB, and more only where every layer is named."""
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """A plain file name: no separator and no leading dot, so that a file stays in its own folder."""
+TrainedDtype = Literal["float32", "bfloat16"]
+Precision = Literal["nf4", "float32", "bfloat16"]
+"""What the frozen base of a training is held in."""
 
 
 class ManifestQuant(BaseModel):
     """How the base was quantised while the adapter was trained."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    base_quant: BaseQuant
+    base_quant: HeldBase
     double_quant: bool = True
 
 
@@ -71,7 +75,7 @@ class AdapterManifest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     format: Literal["vox_mens_adapter"] = "vox_mens_adapter"
     version: Literal[3] = 3
-    adapter_method: AdapterMethod
+    adapter_method: TrainedMethod
     quant: ManifestQuant
     base_key_map: dict[str, str] = Field(min_length=1, description="Logical name → base model's tensor key.")
     layer_order: list[str] = Field(description="Logical names in training order.")
@@ -94,6 +98,9 @@ class AdapterManifest(BaseModel):
         description="Arguments of the chat template that its rows were written with; null: the template's own defaults.",
     )
     step: int = Field(ge=0, description="Optimizer steps it was trained for.")
+    trained_dtype: TrainedDtype | None = Field(
+        None, description="Dtype that the base was computed in; null: an import, or of an older release."
+    )
     lineage: Lineage | None = Field(None, description="What trained it; null: an import, or of an older release.")
     files: dict[FileName, Sha256] = Field(description="Every other file of the folder → SHA-256.")
 
@@ -109,6 +116,11 @@ class AdapterManifest(BaseModel):
     def to_bytes(self) -> bytes:
         """The manifest file's bytes: canonical JSON, nulls left out."""
         return canonical_json(self.model_dump(mode="json", exclude_none=True))
+
+    @property
+    def precision(self) -> Precision | None:
+        """What the base was held in while the adapter was trained; None where that is not known."""
+        return "nf4" if self.quant.base_quant is BaseQuant.NF4 else self.trained_dtype
 
     @property
     def digest(self) -> str:

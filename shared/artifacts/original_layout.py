@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from shared.artifacts.manifests import ManifestQuant
 from shared.base_models.tensors import HEAD
-from shared.contract.sections import MAX_ALPHA, AdapterMethod, BaseQuant, ProvenanceSection
+from shared.contract.sections import MAX_ALPHA, AdapterMethod, BaseQuant, ProvenanceSection, TrainedMethod
 from shared.errors import ArtifactInvalid, Code, InvalidRequest
 
 ORIGINAL_WEIGHTS = "candle_qlora_adapter.safetensors"
@@ -93,7 +93,7 @@ class SidecarV3(Sidecar):
 
     format: Literal["vox_mens_adapter", "vox_populi_adapter"] = "vox_mens_adapter"
     version: Literal[3] = 3
-    adapter_method: AdapterMethod
+    adapter_method: TrainedMethod
     quant: ManifestQuant
     provenance: ProvenanceSection | None = None
 

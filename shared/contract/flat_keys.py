@@ -8,42 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from enum import StrEnum
 from typing import Any
 
 from pydantic import ValidationError
 
 from shared.contract.faults import UNKNOWN_FIELD, reason_of, unknown_before_missing
 from shared.contract.field_names import flat_names, nearest_field, other_spellings
-from shared.contract.sections import BAD_NAME, FineTuneContract
+from shared.contract.sections import BACKENDS, BAD_NAME, Backend, FineTuneContract, Kernel, backend_key
 from shared.errors import Code, ContractRejected
 
 SCHEMA_REMEDY = "The contract's schema is at GET /v1/contract/schema; offline, `mens plan FILE --model BASE --json` prints every field."
 
-
-class Kernel(StrEnum):
-    """The two training kernels of the original. The first may be planned, but is never run."""
-
-    BURN_LORA = "burn_lora"
-    CANDLE_QLORA = "candle_qlora"
-
-
-BACKENDS: dict[str, Kernel] = {
-    **dict.fromkeys(("lora", "burn", "burn-lora"), Kernel.BURN_LORA),
-    **dict.fromkeys(("qlora", "candle", "candle-qlora"), Kernel.CANDLE_QLORA),
-}
-"""Every accepted name of a backend, in any case."""
-
 _METHODS = {Kernel.BURN_LORA: ("lora", "none"), Kernel.CANDLE_QLORA: ("qlora", "nf4")}
 
 
-def parse_backend(name: str) -> Kernel:
+def parse_backend(name: str) -> Backend:
     """The kernel that a backend's name means.
 
     Raises:
         ContractRejected: ``UNKNOWN_BACKEND``.
     """
-    kernel = BACKENDS.get(str(name).strip().lower().replace("_", "-"))
+    kernel = BACKENDS.get(backend_key(str(name)))
     if kernel is None:
         raise ContractRejected(
             Code.UNKNOWN_BACKEND,
@@ -107,8 +92,9 @@ def _lifted(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         others = other_spellings(name)
         yield from ((f"{name}.{others.get(field, field)}", part) for field, part in value.items())
     elif name == "backend":
-        method, quant = _METHODS[parse_backend(value)]
-        yield from (("adapter.method", method), ("quant.base", quant))
+        backend = parse_backend(value)
+        method, quant = _METHODS[backend]
+        yield from (("adapter.method", method), ("quant.base", quant), ("exec.backend", backend.value))
     elif name == "qlora_no_double_quant":
         # Only a boolean is negated; anything else goes on as it is, so that validation refuses it.
         yield "quant.double_quant", not value if isinstance(value, bool) else value

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from shared.base_models.catalog import BaseModelEntry, Sha256
+from shared.contract.base_quant import settled
 from shared.contract.epochs import Histogram, rows_per_epoch
 from shared.contract.refusals import UNKNOWN, RefusalContext, check_refusals
 from shared.contract.sections import (
+    AdapterMethod,
     AdapterTargets,
     BaseQuant,
     ChatmlSection,
@@ -30,6 +32,7 @@ from shared.contract.sections import (
     MergeContract,
     Name,
     OptimizerExperiment,
+    TokenizerMode,
     contract_digest,
 )
 from shared.errors import Code, ContractRejected
@@ -68,7 +71,7 @@ class ExecutionPlan(ContractValue):
     """
 
     version: Literal[1] = 1
-    execution_kernel: Literal["qlora"] = "qlora"
+    execution_kernel: Literal["qlora", "lora"] = "qlora"
     contract: FineTuneContract
     contract_digest: Sha256
     base: PlannedBase
@@ -86,8 +89,14 @@ class ExecutionPlan(ContractValue):
     )
     candle_proxy_stack_keys_matched: int | None = Field(None, description="Layers whose output projection was found.")
     candle_proxy_stack_keys_expected: int | None = Field(None, description="Layers that the base's config implies.")
-    candle_compat_mode: bool = Field(True, description="True for QLoRA, the only kernel that is run.")
+    candle_compat_mode: bool = Field(True, description="True for QLoRA, the kernel that the original ran.")
     notes: tuple[str, ...] = Field((), description="What the operator should know although nothing forbids it.")
+
+    @model_validator(mode="after")
+    def _is_decided(self) -> ExecutionPlan:
+        if self.contract.adapter.method is AdapterMethod.AUTO or self.contract.quant.base is BaseQuant.AUTO:
+            raise ValueError("a plan's adapter.method and quant.base are decided")
+        return self
 
     @property
     def digest(self) -> str:
@@ -173,7 +182,7 @@ def plan_finetune(
     """Decide how a contract is run.
 
     Args:
-        contract: resolved, its presets applied.
+        contract: resolved, its presets applied; a precision that is still open is NF4.
         base: the base model by content.
         train: the training file.
         validation: the validation file, if there is one.
@@ -187,6 +196,7 @@ def plan_finetune(
             epoch without rows; with the field's path.
     """
     facts = context or replace(UNKNOWN, rows=train.rows)
+    contract = settled(contract)
     notes = check_refusals(contract, facts)
     reject_unsupported(contract, accepted=facts.accepted)
     held_out = 0 if validation else validation_split(train.rows, contract.data.validation_split_ratio)
@@ -204,7 +214,9 @@ def plan_finetune(
     replayed = replay.rows if replay else 0
     epochs = rows_per_epoch(train.rows - held_out, contract, difficulties=difficulties, replay=replayed)
     stack = facts.proxy_stack
+    is_lora = contract.adapter.method is AdapterMethod.LORA
     plan = ExecutionPlan(
+        execution_kernel="lora" if is_lora else "qlora",
         contract=contract,
         contract_digest=contract_digest(contract, content),
         base=PlannedBase(name=base.name, digests=base.digests),
@@ -217,6 +229,7 @@ def plan_finetune(
         candle_proxy_stack_complete=None if stack is None else 0 < stack[1] == stack[0],
         candle_proxy_stack_keys_matched=None if stack is None else stack[0],
         candle_proxy_stack_keys_expected=None if stack is None else stack[1],
+        candle_compat_mode=not is_lora,
         notes=tuple(notes),
     )
     # Every field is set, as in the stored plan: the digest is of what is set.
@@ -260,8 +273,8 @@ def reject_unsupported(contract: FineTuneContract, *, accepted: bool = False) ->
         ContractRejected: the first field whose value this release's trainer cannot honour.
     """
     allowed: list[tuple[str, Any, Any, str]] = [
-        ("quant.base", contract.quant.base, BaseQuant.NF4, "the frozen base is held in NF4"),
         ("adapter.targets", contract.adapter.targets, AdapterTargets.FULL_GRAPH, "the full graph is always trained"),
+        ("data.tokenizer_mode", contract.data.tokenizer_mode, TokenizerMode.HF, "the base's own tokenizer is used"),
         ("model.weight_shards", contract.model.weight_shards, None, "the catalogue names the shards"),
         ("model.config_json", contract.model.config_json, None, "the catalogue names the config"),
         ("model.tokenizer_json", contract.model.tokenizer_json, None, "the catalogue names the tokenizer"),

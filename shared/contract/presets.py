@@ -10,6 +10,7 @@
   rows is under bounds too.
 - **domain**: a profile of `data/domain_profiles.json` over that file's defaults; it names the adapter.
 - **data**: a length that nobody wrote, from the longest row (`shared/preflight/sequence_length.py`).
+- **machine**: a precision that nobody wrote, from the memory of the machine (`shared/preflight/base_precision.py`).
 - **explicit**: what the caller set, null too. It is never changed.
 
 Last, values that are not explicit are lowered until they fit those around them: the mobile limits, and the loss window
@@ -22,11 +23,12 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Literal
 
+from shared.contract.base_quant import is_open, pair_values
 from shared.contract.field_names import contract_paths
 from shared.contract.flat_keys import parse_contract
 from shared.contract.preset_files import AutoRow, Bound, SizeRow, Values, domain_file, ladder_file, preset_file
 from shared.contract.refusals import MOBILE_LIMITS
-from shared.contract.sections import ContractValue, DeploymentTarget, FineTuneContract
+from shared.contract.sections import BaseQuant, ContractValue, DeploymentTarget, FineTuneContract, HeldBase
 from shared.errors import Code, ContractRejected
 
 AUTO = "auto"
@@ -34,7 +36,7 @@ DEFAULT_PRESET = "4080"
 """The preset of a command line that names none; `resolve_contract` itself has no default."""
 VRAM_SLACK = 0.97
 
-Source = Literal["explicit", "auto", "data", "domain", "ladder", "preset", "default"]
+Source = Literal["explicit", "auto", "data", "machine", "domain", "ladder", "preset", "default"]
 """``auto``: a rule of `shared/contract/auto_hyperparameters.py` has set it, before presets; it stands like an explicit one."""
 
 
@@ -115,6 +117,7 @@ def resolve_contract(
     rows: int | None = None,
     max_positions: int | None = None,
     measured: Values | None = None,
+    open_base: HeldBase | None = None,
 ) -> Resolution:
     """Complete a contract; the module's docstring has the order of precedence.
 
@@ -128,6 +131,7 @@ def resolve_contract(
         rows: rows that are trained on.
         max_positions: of the base: the longest row that it can read.
         measured: values by field path that the data decides, whatever else did.
+        open_base: precision of the base where the contract leaves it open; None: it stays open.
 
     Returns:
         The contract, the same object when nothing was decided for it, and the source of each field.
@@ -148,6 +152,10 @@ def resolve_contract(
     if max_positions is not None:
         draft.bound({"exec.seq_len": Bound(max=max_positions)}, f"the base has {max_positions} positions")
     draft.decide(measured or {}, "data")
+    if open_base is not None or not is_open(contract):
+        pair = pair_values(contract, open_base or BaseQuant.NF4)
+        left_open = {path: value for path, value in pair.items() if draft.values[path] == AUTO}
+        draft.decide(left_open, "machine" if is_open(contract) else "default")
     # Last, because these limits follow from fields that may have just been decided.
     limits = MOBILE_LIMITS if draft.values["artifact.deployment_target"] == DeploymentTarget.MOBILE_EDGE else {}
     seq_len = min(draft.values["exec.seq_len"], limits.get("exec.seq_len", draft.values["exec.seq_len"]))

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.contract.flat_keys import Kernel, parse_backend
+from shared.contract.base_quant import pair_of
+from shared.contract.flat_keys import parse_backend
 from shared.contract.sections import (
     MAX_CE_LAST_K,
     AdapterMethod,
@@ -17,6 +18,7 @@ from shared.contract.sections import (
     DeploymentTarget,
     Device,
     FineTuneContract,
+    Kernel,
     OptimizerExperiment,
     TokenizerMode,
 )
@@ -118,10 +120,12 @@ def check_refusals(contract: FineTuneContract, context: RefusalContext) -> list[
     return notes
 
 
-def infer_kernel(contract: FineTuneContract) -> Kernel:
-    """The kernel that a contract means: NF4 or QLoRA is Candle's, the rest is Burn's."""
-    candle = contract.quant.base is BaseQuant.NF4 or contract.adapter.method is AdapterMethod.QLORA
-    return Kernel.CANDLE_QLORA if candle else Kernel.BURN_LORA
+def infer_kernel(contract: FineTuneContract, context: RefusalContext = UNKNOWN) -> Kernel:
+    """The kernel that a contract means: NF4 or QLoRA is Candle's; LoRA is Burn's where a backend names it, else PEFT's."""
+    method, base = pair_of(contract)
+    if base is BaseQuant.NF4 or method is AdapterMethod.QLORA:
+        return Kernel.CANDLE_QLORA
+    return Kernel.BURN_LORA if _is_burn(contract, context) else Kernel.PEFT_LORA
 
 
 def target_device(contract: FineTuneContract, context: RefusalContext) -> Device:
@@ -132,7 +136,7 @@ def target_device(contract: FineTuneContract, context: RefusalContext) -> Device
 def effective_full_stack(contract: FineTuneContract, context: RefusalContext) -> bool:
     """Whether every layer must be trained: when required, and by default for QLoRA on CUDA; partial stacks opt out."""
     on_cuda = target_device(contract, context) is Device.CUDA
-    strict = on_cuda and contract.adapter.method is AdapterMethod.QLORA
+    strict = on_cuda and not _is_lora(contract)
     return not contract.exec.qlora_allow_partial_proxy_stack and (
         contract.exec.qlora_require_full_proxy_stack or strict
     )
@@ -143,41 +147,51 @@ def _is_mobile(c: FineTuneContract) -> bool:
 
 
 def _is_lora(c: FineTuneContract) -> bool:
-    return c.adapter.method is AdapterMethod.LORA
+    return pair_of(c)[0] is AdapterMethod.LORA
 
 
-def _is_hf_lora(c: FineTuneContract) -> bool:
-    return _is_lora(c) and c.data.tokenizer_mode is TokenizerMode.HF
+def _backends(c: FineTuneContract, x: RefusalContext) -> list[Kernel]:
+    """The backends that contract and caller name."""
+    forced = [] if x.force_kernel is None else [parse_backend(x.force_kernel)]
+    return [*forced, *([c.exec.backend] if c.exec.backend else [])]
+
+
+def _is_burn(c: FineTuneContract, x: RefusalContext) -> bool:
+    return _is_lora(c) and Kernel.BURN_LORA in _backends(c, x)
+
+
+def _is_hf_burn(c: FineTuneContract, x: RefusalContext) -> bool:
+    return _is_burn(c, x) and c.data.tokenizer_mode is TokenizerMode.HF
 
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         Code.NF4_REQUIRES_QLORA,
         "adapter.method",
-        lambda c, _: c.quant.base is BaseQuant.NF4 and _is_lora(c),
+        lambda c, _: pair_of(c)[1] is BaseQuant.NF4 and _is_lora(c),
         "quant.base is nf4, but adapter.method is {c.adapter.method}: only QLoRA trains over an NF4 base.",
         "Set adapter.method to qlora.",
     ),
     Refusal(
         Code.QLORA_REQUIRES_HF_TOKENIZER,
         "data.tokenizer_mode",
-        lambda c, _: c.adapter.method is AdapterMethod.QLORA and c.data.tokenizer_mode is not TokenizerMode.HF,
-        "adapter.method is qlora, but data.tokenizer_mode is {c.data.tokenizer_mode}: QLoRA needs the base's own tokenizer.",
+        lambda c, _: not _is_lora(c) and c.data.tokenizer_mode is not TokenizerMode.HF,
+        "The base is tuned by QLoRA, but data.tokenizer_mode is {c.data.tokenizer_mode}: QLoRA needs the base's own tokenizer.",
         "Set data.tokenizer_mode to hf.",
     ),
     Refusal(
         Code.BURN_HF_CONFIG_REQUIRED,
         "model.config_json",
-        lambda c, x: _is_hf_lora(c) and c.model.config_json is None and x.model_type is None,
-        "adapter.method is lora with the hf tokenizer, but the base's config.json is not known.",
-        "Set adapter.method to qlora, or register the base with its config.json.",
+        lambda c, x: _is_hf_burn(c, x) and c.model.config_json is None and x.model_type is None,
+        "The backend is Burn LoRA with the hf tokenizer, but the base's config.json is not known.",
+        "Leave the backend out to train plain LoRA, or register the base with its config.json.",
     ),
     Refusal(
         Code.BURN_HF_GPT2_ONLY,
         "adapter.method",
-        lambda c, x: _is_hf_lora(c) and x.model_type != GPT2_MODEL_TYPE,
-        "adapter.method is lora with the hf tokenizer, which takes GPT-2 layouts only; the base's is {x.layout}.",
-        "Set adapter.method to qlora: it takes Llama, Mistral and Qwen.",
+        lambda c, x: _is_hf_burn(c, x) and x.model_type != GPT2_MODEL_TYPE,
+        "The backend is Burn LoRA with the hf tokenizer, which takes GPT-2 layouts only; the base's is {x.layout}.",
+        "Leave the backend out: plain LoRA (quant.base none) and QLoRA (quant.base nf4) take Llama, Mistral and Qwen.",
     ),
     Refusal(
         Code.MOBILE_EDGE_REJECTS_FULL_PROXY_STACK,
@@ -210,17 +224,18 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         Code.KERNEL_MISMATCH,
         "backend",
-        lambda c, x: x.force_kernel is not None and parse_backend(x.force_kernel) is not infer_kernel(c),
-        "The backend {x.force_kernel} was requested, but the contract (adapter {c.adapter.method}, base quantisation"
-        " {c.quant.base}) means another.",
+        lambda c, x: any(named is not infer_kernel(c, x) for named in _backends(c, x)),
+        "The contract (adapter.method {c.adapter.method}, quant.base {c.quant.base}) does not mean the backend that was"
+        " named (backend {x.force_kernel}, exec.backend {c.exec.backend}).",
         "Leave the backend out, or change adapter.method and quant.base to suit it.",
     ),
     Refusal(
         Code.BURN_LORA_REJECTED,
         "adapter.method",
-        lambda c, _: _is_lora(c),
-        "adapter.method is lora: the Burn LoRA backend can be planned, but is no longer run.",
-        "Move to QLoRA: set adapter.method to qlora, quant.base to nf4, data.tokenizer_mode to hf, and name the base in"
+        _is_burn,
+        "The Burn LoRA backend can be planned, but is no longer run.",
+        "Leave the backend out: adapter.method lora with quant.base none trains LoRA over the unquantised base. Or move to"
+        " QLoRA: set adapter.method to qlora, quant.base to nf4, data.tokenizer_mode to hf, and name the base in"
         " model.hf_repo.",
     ),
     Refusal(

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, NoReturn, Self, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -127,6 +127,9 @@ class TokenizerMode(StrEnum):
 
 
 class AdapterMethod(StrEnum):
+    """What is trained; ``auto``, which no plan holds, follows the base's precision."""
+
+    AUTO = "auto"
     LORA = "lora"
     QLORA = "qlora"
 
@@ -137,8 +140,29 @@ class AdapterTargets(StrEnum):
 
 
 class BaseQuant(StrEnum):
+    """How the frozen base is held; ``auto``, which no plan holds, is decided by the machine's memory."""
+
+    AUTO = "auto"
     NONE = "none"
     NF4 = "nf4"
+
+
+class Kernel(StrEnum):
+    """A training kernel: the original's two, of which the first may be planned and is never run, and plain LoRA."""
+
+    BURN_LORA = "burn_lora"
+    CANDLE_QLORA = "candle_qlora"
+    PEFT_LORA = "peft_lora"
+
+
+TrainedMethod = Literal[AdapterMethod.LORA, AdapterMethod.QLORA]
+HeldBase = Literal[BaseQuant.NONE, BaseQuant.NF4]
+Backend = Literal[Kernel.BURN_LORA, Kernel.CANDLE_QLORA]
+BACKENDS: dict[str, Backend] = {
+    **dict.fromkeys(("lora", "burn", "burn-lora"), Kernel.BURN_LORA),
+    **dict.fromkeys(("qlora", "candle", "candle-qlora"), Kernel.CANDLE_QLORA),
+}
+"""Every accepted name of a backend, in any case, with ``_`` or ``-``."""
 
 
 class BaseWeights(StrEnum):
@@ -275,7 +299,9 @@ class DataSection(ContractValue):
 class AdapterSection(ContractValue):
     """The shape of the adapter."""
 
-    method: AdapterMethod = AdapterMethod.QLORA
+    method: AdapterMethod = Field(
+        AdapterMethod.AUTO, description="auto follows quant.base: qlora over nf4, lora over none."
+    )
     rank: Integer = Field(16, ge=1, le=512, validation_alias=AliasChoices("rank", "r"))
     alpha: Integer = Field(32, ge=1, le=MAX_ALPHA, validation_alias=AliasChoices("alpha", "lora_alpha"))
     dropout: Number = Field(0.0, ge=0.0, lt=1.0)
@@ -288,8 +314,11 @@ class AdapterSection(ContractValue):
 class QuantSection(ContractValue):
     """How the frozen base is held in memory."""
 
-    base: BaseQuant = BaseQuant.NF4
-    double_quant: StrictBool = True
+    base: BaseQuant = Field(
+        BaseQuant.AUTO,
+        description="nf4: four bits a weight. none: bfloat16 on a GPU, float32 on a CPU. auto: none where it fits with headroom.",
+    )
+    double_quant: StrictBool = Field(True, description="Quantise NF4's scales too; without effect on another base.")
 
 
 class CurriculumSchedule(ContractValue):
@@ -301,6 +330,16 @@ class CurriculumSchedule(ContractValue):
     curriculum_phases: tuple[str, ...] | None = Field(
         None, description="Names of the epochs, told at the end of each; later ones have the last. They decide nothing."
     )
+
+
+def _backend(name: object) -> object:
+    """The backend that a spelling means; what is not one goes on as it is, so that validation refuses it."""
+    return BACKENDS.get(backend_key(name), name) if isinstance(name, str) else name
+
+
+def backend_key(name: str) -> str:
+    """A backend's name as :data:`BACKENDS` spells it."""
+    return name.strip().lower().replace("_", "-")
 
 
 class ExecSection(ContractValue):
@@ -335,6 +374,10 @@ class ExecSection(ContractValue):
     resume_from: str | None = None
     max_vram_fraction: Number | None = Field(None, gt=0.0, le=1.0)
     adapter_tag: Name | None = None
+    backend: Annotated[Backend, BeforeValidator(_backend)] | None = Field(
+        None,
+        description="A kernel of the original that the contract must mean; decides method and base where both are open.",
+    )
     qlora_require_full_proxy_stack: StrictBool = False
     qlora_allow_partial_proxy_stack: StrictBool = False
     qlora_max_skip_rate: Number | None = Field(None, ge=0.0, le=1.0)

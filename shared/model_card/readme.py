@@ -85,7 +85,7 @@ def _title(record: AdapterRecord) -> str:
     return (
         f"\n# {inline(manifest.name)}\n\n"
         f"A LoRA adapter of rank {manifest.rank} for {inline(manifest.base_model)}, trained by Mens in {manifest.step} steps with its "
-        f"base frozen in {manifest.quant.base_quant.value}.\n\nAdapter id: `{manifest.adapter_id}`\n"
+        f"base frozen in {manifest.precision or manifest.quant.base_quant.value}.\n\nAdapter id: `{manifest.adapter_id}`\n"
     )
 
 

@@ -14,7 +14,7 @@ from itertools import product
 from shared.base_models.config import ModelConfig
 from shared.base_models.tensors import expected_tensors, linear_layers, parameter_count
 from shared.contract.plan import planned_steps, validation_split
-from shared.contract.sections import FineTuneContract, OptimizerKind
+from shared.contract.sections import BaseQuant, FineTuneContract, OptimizerKind
 from shared.preflight.memory import (
     activation_bytes,
     adapter_file_bytes,
@@ -122,14 +122,18 @@ def vram_parts(
     parameters = parameter_count(lora)
     tokens = configuration.batch_size * configuration.seq_len
     eight_bit = contract.optimizer.kind is OptimizerKind.PAGED_ADAMW_8BIT
+    quantised = contract.quant.base is not BaseQuant.NONE
     blocks = sum(
         nf4_bytes(inputs * outputs, double_quant=contract.quant.double_quant)
+        if quantised
+        else inputs * outputs * compute_bytes
         for inputs, outputs in linear_layers(config).values()
     )
+    # Of a base in parts, one block is whole at a time; all else is on every GPU.
+    held = blocks if holders == 1 else blocks // holders + blocks // config.layers
     return Vram(
-        # Of a base in parts, one block is whole at a time; all else is on every GPU.
-        quantised_weights=blocks if holders == 1 else blocks // holders + blocks // config.layers,
-        other_weights=unquantised_bytes(config, compute_bytes),
+        quantised_weights=held if quantised else 0,
+        other_weights=unquantised_bytes(config, compute_bytes) + (0 if quantised else held),
         adapter=4 * parameters,
         gradients=4 * parameters,
         optimizer=sum(moment_bytes(math.prod(shape), eight_bit=eight_bit) for shape in lora.values()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shared.contract.sections import BaseQuant
 from shared.preflight.types import Machine, ServingLimits
 from shared.worker_registry import WorkerMachine
 
@@ -11,6 +12,7 @@ def machine_of(
     *,
     limits: ServingLimits | None = None,
     tokens_per_second: float | None = None,
+    quant_base: str = BaseQuant.AUTO,
     thorough: bool = True,
 ) -> Machine:
     """A preflight's machine.
@@ -18,10 +20,15 @@ def machine_of(
     Args:
         worker: where the job will train; None: nothing is known of it.
         limits: of the serving tier.
-        tokens_per_second: as for :class:`Machine`; so is ``thorough``.
+        tokens_per_second: as for :class:`Machine`; so are ``quant_base`` and ``thorough``.
     """
     if worker is None:
-        return Machine(limits=limits, tokens_per_second=tokens_per_second, thorough=thorough)
+        return Machine(
+            limits=limits,
+            tokens_per_second=tokens_per_second,
+            quant_base=BaseQuant(quant_base),
+            thorough=thorough,
+        )
     return Machine(
         device=worker.device,
         vram_bytes=worker.memory_bytes,
@@ -30,5 +37,6 @@ def machine_of(
         host_bytes=worker.host_bytes,
         limits=limits,
         tokens_per_second=tokens_per_second,
+        quant_base=BaseQuant(quant_base),
         thorough=thorough,
     )

@@ -1,4 +1,4 @@
-"""Bytes of a QLoRA training run, part by part, from shapes alone. Pure arithmetic.
+"""Bytes of a training run with LoRA, part by part, from shapes alone. Pure arithmetic.
 
 NF4 (bitsandbytes 0.50, arXiv 2305.14314 §3)  half a byte a weight; one absmax a block of 64: fp32, or with double
                                               quantisation one byte, with an fp32 absmax a group of 256 and an offset;

@@ -16,16 +16,19 @@ from pathlib import Path
 from shared.base_models.catalog import BaseModelEntry, refuse_unknown_files
 from shared.base_models.config import ModelConfig
 from shared.contract.auto_hyperparameters import note_on_default_rate
+from shared.contract.base_quant import is_open, pair_of, settled
 from shared.contract.epochs import Histogram, rows_per_epoch
+from shared.contract.flat_keys import parse_backend
 from shared.contract.plan import DataFile, ExecutionPlan, plan_finetune, reject_unsupported
-from shared.contract.presets import AUTO, Resolution, auto_row, is_small_dataset, resolve_contract
+from shared.contract.presets import AUTO, Resolution, auto_row, resolve_contract
 from shared.contract.refusals import RefusalContext, check_refusals, target_device
-from shared.contract.sections import Device, FineTuneContract, TokenizerMode
+from shared.contract.sections import BaseQuant, Device, FineTuneContract, HeldBase, TokenizerMode
 from shared.errors import Code, ContractRejected
 from shared.preflight.base_model import check_targets, preflight_model, read_model_type
+from shared.preflight.base_precision import decide
 from shared.preflight.data_files import Findings, JobFiles, Kind, read_files
 from shared.preflight.estimate import estimate
-from shared.preflight.sequence_length import open_length
+from shared.preflight.sequence_length import OpenLength, open_length
 from shared.preflight.servability import check_servable, serving_notes
 from shared.preflight.types import Estimate, InputFile, JobRequest, Machine, Preflight
 from shared.tokenization.supervision_report import SupervisionReport
@@ -56,6 +59,7 @@ def preflight(
     Raises:
         MensError: the code of the first thing that makes the job impossible.
     """
+    request = _with_backend(request)
     # Before weights and data are opened: what the contract alone forbids.
     model_type = read_model_type(base_folder)
     facts = RefusalContext(
@@ -78,8 +82,10 @@ def preflight(
     if resolution.contract is not request.contract:
         _check_resolved(resolution, facts)
     on_gpu = target_device(resolution.contract, facts) is not Device.CPU
-    length = open_length(request, resolution, model.config, machine, on_gpu=on_gpu)
-    seq_len, positions = length.limit if length else resolution.contract.exec.seq_len, model.config.max_positions
+    # Where the precision is open, rows are read at the longer of the two lengths, and decide it.
+    lengths = _open_lengths(request, resolution, model.config, machine, on_gpu=on_gpu)
+    seq_len = max((length.limit for length in lengths.values() if length), default=resolution.contract.exec.seq_len)
+    positions = model.config.max_positions
     if positions is not None and seq_len > positions:
         raise ContractRejected(
             Code.SEQ_LEN_TOO_LARGE,
@@ -98,9 +104,17 @@ def preflight(
     difficulties = found.trained_on("train")
     rows = sum(difficulties.values())
     # Bounds by rows change the schedule only, and a length from the data is the one at which rows were cut above.
-    measured = length.decide(resolution.contract, found.longest_row) if length else {}
-    if is_small_dataset(rows) or measured:
-        resolution = resolve(rows=rows, measured=measured)
+    measured = {
+        base: length.decide(resolution.contract, found.longest_row) if length else {}
+        for base, length in lengths.items()
+    }
+    tried = resolve(rows=rows, measured=next(iter(measured.values()))).contract
+    precision = decide(tried, model.config, machine, on_gpu=on_gpu)
+    if not _holds_rows(lengths, precision.base_quant, found.longest_row):
+        precision = precision.model_copy(
+            update={"precision": "nf4", "reason": "full precision has no room for the longest row"}
+        )
+    resolution = resolve(rows=rows, measured=measured[precision.base_quant], open_base=precision.base_quant)
     contract = resolution.contract
     stack = model.middle.matched, model.middle.expected
     context = replace(facts, n_layers=model.config.layers, rows=rows, proxy_stack=stack)
@@ -129,6 +143,7 @@ def preflight(
         data=data,
         supervision=supervision,
         estimate=needs,
+        precision=precision,
         # A rule's value stands like an explicit one, unless the data has changed it.
         sources={
             path: "auto" if path in request.auto and source == "explicit" else source
@@ -154,6 +169,39 @@ def preflight(
             )
         ),
     )
+
+
+def _with_backend(request: JobRequest) -> JobRequest:
+    """The request, whose backend decides a pair of method and precision that the contract leaves open."""
+    contract = request.contract
+    if request.backend is None or not is_open(contract):
+        return request
+    section = contract.exec.model_copy(update={"backend": parse_backend(request.backend)})
+    return replace(request, contract=contract.model_copy(update={"exec": section}))
+
+
+def _open_lengths(
+    request: JobRequest, resolution: Resolution, config: ModelConfig, machine: Machine, *, on_gpu: bool
+) -> dict[HeldBase, OpenLength | None]:
+    """What bounds an open length, for each precision that the base may be held in: full precision first where both may."""
+    contract = resolution.contract
+    bases: list[HeldBase] = [BaseQuant.NONE, BaseQuant.NF4] if is_open(contract) else [pair_of(contract)[1]]
+    return {
+        base: open_length(
+            request,
+            resolution.model_copy(update={"contract": settled(contract, base)}),
+            config,
+            machine,
+            on_gpu=on_gpu,
+        )
+        for base in bases
+    }
+
+
+def _holds_rows(lengths: dict[HeldBase, OpenLength | None], base: HeldBase, longest: int) -> bool:
+    """Whether a precision cuts no row that NF4 would keep."""
+    own, least = lengths[base], lengths.get(BaseQuant.NF4)
+    return own is None or least is None or own.limit >= min(longest, least.limit)
 
 
 def _check_alone(contract: FineTuneContract, facts: RefusalContext) -> None:

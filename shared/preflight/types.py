@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.artifacts.manifests import Precision
 from shared.base_models.config import ModelConfig
 from shared.base_models.families import HEAD_FAMILIES, LORA_FAMILIES, Family
 from shared.contract.plan import ExecutionPlan
 from shared.contract.presets import Source
-from shared.contract.sections import FineTuneContract
+from shared.contract.sections import BaseQuant, FineTuneContract, HeldBase
 from shared.datasets.report_types import DataReport
 from shared.tokenization.supervision_report import SupervisionReport
 
@@ -76,6 +77,7 @@ class ServingLimits(PreflightValue):
         max_model_len: longest context in tokens; None for the model's own.
         families: architectures that can take an adapter.
         head_families: those of them whose untied ``lm_head`` can; none where a replica runs on a GPU.
+        weights: which of the base's weights the replicas serve, ``original`` and ``twin``; None when nothing is known.
     """
 
     max_lora_rank: int
@@ -83,6 +85,7 @@ class ServingLimits(PreflightValue):
     max_model_len: int | None = None
     families: frozenset[Family] = LORA_FAMILIES
     head_families: frozenset[Family] = HEAD_FAMILIES
+    weights: frozenset[Literal["original", "twin"]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class Machine:
         host_bytes: main memory for training on the CPU.
         limits: of the serving tier.
         tokens_per_second: measured training rate for this base.
+        quant_base: the operator's precision for what callers leave open; ``auto``: the rule decides.
         thorough: tokenise every row. A control plane that handles a request tokenises a sample of a large file
             instead, reports that it did, and leaves the rest to the worker.
     """
@@ -107,6 +111,7 @@ class Machine:
     host_bytes: int | None = None
     limits: ServingLimits | None = None
     tokens_per_second: float | None = None
+    quant_base: BaseQuant = BaseQuant.AUTO
     thorough: bool = True
 
     def memory(self, *, on_gpu: bool) -> int | None:
@@ -116,6 +121,31 @@ class Machine:
     def sharers(self, contract: FineTuneContract, *, on_gpu: bool) -> int:
         """GPUs that share a job: never more than a step has rows."""
         return min(self.devices, contract.exec.batch_size * contract.exec.grad_accum) if on_gpu else 1
+
+
+PRICE_OF_NF4 = (
+    "served over the original weights it loses a part of what was learnt (base shift), over their twin nothing"
+)
+
+
+class BasePrecision(PreflightValue):
+    """What the frozen base is held in while it is trained, and why."""
+
+    precision: Precision
+    reason: str
+    full_precision_bytes: int = Field(description="Memory of the run over the unquantised base, by the estimate.")
+    room_bytes: int | None = Field(description="What that may take at most; null: the machine's memory is not known.")
+
+    def describe(self) -> str:
+        """One line for an operator: what the base is held in, and for NF4 what that costs."""
+        if self.precision == "nf4":
+            return f"base held in NF4, because {self.reason}; {PRICE_OF_NF4}"
+        return f"base held in {self.precision}, because {self.reason}; served base = trained base"
+
+    @property
+    def base_quant(self) -> HeldBase:
+        """The contract's word for it."""
+        return BaseQuant.NF4 if self.precision == "nf4" else BaseQuant.NONE
 
 
 PREFLIGHT_SCHEMA = "vox.mens.preflight.v0"
@@ -158,7 +188,9 @@ class Vram(PreflightValue):
     """Device memory by part, at the worst moment: a micro-batch of full-length rows."""
 
     quantised_weights: int = Field(description="NF4 weights with their quantisation state.")
-    other_weights: int = Field(description="Embeddings, head, norms, biases, convolutions in compute dtype.")
+    other_weights: int = Field(
+        description="What is not quantised, in compute dtype: embeddings, head, norms, biases; of an unquantised base all."
+    )
     adapter: int = Field(description="LoRA parameters, fp32.")
     gradients: int
     optimizer: int = Field(description="AdamW's two moments: fp32, or 8 bit with their scales.")
@@ -244,6 +276,7 @@ class Preflight(PreflightValue):
     data: DataReport
     supervision: SupervisionReport
     estimate: Estimate
+    precision: BasePrecision
     sources: dict[str, Source]
     warnings: list[str]
     advice: list[str]
@@ -251,7 +284,13 @@ class Preflight(PreflightValue):
 
     def record(self) -> dict[str, Any]:
         """Content of ``training-preflight.json``: the original's four fields, and each result under its name."""
-        results = {"model": self.model, "data": self.data, "supervision": self.supervision, "estimate": self.estimate}
+        results: dict[str, BaseModel] = {
+            "model": self.model,
+            "data": self.data,
+            "supervision": self.supervision,
+            "estimate": self.estimate,
+            "precision": self.precision,
+        }
         return {
             "schema_version": PREFLIGHT_SCHEMA,
             "contract_digest": self.plan.contract_digest,

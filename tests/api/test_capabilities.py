@@ -44,7 +44,10 @@ CUDA = RefusalContext(device="cuda", model_type="qwen3_5", n_layers=24, rows=100
 GPT2 = RefusalContext(device="cuda", model_type="gpt2", n_layers=12, rows=1000)
 
 GATED: dict[str, tuple[dict[str, Any], RefusalContext]] = {
-    "training_backend": ({"adapter": {"method": "lora"}, "quant": {"base": "none"}}, GPT2),
+    "training_backend": (
+        {"adapter": {"method": "lora"}, "quant": {"base": "none"}, "exec": {"backend": "burn"}},
+        GPT2,
+    ),
     "graph_depth": ({"exec": {"qlora_proxy_max_layers": 23}}, CUDA),
     "training_objective": ({"exec": {"qlora_ce_last_k": 9, "seq_len": 8}}, CUDA),
     "optimizer": ({"optimizer": {"experiment": "muon_clip_like"}}, CUDA),
@@ -199,7 +202,7 @@ def test_burn_is_planned_before_it_is_refused() -> None:
 
 def test_mens_column_matches_the_default_contract() -> None:
     made = contract()
-    assert (made.adapter.method, made.quant.base, made.adapter.targets) == ("qlora", "nf4", "full_graph")
+    assert (made.adapter.method, made.quant.base, made.adapter.targets) == ("auto", "auto", "full_graph")
     assert (made.data.tokenizer_mode, made.exec.qlora_ce_last_k, made.artifact.publish) == ("hf", 0, True)
     assert check_refusals(made, CUDA) == []
     assert UNSERVABLE_FEATURES

@@ -33,6 +33,7 @@ def test_default_paths_lie_in_the_home_folder(tmp_path: Path) -> None:
         "s3_path_style": False,
         "cache_dir": home / "cache",
         "cache_bytes": 20 << 30,
+        "quant_base": "auto",
         "runs_dir": home / "runs",
         "prepared_dir": home / "prepared",
         "catalog_path": home / "catalog.json",

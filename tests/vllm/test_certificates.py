@@ -51,15 +51,13 @@ def tuned(serving_installation: ServingInstallation, tmp_path_factory: pytest.Te
     from peft import PeftModel
 
     from worker.training.data.prepared import Row
-    from worker.training.model.load import load_quantised
+    from worker.training.model.load import load_base
     from worker.training.probes import make_probes, write_probes
 
     manifest, run_dir = serving_installation.publish("certified", seed=31), tmp_path_factory.mktemp("run")
     shutil.copytree(serving_installation.folder(manifest), run_dir / "adapter")
     cpu, tokenizer = torch.device("cpu"), Tokenizer.load(serving_installation.base)
-    model = PeftModel.from_pretrained(
-        load_quantised(serving_installation.base, QuantSection(), cpu), run_dir / "adapter"
-    )
+    model = PeftModel.from_pretrained(load_base(serving_installation.base, QuantSection(), cpu), run_dir / "adapter")
     rows = []
     for text in TEXTS:
         ids = np.array(tokenizer.encode(text).ids, dtype=np.uint32)

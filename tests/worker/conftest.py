@@ -66,6 +66,7 @@ TORCH_PLACES = {
         "training/test_adapter.py",
         "training/test_checkpoint.py",
         "training/test_distributed.py",
+        "training/test_full_precision.py",
         "training/test_loss.py",
         "training/test_method.py",
         "training/test_optimizer.py",

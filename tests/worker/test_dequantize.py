@@ -17,7 +17,7 @@ from shared.hashing import digest_file
 from tests.support.tiny_models import RAW, save
 from worker.child_runtime import EXIT_FAILED
 from worker.dequantize import main, quantised_tensors, through_nf4, write_twin
-from worker.training.model.load import load_quantised
+from worker.training.model.load import load_base
 
 
 def tensors_of(folder):
@@ -32,7 +32,7 @@ def trained_weights(base, double_quant):
     from bitsandbytes.functional import dequantize_4bit
     from bitsandbytes.nn import Linear4bit
 
-    model = load_quantised(base, QuantSection(double_quant=double_quant), torch.device("cpu"))
+    model = load_base(base, QuantSection(double_quant=double_quant), torch.device("cpu"))
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Linear4bit)}
     return {f"{name}.weight": dequantize_4bit(one.weight.data, one.weight.quant_state) for name, one in layers.items()}
 

@@ -16,12 +16,14 @@ from transformers import PreTrainedTokenizerBase
 
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, ManifestQuant
 from shared.artifacts.original_layout import base_key_map
+from shared.contract.base_quant import pair_of
 from shared.contract.plan import ExecutionPlan
 from shared.contract.sections import ProvenanceSection
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
 from worker.training.lineage import lineage
 from worker.training.model.layer_names import namespaces, renamed
+from worker.training.model.load import compute_dtype_name
 
 
 def save_adapter(
@@ -97,9 +99,10 @@ def _manifest(
     folder: Path,
 ) -> AdapterManifest:
     contract, config = plan.contract, model.config
+    method, base_quant = pair_of(contract)
     return AdapterManifest(
-        adapter_method=contract.adapter.method,
-        quant=ManifestQuant(base_quant=contract.quant.base, double_quant=contract.quant.double_quant),
+        adapter_method=method,
+        quant=ManifestQuant(base_quant=base_quant, double_quant=contract.quant.double_quant),
         base_key_map=keys,
         layer_order=list(keys),
         vocab=config.vocab_size,
@@ -119,6 +122,7 @@ def _manifest(
         template_digest=template_digest(tokenizer),
         template_arguments=contract.data.template_arguments or None,
         step=step,
+        trained_dtype=compute_dtype_name(model.device),
         lineage=lineage(),
         files={name: digest_file(folder / name) for name in (WEIGHTS_NAME, CONFIG_NAME)},
     )

@@ -12,9 +12,10 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from shared.artifacts.manifests import AdapterManifest
+from shared.artifacts.manifests import AdapterManifest, Precision
 from shared.base_models.config import ModelConfig
 from shared.contract.plan import ExecutionPlan, TrainingRun, warmup_steps
+from shared.contract.sections import BaseQuant
 from shared.model_card.self_evaluation import SelfEvaluation
 from worker.training.checkpoint import Progress
 from worker.training.data.dataset import Data
@@ -24,6 +25,7 @@ from worker.training.method import Batch, Example, Method
 from worker.training.model.fsdp import in_step, sharding_is_forced
 from worker.training.model.load import (
     build_model,
+    compute_dtype_name,
     load_tokenizer,
     packs,
     pick_device,
@@ -66,6 +68,12 @@ class TrainingContext:
     budget: Budget
     environment: dict[str, str | int]
     distributed: DistributedContext
+
+    @property
+    def precision(self) -> Precision:
+        """What the frozen base is held in."""
+        quantised = self.plan.contract.quant.base is BaseQuant.NF4
+        return "nf4" if quantised else compute_dtype_name(self.device)
 
     @property
     def warmup(self) -> int:
@@ -114,7 +122,7 @@ class TrainingContext:
 
 
 def set_up(run: TrainingRun, run_dir: Path, cache: Path, method: Method[Any, Any]) -> TrainingContext:
-    """Read the data as the training method does, load the base in NF4, attach the adapter.
+    """Read the data as the training method does, load the base, attach the adapter.
 
     Raises:
         MensError: data, base or device are not what the plan needs, with the code of what is wrong.
@@ -199,6 +207,7 @@ def describe(context: TrainingContext, progress: Progress) -> dict[str, object]:
         "n_heads": context.config.heads,
         "n_kv_heads": context.config.kv_heads,
         "compute_device": context.device.type,
+        "base_precision": context.precision,
         "processes": context.distributed.size,
         "resumed_from_step": progress.step,
         "guarantee": progress.guarantee,

@@ -51,8 +51,8 @@ def test_repeated_idempotency_key_returns_the_same_job(
     [
         ({"model": {"hf_repo": "nobody"}}, 404, "MODEL_NOT_FOUND", "model"),
         ({"data": {"train_file": "file-x"}}, 404, "FILE_NOT_FOUND", "data.train_file"),
-        ({"adapter": {"method": "lora"}}, 422, "NF4_REQUIRES_QLORA", "adapter.method"),
-        ({"quant": {"base": "none"}}, 422, "CONTRACT_UNSUPPORTED", "quant.base"),
+        ({"adapter": {"method": "lora"}, "quant": {"base": "nf4"}}, 422, "NF4_REQUIRES_QLORA", "adapter.method"),
+        ({"adapter": {"targets": "lm_head_proxy"}}, 422, "CONTRACT_UNSUPPORTED", "adapter.targets"),
         ({"exec": {"epochs": 0}}, 422, "REQUEST_INVALID", "contract.exec.epochs"),
         ({"exec": {"epoch": 3}}, 422, "REQUEST_INVALID", "contract.exec.epoch"),
         ({"surprise": {}}, 422, "REQUEST_INVALID", "contract.surprise"),

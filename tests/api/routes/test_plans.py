@@ -25,7 +25,8 @@ from tests.support.asgi_server import serve
     [
         ({"preset": "nope"}, "UNKNOWN_PRESET", 422),
         ({"contract": {"reward": {"hook": "cargo_build"}}}, "CONTRACT_UNSUPPORTED", 422),
-        ({"backend": "lora"}, "KERNEL_MISMATCH", 422),
+        ({"backend": "lora"}, "BURN_HF_GPT2_ONLY", 422),
+        ({"backend": "lora", "contract": {"quant": {"base": "nf4"}}}, "KERNEL_MISMATCH", 422),
         ({"backend": "torch"}, "UNKNOWN_BACKEND", 422),
         ({"contract": {"exec": {"seq_len": 4096}}}, "SEQ_LEN_TOO_LARGE", 422),
         ({"contract": {"adapter": {"rank": 64}}}, "NOT_SERVABLE_RANK", 422),

@@ -69,7 +69,8 @@ def test_plan_as_json(base: Path, rows: Path) -> None:
         (["--domain", "rust"], "UNKNOWN_DOMAIN"),
         (["--device", "toaster"], "CONTRACT_INVALID"),
         (["--device", "metal"], "CONTRACT_UNSUPPORTED"),
-        (["--backend", "lora"], "KERNEL_MISMATCH"),
+        (["--backend", "lora"], "BURN_HF_GPT2_ONLY"),
+        (["--backend", "lora", "--quant", "nf4"], "KERNEL_MISMATCH"),
     ],
 )
 def test_job_that_cannot_run_exits_with_its_code(base: Path, rows: Path, arguments: list[str], code: str) -> None:

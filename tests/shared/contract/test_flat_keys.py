@@ -75,9 +75,13 @@ def test_every_field_has_a_flat_key() -> None:
     assert set(flat_names().values()) == set(contract_paths())
 
 
-@pytest.mark.parametrize(("name", "method", "quant"), [("QLoRA", "qlora", "nf4"), ("Burn", "lora", "none")])
-def test_backend_decides_method_and_quantisation(name: str, method: str, quant: str) -> None:
-    assert from_flat({"backend": name}) == {"adapter": {"method": method}, "quant": {"base": quant}}
+@pytest.mark.parametrize(
+    ("name", "method", "quant", "kernel"),
+    [("QLoRA", "qlora", "nf4", "candle_qlora"), ("Burn", "lora", "none", "burn_lora")],
+)
+def test_backend_decides_method_quantisation_and_kernel(name: str, method: str, quant: str, kernel: str) -> None:
+    sections = {"adapter": {"method": method}, "quant": {"base": quant}, "exec": {"backend": kernel}}
+    assert from_flat({"backend": name}) == sections
 
 
 @pytest.mark.parametrize(("value", "double"), [(True, False), (False, True)])

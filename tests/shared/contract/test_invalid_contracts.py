@@ -110,6 +110,8 @@ def misshapen() -> Iterator[tuple[tuple[str, ...], Any]]:
 MISSHAPEN = list(misshapen())
 
 LORA = {"adapter": {"method": "lora"}, "quant": {"base": "none"}}
+BURN = LORA | {"exec": {"backend": "lora"}}
+LORA_ON_NF4 = {"adapter": {"method": "lora"}, "quant": {"base": "nf4"}}
 MOBILE = {"artifact": {"deployment_target": "mobile_edge"}, "exec": {"batch_size": 1}, "device": {"device": "cpu"}}
 
 
@@ -118,13 +120,13 @@ def exec_(**values: Any) -> dict[str, Any]:
 
 
 GATED: list[Case] = [
-    ({"adapter": {"method": "lora"}}, FACTS, Code.NF4_REQUIRES_QLORA, "adapter.method"),
-    ({"adapter": {"method": "lora"}}, GPT2, Code.NF4_REQUIRES_QLORA, "adapter.method"),
+    (LORA_ON_NF4, FACTS, Code.NF4_REQUIRES_QLORA, "adapter.method"),
+    (LORA_ON_NF4, GPT2, Code.NF4_REQUIRES_QLORA, "adapter.method"),
     ({"data": {"train_file": "f", "tokenizer_mode": "vox"}}, FACTS, Code.QLORA_REQUIRES_HF_TOKENIZER, "data.tokenizer_mode"),
-    (LORA, replace(FACTS, model_type=None), Code.BURN_HF_CONFIG_REQUIRED, "model.config_json"),
-    *[(LORA, replace(FACTS, model_type=kind), Code.BURN_HF_GPT2_ONLY, "adapter.method")
+    (BURN, replace(FACTS, model_type=None), Code.BURN_HF_CONFIG_REQUIRED, "model.config_json"),
+    *[(BURN, replace(FACTS, model_type=kind), Code.BURN_HF_GPT2_ONLY, "adapter.method")
       for kind in ("llama", "mistral", "qwen2", "qwen3_5", "gpt2x", "GPT2", "")],
-    (LORA, GPT2, Code.BURN_LORA_REJECTED, "adapter.method"),
+    (BURN, GPT2, Code.BURN_LORA_REJECTED, "adapter.method"),
     *[(LORA, replace(GPT2, force_kernel=name), Code.KERNEL_MISMATCH, "backend") for name in ("qlora", "Candle")],
     *[({}, replace(FACTS, force_kernel=name), Code.KERNEL_MISMATCH, "backend") for name in ("lora", "burn", "BURN-LORA")],
     *[({}, replace(FACTS, force_kernel=name), Code.UNKNOWN_BACKEND, "backend") for name in ("", "dora", "qlora ;", "0")],
@@ -154,7 +156,7 @@ GATED: list[Case] = [
 ]  # fmt: skip
 
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("quant.base", "none"), ("adapter.targets", "lm_head_proxy"), ("model.weight_shards", ["a.safetensors"]),
+    ("adapter.targets", "lm_head_proxy"), ("model.weight_shards", ["a.safetensors"]),
     ("model.config_json", "c.json"), ("model.tokenizer_json", "t.json"), ("device.device", "metal"),
 ]  # fmt: skip
 

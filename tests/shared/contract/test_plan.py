@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from shared.contract.base_quant import settled
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import (
     ExecutionPlan,
@@ -34,10 +35,9 @@ from shared.hashing import digest_json
 from tests.support.builders import base_entry, contract, data_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-GOLDEN_DIGEST = "f54e03294c438a711f1712d166869cdf6378b312b2c623eec4f762c5bdab4726"
+GOLDEN_DIGEST = "b48efbadf1733d95f6304ae9d56a110dfc174eef903c9984b361575748b7423d"
 
 UNSUPPORTED: dict[str, Any] = {
-    "quant.base": "none",
     "adapter.targets": "lm_head_proxy",
     "model.weight_shards": ["a.safetensors"],
     "model.config_json": "config.json",
@@ -140,7 +140,7 @@ def test_unsupported_field_is_refused_with_its_path(path: str) -> None:
 def test_of_an_accepted_contract_only_what_decides_something_is_refused_again(path: str) -> None:
     given, facts = with_field(path, UNSUPPORTED[path]), replace(UNKNOWN, experimental_optimizer=True, accepted=True)
     if path == "collateral_damage_verified":
-        assert plan(contract=given, context=facts).contract == given
+        assert plan(contract=given, context=facts).contract == settled(given)
     else:
         with pytest.raises(ContractRejected):
             plan(contract=given, context=facts)
@@ -165,14 +165,14 @@ def test_default_contract_is_supported() -> None:
 def test_supported_field_is_planned_as_requested(path: str) -> None:
     requested = with_field(path, SUPPORTED[path])
     made = plan(contract=requested)
-    assert made.contract == requested
+    assert made.contract == settled(requested)
     assert made.contract_digest != plan().contract_digest
 
 
 @pytest.mark.parametrize("name", domain_names())
 def test_every_domain_profile_can_be_planned(name: str) -> None:
     made = resolve_contract(parse_contract({"data": {"train_file": "f"}}), domain=name).contract
-    assert plan(contract=made, difficulties={3: 40, 5: 40, 9: 20}).contract == made
+    assert plan(contract=made, difficulties={3: 40, 5: 40, 9: 20}).contract == settled(made)
 
 
 @pytest.mark.parametrize("name", [name for name in domain_names() if name != "agents"])
@@ -204,7 +204,9 @@ def test_a_merge_that_may_leave_nothing_out_is_what_a_merge_is() -> None:
 
 
 def test_refusals_come_before_what_is_unsupported() -> None:
-    made = contract(adapter={"method": "lora", "targets": "lm_head_proxy"}, quant={"base": "none"})
+    made = contract(
+        adapter={"method": "lora", "targets": "lm_head_proxy"}, quant={"base": "none"}, exec={"backend": "burn"}
+    )
     with pytest.raises(ContractRejected) as caught:
         plan(contract=made, context=replace(UNKNOWN, model_type="gpt2"))
     assert caught.value.code is Code.BURN_LORA_REJECTED

@@ -27,6 +27,7 @@ from tests.support.builders import contract
 CUDA = RefusalContext(device="cuda", model_type="qwen3", n_layers=4, rows=1000)
 CPU = replace(CUDA, device="cpu")
 LORA = {"adapter": {"method": "lora"}, "quant": {"base": "none"}}
+BURN = LORA | {"exec": {"backend": "burn"}}
 MOBILE = {"artifact": {"deployment_target": "mobile_edge"}, "exec": {"batch_size": 1}}
 
 PARAMS = {refusal.code: refusal.param for refusal in REFUSALS}
@@ -41,12 +42,12 @@ ORDER = [
 ]  # fmt: skip
 
 REFUSED: list[tuple[dict[str, Any], RefusalContext, Code]] = [
-    ({"adapter": {"method": "lora"}}, CUDA, Code.NF4_REQUIRES_QLORA),
+    ({"adapter": {"method": "lora"}, "quant": {"base": "nf4"}}, CUDA, Code.NF4_REQUIRES_QLORA),
     ({"data": {"train_file": "f", "tokenizer_mode": "vox"}}, CUDA, Code.QLORA_REQUIRES_HF_TOKENIZER),
-    (LORA, replace(CUDA, model_type=None), Code.BURN_HF_CONFIG_REQUIRED),
-    (LORA, CUDA, Code.BURN_HF_GPT2_ONLY),
-    (LORA, replace(CUDA, model_type="phi3"), Code.BURN_HF_GPT2_ONLY),
-    (LORA | {"model": {"config_json": "c.json"}}, replace(CUDA, model_type=None), Code.BURN_HF_GPT2_ONLY),
+    (BURN, replace(CUDA, model_type=None), Code.BURN_HF_CONFIG_REQUIRED),
+    (BURN, CUDA, Code.BURN_HF_GPT2_ONLY),
+    (BURN, replace(CUDA, model_type="phi3"), Code.BURN_HF_GPT2_ONLY),
+    (BURN | {"model": {"config_json": "c.json"}}, replace(CUDA, model_type=None), Code.BURN_HF_GPT2_ONLY),
     (MOBILE | {"exec": {"qlora_require_full_proxy_stack": True}}, CPU, Code.MOBILE_EDGE_REJECTS_FULL_PROXY_STACK),
     (MOBILE | {"exec": {"seq_len": 513, "batch_size": 1}}, CPU, Code.MOBILE_EDGE_SEQ_LEN),
     (MOBILE | {"adapter": {"rank": 33}}, CPU, Code.MOBILE_EDGE_RANK),
@@ -54,8 +55,9 @@ REFUSED: list[tuple[dict[str, Any], RefusalContext, Code]] = [
     ({}, replace(CUDA, force_kernel="lora"), Code.KERNEL_MISMATCH),
     (LORA, replace(CUDA, model_type="gpt2", force_kernel="qlora"), Code.KERNEL_MISMATCH),
     ({}, replace(CUDA, force_kernel="torch"), Code.UNKNOWN_BACKEND),
-    (LORA, replace(CUDA, model_type="gpt2"), Code.BURN_LORA_REJECTED),
-    (LORA | {"data": {"train_file": "f", "tokenizer_mode": "vox"}}, CUDA, Code.BURN_LORA_REJECTED),
+    (BURN, replace(CUDA, model_type="gpt2"), Code.BURN_LORA_REJECTED),
+    (LORA, replace(CUDA, model_type="gpt2", force_kernel="burn"), Code.BURN_LORA_REJECTED),
+    (BURN | {"data": {"train_file": "f", "tokenizer_mode": "vox"}}, CUDA, Code.BURN_LORA_REJECTED),
     (MOBILE, CUDA, Code.MOBILE_EDGE_REQUIRES_CPU),
     (MOBILE, UNKNOWN, Code.MOBILE_EDGE_REQUIRES_CPU),
     (MOBILE | {"device": {"device": "cuda"}}, CPU, Code.MOBILE_EDGE_REQUIRES_CPU),
@@ -95,7 +97,12 @@ PASSED: list[tuple[dict[str, Any], RefusalContext]] = [
     ({}, UNKNOWN),
     ({}, CUDA),
     ({}, replace(CUDA, force_kernel="Candle")),
-    ({"quant": {"base": "none"}}, CUDA),  # QLoRA over an unquantised base plans; the trainer refuses it
+    ({"quant": {"base": "none"}}, CUDA),
+    ({"adapter": {"method": "qlora"}, "quant": {"base": "none"}}, CUDA),  # Candle's kernel to the seeds: runs as LoRA
+    ({"adapter": {"method": "lora"}}, CUDA),
+    (LORA, CUDA),
+    (LORA, replace(CUDA, model_type=None)),
+    (LORA, replace(CUDA, model_type="gpt2")),
     (MOBILE, CPU),
     (MOBILE | {"device": {"device": "cpu"}}, CUDA),
     (MOBILE | {"exec": {"seq_len": 512, "batch_size": 1}, "adapter": {"rank": 32}}, CPU),
@@ -163,11 +170,11 @@ def test_mobile_messages_name_the_value(sections: dict[str, Any], word: str) -> 
 
 
 def test_gpt2_message_names_the_layout() -> None:
-    assert "Qwen35-like (qwen3)" in refusal(contract(**LORA), CUDA).message
+    assert "Qwen35-like (qwen3)" in refusal(contract(**BURN), CUDA).message
 
 
 def test_migration_text_names_the_way_out() -> None:
-    error = refusal(contract(**LORA), replace(CUDA, model_type="gpt2"))
+    error = refusal(contract(**BURN), replace(CUDA, model_type="gpt2"))
     assert "no longer run" in error.message
     assert all(word in error.remedy for word in ("qlora", "nf4", "hf", "model.hf_repo"))
 
@@ -181,11 +188,50 @@ def test_last_k_over_64_is_refused_even_past_validation() -> None:
     ("method", "quant", "kernel"),
     [
         ("qlora", "nf4", Kernel.CANDLE_QLORA), ("qlora", "none", Kernel.CANDLE_QLORA),
-        ("lora", "nf4", Kernel.CANDLE_QLORA), ("lora", "none", Kernel.BURN_LORA),
+        ("lora", "nf4", Kernel.CANDLE_QLORA), ("lora", "none", Kernel.PEFT_LORA),
+        ("auto", "auto", Kernel.CANDLE_QLORA), ("auto", "none", Kernel.PEFT_LORA), ("lora", "auto", Kernel.PEFT_LORA),
     ],
 )  # fmt: skip
 def test_kernel_is_inferred(method: str, quant: str, kernel: Kernel) -> None:
     assert infer_kernel(contract(adapter={"method": method}, quant={"base": quant})) is kernel
+
+
+def test_only_a_named_backend_makes_lora_burns() -> None:
+    assert infer_kernel(contract(**BURN)) is Kernel.BURN_LORA
+    assert infer_kernel(contract(**LORA), replace(CUDA, force_kernel="burn")) is Kernel.BURN_LORA
+    assert infer_kernel(contract(**LORA), replace(CUDA, force_kernel="qlora")) is Kernel.PEFT_LORA
+
+
+BACKENDS = [None, "lora", "BURN", "burn_lora", "qlora", "Candle"]
+PAIRS = [("auto", "auto"), ("auto", "none"), ("auto", "nf4"), ("lora", "auto"), ("lora", "none"), ("qlora", "auto"),
+         ("qlora", "nf4"), ("qlora", "none"), ("lora", "nf4")]  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama"])
+@pytest.mark.parametrize(("method", "base"), PAIRS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_backend_method_and_base_mean_together(
+    backend: str | None, method: str, base: str, model_type: str
+) -> None:
+    """Every combination: who trains, or the code of the refusal."""
+    made = contract(adapter={"method": method}, quant={"base": base}, exec={"backend": backend})
+    burn = backend in ("lora", "BURN", "burn_lora")
+    is_lora = method == "lora" or (method == "auto" and (base == "none" or (base == "auto" and burn)))
+    expected: Code | Kernel
+    if (method, base) == ("lora", "nf4"):
+        expected = Code.NF4_REQUIRES_QLORA
+    elif is_lora and burn:
+        expected = Code.BURN_LORA_REJECTED if model_type == "gpt2" else Code.BURN_HF_GPT2_ONLY
+    elif backend and is_lora is not burn:
+        expected = Code.KERNEL_MISMATCH
+    else:
+        expected = Kernel.PEFT_LORA if is_lora else Kernel.CANDLE_QLORA
+    context = replace(CUDA, model_type=model_type)
+    if isinstance(expected, Code):
+        assert refusal(made, context).code is expected
+    else:
+        check_refusals(made, context)
+        assert infer_kernel(made, context) is expected
 
 
 @given(allow=st.booleans(), require=st.booleans(), qlora=st.booleans(), device=st.sampled_from(["cpu", "cuda", "auto"]))

@@ -31,7 +31,7 @@ from tests.support.builders import contract
 
 GOLDEN_SCHEMA = Path(__file__).parents[1] / "golden" / "contract.schema.json"
 CONTENT = {"train_file": "c" * 64, "base": "d" * 64}
-GOLDEN_DIGEST = "b3da8614ec410f61cd667ed0e3b7b058d24978ff438848530b2aa74c1eefc731"
+GOLDEN_DIGEST = "2589dd070533a6f4d6483c28948847e0ea49242d6d30f795823b549f76b44785"
 
 DEFAULTS: dict[str, Any] = {
     "model": {"hf_repo": "tiny", "weight_shards": None, "config_json": None, "tokenizer_json": None},
@@ -44,14 +44,14 @@ DEFAULTS: dict[str, Any] = {
         "replay_ratio": 0.1, "template_arguments": {}, "thoughts": "learn",
     },
     "adapter": {
-        "method": "qlora", "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "full_graph", "target_modules": None,
+        "method": "auto", "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "full_graph", "target_modules": None,
     },
-    "quant": {"base": "nf4", "double_quant": True},
+    "quant": {"base": "auto", "double_quant": True},
     "exec": {
         "epochs": 3, "seq_len": 256, "batch_size": 4, "grad_accum": 4, "learning_rate": 2e-4, "warmup_steps": 100,
         "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42, "checkpoint_every": 500, "checkpoint_minutes": 5.0,
         "early_stopping_patience": None, "resume_from": None,
-        "max_vram_fraction": None, "adapter_tag": None, "qlora_require_full_proxy_stack": False,
+        "max_vram_fraction": None, "adapter_tag": None, "backend": None, "qlora_require_full_proxy_stack": False,
         "qlora_allow_partial_proxy_stack": False,
         "qlora_max_skip_rate": None, "qlora_lm_head_only": False, "qlora_proxy_max_layers": None,
         "qlora_ce_last_k": 0, "curriculum_schedule": None,

@@ -70,7 +70,7 @@ def test_lora_is_refused_by_what_the_base_is(base: Path, tmp_path: Path) -> None
     gpt2 = tmp_path / "gpt2"
     gpt2.mkdir()
     (gpt2 / "config.json").write_text('{"model_type": "gpt2"}')
-    lora = {"adapter": {"method": "lora"}, "quant": {"base": "none"}}
+    lora = {"adapter": {"method": "lora"}, "quant": {"base": "none"}, "exec": {"backend": "burn"}}
     for folder, code in (
         (gpt2, "BURN_LORA_REJECTED"),
         (base, "BURN_HF_GPT2_ONLY"),
@@ -157,12 +157,14 @@ def test_rows_that_are_new_or_not_held_out_are_not_noted(base: Path, tmp_path: P
     [
         ({"preset": "nothing"}, ROWS, "UNKNOWN_PRESET"),
         ({"domain": "nothing"}, ROWS, "UNKNOWN_DOMAIN"),
-        ({"sections": {"adapter": {"method": "lora"}, "quant": {"base": "none"}}}, ["broken"], "BURN_HF_GPT2_ONLY"),
+        ({"sections": {"adapter": {"method": "lora"}}, "backend": "lora"}, ["broken"], "BURN_HF_GPT2_ONLY"),
         ({"sections": {"exec": {"seq_len": 513}}}, ROWS, "SEQ_LEN_TOO_LARGE"),
         ({"sections": {"adapter": {"rank": 64}}}, ROWS, "NOT_SERVABLE_RANK"),
         ({"sections": {"adapter": {"target_modules": ["nope"]}}}, ROWS, "TARGET_MODULES_UNKNOWN"),
         ({"backend": "torch"}, ["broken"], "UNKNOWN_BACKEND"),
-        ({"backend": "lora"}, ["broken"], "KERNEL_MISMATCH"),
+        ({"backend": "lora"}, ["broken"], "BURN_HF_GPT2_ONLY"),
+        ({"backend": "lora", "sections": {"quant": {"base": "nf4"}}}, ["broken"], "KERNEL_MISMATCH"),
+        ({"backend": "qlora", "sections": {"quant": {"base": "none"}}}, ["broken"], "KERNEL_MISMATCH"),
         ({}, [json.dumps(SPANNED)], "DATASET_LINE_INVALID"),
         (
             {"sections": {"trajectory": {"enabled": True, "tool_trace_boost": 0}}},
@@ -446,3 +448,30 @@ def test_rows_of_every_file_decide_the_length(base: Path, tmp_path: Path) -> Non
 def test_keys_of_replay_rows_are_told(base: Path, tmp_path: Path) -> None:
     found = check(base, tmp_path, ROWS, replay=[row("old", source="web")])
     assert found.warnings == ["Keys of replay rows that are not used: source (1)."]
+
+
+def test_an_open_precision_is_decided_in_the_plan_and_planned_again_as_it_is(base: Path, tmp_path: Path) -> None:
+    """What the worker checks again, on a machine of its own, is the decided contract."""
+    large, small = Machine(device="cpu", host_bytes=80 << 30), Machine(device="cpu", host_bytes=540 * MIB)
+    first = check(base, tmp_path, ROWS, large)
+    assert (first.plan.contract.adapter.method, first.plan.contract.quant.base) == ("lora", "none")
+    assert (first.plan.execution_kernel, first.plan.candle_compat_mode) == ("lora", False)
+    assert (first.precision.precision, first.sources["quant.base"]) == ("float32", "machine")
+    assert "precision" in first.record()
+    again = check(base, tmp_path, ROWS, small, sections=first.plan.contract.model_dump(mode="json"), accepted=True)
+    assert again.plan.contract == first.plan.contract
+    other = check(base, tmp_path, ROWS, small)
+    assert (other.plan.contract.adapter.method, other.plan.contract.quant.base) == ("qlora", "nf4")
+    assert (other.plan.execution_kernel, other.plan.candle_compat_mode) == ("qlora", True)
+    assert "GiB" in other.precision.reason
+
+
+def test_full_precision_never_costs_a_row_its_beginning(base: Path, tmp_path: Path) -> None:
+    """The device holds the longest row over NF4 and not over the unquantised base."""
+    rows = [row("long " * 80)] * 30
+    whole = check(base, tmp_path, rows, Machine(device="cuda", vram_bytes=80 << 30))
+    assert whole.plan.contract.quant.base == "none"
+    for size in range(1240, 1800, 40):
+        found = check(base, tmp_path, rows, Machine(device="cuda", vram_bytes=size * MIB))
+        if found.plan.contract.quant.base == "none":
+            assert found.supervision.truncated_rows == 0

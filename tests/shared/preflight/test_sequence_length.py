@@ -94,7 +94,7 @@ def test_plan_of_a_data_length_is_a_fixed_point(base: Path, tmp_path: Path) -> N
 
 def test_a_rules_batch_that_memory_has_cut_is_called_the_datas(base: Path, tmp_path: Path) -> None:
     """Fails while every field of an auto rule is called auto, though its value is another one."""
-    asked = {"sections": {"exec": {"batch_size": 8, "grad_accum": 1, "epochs": 2}}}
+    asked = {"sections": {"quant": {"base": "nf4"}, "exec": {"batch_size": 8, "grad_accum": 1, "epochs": 2}}}
     auto = frozenset({"exec.batch_size", "exec.grad_accum", "exec.epochs"})
     lengths = [10] * 40 + [700]
     names = ("exec.batch_size", "exec.grad_accum", "exec.epochs")

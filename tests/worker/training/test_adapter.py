@@ -23,7 +23,7 @@ from shared.base_models.weights import read_folder_tensors, read_tensors
 from shared.contract.sections import QuantSection
 from shared.hashing import digest_file
 from worker.training.adapter import save_adapter
-from worker.training.model.load import attach_lora, load_quantised
+from worker.training.model.load import attach_lora, load_base
 
 CPU = torch.device("cpu")
 
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def tuned(tiny, tmp_path_factory):
     plan = tiny.plan_run(tmp_path_factory.mktemp("adapter")).plan
-    return plan, attach_lora(load_quantised(tiny.base, QuantSection(), CPU), plan.contract.adapter, seed=3)
+    return plan, attach_lora(load_base(tiny.base, QuantSection(), CPU), plan.contract.adapter, seed=3)
 
 
 def test_folder_verifies_against_its_manifest_and_its_base(finished, tiny):

@@ -26,7 +26,7 @@ from worker.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from worker.training.model.load import attach_lora, load_quantised, trainable
+from worker.training.model.load import attach_lora, load_base, trainable
 from worker.training.reproducibility import Guarantee, environment
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ class Bench:
 
     def __init__(self, tiny, folder):
         self.plan, self.base = tiny.plan_run(folder).plan, tiny.base
-        quantised = load_quantised(tiny.base, QuantSection(), CPU)
+        quantised = load_base(tiny.base, QuantSection(), CPU)
         self.model = attach_lora(quantised, self.plan.contract.adapter, seed=0)
         self.optimizer = torch.optim.AdamW(trainable(self.model))
 

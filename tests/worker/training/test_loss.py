@@ -15,7 +15,7 @@ from worker.training.data.batches import MicroBatch, collate
 from worker.training.data.prepared import Row
 from worker.training.loss import accumulate_gradients, evaluate
 from worker.training.model.attention import DOCUMENTS
-from worker.training.model.load import attach_lora, load_quantised, trainable
+from worker.training.model.load import attach_lora, load_base, trainable
 from worker.training.model.lora_fusion import fuse_lora
 from worker.training.supervised import Supervised
 
@@ -40,7 +40,7 @@ def batch_of(rows: list[Row], *, packed: bool = True) -> MicroBatch:
 
 def nf4_model(base, *, fused: bool = True, cached: bool = False):
     """A fresh QLoRA model whose B is not zero, so that every part of the graph carries gradient."""
-    model = attach_lora(load_quantised(base, QuantSection(), CPU), AdapterSection(rank=4, alpha=8), seed=0)
+    model = attach_lora(load_base(base, QuantSection(), CPU), AdapterSection(rank=4, alpha=8), seed=0)
     if fused:
         fuse_lora(model, cache_dequantised=cached)
     generator = torch.Generator().manual_seed(1)
@@ -209,7 +209,7 @@ def test_evaluation_sees_what_training_sees(model):
 
 def test_evaluation_leaves_no_gradient_and_turns_dropout_off(tiny_base):
     section = AdapterSection(rank=4, alpha=8, dropout=0.5)
-    model = attach_lora(load_quantised(tiny_base, QuantSection(), CPU), section, seed=0)
+    model = attach_lora(load_base(tiny_base, QuantSection(), CPU), section, seed=0)
     fuse_lora(model, cache_dequantised=False)
     for parameter in trainable(model):
         parameter.data += 0.1

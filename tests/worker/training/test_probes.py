@@ -10,7 +10,7 @@ import torch
 
 from shared.contract.sections import AdapterSection, QuantSection
 from worker.training.data.prepared import Row
-from worker.training.model.load import attach_lora, load_quantised
+from worker.training.model.load import attach_lora, load_base
 from worker.training.probes import MAX_PROBES, MAX_TOKENS, make_probes, score_probes, write_probes
 
 
@@ -57,7 +57,7 @@ def test_a_run_writes_probes_of_its_validation_rows(finished, tokenizer):
 
 def test_the_model_s_own_scores_are_written_beside_the_positions(tiny, tmp_path):
     cpu = torch.device("cpu")
-    model = attach_lora(load_quantised(tiny.base, QuantSection(), cpu), AdapterSection(rank=4, alpha=8), seed=0)
+    model = attach_lora(load_base(tiny.base, QuantSection(), cpu), AdapterSection(rank=4, alpha=8), seed=0)
     write_probes(tmp_path, make_probes([example(9, range(4, 9))], model, cpu))
     (probe,) = json.loads((tmp_path / "probes.json").read_text())["probes"]
     ids = torch.tensor([probe["token_ids"]])
@@ -72,7 +72,7 @@ def test_a_run_records_what_the_model_says_of_its_probes(finished, tiny):
     from peft import PeftModel
 
     cpu = torch.device("cpu")
-    model = PeftModel.from_pretrained(load_quantised(tiny.base, QuantSection(), cpu), finished.run_dir / "adapter")
+    model = PeftModel.from_pretrained(load_base(tiny.base, QuantSection(), cpu), finished.run_dir / "adapter")
     probes = json.loads((finished.run_dir / "probes.json").read_text())["probes"]
     for probe, scores in zip(probes, score_probes(model, probes, cpu), strict=True):
         assert probe["trained"] == pytest.approx(scores, abs=1e-5)

@@ -1,4 +1,4 @@
-"""The base model in NF4, and the LoRA layers on it."""
+"""The frozen base model, in NF4 or unquantised, and the LoRA layers on it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from shared.artifacts.manifests import TrainedDtype
 from shared.base_models.config import ModelConfig, parse_model_config
-from shared.contract.sections import AdapterSection, Device, DeviceSection, FineTuneContract, QuantSection
+from shared.contract.sections import AdapterSection, BaseQuant, Device, DeviceSection, FineTuneContract, QuantSection
 from shared.errors import Code, ContractRejected
 from worker.training.model.attention import DOCUMENTS, can_pack
 from worker.training.model.fsdp import shard_base
@@ -49,6 +50,11 @@ def compute_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
+def compute_dtype_name(device: torch.device) -> TrainedDtype:
+    """The name of :func:`compute_dtype`, as a manifest has it."""
+    return "bfloat16" if compute_dtype(device) is torch.bfloat16 else "float32"
+
+
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The base's own tokenizer; its files only, never its code."""
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -59,24 +65,19 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_quantised(
+def load_base(
     folder: Path, quant: QuantSection, device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.nn.Module:
-    """The frozen base with its linear layers in NF4 (QLoRA, arXiv 2305.14314 §3).
+    """The frozen base: its linear layers in NF4 (QLoRA, arXiv 2305.14314 §3), or every weight in one dtype.
 
     Args:
-        dtype: of activations and dequantised weights; what suits the device when None.
+        quant: an open precision is NF4.
+        dtype: of activations, of weights that are not quantised, and of dequantised ones; what suits the device when None.
     """
     dtype = dtype or compute_dtype(device)
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=quant.double_quant,
-        bnb_4bit_compute_dtype=dtype,
-    )
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
         folder,
-        quantization_config=config,
+        quantization_config=_nf4_config(quant, dtype) if quant.base is not BaseQuant.NONE else None,
         dtype=dtype,
         device_map={"": device},
         trust_remote_code=False,
@@ -105,7 +106,7 @@ def build_model(
 ) -> tuple[PeftModel, FusionReport]:
     """The model that is trained, computing the way the budget says."""
     first = torch.device("cpu") if budget.shard_base else device
-    loaded = load_quantised(base, contract.quant, first, compute_dtype(device))
+    loaded = load_base(base, contract.quant, first, compute_dtype(device))
     model = attach_lora(loaded, contract.adapter, contract.exec.seed)
     if budget.checkpointing:
         # Not reentrant, so the frozen embeddings' output needs no gradient for the blocks to be differentiated.
@@ -114,6 +115,15 @@ def build_model(
     if budget.shard_base:
         shard_base(model, device)
     return model, fused
+
+
+def _nf4_config(quant: QuantSection, dtype: torch.dtype) -> BitsAndBytesConfig:
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=quant.double_quant,
+        bnb_4bit_compute_dtype=dtype,
+    )
 
 
 def _keep_differentiable(model: torch.nn.Module) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from shared.base_models.config import ModelConfig
 from shared.base_models.tensors import linear_layers
-from shared.contract.sections import FineTuneContract
+from shared.contract.sections import BaseQuant, FineTuneContract
 from shared.host import allowed_memory, available_memory
 from shared.preflight.estimate import memory_limit, vram_parts
 from shared.preflight.types import Configuration
@@ -91,8 +91,8 @@ def cpu_budget(contract: FineTuneContract, config: ModelConfig, limit_bytes: int
     sizes = halved(max(seq_len, min(CPU_TOKENS, contract.exec.batch_size * seq_len)), seq_len)
     ways = [Way(tokens, recompute) for recompute in (False, True) for tokens in sizes]
     way, needed = first_that_fits(contract, config, ways, limit_bytes, on_gpu=False)
-    cache = cache_bytes(config, element_bytes=4)
-    cached = cache <= CPU_CACHE_FRACTION * free_bytes and needed + cache <= limit_bytes
+    cache = cache_bytes(contract, config, element_bytes=4)
+    cached = 0 < cache <= CPU_CACHE_FRACTION * free_bytes and needed + cache <= limit_bytes
     return Budget(way.tokens, way.checkpointing, cached, needed + cache * cached)
 
 
@@ -111,8 +111,8 @@ def device_budget(contract: FineTuneContract, config: ModelConfig, limit_bytes: 
         if recompute or tokens >= whole
     ]
     way, needed = first_that_fits(contract, config, ways, limit_bytes, on_gpu=True)
-    cache = cache_bytes(config, element_bytes=2)
-    cached = way.holders == 1 and needed + cache <= limit_bytes
+    cache = cache_bytes(contract, config, element_bytes=2)
+    cached = cache > 0 and way.holders == 1 and needed + cache <= limit_bytes
     return Budget(way.tokens, way.checkpointing, cached, needed + cache * cached, way.holders > 1)
 
 
@@ -164,6 +164,8 @@ def predict(contract: FineTuneContract, config: ModelConfig, way: Way, *, on_gpu
     return vram_parts(contract, config, asked, on_gpu=on_gpu).total
 
 
-def cache_bytes(config: ModelConfig, element_bytes: int) -> int:
-    """Size of all quantised weights when they are kept dequantised."""
+def cache_bytes(contract: FineTuneContract, config: ModelConfig, element_bytes: int) -> int:
+    """Size of all quantised weights when they are kept dequantised; 0 where none is quantised."""
+    if contract.quant.base is BaseQuant.NONE:
+        return 0
     return element_bytes * sum(inputs * outputs for inputs, outputs in linear_layers(config).values())

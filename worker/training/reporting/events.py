@@ -20,6 +20,7 @@ TEXT_FIELDS = frozenset(
         "checkpoint",
         "component",
         "compute_device",
+        "base_precision",
         "contract_digest",
         "device_name",
         "error",

@@ -86,7 +86,7 @@ def _title(facts: RunFacts) -> str:
     return (
         f"\n# {inline(facts.manifest.name)}\n\n"
         f"A LoRA adapter of rank {facts.manifest.rank} for {inline(facts.plan.base.name)}, trained by Mens with its base "
-        f"frozen in {facts.manifest.quant.base_quant.value}.\n\n"
+        f"frozen in {facts.manifest.precision or facts.manifest.quant.base_quant.value}.\n\n"
         f"Adapter id: `{facts.manifest.adapter_id}`\n"
     )
 

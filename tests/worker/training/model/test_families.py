@@ -27,7 +27,7 @@ from tests.support.tiny_base import write_base
 from tests.support.tiny_models import RAW, save
 from worker.merging.model_folder import FolderMerge
 from worker.training.adapter import save_adapter
-from worker.training.model.load import attach_lora, load_quantised, load_tokenizer
+from worker.training.model.load import attach_lora, load_base, load_tokenizer
 
 CPU = torch.device("cpu")
 WINDOW = 8
@@ -63,7 +63,7 @@ class Tuned:
             write_bare_gpt2(self.base)
         else:
             save(FAMILIES[name], self.base)
-        self.model = attach_lora(load_quantised(self.base, QuantSection(), CPU), AdapterSection(rank=4), 0)
+        self.model = attach_lora(load_base(self.base, QuantSection(), CPU), AdapterSection(rank=4), 0)
         with torch.no_grad():
             for key, parameter in self.model.named_parameters():
                 if "lora_B" in key:

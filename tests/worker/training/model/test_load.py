@@ -12,7 +12,7 @@ from shared.errors import Code, ContractRejected
 from worker.training.model.load import (
     attach_lora,
     compute_dtype,
-    load_quantised,
+    load_base,
     load_tokenizer,
     pick_device,
     trainable,
@@ -25,7 +25,7 @@ SECTION = AdapterSection(rank=4, alpha=8)
 
 @pytest.fixture
 def base(tiny_base):
-    return load_quantised(tiny_base, QuantSection(), CPU)
+    return load_base(tiny_base, QuantSection(), CPU)
 
 
 def four_bit(model) -> dict[str, Linear4bit]:
@@ -34,7 +34,7 @@ def four_bit(model) -> dict[str, Linear4bit]:
 
 @pytest.mark.parametrize("double_quant", [True, False])
 def test_every_linear_layer_but_the_head_is_in_nf4(tiny_base, double_quant):
-    model = load_quantised(tiny_base, QuantSection(double_quant=double_quant), CPU)
+    model = load_base(tiny_base, QuantSection(double_quant=double_quant), CPU)
     layers = four_bit(model)
     assert len(layers) == 4 * 7
     for module in layers.values():
@@ -73,9 +73,9 @@ def test_only_lora_is_trainable_and_in_fp32(base):
 
 
 def test_b_is_zero_so_the_first_step_starts_at_the_base_exactly(tiny_base):
-    plain = load_quantised(tiny_base, QuantSection(), CPU).train()
+    plain = load_base(tiny_base, QuantSection(), CPU).train()
     expected = plain(input_ids=IDS, use_cache=False).logits
-    model = attach_lora(load_quantised(tiny_base, QuantSection(), CPU), SECTION, seed=0).train()
+    model = attach_lora(load_base(tiny_base, QuantSection(), CPU), SECTION, seed=0).train()
     assert torch.equal(model(input_ids=IDS, use_cache=False).logits, expected)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -87,7 +87,7 @@ def test_b_is_zero_so_the_first_step_starts_at_the_base_exactly(tiny_base):
 def test_a_comes_from_the_seed_alone(tiny_base):
     def first(seed: int) -> list[torch.Tensor]:
         torch.rand(3)  # whatever was drawn before
-        return trainable(attach_lora(load_quantised(tiny_base, QuantSection(), CPU), SECTION, seed))
+        return trainable(attach_lora(load_base(tiny_base, QuantSection(), CPU), SECTION, seed))
 
     one, again, other = first(1), first(1), first(2)
     assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
@@ -109,7 +109,7 @@ def test_target_modules_that_fit_nothing_are_refused(base):
 
 
 def test_llama_is_adapted_too(tiny_llama):
-    model = attach_lora(load_quantised(tiny_llama.base, QuantSection(), CPU), SECTION, seed=0)
+    model = attach_lora(load_base(tiny_llama.base, QuantSection(), CPU), SECTION, seed=0)
     assert len(trainable(model)) == 4 * 7 * 2
 
 
@@ -129,7 +129,7 @@ def test_weights_that_are_pickle_are_not_loaded(tiny_base, tmp_path):
             (tmp_path / path.name).write_bytes(path.read_bytes())
     torch.save({"model.embed_tokens.weight": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(OSError, match="safetensors"):
-        load_quantised(tmp_path, QuantSection(), CPU)
+        load_base(tmp_path, QuantSection(), CPU)
 
 
 def test_dtype_follows_the_device():

@@ -14,7 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shared.contract.sections import AdapterSection, QuantSection
-from worker.training.model.load import attach_lora, load_quantised, trainable
+from worker.training.model.load import attach_lora, load_base, trainable
 from worker.training.model.lora_fusion import FusionReport, fuse_lora
 
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def made(bases):
     models: dict[str, PeftModel] = {}
 
     def make(family: str, double_quant: bool, **lora) -> PeftModel:
-        base = load_quantised(bases(family), QuantSection(double_quant=double_quant), CPU)
+        base = load_base(bases(family), QuantSection(double_quant=double_quant), CPU)
         if not lora:
             return attach_lora(base, AdapterSection(rank=4, alpha=8), seed=3)
         options = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", **lora}
@@ -181,7 +181,7 @@ def test_in_bf16_gradients_are_as_near_to_fp32s_as_pefts(bases, tuned, monkeypat
         pytest.skip("no accelerator")
     _, exact = learn(tuned())
     monkeypatch.setattr("worker.training.model.load.compute_dtype", lambda device: torch.bfloat16)
-    base = load_quantised(bases("qwen3"), QuantSection(), torch.device(device))
+    base = load_base(bases("qwen3"), QuantSection(), torch.device(device))
     theirs = attach_lora(base, AdapterSection(rank=4, alpha=8), seed=3).train()
     copy_lora(tuned(), theirs)
     ours, report = twin(theirs)
@@ -336,7 +336,7 @@ def test_adapter_is_saved_and_loaded_as_before(tuned, bases, tmp_path):
         model.save_pretrained(tmp_path / folder)
     ours_saved, theirs_saved = (tmp_path / folder / "adapter_model.safetensors" for folder in ("ours", "theirs"))
     assert ours_saved.read_bytes() == theirs_saved.read_bytes()
-    again = PeftModel.from_pretrained(load_quantised(bases("qwen3"), QuantSection(), CPU), tmp_path / "ours")
+    again = PeftModel.from_pretrained(load_base(bases("qwen3"), QuantSection(), CPU), tmp_path / "ours")
     with torch.no_grad():
         assert_close([ours(input_ids=IDS).logits], [again(input_ids=IDS).logits])
 

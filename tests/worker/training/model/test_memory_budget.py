@@ -137,4 +137,12 @@ def test_a_cpus_micro_batch_of_several_rows_is_bounded():
 @pytest.mark.parametrize(("free", "cached"), [(4, False), (1000, True)])
 def test_a_cpu_caches_what_takes_little_of_its_memory(free, cached):
     assert cpu_budget(contract(), CONFIG, 1000 * GIB, free * GIB).cache_dequantised is cached
-    assert cache_bytes(CONFIG, 4) == 2 * cache_bytes(CONFIG, 2)
+    assert cache_bytes(contract(), CONFIG, 4) == 2 * cache_bytes(contract(), CONFIG, 2)
+
+
+def test_of_an_unquantised_base_nothing_is_cached():
+    """Its weights are what the cache would hold."""
+    made = contract(quant={"base": "none"})
+    assert not cpu_budget(made, CONFIG, 1000 * GIB, 1000 * GIB).cache_dequantised
+    assert not device_budget(made, CONFIG, 1000 * GIB).cache_dequantised
+    assert cache_bytes(made, CONFIG, 4) == 0

@@ -1,0 +1,76 @@
+"""The precision of the base where nobody wrote one: unquantised where that fits with headroom, else NF4. Pure arithmetic.
+
+NF4 has a price beyond speed: the adapter is exact on the quantised weights only, and replicas serve the original's. What the
+served model loses by that is the certificate's base shift; full precision has none.
+"""
+
+from __future__ import annotations
+
+import math
+
+from shared.base_models.config import ModelConfig
+from shared.contract.base_quant import is_open, pair_of, with_pair
+from shared.contract.sections import AdapterMethod, BaseQuant, FineTuneContract
+from shared.preflight.estimate import memory_limit, vram_parts
+from shared.preflight.types import BasePrecision, Configuration, Machine
+
+HEADROOM = 0.85
+"""Share of the job's memory that full precision may fill by the estimate."""
+MAX_TOKENS = 8_192
+"""Tokens of the micro-batch that must fit; larger ones are faster on a GPU, and not worth NF4."""
+
+
+def decide(
+    contract: FineTuneContract, config: ModelConfig, machine: Machine, *, on_gpu: bool, tokens: int | None = None
+) -> BasePrecision:
+    """How the base is held, and why.
+
+    Args:
+        contract: its pair of method and precision may be open.
+        tokens: of the micro-batch that must fit; None: what a step of the contract has, within :data:`MAX_TOKENS`.
+    """
+    exec_ = contract.exec
+    step = exec_.batch_size * exec_.grad_accum * exec_.seq_len
+    needs = needed_bytes(contract, config, tokens or max(exec_.seq_len, min(MAX_TOKENS, step)), on_gpu=on_gpu)
+    room = room_bytes(contract, machine, on_gpu=on_gpu)
+    if not is_open(contract):
+        base, reason = pair_of(contract)[1], "the contract says so"
+    elif machine.quant_base is not BaseQuant.AUTO:
+        base, reason = machine.quant_base, "MENS_QUANT_BASE says so"
+    elif room is None:
+        base, reason = BaseQuant.NF4, "the memory of the training machine is not known"
+    elif contract.artifact.publish and _only_twins_serve(machine):
+        base, reason = BaseQuant.NF4, "only the NF4 twin of this base is served"
+    elif needs > room:
+        base, reason = BaseQuant.NF4, f"full precision takes {_gib(needs)}, and {_gib(room)} leave headroom"
+    else:
+        base, reason = BaseQuant.NONE, f"it takes {_gib(needs)} of {_gib(room)}"
+    held = "nf4" if base is BaseQuant.NF4 else "bfloat16" if on_gpu else "float32"
+    return BasePrecision(precision=held, reason=reason, full_precision_bytes=needs, room_bytes=room)
+
+
+def needed_bytes(contract: FineTuneContract, config: ModelConfig, tokens: int, *, on_gpu: bool) -> int:
+    """Memory of a run over the unquantised base with recomputed activations and micro-batches of so many tokens."""
+    unquantised = with_pair(contract, AdapterMethod.LORA, BaseQuant.NONE)
+    least = Configuration(batch_size=1, grad_accum=1, seq_len=tokens, checkpointing=True)
+    return vram_parts(unquantised, config, least, on_gpu=on_gpu).total
+
+
+def room_bytes(contract: FineTuneContract, machine: Machine, *, on_gpu: bool) -> int | None:
+    """Bytes that a run over the unquantised base may take; None where the machine's memory is not known."""
+    memory = machine.memory(on_gpu=on_gpu)
+    if memory is None:
+        return None
+    limit = memory_limit(contract, memory)
+    if on_gpu and machine.free_bytes is not None:
+        limit = min(limit, machine.free_bytes)
+    return math.floor(HEADROOM * limit)
+
+
+def _only_twins_serve(machine: Machine) -> bool:
+    weights = machine.limits.weights if machine.limits else None
+    return weights is not None and "original" not in weights
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.2f} GiB"
