@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,22 @@ def test_base_model_never_saw_the_call_that_is_taught() -> None:
     text = "\n".join(row["text"] for row in rows(CORPUS) if "text" in row)
     assert "<tool_call>" in text
     assert not [call["name"] for row in tool_rows() for call in calls(row) if call["name"] in text]
+
+
+def test_tickets_are_what_their_script_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = runpy.run_path(str(EXAMPLES / "tickets.py"))
+    main: Any = script["main"]
+    monkeypatch.setitem(main.__globals__, "HERE", tmp_path)
+    main()
+    for name in ("tickets.jsonl", "tickets.heldout.jsonl"):
+        assert (tmp_path / name).read_text() == (EXAMPLES / name).read_text()
+
+
+def test_no_sentence_or_wording_of_a_held_out_ticket_is_trained_on() -> None:
+    script = runpy.run_path(str(EXAMPLES / "tickets.py"))
+    trained, held_out = script["TRAINING"], script["HELD_OUT"]
+    assert trained.problems.keys() == held_out.problems.keys()
+    for kind, wordings in held_out.problems.items():
+        assert not set(wordings) & set(trained.problems[kind])
+    assert not set(held_out.sentences) & set(trained.sentences)
+    assert not questions("tickets.heldout.jsonl") & questions("tickets.jsonl")

@@ -79,7 +79,11 @@ class WorkerSettings(RetentionSettings):
     unload_patience_seconds: float = Field(
         3600.0, ge=0, description="How long an unavailable replica delays the deletion of an adapter's files."
     )
-    trainer_threads: int = Field(0, ge=0, description="CPU threads of the trainer; 0 leaves it to torch.")
+    trainer_threads: int | None = Field(
+        None,
+        ge=0,
+        description="CPU threads of the trainer; null: one for a tiny base, every core for others; 0 leaves it to torch.",
+    )
     trainer_processes: int = Field(1, ge=0, description="Processes that share a fine-tune job; 0: one per GPU.")
     # Read by the trainer too.
     shard_base: Literal["auto", "always"] = Field(

@@ -15,7 +15,6 @@ from pathlib import Path
 from serving.launch.kv_cache import CacheSizes, check_free, choose_cache, own_length, weight_bytes
 from serving.launch.lora_capacity import LoraSizes, choose_sizes
 from serving.launch.parsers import Parsers, choose_parsers
-from serving.launch.threads import choose_threads
 from serving.process import find_base
 from serving.settings import ServingSettings
 from shared.artifacts.manifests import MANIFEST_NAME, MODEL_MANIFEST_NAME, parse_manifest
@@ -25,6 +24,7 @@ from shared.artifacts.signatures import read_trusted_keys
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import BaseModelEntry, verify_model_folder
 from shared.base_models.config import ModelConfig, broken_model, parse_model_config
+from shared.base_models.cpu_threads import cpu_threads
 from shared.base_models.families import LORA_FAMILIES
 from shared.base_models.weights import json_object
 from shared.errors import Code, InvalidRequest, MensError
@@ -87,7 +87,7 @@ def prepare(settings: ServingSettings) -> Launch:
     sizes = choose_sizes(settings, config, dtype=dtype, stored_rank=stored, memory=memory)
     cache = choose_cache(settings, config, sizes, dtype=dtype, own_len=own_length(config, folder), memory=memory)
     check_free(settings, cache, weight_bytes(config, dtype), available_memory())
-    threads = choose_threads(settings, config, allowed_cores())
+    threads = settings.serving_cpu_threads or cpu_threads(config, allowed_cores())
     tokenizer: Tokenizer | None = None
     # A base without a usable chat template completes text only, so there is no form of tool calls to find.
     with suppress(InvalidRequest):

@@ -13,9 +13,12 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
+from shared.base_models.config import parse_model_config
+from shared.base_models.cpu_threads import cpu_threads
+from shared.base_models.weights import json_object
 from shared.contract.sections import Device, FineTuneContract
 from shared.errors import Code, JobFailed, MensError
-from shared.host import storage_full
+from shared.host import allowed_cores, storage_full
 from shared.observability import log_context, tracing
 from worker.child_runtime import (
     CANCEL_SIGNAL,
@@ -31,6 +34,7 @@ from worker.machine import visible_gpus
 from worker.run_folder import ERROR_NAME, LOG_NAME, PLAN_NAME, TELEMETRY_NAME, read_json
 
 LAUNCHER = "worker.torchrun"
+CONFIG_NAME = "config.json"
 LOG_TAIL_LINES = 15
 
 
@@ -196,6 +200,19 @@ def count_processes(requested: int, contract: FineTuneContract) -> int:
     """
     gpus = 0 if contract.device.device is Device.CPU else visible_gpus()
     return min(requested or max(1, gpus), contract.exec.batch_size * contract.exec.grad_accum)
+
+
+def trainer_threads(setting: int | None, base: Path) -> int:
+    """CPU threads of a program that computes with a base; 0 leaves the number to torch, as on a GPU.
+
+    Args:
+        setting: None chooses by the size of the base.
+        base: folder of the base.
+    """
+    if setting is not None or visible_gpus():
+        return setting or 0
+    raw = json_object((base / CONFIG_NAME).read_bytes(), CONFIG_NAME, Code.MODEL_CONFIG_INVALID)
+    return cpu_threads(parse_model_config(raw), allowed_cores())
 
 
 def last_message(tail: list[str]) -> str:

@@ -34,7 +34,7 @@ from worker.checkpoints.folders import adopt_checkpoints
 from worker.checkpoints.stored import StoredCheckpoints
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import Limits
-from worker.jobs.child_process import ChildProcess, count_processes
+from worker.jobs.child_process import ChildProcess, count_processes, trainer_threads
 from worker.jobs.judge import judge_for_alias
 from worker.jobs.publish import ProbeSet, certify
 from worker.jobs.reference_scores import ReferenceScores
@@ -106,7 +106,7 @@ def train(attempt: Attempt, plan: ExecutionPlan, checkpoints: StoredCheckpoints)
             attempt.run_dir,
             resume=resume,
             cache=settings.prepared_dir,
-            threads=settings.trainer_threads,
+            threads=trainer_threads(settings.trainer_threads, Path(inputs.base)),
             processes=count_processes(settings.trainer_processes, plan.contract),
         )
         with checkpoints:

@@ -30,7 +30,7 @@ def run_merge(attempt: Attempt) -> None:
     take_over_shards(attempt)
     attempt.raise_if_stopped()
     attempt.enter(Stage.MERGING, "Merging the adapter into its base, and comparing the two.")
-    attempt.follow(ChildProcess(PROGRAM, attempt.run_dir, threads=attempt.settings.trainer_threads))
+    attempt.follow(ChildProcess(PROGRAM, attempt.run_dir, threads=attempt.settings.trainer_threads or 0))
     store_model(attempt)
 
 

@@ -18,7 +18,7 @@ from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import Scores, ServedBase
-from worker.jobs.child_process import ChildProcess
+from worker.jobs.child_process import ChildProcess, trainer_threads
 from worker.probe_chats import EncodedChats, encode_chats
 from worker.run_folder import ADAPTER_FOLDER, PLAN_NAME, PROBES_NAME, SCORES_NAME, ScoreRun, read_json
 
@@ -69,7 +69,8 @@ class ReferenceScores:
             )
             folder.mkdir(parents=True, exist_ok=True)
             (folder / PLAN_NAME).write_text(run.model_dump_json(indent=2))
-            self.attempt.follow(ChildProcess(PROGRAM, folder, threads=self.attempt.settings.trainer_threads))
+            threads = trainer_threads(self.attempt.settings.trainer_threads, Path(run.base))
+            self.attempt.follow(ChildProcess(PROGRAM, folder, threads=threads))
         scores: Sequence[Sequence[float]] = (read_json(folder / SCORES_NAME) or {})["scores"]
         return scores
 

@@ -11,9 +11,9 @@ from serving.launch.kv_cache import choose_cache
 from serving.launch.lora_capacity import choose_sizes
 from serving.launch.parsers import choose_parsers
 from serving.launch.prepare import Launch, choose_dtype, served_end_ids
-from serving.launch.threads import choose_threads
 from serving.settings import ServingSettings
 from shared.base_models.config import parse_model_config
+from shared.base_models.cpu_threads import cpu_threads
 from shared.tokenization.tokenizer import Tokenizer
 from tests.support.template_families import FAMILIES, Family, make_base
 
@@ -193,7 +193,7 @@ def launch(case: Case, folder: Path) -> Launch:
     cache = choose_cache(settings, config, sizes, dtype=dtype, own_len=config.max_positions, memory=MEMORY)
     tokenizer = load_tokenizer(base, folder)
     parsers, ends = choose_parsers(settings, tokenizer), served_end_ids(tokenizer, config)
-    threads = choose_threads(settings, config, CORES)
+    threads = settings.serving_cpu_threads or cpu_threads(config, CORES)
     return Launch(settings, FOLDER, DIGEST, config, dtype, sizes, cache, threads, parsers, ends)
 
 

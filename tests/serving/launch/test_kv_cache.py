@@ -19,7 +19,6 @@ from serving.launch.kv_cache import (
     weight_bytes,
 )
 from serving.launch.lora_capacity import LoraSizes
-from serving.launch.threads import choose_threads
 from serving.settings import ServingSettings
 from shared.base_models.config import parse_model_config
 from shared.errors import MensError
@@ -154,11 +153,3 @@ def test_own_length_is_the_least_that_the_files_name(tmp_path, positions, tokeni
     if tokenizer:
         (tmp_path / "tokenizer_config.json").write_text(tokenizer)
     assert own_length(parse_model_config(SMOLLM2 | {"max_position_embeddings": positions}), tmp_path) == length
-
-
-@pytest.mark.parametrize(
-    ("raw", "given", "threads"), [(TINY, None, 1), (SMOLLM2, None, 8), (SMOLLM2, 3, 3), (TINY, 2, 2)]
-)
-def test_threads_follow_from_the_size_of_the_layers(raw, given, threads) -> None:
-    settings = ServingSettings(serving_base="b", serving_cpu_threads=given)
-    assert choose_threads(settings, parse_model_config(raw), 8) == threads

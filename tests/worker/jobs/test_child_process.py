@@ -14,9 +14,11 @@ import pytest
 
 from shared.errors import Code, JobFailed, Unavailable
 from tests.support.processes import is_gone
+from tests.support.tiny_base import CONFIG
 from tests.support.waiting import eventually
 from worker.child_runtime import EXIT_STORAGE_FULL
-from worker.jobs.child_process import LOG_TAIL_LINES, ChildProcess, ExitReason
+from worker.jobs import child_process
+from worker.jobs.child_process import LOG_TAIL_LINES, ChildProcess, ExitReason, trainer_threads
 from worker.run_folder import PLAN_NAME, write_json
 
 PATIENCE = 60
@@ -289,3 +291,16 @@ def test_child_of_a_dead_worker_exits_at_once(fake_trainer, run_dir):
     done = subprocess.run(command, env=environment, timeout=PATIENCE, check=False)
     assert done.returncode == 1
     assert not (run_dir / "telemetry.jsonl").exists()
+
+
+def test_threads_are_the_settings_or_suit_the_base_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "allowed_cores", lambda: 8)
+    monkeypatch.setattr(child_process, "visible_gpus", lambda: 0)
+    large = CONFIG | {"vocab_size": 512, "hidden_size": 1024, "intermediate_size": 4096}
+    for name, raw in (("tiny", CONFIG | {"vocab_size": 512}), ("large", large)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(raw))
+    assert [trainer_threads(None, tmp_path / name) for name in ("tiny", "large")] == [1, 8]
+    assert [trainer_threads(setting, tmp_path / "large") for setting in (0, 3)] == [0, 3]
+    monkeypatch.setattr(child_process, "visible_gpus", lambda: 1)
+    assert trainer_threads(None, tmp_path / "large") == 0
