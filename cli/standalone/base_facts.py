@@ -82,7 +82,7 @@ def check_base(folder: Path, report: Callable[[str], None] = note) -> None:
     if importlib.util.find_spec("transformers") is None:
         report("note: transformers is not installed here, so the trainer is the first to compare the tokenizers.")
         return
-    run_worker_program("worker.tokenizer_check", str(folder))
+    run_worker_program("worker.bases.tokenizer_check", str(folder))
 
 
 def describe_base(entry: BaseModelEntry, catalog_path: Path) -> BaseFacts | None:

@@ -69,7 +69,7 @@ def add_gguf(
         )
     check_name(settings, name)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    run_worker_program("worker.gguf_base", str(file), str(folder))
+    run_worker_program("worker.bases.gguf_base", str(file), str(folder))
     try:
         check_base(folder)
     except MensError:

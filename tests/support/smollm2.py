@@ -14,7 +14,7 @@ from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model
 from shared.errors import Unavailable
 from tests.support.fetched_folders import ROOT, fetched
 
-CONVERTER = ROOT / "worker" / "gguf_base.py"
+CONVERTER = ROOT / "worker" / "bases" / "gguf_base.py"
 
 
 def smollm2_gguf() -> Path:
@@ -35,7 +35,7 @@ def smollm2_folder() -> Path:
 
     def convert(folder: Path) -> None:
         folder.rmdir()
-        run_worker_program("worker.gguf_base", str(smollm2_gguf()), str(folder), threads=1)
+        run_worker_program("worker.bases.gguf_base", str(smollm2_gguf()), str(folder), threads=1)
 
     return fetched(f"smollm2-{digest}", convert)
 

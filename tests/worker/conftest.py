@@ -39,16 +39,14 @@ HERE = Path(__file__).parent
 TORCH_PLACES = {
     HERE / place
     for place in (
+        "bases",
         "jobs/test_merge.py",
         "test_dequantize.py",
         "test_exported_adapter.py",
         "test_full_disk.py",
-        "test_gguf_base.py",
         "test_libraries.py",
         "test_merge.py",
         "test_parity.py",
-        "test_smollm2_folder.py",
-        "test_tokenizer_check.py",
         "test_pretrain.py",
         "test_imported_peft.py",
         "test_score.py",

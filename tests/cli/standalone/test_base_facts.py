@@ -134,7 +134,7 @@ def test_tokenizers_are_compared_by_a_program_of_the_worker(
     base = write_base(tmp_path / "base")
     refused = CliRunner().invoke(app, ["base", "add", "mine", str(base)])
     assert (refused.exit_code, "TOKENIZER_MISMATCH" in refused.stderr) == (1, True)
-    assert calls == [("worker.tokenizer_check", str(base))]
+    assert calls == [("worker.bases.tokenizer_check", str(base))]
     assert load_catalog(settings.catalog_path).bases == []
     # Where the command line is installed alone.
     monkeypatch.setattr(base_facts.importlib.util, "find_spec", lambda _: None)

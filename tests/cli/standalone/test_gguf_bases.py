@@ -30,7 +30,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     files: list[str] = []
 
     def convert(module: str, file: str, folder: str) -> None:
-        assert module == "worker.gguf_base"
+        assert module == "worker.bases.gguf_base"
         files.append(file)
         write_base(Path(folder))
 

@@ -9,8 +9,8 @@ import pytest
 
 from shared.errors import Code
 from tests.support.tiny_base import write_base
+from worker.bases.tokenizer_check import main
 from worker.child_runtime import EXIT_FAILED
-from worker.tokenizer_check import main
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Compares a base's tokenizer with what transformers makes of it: ``python -m worker.tokenizer_check BASE_DIR``.
+"""Compares a base's tokenizer with what transformers makes of it: ``python -m worker.bases.tokenizer_check BASE_DIR``.
 
 The trainer compares the two as well, on a job's rows; this program finds a difference when the base is added. An error is one line
 of JSON on stdout. It loads no weights and no torch.
@@ -27,7 +27,7 @@ CHAT = [
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code, and prints an error as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m worker.tokenizer_check", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m worker.bases.tokenizer_check", description=__doc__)
     parser.add_argument("base", type=Path, metavar="BASE_DIR", help="folder of the base model")
     arguments = parser.parse_args(argv)
     try:

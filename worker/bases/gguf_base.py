@@ -1,4 +1,4 @@
-"""A base's folder from a GGUF file: ``python -m worker.gguf_base FILE.gguf OUT_DIR``.
+"""A base's folder from a GGUF file: ``python -m worker.bases.gguf_base FILE.gguf OUT_DIR``.
 
 The blocks are dequantised, and weights, config, tokenizer and chat template are written as transformers saves them. A file that
 would become another model than it is gets refused: its tensors and the model's must be the same, and its tokenizer one that is
@@ -34,7 +34,7 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code, and prints an error as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m worker.gguf_base", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m worker.bases.gguf_base", description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="GGUF file of a chat model")
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder to create")
     arguments = parser.parse_args(argv)

@@ -17,8 +17,8 @@ from shared.preflight.base_model import preflight_model
 from shared.tokenization.tokenizer import Tokenizer
 from tests.support.gguf_files import tensors, write_gguf
 from tests.support.tiny_base import TEMPLATE, TURN_END
+from worker.bases.gguf_base import main
 from worker.child_runtime import EXIT_FAILED
-from worker.gguf_base import main
 
 
 def test_folder_is_a_base(tmp_path, capsys):
