@@ -59,4 +59,5 @@ def measure(config: dict[str, Any], tokens: int, dtype: str, prefix_caching: boo
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps([measure(*case, folder=Path(folder)) for case in json.load(sys.stdin)]))
+        cases: list[tuple[dict[str, Any], int, str, bool]] = json.load(sys.stdin)
+        print(json.dumps([measure(*case, Path(folder)) for case in cases]))
