@@ -24,7 +24,7 @@ PLACES = (
     CommandPlace(
         "demo",
         "demo:demo",
-        "Run the whole loop: upload, tune, publish, and compare the answers of base and tuned model.",
+        "Run the whole loop on a real model: fetch it, upload rows, tune, publish, and compare the answers of base and tuned model.",
     ),
     CommandPlace(
         "train",

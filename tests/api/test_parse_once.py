@@ -37,10 +37,11 @@ def native(file_id: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "more", "validations", "refusal_runs"),
     [
-        (LARGE, {}, 2, 2),  # the request, and in the stored plan; before the base is opened, and with the rows
-        (ROWS, {}, 3, 2),  # a small file bounds the warm-up: another contract
-        (LARGE, {"preset": "tiny"}, 3, 3),  # what the preset decided is checked before the file is read
-        (ROWS, {"preset": "tiny"}, 4, 3),
+        # The request, what an open precision became, and in the stored plan; before the base is opened, and with the rows.
+        (LARGE, {}, 3, 2),
+        (ROWS, {}, 4, 2),  # a small file bounds the warm-up: another contract
+        (LARGE, {"preset": "tiny"}, 5, 3),  # what the preset decided is checked before the file is read
+        (ROWS, {"preset": "tiny"}, 5, 3),
     ],
     ids=["plain", "small file", "preset", "preset and small file"],
 )
@@ -65,7 +66,7 @@ def test_openai_submission(app: FastAPI, client: TestClient, counts: Counts) -> 
     counts.reset()
     body = {"model": BASE, "training_file": file_id, "suffix": "other", "mens": {"artifact": {"alias": ALIAS}}}
     assert client.post("/v1/fine_tuning/jobs", json=body).status_code == 200
-    assert (counts.validations, counts.refusal_runs, counts.reads(blob)) == (2, 2, 2)
+    assert (counts.validations, counts.refusal_runs, counts.reads(blob)) == (3, 2, 2)
 
 
 def test_lines_of_a_large_file_are_counted_once_for_its_sample(
