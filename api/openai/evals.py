@@ -18,6 +18,7 @@ from shared.evaluation.criteria import line_schema
 from shared.evaluation.plan import EvaluationPlan
 from shared.evaluation.results import Totals
 from shared.evaluation.types import EvalSpec, RunSpec, SourceItem
+from shared.job_progress import shown_progress
 
 RunStatus = Literal["queued", "in_progress", "completed", "canceled", "failed"]
 STATUS_OF: dict[JobState, RunStatus] = {
@@ -190,7 +191,7 @@ def _run_facts(run: EvalRun, job: Job, plan: EvaluationPlan, totals: Totals) -> 
         "state": job.state,
         "stage": job.stage,
         "requested": job.requested,
-        "progress": job.progress,
+        "progress": shown_progress(job.progress),
         "items": plan.items.count,
         "items_file": plan.items.file_id,
         "answers": plan.answers,

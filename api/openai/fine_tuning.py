@@ -34,6 +34,7 @@ from shared.database.job_results import CHECKPOINT_TIMES
 from shared.database.job_states import JobState
 from shared.database.records import Event, Job
 from shared.errors import Code, ContractRejected, InvalidRequest
+from shared.job_progress import shown_progress
 from shared.model_card.self_evaluation import KEY as SELF_EVALUATION
 
 EVENT_PREFIX = "ftevent-"
@@ -194,7 +195,7 @@ def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
             "stage": job.stage,
             "requested": job.requested,
             "attempt": job.attempt,
-            "progress": job.progress,
+            "progress": shown_progress(job.progress),
             "contract_digest": job.plan["contract_digest"],
             "adapter_id": result.get("adapter_id"),
             "self_evaluation": result.get(SELF_EVALUATION),

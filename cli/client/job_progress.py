@@ -13,6 +13,13 @@ from rich.progress import BarColumn, Progress, TextColumn
 from cli.client.connection import Connection, connect, fail_with, fail_with_response, note
 from cli.client.gate_outcome import is_of_gates
 from shared.errors import Code, Unavailable
+from shared.job_progress import (
+    EvaluationProgress,
+    MergeProgress,
+    SelfEvaluationProgress,
+    TrainingProgress,
+    read_progress,
+)
 
 POLL_SECONDS = 0.5
 SECONDS_PER_LINE = 5.0
@@ -33,13 +40,12 @@ def follow(job_id: str, console: Console, connection: Connection | None = None) 
                 # Warnings: an attempt failed or was given back, and so the job is queued again.
                 if (event["level"], event["type"]) == ("warn", "message") and not is_of_gates(event):
                     console.print(" ".join(event["message"].split()), markup=False, highlight=False, soft_wrap=True)
-            progress, stage = job["progress"], job["stage"] or job["state"]
+            progress, stage = read_progress(job["progress"]), describe_stage(job)
             facts = describe_wait(job) if job["state"] == "queued" else describe_progress(job)
             if bar.disable:
                 plain.show(stage, facts)
             else:
-                done = progress.get("items_done", progress.get("step", 0))
-                total = progress.get("items_total", progress.get("total_steps"))
+                done, total = (progress.done, progress.total) if progress else (0, None)
                 bar.update(task, description=stage, completed=done, total=total, facts=facts)
     return job
 
@@ -100,18 +106,29 @@ def describe_wait(job: dict[str, Any]) -> str:
     return f"{place['position']} in the queue. {place['explanation']}" if place else ""
 
 
+def describe_stage(job: dict[str, Any]) -> str:
+    """What a job is doing, else its state, in words."""
+    return str(job["stage"] or job["state"]).replace("_", "-")
+
+
 def describe_progress(job: dict[str, Any]) -> str:
-    """A job's step and loss, in one line, and while it runs the remaining time; of an evaluation its items."""
-    progress = job["progress"]
-    if not progress:
-        return ""
-    # What was estimated when it last ran says nothing about a job that waits, is paused or has ended.
-    eta = progress.get("eta_seconds") if job["state"] == "running" else None
-    loss = progress.get("loss")
-    if "items_done" in progress:
-        parts = [f"item {progress['items_done']}/{progress['items_total']}"]
-    else:
-        parts = [f"step {progress['step']}/{progress['total_steps']}"]
-    parts += [f"loss {loss:.3f}"] if loss is not None else []
-    parts += [f"ETA {eta // 60:.0f}:{eta % 60:02.0f}"] if eta else []
+    """How far a job is, in one line: its steps and loss, shards or items, and while it runs the remaining time; empty where it
+    has made no progress yet.
+    """
+    progress = read_progress(job["progress"])
+    eta = None
+    match progress:
+        case TrainingProgress():
+            parts, eta = [f"step {progress.step}/{progress.total_steps}"], progress.eta_seconds
+            parts += [f"loss {progress.loss:.3f}"] if progress.loss is not None else []
+        case SelfEvaluationProgress():
+            parts = [f"{progress.activity.replace('_', ' ')} {progress.items_done}/{progress.items_total}"]
+        case EvaluationProgress():
+            parts, eta = [f"item {progress.items_done}/{progress.items_total}"], progress.eta_seconds
+        case MergeProgress():
+            parts = [f"shard {progress.shard}/{progress.of}"] if progress.of else [f"{100 * progress.fraction:.0f} %"]
+        case None:
+            parts = []
+    # An estimate of when it last ran says nothing about a job that waits, is paused or has ended.
+    parts += [f"ETA {eta // 60:.0f}:{eta % 60:02.0f}"] if eta and job["state"] == "running" else []
     return "  ".join(parts)

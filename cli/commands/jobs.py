@@ -14,7 +14,7 @@ from cli.client.api_errors import describe_error
 from cli.client.connection import call, fail, fail_with, find, find_all, note
 from cli.client.gate_outcome import ALIAS_NOT_MOVED, describe_gates, is_of_gates, keeps_alias
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
-from cli.client.job_progress import FINAL, describe_progress, follow
+from cli.client.job_progress import FINAL, describe_progress, describe_stage, follow
 from cli.client.json_errors import Json, note_json
 from cli.client.self_evaluation import describe_evaluation
 from cli.client.uploads import Uploads, check_files
@@ -172,12 +172,11 @@ def list_jobs(
         typer.echo(json.dumps(found, indent=2))
         return
     for job in found:
-        progress, result = job["progress"], job["result"]
-        step, loss = str(progress.get("step", "")), progress.get("loss")
+        result = job["result"]
         outcome = result.get("adapter_id") or result.get("model_digest") or (job["error"] or {}).get("code", "")
-        shown_loss = "" if loss is None else f"{loss:.3f}"
-        rows.append((job["id"], job["kind"], job["state"], job["base_model"], step, shown_loss, outcome, job["tenant"]))
-    print_table(("id", "kind", "state", "base", "step", "loss", "result", "tenant"), rows)
+        progress = describe_progress(job)
+        rows.append((job["id"], job["kind"], job["state"], job["base_model"], progress, outcome, job["tenant"]))
+    print_table(("id", "kind", "state", "base", "progress", "result", "tenant"), rows)
 
 
 @app.command("show")
@@ -190,13 +189,13 @@ def show(
     if as_json:
         console.print_json(data=job)
         return
-    state = job["state"] + (f" ({job['stage']})" if job["stage"] else "")
+    state = job["state"] + (f" ({describe_stage(job)})" if job["stage"] else "")
     requested = f", {job['requested']} requested" if job["requested"] else ""
     lines = [f"{job['id']}  {job['kind']}  {state}{requested}  attempt {job['attempt']}"]
     lines += [f"base     {job['base_model']}", f"tenant   {job['tenant']}"]
     lines += [f"plan     {summary(job)}"] if job["kind"] == "finetune" else []
     lines += describe_place(job.get("queue"))
-    lines += [f"progress {describe_progress(job)}"] if job["progress"] else []
+    lines += [f"progress {progress}"] if (progress := describe_progress(job)) else []
     lines += [f"outcome  {_outcome(job)}"] if job["state"] in FINAL else []
     lines += describe_evaluation(job["result"], "against base  ")
     lines += describe_gates(job["result"])

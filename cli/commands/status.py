@@ -9,7 +9,7 @@ import typer
 
 from cli.client.connection import connect, find_all
 from cli.client.id_prefixes import resolve_job_id
-from cli.client.job_progress import describe_progress, poll
+from cli.client.job_progress import describe_progress, describe_stage, poll
 from cli.client.json_errors import Json
 from cli.output import print_table
 
@@ -44,7 +44,9 @@ def status(
         typer.echo(json.dumps({"workers": workers, "jobs": jobs}, indent=2))
         return
     typer.echo(f"{len(workers)} workers, {sum(one['devices'] for one in workers)} GPUs")
-    rows = [(job["id"], job["state"], job["stage"] or "", describe_progress(job)) for job in jobs]
+    rows = [
+        (job["id"], job["state"], describe_stage(job) if job["stage"] else "", describe_progress(job)) for job in jobs
+    ]
     print_table(("id", "state", "stage", "progress"), rows)
 
 

@@ -38,6 +38,7 @@ class Stage(StrEnum):
 
     PREFLIGHT = "preflight"
     TRAINING = "training"
+    SELF_EVALUATION = "self_evaluation"
     PUBLISHING = "publishing"
     MERGING = "merging"
     EVALUATING = "evaluating"

@@ -6,10 +6,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, field_serializer
 from ulid import ULID
 
 from shared.database.job_states import JobState, Stage
+from shared.job_progress import shown_progress
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 PARTS_WITH_TEXT = frozenset({"self_evaluation"})
@@ -56,6 +57,10 @@ class Job(Value):
     priority: int = 0
     max_wall_seconds: float | None = None
     max_gpu_minutes: float | None = None
+
+    @field_serializer("progress")
+    def _without_reservations(self, progress: dict[str, Any]) -> dict[str, Any]:
+        return shown_progress(progress)
 
 
 class QueueTerms(Value):

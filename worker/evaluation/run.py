@@ -28,6 +28,7 @@ from shared.evaluation.types import ItemResult, SourceItem
 from shared.graders.grading import has_code, require_compilers
 from shared.graders.remote_models import RemoteModels
 from shared.graders.types import LabelModel, ScoreModel
+from shared.job_progress import EvaluationProgress
 from shared.sandbox.client import Sandbox
 from shared.sandbox.levels import weakest
 from shared.sandbox.probe import report_of_machine
@@ -144,13 +145,13 @@ class _Progress:
     def _facts(self) -> dict[str, Any]:
         done, seconds = self.totals.done, time.monotonic() - self._began
         rate = (done - self._first) / seconds if seconds else 0.0
-        return {
-            "items_done": done,
-            "items_total": self._total,
-            "items_errored": self.totals.errored,
-            "items_per_second": round(rate, 3),
-            "eta_seconds": round((self._total - done) / rate, 1) if rate else None,
-        }
+        return EvaluationProgress(
+            items_done=done,
+            items_total=self._total,
+            items_errored=self.totals.errored,
+            items_per_second=round(rate, 3),
+            eta_seconds=round((self._total - done) / rate, 1) if rate else None,
+        ).model_dump()
 
 
 class _InFlight:

@@ -18,7 +18,7 @@ from shared.errors import JobFailed, LeaseLost, Unavailable
 from shared.observability.tracing import begin_span
 from worker.jobs.child_process import ChildProcess, ExitReason
 from worker.jobs.heartbeat import LeaseKeeper
-from worker.jobs.progress import to_events, to_progress
+from worker.jobs.progress import to_events, to_progress, to_stage
 from worker.metrics.counters import WorkerMetrics
 from worker.settings import WorkerSettings
 from worker.watchdog.rules import JobLimits, LimitWatch, OrphanWatch, Watch, check_all
@@ -59,6 +59,7 @@ class Attempt:
         self._limits = LimitWatch(limits, self.lease.gpus, spent.wall_seconds, spent.gpu_seconds)
         self._orphan = OrphanWatch(lambda: self.keeper.contact_at, self.settings.orphan_seconds)
         self._span: Any = None
+        self._stage: Stage | None = None
 
     def end(self) -> None:
         """Nothing of it runs any more."""
@@ -66,6 +67,7 @@ class Attempt:
         self.metrics.training.forget(self.lease.job.id)
 
     def _enter(self, stage: Stage | None) -> None:
+        self._stage = stage
         self._stages.enter(stage)
         if self._span is not None:
             self._span.end()
@@ -174,7 +176,10 @@ class Attempt:
     def _report_telemetry(self, child: ChildProcess) -> list[dict[str, Any]]:
         telemetry = child.new_telemetry()
         self.metrics.trained(self.lease.job.id, telemetry)
-        self.report(events=to_events(telemetry), progress=to_progress(telemetry))
+        stage = to_stage(telemetry)
+        if stage and stage is not self._stage:
+            self._enter(stage)
+        self.report(stage=stage, events=to_events(telemetry), progress=to_progress(telemetry))
         return telemetry
 
     def _watch(

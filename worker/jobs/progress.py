@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from shared.database.job_states import Stage
 from shared.database.records import NewEvent
+from shared.job_progress import JobProgress, MergeProgress, SelfEvaluationProgress, TrainingProgress
 
 MAX_METRIC_EVENTS = 200
 """About as many step events as a job keeps, however many steps it has; progress itself is always current."""
@@ -20,6 +23,8 @@ PROGRESS_FIELDS = {
     "eta_seconds_remaining": "eta_seconds",
     "progress_fraction": "fraction",
 }
+EVALUATION_EVENT = "self_evaluation_progress"
+"""The trainer's line on how far its self-evaluation is."""
 WARNINGS = ("gpu_fallback", "tracker_failed")
 
 
@@ -53,12 +58,32 @@ def to_events(telemetry: list[dict[str, Any]]) -> list[NewEvent]:
 
 
 def to_progress(telemetry: list[dict[str, Any]]) -> dict[str, Any]:
-    """The newest progress in some lines of telemetry; empty when they hold neither a step nor a merged shard."""
-    steps = [line["payload"] for line in telemetry if line["event"] == "step"]
-    if steps:
-        return {ours: steps[-1][theirs] for theirs, ours in PROGRESS_FIELDS.items()}
-    shards = [line["payload"] for line in telemetry if line["event"] == "merge_shard"]
-    return {"fraction": shards[-1]["shard"] / shards[-1]["of"]} if shards else {}
+    """The newest progress in some lines of telemetry, as :data:`JobProgress` stores it; empty when they hold none."""
+    newest = next((line for line in reversed(telemetry) if line["event"] in _PROGRESS), None)
+    return _PROGRESS[newest["event"]](newest["payload"]).model_dump() if newest else {}
+
+
+def to_stage(telemetry: list[dict[str, Any]]) -> Stage | None:
+    """The stage that a trainer has come to by these lines; None where they do not say."""
+    newest = next((line["event"] for line in reversed(telemetry) if line["event"] in _STAGES), None)
+    return _STAGES[newest] if newest else None
+
+
+def _training(payload: dict[str, Any]) -> JobProgress:
+    return TrainingProgress.model_validate({ours: payload[theirs] for theirs, ours in PROGRESS_FIELDS.items()})
+
+
+def _merge(payload: dict[str, Any]) -> JobProgress:
+    shard, of = payload["shard"], payload["of"]
+    return MergeProgress(shard=shard, of=of, fraction=shard / of)
+
+
+_PROGRESS: dict[str, Callable[[dict[str, Any]], JobProgress]] = {
+    "step": _training,
+    EVALUATION_EVENT: SelfEvaluationProgress.model_validate,
+    "merge_shard": _merge,
+}
+_STAGES = {"step": Stage.TRAINING, EVALUATION_EVENT: Stage.SELF_EVALUATION}
 
 
 def _loss(value: float | None) -> str:

@@ -13,12 +13,23 @@ from rich.console import Console
 from cli.client import job_progress
 from cli.client.connection import Connection, connect
 from cli.client.job_progress import describe_progress, describe_wait, follow, poll
+from shared.database.job_states import Stage
 from shared.database.leases import Leases
+from shared.database.records import Kind
 from shared.errors import Code, JobFailed
+from shared.job_progress import (
+    EvaluationProgress,
+    MergeProgress,
+    ProgressPart,
+    SelfEvaluationProgress,
+    TrainingProgress,
+)
 from tests.support.builders import claimed
 from tests.support.cli_installation import CliInstallation
 
 PROGRESS = {"step": 140, "total_steps": 1000, "loss": 1.5, "eta_seconds": 26}
+EXEC = {"batch_size": 1, "grad_accum": 1, "epochs": 1, "learning_rate": 0.1}
+PLAN = {"train": {"rows": 9}, "validation_rows": 0, "optimizer_steps": 9}
 KILLED = JobFailed(Code.TRAINER_KILLED, "The trainer was killed.", retryable=True)
 
 
@@ -96,3 +107,59 @@ def respond(monkeypatch: pytest.MonkeyPatch, *script: httpx.Response | Exception
     monkeypatch.setattr(job_progress, "POLL_SECONDS", 0.0)
     client = httpx.Client(base_url="http://api", transport=httpx.MockTransport(respond_next))
     monkeypatch.setattr(Connection, "client", lambda _self: client)
+
+
+@pytest.mark.parametrize(
+    ("stored", "line"),
+    [
+        ({}, ""),
+        ({"storing": ["d" * 64]}, ""),
+        ({"stored_checkpoints": {"step-1": "d" * 64}}, ""),
+        ({"fraction": 1.0, "storing": []}, "100 %"),
+        (MergeProgress(shard=1, of=4, fraction=0.25).model_dump(), "shard 1/4"),
+        (
+            PROGRESS | SelfEvaluationProgress(activity="sample_answers", items_done=3, items_total=8).model_dump(),
+            "sample answers 3/8",
+        ),
+        (EvaluationProgress(items_done=2, items_total=60, eta_seconds=90.0).model_dump(), "item 2/60  ETA 1:30"),
+        ({"items_done": 2, "items_total": 60}, "item 2/60"),
+        ({"kind": "a later release's"}, ""),
+    ],
+)
+def test_each_kind_of_progress_has_its_line(stored: dict[str, Any], line: str) -> None:
+    assert describe_progress({"state": "running", "progress": stored}) == line
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    ("kind", "stage", "progress", "line"),
+    [
+        (Kind.FINETUNE, Stage.TRAINING, TrainingProgress(step=3, total_steps=9), "step 3/9"),
+        (
+            Kind.FINETUNE,
+            Stage.SELF_EVALUATION,
+            SelfEvaluationProgress(activity="sample_answers", items_done=3, items_total=8),
+            "sample answers 3/8",
+        ),
+        (Kind.MERGE, Stage.MERGING, MergeProgress(shard=2, of=5, fraction=0.4), "shard 2/5"),
+        (Kind.IMPORT, Stage.PUBLISHING, None, ""),
+        (Kind.EVALUATE, Stage.EVALUATING, EvaluationProgress(items_done=2, items_total=60), "item 2/60"),
+        (Kind.JUDGE, Stage.EVALUATING, EvaluationProgress(items_done=2, items_total=60), "item 2/60"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Kind) else "",
+)
+def test_every_command_shows_a_job_of_every_kind(
+    installation: CliInstallation, kind: Kind, stage: Stage, progress: ProgressPart | None, line: str
+) -> None:
+    jobs, leases = installation.services.jobs, Leases(installation.services.database, 60)
+    lease = claimed(jobs, leases, kind=kind, contract={"exec": EXEC}, plan=PLAN)
+    leases.report(lease, stage=stage, progress=progress.model_dump() if progress else {}, events=[])
+    leases.keep_adapters(lease, ["d" * 64])
+    job_id = lease.job.id
+    for command in (("status",), ("jobs", "list"), ("jobs", "show", job_id)):
+        shown = installation.mens(*command)
+        assert line in shown
+        assert "d" * 64 not in installation.mens(*command, "--json"), "what a job reserves is not its progress"
+    assert f"({str(stage).replace('_', '-')})" in installation.mens("jobs", "show", job_id)
+    leases.finish(lease, {})
+    assert "succeeded" in installation.mens("jobs", "watch", job_id)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from worker.jobs.progress import MAX_METRIC_EVENTS, PROGRESS_FIELDS, to_events, to_progress
+from shared.database.job_states import Stage
+from shared.job_progress import MergeProgress, SelfEvaluationProgress, read_progress
+from worker.jobs.progress import (
+    EVALUATION_EVENT,
+    MAX_METRIC_EVENTS,
+    PROGRESS_FIELDS,
+    to_events,
+    to_progress,
+    to_stage,
+)
 
 
 def step(number: int, total: int = 10, loss: float | None = 2.5) -> dict:
@@ -19,7 +28,21 @@ def test_progress_is_the_newest_step():
     progress = to_progress([step(1), step(2), start()])
     assert progress["step"] == 2
     assert progress["tokens_per_second"] == 9.0
-    assert set(progress) == set(PROGRESS_FIELDS.values())
+    assert set(progress) == {"kind", *PROGRESS_FIELDS.values()}
+
+
+def test_self_evaluation_is_a_stage_and_progress_of_its_own():
+    told = {"event": EVALUATION_EVENT, "payload": {"activity": "sample_answers", "items_done": 3, "items_total": 8}}
+    lines = [step(10), told]
+    assert to_stage(lines) is Stage.SELF_EVALUATION
+    assert read_progress(to_progress(lines)) == SelfEvaluationProgress.model_validate(told["payload"])
+    assert to_stage([step(1)]) is Stage.TRAINING
+    assert to_stage([start()]) is None
+
+
+def test_merged_shards_are_progress():
+    progress = to_progress([{"event": "merge_shard", "payload": {"shard": 1, "of": 4}}])
+    assert read_progress(progress) == MergeProgress(shard=1, of=4, fraction=0.25)
 
 
 def test_no_step_is_no_progress():
