@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -11,11 +12,13 @@ import httpx
 from pydantic import BaseModel, ConfigDict
 
 from shared.errors import ArtifactInvalid, Code, JobFailed, Unavailable
+from shared.model_card.evaluation_rows import EvaluationRow, RowScore, WrittenAnswer
 from shared.replicas import ReplicaCapabilities, UnloadProgress, replica_name
 from shared.tokenization.request_arguments import with_template_arguments
 
 CONNECT_SECONDS = 5.0
 CHAT = "/v1/chat/completions"
+SAME_RELEASE = "Run the same release of Mens on every tier."
 
 _Shape = TypeVar("_Shape", bound=BaseModel)
 
@@ -28,7 +31,9 @@ class _PromptLogprobs(BaseModel):
     class Choice(BaseModel):
         class Entry(BaseModel):
             logprob: float
+            rank: int | None = None
 
+        index: int = 0
         prompt_logprobs: list[dict[int, Entry] | None]
 
     choices: list[Choice]
@@ -47,6 +52,19 @@ class _Ending(BaseModel):
 
     choices: list[Ended]
     usage: Counted
+
+
+class _Completions(BaseModel):
+    """The fields that are read of a completion's response, for its answers."""
+
+    model_config = ConfigDict(frozen=True)
+
+    class Completion(BaseModel):
+        index: int
+        text: str
+        finish_reason: str | None
+
+    choices: list[Completion]
 
 
 class _Tokens(BaseModel):
@@ -81,6 +99,10 @@ class ReplicaClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections."""
         self._client.close()
 
     def capabilities(self) -> ReplicaCapabilities:
@@ -124,20 +146,58 @@ class ReplicaClient:
         Raises:
             JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
         """
-        ids = probe["token_ids"]
-        body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-        response = self._send("POST", "/v1/completions", json=body)
+        row = EvaluationRow(token_ids=tuple(probe["token_ids"]), positions=tuple(probe["positions"]))
+        return [entry.logprob for entry in self._entries(model, [row])[0]]
+
+    def score_rows(self, model: str, rows: Sequence[EvaluationRow]) -> list[RowScore]:
+        """Loss (nats) and hits of the arg-max over each row's supervised tokens, in one request.
+
+        Raises:
+            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+        """
+        return [
+            RowScore(
+                loss=-math.fsum(entry.logprob for entry in entries),
+                correct=sum(entry.rank == 1 for entry in entries),
+                weight=len(entries),
+                targets=len(entries),
+            )
+            for entries in self._entries(model, rows)
+        ]
+
+    def answers(self, model: str, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[WrittenAnswer]:
+        """Greedy answers to token ids, as the replica ends them by itself.
+
+        Raises:
+            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+        """
+        body = {"prompt": _as_prompt(prompts), "max_tokens": max_tokens}
+        choices = sorted(self._read(_Completions, self._complete(model, body)).choices, key=lambda one: one.index)
+        if len(choices) != len(prompts):
+            raise self._failed(f"answered {len(choices)} of {len(prompts)} prompts of {model}", SAME_RELEASE)
+        return [WrittenAnswer(choice.text.strip(), choice.finish_reason == "stop") for choice in choices]
+
+    def _entries(self, model: str, rows: Sequence[EvaluationRow]) -> list[list[_PromptLogprobs.Choice.Entry]]:
+        """What the replica says of the supervised tokens of each row."""
+        body = {"prompt": _as_prompt([row.token_ids for row in rows]), "max_tokens": 1, "prompt_logprobs": 0}
+        choices = sorted(self._read(_PromptLogprobs, self._complete(model, body)).choices, key=lambda one: one.index)
+        try:
+            return [
+                [(choice.prompt_logprobs[at] or {})[row.token_ids[at]] for at in row.positions]
+                for row, choice in zip(rows, choices, strict=True)
+            ]
+        except (IndexError, KeyError, ValueError):
+            what = f"returned no log-probability for some tokens of a probe of {model}"
+            raise self._failed(what, SAME_RELEASE) from None
+
+    def _complete(self, model: str, body: dict[str, Any]) -> httpx.Response:
+        response = self._send("POST", "/v1/completions", json={"model": model, "temperature": 0, **body})
         if response.status_code != 200:
             raise self._failed(
                 f"refused a probe of {model} with {response.status_code}: {response.text[:300]}",
                 "Read the serving replica's log; its limits (rank, length) may be too small for this adapter.",
             )
-        entries = self._read(_PromptLogprobs, response).choices[0].prompt_logprobs
-        try:
-            return [(entries[at] or {})[ids[at]].logprob for at in probe["positions"]]
-        except (IndexError, KeyError):
-            what = f"returned no log-probability for some tokens of a probe of {model}"
-            raise self._failed(what, "Run the same release of Mens on every tier.") from None
+        return response
 
     def token_ids(
         self,
@@ -223,7 +283,7 @@ class ReplicaClient:
             return shape.model_validate_json(response.content)
         except ValueError:
             what = f"sent a response of another shape (status {response.status_code})"
-            raise self._failed(what, "Run the same release of Mens on every tier.") from None
+            raise self._failed(what, SAME_RELEASE) from None
 
     def _refusal(self, response: httpx.Response) -> ArtifactInvalid | JobFailed:
         """The error that a response of one of our own routes carries."""
@@ -247,6 +307,11 @@ class ReplicaClient:
             f"The serving {self.name} does not respond ({reason}).",
             remedy="Start it, or take it out of MENS_SERVING_URLS.",
         )
+
+
+def _as_prompt(prompts: Sequence[Sequence[int]]) -> list[int] | list[list[int]]:
+    ids = [list(prompt) for prompt in prompts]
+    return ids[0] if len(ids) == 1 else ids
 
 
 def _adapter_path(adapter_id: str) -> str:

@@ -9,6 +9,7 @@ adapter/ (or model/)  probes.json  metrics.csv               what was made
 merge_progress.json                                          digests of a merge's whole shards
 training_skip_stats.json  training_manifest.json  MODEL_CARD.md  loss.svg     what was done
 self_evaluation.json                                         the adapter measured against its base
+evaluation_rows.json                                         the rows of that, for the publisher
 run_summary.json                                             written last: it marks a complete run
 """
 
@@ -40,6 +41,7 @@ TRAINING_MANIFEST_NAME = "training_manifest.json"
 PREFLIGHT_NAME = "training-preflight.json"
 SUMMARY_NAME = "run_summary.json"
 EVALUATION_NAME = "self_evaluation.json"
+EVALUATION_ROWS_NAME = "evaluation_rows.json"
 
 
 def write_json(path: Path, value: object) -> None:

@@ -100,6 +100,9 @@ class WorkerSettings(RetentionSettings):
     base_shift_limit: float | None = Field(
         None, gt=0, description="Nats (RMS) that the served base may be from the NF4 base; null: only reported."
     )
+    shift_warning: float = Field(
+        0.1, gt=0, description="A base shift that is at least this share of an adapter's effect is warned of."
+    )
     # Read by the trainer too.
     sample_answers: int = Field(
         8, ge=0, le=32, description="Rows that base and adapter answer after a run, kept with their texts; 0: none."

@@ -279,8 +279,16 @@ def finish(
     tries = count_try(context, progress)
     if not (context.distributed.is_main or context.budget.shard_base):
         return
+    rate = progress.tokens_per_second  # none where this attempt had no step to do
     measured = evaluate_run(
-        context, progress, inputs, stop, tries, working=partial(telemetry.working, "self_evaluation")
+        context,
+        progress,
+        inputs,
+        stop,
+        tries,
+        working=partial(telemetry.working, "self_evaluation"),
+        advance=telemetry.self_evaluation,
+        training_seconds=progress.trained_tokens / rate if rate else 0.0,
     )
     if not context.distributed.is_main:  # the others have answered for their part of the base, where it is in parts
         return

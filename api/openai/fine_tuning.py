@@ -73,7 +73,7 @@ def to_contract(
         ContractRejected: ``CONTRACT_INVALID``: the ``mens`` block is not valid in a contract.
     """
     requested = body.method.supervised.hyperparameters if body.method else body.hyperparameters or Hyperparameters()
-    resolved = resolve_auto(requested, rows)
+    resolved = resolve_auto(requested, rows, base.learning_rate)
     sections = body.mens.sections()
     sections["model"] = {"hf_repo": base.name}
     # OpenAI trains on every row; a part of them is held out only where the caller says so.
@@ -138,13 +138,13 @@ def auto_fields(body: CreateFineTuningJob) -> frozenset[str]:
     return frozenset(path for path in paths if path.removeprefix("exec.") not in given)
 
 
-def resolve_auto(requested: Hyperparameters, rows: int) -> dict[str, float]:
+def resolve_auto(requested: Hyperparameters, rows: int, rate_of_base: float | None) -> dict[str, float]:
     """OpenAI's three hyperparameters as numbers, for a training file of so many rows.
 
     The rules are in `shared/contract/auto_hyperparameters.py`.
     """
     batch_size = auto_batch_size(rows) if requested.batch_size == "auto" else requested.batch_size
-    epochs = auto_epochs(rows, batch_size) if requested.n_epochs == "auto" else requested.n_epochs
+    epochs = auto_epochs(rows, batch_size, rate_of_base) if requested.n_epochs == "auto" else requested.n_epochs
     multiplier = 1.0 if requested.learning_rate_multiplier == "auto" else requested.learning_rate_multiplier
     return {"batch_size": batch_size, "learning_rate_multiplier": multiplier, "n_epochs": epochs}
 

@@ -13,12 +13,13 @@ WIDTH = 160
 """Characters of a text on one line."""
 
 
-def describe_evaluation(values: Mapping[str, Any], label: str) -> Iterator[str]:
+def describe_evaluation(values: Mapping[str, Any], label: str, *, brief: bool = False) -> Iterator[str]:
     """Lines for a job's result or an adapter's metrics; none where nothing was measured.
 
     Args:
         values: with the self-evaluation under its key.
         label: what stands before the first line, as wide as the indent of all others.
+        brief: show a wrong answer of each kind in place of all answers.
     """
     try:
         evaluation = SelfEvaluation.model_validate(values[KEY])
@@ -26,8 +27,29 @@ def describe_evaluation(values: Mapping[str, Any], label: str) -> Iterator[str]:
         return
     for number, line in enumerate(summarize(evaluation)):
         yield f"{label if number == 0 else ' ' * len(label)}{line}"
+    if brief:
+        yield from _describe_wrong(evaluation)
+        return
     for number, sample in enumerate(evaluation.sample_answers, start=1):
         yield from _describe_sample(number, sample)
+    for answer in evaluation.general_answers:
+        judged = {True: "kept", False: "lost", None: "not known by the base"}[answer.kept]
+        yield f"general question, {judged}: {_one_line(answer.question)}"
+        yield f"  base      {_one_line(answer.base)}"
+        yield f"  tuned     {_one_line(answer.tuned)}"
+
+
+def _describe_wrong(evaluation: SelfEvaluation) -> Iterator[str]:
+    if sample := evaluation.wrong_sample:
+        yield f"one that does not, line {sample.line}:"
+        yield f"  question  {_one_line(sample.prompt)}"
+        yield f"  expected  {_one_line(sample.reference)}"
+        yield f"  got       {_one_line(sample.tuned)}{'' if sample.tuned_ended else ' [cut]'}"
+    if answer := evaluation.lost_answer:
+        yield "a general answer that was lost:"
+        yield f"  question  {_one_line(answer.question)}"
+        yield f"  base      {_one_line(answer.base)}"
+        yield f"  got       {_one_line(answer.tuned)}"
 
 
 def _describe_sample(number: int, sample: SampleAnswer) -> Iterator[str]:

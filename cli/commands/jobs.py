@@ -25,12 +25,12 @@ from cli.export.handoff import HANDOFF_NAME
 from cli.export.original_merge import merge_original
 from cli.options import TemplateArgument, existing_file, parse_template_arguments
 from cli.output import print_table
+from shared.artifacts.merge_fidelity import shift_warning
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import parse_contract
 from shared.contract.sections import DEFAULT_MODEL_ID, BaseQuant, DataMode
 from shared.datasets.reader import count_lines
 from shared.errors import Code, MensError, NotFound
-from shared.model_card.self_evaluation import without_samples
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, priority, merge.")
@@ -221,7 +221,7 @@ def watch_job(job_id: JobId, as_json: JobJson = False) -> None:
         console.print_json(data=job)
     else:
         typer.echo(_outcome(job))
-        for line in describe_evaluation(without_samples(job["result"]), "against base  "):
+        for line in describe_evaluation(job["result"], "against base  ", brief=True):
             typer.echo(line)
         for line in describe_gates(job["result"]):
             typer.echo(line)
@@ -385,8 +385,9 @@ def _fidelity(measured: dict[str, Any] | None) -> str:
         return ""
     merge, training, effect = (measured[name] for name in ("adapter_divergence", "training_divergence", "effect"))
     seen = f"{training['mean_kl_nats']:.1e} from what training saw; " if training else ""
+    warning = shift_warning(training and training["mean_kl_nats"], effect["mean_kl_nats"])
     return (
         f"\nfidelity over {measured['positions']} positions, mean KL in nats: {merge['mean_kl_nats']:.1e} from base + adapter"
         f" (limit {measured['limit_nats']:.0e}, largest logit difference {merge['max_logit_difference']:.1e}); {seen}"
-        f"the adapter's effect is {effect['mean_kl_nats']:.1e}"
+        f"the adapter's effect is {effect['mean_kl_nats']:.1e}" + (f"\nwarning: {warning}" if warning else "")
     )

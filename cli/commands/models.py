@@ -174,6 +174,8 @@ def _describe_base(model: dict[str, Any]) -> Iterator[str]:
 def _describe_certificates(certificates: dict[str, Any]) -> Iterator[str]:
     for name, certificate in certificates.items():
         yield f"proof    {name}: {_describe_certificate(certificate)}"
+        for warning in certificate.get("warnings", []):
+            yield f"warning  {warning}"
     if not certificates:
         yield "proof    none: no replica has measured it"
 

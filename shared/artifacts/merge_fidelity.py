@@ -13,6 +13,8 @@ from shared.contract.sections import BaseWeights
 
 FIDELITY_NAME = "merge_fidelity.json"
 PROBES_NAME = "merge_probes.json"
+SHIFT_SHARE = 0.1
+"""Of the adapter's effect: a divergence from what training saw that is at least so large is warned of."""
 
 
 class Divergence(BaseModel):
@@ -43,6 +45,23 @@ class MergeFidelity(BaseModel):
     def passed(self) -> bool:
         """Whether the merge is faithful; a number that is not finite never passes."""
         return self.adapter_divergence.mean_kl_nats <= self.limit_nats
+
+    @property
+    def warning(self) -> str | None:
+        """That the merged model is far from the one that was trained; None where it is near, beside what the adapter does."""
+        training = self.training_divergence
+        return shift_warning(training.mean_kl_nats if training else None, self.effect.mean_kl_nats)
+
+
+def shift_warning(training_nats: float | None, effect_nats: float) -> str | None:
+    """:attr:`MergeFidelity.warning` of the mean divergence from what training saw and of the adapter's effect."""
+    if training_nats is None or training_nats < SHIFT_SHARE * effect_nats:
+        return None
+    return (
+        "A part of what was learnt is lost in the merged model: its divergence from what training saw is"
+        f" {training_nats:.2g} nats, and the adapter's whole effect {effect_nats:.2g}. Merge with --base-weights dequant_nf4,"
+        " or train over 16 bit (quant.base none)."
+    )
 
 
 class MergeProbe(BaseModel):

@@ -1,8 +1,11 @@
 """Values of ``auto`` hyper-parameters: pure rules, documented in docs/openai.md, echoed resolved.
 
 - ``batch_size``: a 16th of the rows, rounded down to a power of two, between 1 and 8.
-- ``epochs``: as many as give about 200 optimizer steps, between 1 and 10.
 - ``learning_rate``: the base's in the catalogue, else 2e-4.
+- ``epochs``: as many as give about 200 optimizer steps, and at least 1; at most 3, or 10 where the base's own rate is 1e-3 or more.
+
+A base that learns at so high a rate is a small one that was trained for seconds: it has little to forget, and needs many steps. A real
+base has what a task needs, and forgets the rest with each further epoch (decision 0075).
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ import math
 DEFAULT_LEARNING_RATE = 2e-4
 TARGET_STEPS = 200
 MAX_BATCH_SIZE = 8
-MAX_EPOCHS = 10
+MAX_EPOCHS = 3
+HIGH_RATE = 1e-3
+MAX_EPOCHS_AT_HIGH_RATE = 10
 
 
 def auto_batch_size(rows: int) -> int:
@@ -20,9 +25,10 @@ def auto_batch_size(rows: int) -> int:
     return min(MAX_BATCH_SIZE, 1 << int(math.log2(max(1, rows // 16))))
 
 
-def auto_epochs(rows: int, batch_size: int) -> int:
-    """Passes over the file."""
-    return max(1, min(MAX_EPOCHS, math.ceil(TARGET_STEPS * batch_size / max(1, rows))))
+def auto_epochs(rows: int, batch_size: int, rate_of_base: float | None) -> int:
+    """Passes over the file; ``rate_of_base`` is the catalogue's, None when it has none for the base."""
+    most = MAX_EPOCHS_AT_HIGH_RATE if auto_learning_rate(rate_of_base) >= HIGH_RATE else MAX_EPOCHS
+    return max(1, min(most, math.ceil(TARGET_STEPS * batch_size / max(1, rows))))
 
 
 def auto_exec(rows: int, rate_of_base: float | None) -> dict[str, float]:
@@ -31,7 +37,7 @@ def auto_exec(rows: int, rate_of_base: float | None) -> dict[str, float]:
     return {
         "batch_size": batch_size,
         "grad_accum": 1,
-        "epochs": auto_epochs(rows, batch_size),
+        "epochs": auto_epochs(rows, batch_size, rate_of_base),
         "learning_rate": auto_learning_rate(rate_of_base),
     }
 
@@ -54,3 +60,19 @@ def note_on_default_rate(rate: float, *, is_default: bool, base: str, rate_of_ba
         return []
     what = f"exec.learning_rate is the contract's default, {rate:g}"
     return [f"{what}; {base} learns well at {rate_of_base:g} (its entry in the catalogue): set it."]
+
+
+def note_on_epochs(epochs: int, rate_of_base: float | None, *, has_replay: bool) -> list[str]:
+    """That so many passes cost a real base what it could do beside the task; none where they do not, or rows are replayed.
+
+    Args:
+        epochs: of the job.
+        rate_of_base: the catalogue's; None when it has none for the base.
+        has_replay: whether the job has a replay file.
+    """
+    if has_replay or epochs <= MAX_EPOCHS or auto_learning_rate(rate_of_base) >= HIGH_RATE:
+        return []
+    cost = f"exec.epochs is {epochs}: each pass over the same rows costs a base some of what it can do beside the task."
+    return [
+        f"{cost} The report counts general questions; --replay FILE (data.replay_file) with general chats keeps more."
+    ]

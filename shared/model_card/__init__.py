@@ -1,4 +1,5 @@
 """What an adapter says of itself: the self-evaluation of its run, and the README that the Hugging Face hub reads.
 
-Start with `self_evaluation.py`; `readme.py` writes the card from records alone. Imports `shared.artifacts` and below; no SQL.
+Start with `self_evaluation.py`; `readme.py` writes the card from records alone. `evaluation_rows.py` has the rows that are measured. Imports `shared.statistics` and
+`shared.artifacts` and below; no SQL and no torch.
 """

@@ -15,23 +15,33 @@ SOURCES = {
 
 
 def evaluation_section(evaluation: SelfEvaluation) -> str:
-    """Markdown; the same for the same numbers and texts."""
+    """Markdown; the same for the same numbers and texts. What is served comes first."""
     parts = ["\n## Against its base\n", _measures(evaluation)]
     parts += [f"\n{inline(note)}\n" for note in evaluation.notes]
+    parts += [f"\n> **Warning.** {inline(warning)}\n" for warning in evaluation.warnings]
     if evaluation.sample_answers:
         parts.append(
-            "\n### Sample answers\n\nWritten greedily by the base and by the adapter on it; not chosen by how good they are.\n"
+            "\n### Sample answers\n\nWritten greedily by the base and by the adapter on it; not chosen by how good they are."
+            f" {evaluation.exact_answers} of {len(evaluation.sample_answers)} equal their reference.\n"
         )
         parts += ["".join(_sample(number, sample)) for number, sample in enumerate(evaluation.sample_answers, start=1)]
+    if evaluation.general_answers:
+        parts.append(_general(evaluation))
     return "".join(parts)
 
 
 def _measures(evaluation: SelfEvaluation) -> str:
+    served = evaluation.served
+    trained = f", on the training's own weights ({evaluation.precision})" if evaluation.precision else ""
+    sources = [(evaluation.loss, evaluation.token_accuracy, trained if served else "")]
+    if served:
+        sources.insert(0, (served.loss, served.token_accuracy, f", served ({served.weights} weights, {served.dtype})"))
     rows = [
-        _row(name, measure, factor, unit)
+        _row(f"{name}{where}", measure, factor, unit)
+        for loss, accuracy, where in sources
         for name, measure, factor, unit in (
-            ("loss (nats per token)", evaluation.loss, 1.0, ".4f"),
-            ("token accuracy (%)", evaluation.token_accuracy, 100.0, ".1f"),
+            ("loss (nats per token)", loss, 1.0, ".4f"),
+            ("token accuracy (%)", accuracy, 100.0, ".1f"),
         )
         if measure
     ]
@@ -41,9 +51,26 @@ def _measures(evaluation: SelfEvaluation) -> str:
     if evaluation.held_out_copies:
         source += f", **{evaluation.held_out_copies} of which are trained on too**: new rows may do worse"
     head = ("measure", "base", "tuned", "difference a row", "interval")
+    fewer = ""
+    if served and served.rows < evaluation.rows:
+        fewer = f" What is served was measured on the first {served.rows} of these rows."
+    if evaluation.precision and not served:
+        fewer = " It was not measured on served weights."
     return (
-        f"\nMeasured on {source}; {evaluation.tokens:,} supervised tokens, the same for both.\n\n{table(rows, head)}\n"
+        f"\nMeasured on {source}; {evaluation.tokens:,} supervised tokens, the same for both.{fewer}\n\n{table(rows, head)}\n"
         "Each end of an interval holds with 95 % (BCa bootstrap over rows).\n"
+    )
+
+
+def _general(evaluation: SelfEvaluation) -> str:
+    """A table of the general questions."""
+    known = evaluation.known_answers
+    kept = sum(answer.kept is True for answer in known)
+    words = {True: "yes", False: "no", None: "the base does not know it"}
+    rows = [(one.question, one.base, one.tuned, words[one.kept]) for one in evaluation.general_answers]
+    return (
+        f"\n### General questions\n\nFixed questions that have nothing to do with the data. Kept: {kept} of the {len(known)} that the base"
+        f" answers.\n\n{table(rows, ('question', 'base', 'tuned', 'kept'))}"
     )
 
 

@@ -146,8 +146,10 @@ def _certificates(certificates: Mapping[str, Any]) -> str:
         tuple(_certificate(number, one)) for number, one in enumerate(certificates.values(), 1)
     ]
     head = ("replica", "result", "effect (nats)", "engine error (nats)", "base shift (nats)")
+    warnings = dict.fromkeys(warning for one in certificates.values() for warning in one.get("warnings", []))
     return (
         f"\n## Certificates\n\nMeasured on each replica that served it before it was published.\n\n{table(rows, head)}"
+        + "".join(f"\n> **Warning.** {inline(warning)}\n" for warning in warnings)
     )
 
 

@@ -13,6 +13,14 @@ KEY = "self_evaluation"
 """Where a job's result and an adapter's metrics hold it."""
 
 
+LEAST_KEPT = 0.75
+"""Share of the general answers; fewer are called forgetting."""
+FORGETTING_REMEDY = "the model has forgotten what it could do beside the task: fewer epochs, or --replay FILE with rows of general chats, keep more"
+LEAST_LOSS_SHARE = 0.25
+"""By so much more than the trainer's is the loss of what is served a warning."""
+SHIFT_REMEDY = "Train over 16 bit (quant.base none), or serve the dequantised twin (`mens base dequantize NAME`)."
+
+
 class EvaluationPart(BaseModel):
     """Part of a self-evaluation; closed and frozen."""
 
@@ -53,6 +61,43 @@ class SampleAnswer(EvaluationPart):
     base_ended: bool = Field(description="Whether the base ended its answer; else the limit of tokens cut it.")
     tuned_ended: bool
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the tuned model wrote the reference, white space aside."""
+        return self.tuned_ended and self.tuned.split() == self.reference.split()
+
+
+class GeneralAnswer(EvaluationPart):
+    """One general question's answers, greedy; `shared/model_card/general_questions.py` judges them."""
+
+    question: str
+    base: str
+    tuned: str
+    kept: bool | None = Field(
+        description="Whether the tuned model still answers it; null where the base itself does not."
+    )
+
+
+class ServedEvaluation(EvaluationPart):
+    """The measures of the serving tier: the same rows, token by token, through a replica."""
+
+    base: str = Field(description="Name of the base that the replica serves.")
+    dtype: str = Field(description="In which it computes.")
+    weights: Literal["original", "twin"] = Field(
+        description="The base's own weights, or those of its dequantised twin."
+    )
+    rows: int
+    tokens: int = Field(description="Supervised tokens of these rows.")
+    loss: PairedMeasure | None
+    token_accuracy: PairedMeasure | None
+
+
+class AnswerSource(StrEnum):
+    """The model that the sample answers and the general ones were asked of."""
+
+    TRAINER = "trainer"
+    REPLICA = "replica"
+
 
 class SelfEvaluation(EvaluationPart):
     """What a finished run measured of itself."""
@@ -67,20 +112,65 @@ class SelfEvaluation(EvaluationPart):
     tokens: int = Field(description="Supervised tokens of these rows.")
     loss: PairedMeasure | None = Field(description="Nats per supervised token; lower is better.")
     token_accuracy: PairedMeasure | None = Field(description="Share of supervised tokens that the arg-max predicts.")
+    precision: str | None = Field(
+        None, description="How the trainer held the base: nf4, or the name of a type; null in an earlier release's."
+    )
+    served: ServedEvaluation | None = Field(
+        None, description="The same measures of the served model; null where nothing was published."
+    )
+    answers_from: AnswerSource | None = Field(None, description="Null where there are no answers.")
     sample_answers: tuple[SampleAnswer, ...] = ()
+    general_answers: tuple[GeneralAnswer, ...] = ()
     notes: tuple[str, ...] = Field((), description="What was not measured, and why.")
+    warnings: tuple[str, ...] = Field((), description="What a user of the model should know before it is used.")
+
+    @property
+    def exact_answers(self) -> int:
+        """Sample answers of the tuned model that equal their reference."""
+        return sum(sample.is_exact for sample in self.sample_answers)
+
+    @property
+    def wrong_sample(self) -> SampleAnswer | None:
+        """The first sample that the tuned model did not answer as its reference does."""
+        return next((sample for sample in self.sample_answers if not sample.is_exact), None)
+
+    @property
+    def known_answers(self) -> list[GeneralAnswer]:
+        """General answers that the base itself had right."""
+        return [answer for answer in self.general_answers if answer.kept is not None]
+
+    @property
+    def lost_answer(self) -> GeneralAnswer | None:
+        """The first general question that the tuned model no longer answers."""
+        return next((answer for answer in self.general_answers if answer.kept is False), None)
+
+
+TEXTS = ("sample_answers", "general_answers")
 
 
 def without_samples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A job's result or an adapter's metrics as lists show them: without the sample answers."""
+    """A job's result or an adapter's metrics as lists show them: without the answers."""
     found = values.get(KEY)
     if not isinstance(found, dict):
         return dict(values)
-    return {**values, KEY: {name: value for name, value in found.items() if name != "sample_answers"}}
+    return {**values, KEY: {name: value for name, value in found.items() if name not in TEXTS}}
+
+
+def shift_warning(evaluation: SelfEvaluation) -> str | None:
+    """That the served model is much worse than the one that was trained; None where it is not."""
+    trained, served = evaluation.loss, evaluation.served and evaluation.served.loss
+    if not (trained and served and evaluation.precision == "nf4"):
+        return None
+    if not served.tuned > (1 + LEAST_LOSS_SHARE) * trained.tuned:
+        return None
+    return (
+        f"A part of what was learnt is lost where it is served: the loss is {served.tuned:.4f} there and"
+        f" {trained.tuned:.4f} on the NF4 base of the training. {SHIFT_REMEDY}"
+    )
 
 
 def summarize(evaluation: SelfEvaluation) -> list[str]:
-    """The measures in a few lines of plain text; the same words everywhere."""
+    """The measures in a few lines of plain text; the same words everywhere. What is served comes first."""
     rows = {
         RowSource.VALIDATION_FILE: "rows of the validation file",
         RowSource.HELD_OUT: "held-out rows",
@@ -91,22 +181,56 @@ def summarize(evaluation: SelfEvaluation) -> list[str]:
     lines = [
         f"{evaluation.rows} of {evaluation.rows_available} {rows}{leaked}; {evaluation.tokens:,} supervised tokens"
     ]
-    if loss := evaluation.loss:
-        lines.append(f"loss {loss.base:.4f} -> {loss.tuned:.4f} nats per token{_change(loss, '{:+.4f}')}")
-    if accuracy := evaluation.token_accuracy:
-        shown = PairedMeasure(
-            base=100 * accuracy.base,
-            tuned=100 * accuracy.tuned,
-            row_difference=100 * accuracy.row_difference,
-            interval=accuracy.interval and (100 * accuracy.interval[0], 100 * accuracy.interval[1]),
+    if served := evaluation.served:
+        some = f", {served.rows} of these rows" if served.rows < evaluation.rows else ""
+        lines += _measures(
+            f"served ({served.weights} weights, {served.dtype}{some}): ", served.loss, served.token_accuracy
         )
-        lines.append(f"token accuracy {shown.base:.1f} % -> {shown.tuned:.1f} %{_change(shown, '{:+.1f}')}")
-    return [*lines, *evaluation.notes]
+    trained = f"on the training's own weights ({evaluation.precision}): " if evaluation.precision else ""
+    lines += _measures(trained, evaluation.loss, evaluation.token_accuracy)
+    if evaluation.precision and not served:
+        lines.append("not measured on served weights")
+    lines += _answers(evaluation)
+    return [*lines, *evaluation.notes, *(f"warning: {warning}" for warning in evaluation.warnings)]
 
 
-def _change(measure: PairedMeasure, form: str) -> str:
-    mean = form.format(measure.row_difference)
+def _measures(where: str, loss: PairedMeasure | None, accuracy: PairedMeasure | None) -> list[str]:
+    lines = []
+    if loss:
+        lines.append(
+            f"{where}loss {loss.base:.4f} -> {loss.tuned:.4f} nats per token; {_change(loss, -1.0, '.4f', '')}"
+        )
+    if accuracy:
+        before, after = 100 * accuracy.base, 100 * accuracy.tuned
+        change = _change(accuracy, 100.0, ".1f", " points")
+        lines.append(f"{where}token accuracy {before:.1f} % -> {after:.1f} %; {change}")
+    return lines
+
+
+def _change(measure: PairedMeasure, sign: float, form: str, unit: str) -> str:
+    """How much better an average row is, in words. ``sign`` makes more of it better, and scales it."""
+
+    def amount(value: float) -> str:
+        return f"{format(abs(value), form)}{unit}"
+
+    mean = sign * measure.row_difference
     if measure.interval is None:
-        return f"; {mean} a row, too few rows for an interval"
-    low, high = (form.format(end) for end in measure.interval)
-    return f"; {mean} a row, between {low} and {high}"
+        return f"{'better' if mean >= 0 else 'worse'} by {amount(mean)} on an average row (too few rows to be sure)"
+    low, high = sorted(sign * end for end in measure.interval)
+    if low <= 0 <= high:
+        return f"no clear difference: an average row is between {amount(low)} worse and {amount(high)} better"
+    near, far = sorted((abs(low), abs(high)))
+    word = "better" if low > 0 else "worse"
+    return f"{word} by {amount(mean)} on an average row (very likely {format(near, form)} to {amount(far)})"
+
+
+def _answers(evaluation: SelfEvaluation) -> list[str]:
+    lines = []
+    if samples := evaluation.sample_answers:
+        lines.append(f"{evaluation.exact_answers} of {len(samples)} sample answers equal their reference")
+    if known := evaluation.known_answers:
+        kept = sum(answer.kept is True for answer in known)
+        lines.append(f"general answers kept: {kept} of {len(known)}")
+        if kept < LEAST_KEPT * len(known):
+            lines.append(FORGETTING_REMEDY)
+    return lines

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shared.base_models.catalog import BaseModelEntry, refuse_unknown_files
 from shared.base_models.config import ModelConfig
-from shared.contract.auto_hyperparameters import note_on_default_rate
+from shared.contract.auto_hyperparameters import note_on_default_rate, note_on_epochs
 from shared.contract.base_quant import is_open, pair_of, settled
 from shared.contract.epochs import Histogram, rows_per_epoch
 from shared.contract.flat_keys import parse_backend
@@ -137,6 +137,8 @@ def preflight(
     advice = note_on_default_rate(
         contract.exec.learning_rate, is_default=is_default, base=base.name, rate_of_base=base.learning_rate
     )
+    epochs, has_replay = contract.exec.epochs, replay is not None
+    advice += note_on_epochs(epochs, base.learning_rate, has_replay=has_replay)
     return Preflight(
         plan=plan,
         model=model,

@@ -11,11 +11,14 @@ import pytest
 from shared.artifacts.manifests import AdapterManifest
 from shared.artifacts.merge_fidelity import FIDELITY_NAME, MergeFidelity
 from shared.base_models.catalog import BaseModelEntry
+from shared.model_card.evaluation_rows import EvaluationRow, EvaluationRows, SamplePrompt
+from shared.model_card.self_evaluation import AnswerSource, RowSource, SelfEvaluation
 from shared.tokenization.tokenizer import Tokenizer
 from tests.support.serving_installation import KEY, ServingInstallation
 from tests.support.vllm_server import VllmServer
 from worker.jobs.certificates import Scores, rms
 from worker.jobs.publish import REQUEST_SECONDS
+from worker.jobs.served_evaluation import ServedPair
 from worker.probe_chats import encode_chats
 from worker.replica_client import ReplicaClient
 
@@ -68,6 +71,61 @@ def tuned(serving_installation: ServingInstallation, merged_adapter: AdapterMani
 
     folder = serving_installation.folder(merged_adapter)
     return load(serving_installation.base, folder, torch.float32, torch.device("cpu")).eval()
+
+
+def own_measure(model: Any, rows: list[EvaluationRow]) -> tuple[float, float]:
+    """Loss (nats per token) and share of arg-max hits, by transformers and peft alone."""
+    import torch
+
+    losses: list[float] = []
+    hits: list[float] = []
+    for row in rows:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([row.token_ids]), use_cache=False).logits[0].float()
+        for at in row.positions:
+            losses.append(-float(logits[at - 1].log_softmax(-1)[row.token_ids[at]]))
+            hits.append(float(logits[at - 1].argmax()) == row.token_ids[at])
+    return sum(losses) / len(losses), sum(hits) / len(hits)
+
+
+def test_the_served_evaluation_is_what_transformers_and_peft_measure(
+    vllm_server: VllmServer, serving_installation: ServingInstallation, merged_adapter: AdapterManifest, tuned: Any
+) -> None:
+    tokenizer = Tokenizer.load(serving_installation.base)
+    with vllm_server.client() as client:
+        prompts = [tokenizer.encode(text).ids for text in PROMPTS]
+        # Continued by the adapter itself, so that its arg-max is right here and there.
+        rows = [
+            EvaluationRow(
+                token_ids=(*ids, *greedy(client, merged_adapter.adapter_id, ids)[:12]), positions=(1, len(ids) + 1)
+            )
+            for ids in prompts
+        ]
+    samples = [
+        SamplePrompt(line=n, role="user", text=text, turns=1, ids=ids, reference="")
+        for n, (text, ids) in enumerate(zip(PROMPTS, prompts, strict=True), start=1)
+    ]
+    before = SelfEvaluation(
+        source=RowSource.TRAINING, rows=8, rows_available=8, tokens=16, loss=None, token_accuracy=None, precision="nf4"
+    )
+    base = {"name": serving_installation.entry.name, "dtype": "float32", "twin_of": None}
+    with ReplicaClient(vllm_server.url, KEY, REQUEST_SECONDS) as replica:
+        models = ServedPair(replica, merged_adapter.adapter_id, base)
+        found = models.measure(before, EvaluationRows(rows=tuple(rows), samples=tuple(samples)), 600.0)
+    assert found.served is not None
+    assert (found.served.rows, found.served.tokens, found.served.weights) == (8, 16, "original")
+    assert found.served.loss is not None
+    assert found.served.token_accuracy is not None
+    loss, hits = own_measure(tuned, rows)
+    assert found.served.loss.tuned == pytest.approx(loss, abs=1e-4)
+    assert found.served.token_accuracy.tuned == pytest.approx(hits)
+    with tuned.disable_adapter():
+        loss, hits = own_measure(tuned, rows)
+    assert found.served.loss.base == pytest.approx(loss, abs=1e-4)
+    assert found.served.token_accuracy.base == pytest.approx(hits)
+    assert found.answers_from is AnswerSource.REPLICA
+    assert [sample.prompt for sample in found.sample_answers] == PROMPTS
+    assert any(sample.base != sample.tuned for sample in found.sample_answers)
 
 
 def test_served_tokens_are_the_trained_models(

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from shared.errors import Code, JobFailed
+from shared.model_card.self_evaluation import SHIFT_REMEDY
 from worker.probe_chats import EncodedChats
 
 NOISE_FACTOR = 3.0
@@ -61,10 +62,12 @@ class Limits:
     Attributes:
         effect_floor: least effect.
         base_shift: largest RMS base shift; None: it is only reported.
+        shift_warning: share of the effect from which on a base shift is warned of.
     """
 
     effect_floor: float
     base_shift: float | None = None
+    shift_warning: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,11 @@ def certificate(
             **_error_numbers("base_shift", measured.trained, measured.served, limits.base_shift),
         },
     }
-    parity, least_effect = report["parity"], max(limits.effect_floor, NOISE_FACTOR * report["noise_rms_nats"])
+    parity, effect_rms = report["parity"], report["effect_rms_nats"]
+    shift = parity["base_shift_rms_nats"]
+    parity["shift_share"] = shift / effect_rms if shift is not None and effect_rms else None
+    report["warnings"] = _warnings(parity["shift_share"], limits.shift_warning)
+    least_effect = max(limits.effect_floor, NOISE_FACTOR * report["noise_rms_nats"])
     # Written so that a number that is not finite never passes: every comparison with NaN is false.
     verdicts = {
         "template": bool(template["equal"] and template["chats"]),
@@ -177,6 +184,14 @@ def certificate(
     }
     failed = [name for name, passed in verdicts.items() if not passed]
     return {**report, "failed": failed, "passed": not failed}
+
+
+def _warnings(shift_share: float | None, limit: float) -> list[str]:
+    """What passed, and should be known before the adapter is used."""
+    if shift_share is None or not shift_share >= limit:
+        return []
+    lost = f"the base shift is {100 * shift_share:.0f} % of what the adapter changes"
+    return [f"A part of what was learnt is lost where it is served: {lost}. {SHIFT_REMEDY}"]
 
 
 def _error_numbers(name: str, expected: Scores | None, served: Scores, limit: float | None) -> dict[str, Any]:

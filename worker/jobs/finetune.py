@@ -38,6 +38,7 @@ from worker.jobs.child_process import ChildProcess, count_processes, trainer_thr
 from worker.jobs.judge import judge_for_alias
 from worker.jobs.publish import ProbeSet, certify
 from worker.jobs.reference_scores import ReferenceScores
+from worker.jobs.served_evaluation import evaluate_served
 from worker.machine import describe_machine
 from worker.run_folder import (
     ADAPTER_FOLDER,
@@ -235,7 +236,9 @@ def publish(attempt: Attempt, plan: ExecutionPlan, adapter: NewAdapter, run_dir:
     """Certify the adapter on every serving replica, unless the contract asks for training only; see :func:`publish_adapter`."""
     if not plan.contract.artifact.publish:
         return adapter
-    return publish_adapter(attempt, plan.base, plan.contract.device, adapter, run_dir)
+    published = publish_adapter(attempt, plan.base, plan.contract.device, adapter, run_dir)
+    evaluate_served(attempt, published.id, published.certificates or {}, run_dir)
+    return published
 
 
 def publish_adapter(
@@ -260,7 +263,7 @@ def publish_adapter(
         probes=(read_json(run_dir / PROBES_NAME) or {"probes": []})["probes"],
         encode_chats=trainer.encode_chats,
         reference=trainer.scores if settings.parity == "full" else None,
-        limits=Limits(settings.effect_floor, settings.base_shift_limit),
+        limits=Limits(settings.effect_floor, settings.base_shift_limit, settings.shift_warning),
         template_arguments=arguments,
     )
     try:
@@ -275,6 +278,9 @@ def publish_adapter(
         if failed := error.details.get("certificates"):
             attempt.leases.quarantine(attempt.lease, adapter.model_copy(update={"certificates": failed}))
         raise
+    # Replicas of one base warn of the same.
+    warnings = dict.fromkeys(warning for one in certificates.values() for warning in one.get("warnings", []))
+    attempt.report(events=[NewEvent(level="warn", message=warning) for warning in warnings])
     return adapter.model_copy(update={"published": True, "certificates": certificates})
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, MODEL_MANIFEST_NAME, WEIGHTS_NAME
-from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME
+from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME, MergeFidelity
 from shared.artifacts.signatures import MERGED_MODEL, sign_folder
 from shared.contract.plan import MergeInputs, MergePlan, MergeRun
 from shared.database.job_states import Stage
+from shared.database.records import NewEvent
 from worker.checkpoints.folders import adopt_shards
 from worker.jobs.attempt import Attempt
 from worker.jobs.child_process import ChildProcess
@@ -61,6 +62,7 @@ def store_model(attempt: Attempt) -> None:
         names.append(MERGED_MODEL.signature_name)
     attempt.storage.put_folder("models", digest, folder, names, MODEL_MANIFEST_NAME)
     result = {key: summary[key] for key in ("model_digest", "adapter_id", "files", "fidelity")}
-    # Events that waited for the database.
-    attempt.report()
+    warning = MergeFidelity.model_validate(summary["fidelity"]).warning
+    # With events that waited for the database.
+    attempt.report(events=[NewEvent(level="warn", message=warning)] if warning else [])
     attempt.leases.finish(attempt.lease, result)

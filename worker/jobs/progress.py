@@ -52,6 +52,10 @@ def to_events(telemetry: list[dict[str, Any]]) -> list[NewEvent]:
         elif kind == "validation":
             text = f"Step {payload['step']}: validation loss={_loss(payload['val_loss'])}"
             events.append(NewEvent(type="metrics", message=text, data=payload))
+        elif kind == EVALUATION_EVENT:
+            if not payload["items_done"]:
+                what = f"{payload['items_total']} {payload['activity'].replace('_', ' ')}"
+                events.append(NewEvent(message=f"Self-evaluation: {what}.", data=payload))
         elif message := _message(kind, payload):
             events.append(NewEvent(level="warn" if kind in WARNINGS else "info", message=message, data=payload))
     return events

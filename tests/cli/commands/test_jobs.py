@@ -264,6 +264,22 @@ def test_watch_prints_what_was_measured_of_a_merge(installation: CliInstallation
     assert lines[-1].endswith("the adapter's effect is 3.0e-01")
 
 
+def test_watch_warns_of_a_merge_that_is_far_from_what_was_trained(installation: CliInstallation) -> None:
+    jobs, leases = installation.services.jobs, Leases(installation.services.database, 60)
+    lease = claimed(jobs, leases)
+    far, near = ({"mean_kl_nats": kl, "max_kl_nats": kl, "max_logit_difference": 0.07} for kl in (0.3, 2.5e-5))
+    fidelity = {
+        "positions": 152,
+        "limit_nats": 1e-2,
+        "adapter_divergence": near,
+        "training_divergence": far,
+        "effect": far,
+    }
+    leases.finish(lease, {"model_digest": "a" * 64, "fidelity": fidelity})
+    last = installation.mens("jobs", "watch", lease.job.id).splitlines()[-1]
+    assert last.startswith("warning: A part of what was learnt is lost in the merged model: ")
+
+
 def test_show_prints_both_models_and_their_answers(installation: CliInstallation, rows: str) -> None:
     installation.mens("train", rows, "--model", "tiny", "--no-watch")
     (job,) = installation.services.jobs.list(after=None, limit=1)
@@ -294,9 +310,11 @@ def test_show_prints_both_models_and_their_answers(installation: CliInstallation
     leases.finish(lease, {"adapter_id": "demo@1", "self_evaluation": measured})
     shown = installation.mens("jobs", "show", job.id).splitlines()
     at = next(number for number, line in enumerate(shown) if line.startswith("against base"))
-    assert shown[at : at + 7] == [
+    change = "better by 1.2000 on an average row (very likely 1.0000 to 1.4000)"
+    assert shown[at : at + 8] == [
         "against base  9 of 10 held-out rows; 40 supervised tokens",
-        "              loss 2.5000 -> 1.2500 nats per token; -1.2000 a row, between -1.4000 and -1.0000",
+        f"              loss 2.5000 -> 1.2500 nats per token; {change}",
+        "              0 of 1 sample answers equal their reference",
         "sample 1, line 3",
         "  user      What is a bug?[31m",
         "  reference A mistake.",

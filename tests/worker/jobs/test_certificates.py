@@ -63,6 +63,7 @@ def test_passed_certificate_is_json_with_every_number():
         "base_shift_rms_nats": pytest.approx(0.1),
         "base_shift_max_nats": pytest.approx(0.1),
         "base_shift_limit_nats": None,
+        "shift_share": pytest.approx(0.1),
     }
 
 
@@ -179,3 +180,17 @@ def test_engine_error_fails_above_its_limit_only(start, error):
     probe = {"base": [[start + 1]], "base_again": [[start + 1]], "served": [[start]], "trained": None}
     found = judge(reference=[[start - error]], **probe)
     assert ("engine_error" in found["failed"]) == (found["parity"]["engine_error_rms_nats"] > 1e-4)
+
+
+@pytest.mark.parametrize(("shift", "is_warned"), [(0.05, False), (0.1, True), (0.4, True)])
+def test_a_shift_that_is_a_tenth_of_the_effect_is_warned_of(shift: float, is_warned: bool) -> None:
+    found = judge(trained=[[-1.0 - shift, -1.0 + shift]])
+    assert found["parity"]["shift_share"] == pytest.approx(shift)
+    assert bool(found["warnings"]) is is_warned
+    assert found["passed"], "it fails nothing"
+    assert all("quant.base none" in warning for warning in found["warnings"])
+
+
+def test_no_shift_share_without_scores_of_the_training() -> None:
+    found = judge(trained=None)
+    assert (found["parity"]["shift_share"], found["warnings"]) == (None, [])

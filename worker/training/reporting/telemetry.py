@@ -28,6 +28,7 @@ TELEMETRY_SCHEMA_VERSION = 1
 METRIC_COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_token_accuracy")
 LOSS_SMOOTHING = 0.1
 WORKING_SECONDS = 5.0
+PROGRESS_SECONDS = 1.0
 """How long a part of a run that reports its result at its end may be silent before it tells that it goes on."""
 
 
@@ -120,6 +121,11 @@ class Telemetry:
         """Tell that a long part of the run goes on, unless something was told just before: the worker ends a silent trainer."""
         if time.monotonic() - self._told_at >= WORKING_SECONDS:
             self.emit("working", {"activity": activity})
+
+    def self_evaluation(self, activity: str, done: int, total: int) -> None:
+        """Report how far the self-evaluation is: when a part of it begins, and once a second."""
+        if done == 0 or time.monotonic() - self._told_at >= PROGRESS_SECONDS:
+            self.emit("self_evaluation_progress", {"activity": activity, "items_done": done, "items_total": total})
 
     def skipped(self, **counts: int) -> None:
         """Set counts of left-out rows by reason, e.g. ``curriculum`` when an epoch admits fewer.

@@ -6,36 +6,51 @@ It comes after the adapter is written, so nothing of it can change a byte of one
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, overload
 
 import torch
 
 from shared.contract.plan import TrainingInputs
+from shared.contract.sections import BaseQuant
 from shared.errors import Code, MensError
-from shared.model_card.self_evaluation import RowSource, SampleAnswer, SelfEvaluation
+from shared.model_card.evaluation_rows import (
+    SAMPLE_TOKENS,
+    Answers,
+    EvaluationRow,
+    EvaluationRows,
+    SamplePrompt,
+    WrittenAnswer,
+    answer_in_time,
+    compare_accuracies,
+    compare_losses,
+    seconds_for,
+)
+from shared.model_card.self_evaluation import AnswerSource, RowSource, SelfEvaluation
 from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 from worker.child_runtime import EXIT_CANCELLED, EXIT_PAUSED, PeerLost, StopRequested, is_out_of_memory
+from worker.run_folder import EVALUATION_ROWS_NAME, write_json
 from worker.training.checkpoint import Progress
+from worker.training.data.prepared import Row
 from worker.training.method import Example
 from worker.training.self_evaluation.sample_answers import (
     MAX_CANDIDATES,
-    MAX_NEW_TOKENS,
     MAX_PROMPT_TOKENS,
+    answer_both,
+    general_prompts,
     read_prompts,
-    sample_answers,
 )
 from worker.training.self_evaluation.scores import (
     choose_rows,
-    compare_accuracies,
-    compare_losses,
     score_rows,
     shuffled,
 )
@@ -82,6 +97,7 @@ class Measured:
             "base_token_accuracy": found.token_accuracy and found.token_accuracy.base,
             "tuned_token_accuracy": found.token_accuracy and found.token_accuracy.tuned,
             "sample_answers": len(found.sample_answers),
+            "general_answers": len(found.general_answers),
             "seconds": self.seconds,
             "causes": self.causes,
         }
@@ -100,6 +116,8 @@ def evaluate_run(
     tries: int = 1,
     samples: int | None = None,
     working: Callable[[], None] = lambda: None,
+    advance: Callable[[str, int, int], None] = lambda *_: None,
+    training_seconds: float = 0.0,
 ) -> Measured:
     """Measure the adapter of a finished run against its base.
 
@@ -108,18 +126,28 @@ def evaluate_run(
         tries: how often attempts at the run have come this far, this one included.
         samples: sample answers; as the environment says when None.
         working: called between rows and tokens, to tell that the run goes on.
+        advance: called with an activity and how much of it is done, of how much.
+        training_seconds: of the training; answers that take more than a tenth of it are left out.
 
     Raises:
         StopRequested: a stop was requested. Nothing is kept; a run that goes on measures again.
     """
     began = time.monotonic()
-    work = _Evaluation(context, inputs, progress.trained_tokens, _check_of(context, stop, working))
+    work = _Evaluation(context, inputs, progress.trained_tokens, _check_of(context, stop, working), advance)
     if tries <= MAX_TRIES:
+        wanted = sample_count(os.environ) if samples is None else samples
         work.attempt("Loss and token accuracy", work.score)
-        work.attempt("Sample answers", lambda: work.answer(sample_count(os.environ) if samples is None else samples))
+        work.attempt("Prompts of answers", lambda: work.read(wanted))
+        if not context.plan.contract.artifact.publish:  # else the publisher asks the model that is served
+            # Where processes share the base all must do the same, and clocks differ.
+            bounded = not context.budget.shard_base
+            budget = seconds_for(training_seconds) if bounded else math.inf
+            work.attempt("Sample answers", lambda: work.answer(began + budget))
     else:
         work.causes.append("interrupted")
         work.notes.append("Nothing was measured: the trainer was ended each time while it did so.")
+    if context.distributed.is_main:
+        write_json(context.run_dir / EVALUATION_ROWS_NAME, work.rows_to_serve().model_dump(mode="json"))
     return Measured(work.result(), time.monotonic() - began, work.causes)
 
 
@@ -127,9 +155,14 @@ class _Evaluation:
     """The parts of a self-evaluation, each of which may fail alone."""
 
     def __init__(
-        self, context: TrainingContext, inputs: TrainingInputs, trained_tokens: int, check: Callable[[], None]
+        self,
+        context: TrainingContext,
+        inputs: TrainingInputs,
+        trained_tokens: int,
+        check: Callable[[], None],
+        advance: Callable[[str, int, int], None],
     ) -> None:
-        self._context, self._inputs, self._check = context, inputs, check
+        self._context, self._inputs, self._check, self._advance = context, inputs, check, advance
         self._trained_tokens = trained_tokens
         self._seed = context.plan.contract.exec.seed
         held_out = bool(len(context.data.validation))
@@ -143,7 +176,11 @@ class _Evaluation:
             "loss": None,
             "token_accuracy": None,
         }
-        self._answers: tuple[SampleAnswer, ...] = ()
+        self._chosen: list[Example] = []
+        self._prompts: list[SamplePrompt] = []
+        self._general: list[list[int]] = []
+        self._end_ids: frozenset[int] = frozenset()
+        self._answers = Answers()
         self.notes: list[str] = []
         self.causes: list[str] = []
 
@@ -169,10 +206,16 @@ class _Evaluation:
         chosen = choose_rows(
             lambda number: sum(self._rows[number].lengths), len(self._rows), self._trained_tokens, self._seed
         )
-        rows = [self._rows[number] for number in chosen]
+        rows = self._chosen = [self._rows[number] for number in chosen]
+        done = count(0)
+
+        def check() -> None:
+            self._advance("scored_rows", next(done), 2 * len(rows))
+            self._check()
+
         with self._context.model.disable_adapter():
-            base = score_rows(self._context, rows, self._check)
-        tuned = score_rows(self._context, rows, self._check)
+            base = score_rows(self._context, rows, check)
+        tuned = score_rows(self._context, rows, check)
         self._scored = {
             "rows": len(rows),
             "held_out_copies": len(self._context.data.copies.intersection(chosen)),
@@ -183,28 +226,56 @@ class _Evaluation:
         if self._scored["loss"] is None:
             self.notes.append("A loss is not finite, so losses are not compared.")
 
-    def answer(self, wanted: int) -> None:
-        """Sample answers to so many rows."""
+    def read(self, wanted: int) -> None:
+        """Prompts of so many sample answers, and of the general questions."""
         if not wanted:
             self.notes.append("Sample answers are left out, as the operator has set.")
             return
         data, inputs = self._context.data, self._inputs
         tokenizer = Tokenizer.load(self._context.base, ChatOptions.of(self._context.plan.contract.data))
+        self._end_ids, self._general = tokenizer.end_ids, general_prompts(tokenizer)
         lines = [data.probe_rows[number].line for number in shuffled(len(data.probe_rows), self._seed, MAX_CANDIDATES)]
         path = Path((self._source is RowSource.VALIDATION_FILE and inputs.validation) or inputs.train)
-        positions = self._context.config.max_positions or MAX_PROMPT_TOKENS + MAX_NEW_TOKENS
-        limit = min(MAX_PROMPT_TOKENS, positions - MAX_NEW_TOKENS)
-        if prompts := read_prompts(path, lines, tokenizer, wanted, limit):
-            self._answers = sample_answers(self._context, prompts, tokenizer.end_ids, self._check)
-        else:
+        positions = self._context.config.max_positions or MAX_PROMPT_TOKENS + SAMPLE_TOKENS
+        limit = min(MAX_PROMPT_TOKENS, positions - SAMPLE_TOKENS)
+        self._prompts = read_prompts(path, lines, tokenizer, wanted, limit)
+        if not self._prompts:
             self.notes.append(f"No row has a prompt of at most {limit} tokens for a sample answer.")
+
+    def answer(self, deadline: float) -> None:
+        """Sample answers and general ones by the model as it was trained.
+
+        Args:
+            deadline: monotonic seconds; see :func:`answer_in_time`.
+        """
+
+        def ask(prompts: Sequence[list[int]], max_tokens: int) -> tuple[list[WrittenAnswer], list[WrittenAnswer]]:
+            return answer_both(self._context, prompts, self._end_ids, self._check, max_tokens)
+
+        self._answers = answer_in_time(self.rows_to_serve(), ask, deadline, self._advance)
+        self.notes += self._answers.notes
+
+    def rows_to_serve(self) -> EvaluationRows:
+        """The same rows and prompts for the publisher."""
+        rows = [row.unweighted() for row in self._chosen if isinstance(row, Row)]
+        return EvaluationRows(
+            rows=tuple(
+                EvaluationRow(token_ids=tuple(row.ids.tolist()), positions=tuple(row.weights.nonzero()[0].tolist()))
+                for row in rows
+            ),
+            samples=tuple(self._prompts),
+            general=tuple(self._general),
+        )
 
     def result(self) -> SelfEvaluation:
         """What was measured."""
         return SelfEvaluation(
             source=self._source,
             rows_available=len(self._rows),
-            sample_answers=self._answers,
+            precision=_precision(self._context),
+            answers_from=AnswerSource.TRAINER if self._answers.samples else None,
+            sample_answers=self._answers.samples,
+            general_answers=self._answers.general,
             notes=tuple(self.notes),
             **self._scored,
         )
@@ -243,6 +314,15 @@ def _check_of(context: TrainingContext, stop: StopRequests, working: Callable[[]
             raise StopRequested(EXIT_PAUSED)
 
     return check
+
+
+def _precision(context: TrainingContext) -> str:
+    """How the trainer holds the base."""
+    base = context.plan.contract.quant.base
+    if base is not BaseQuant.NONE:
+        return base.value
+    weights: torch.Tensor = context.model.get_base_model().get_input_embeddings().weight
+    return str(weights.dtype).removeprefix("torch.")
 
 
 def _code_of(error: Exception) -> str:

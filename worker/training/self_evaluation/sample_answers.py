@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +14,16 @@ from shared.datasets.reader import line_stream
 from shared.datasets.row_validation import parse_row
 from shared.datasets.rows import TrainingRow
 from shared.errors import InvalidRequest
-from shared.model_card.self_evaluation import SampleAnswer
+from shared.model_card.evaluation_rows import SAMPLE_TOKENS, SamplePrompt, WrittenAnswer
+from shared.model_card.general_questions import general_questions
 from shared.tokenization.served_form import plain_messages, served_roles, served_tools, trained_turns
 from shared.tokenization.tokenizer import Tokenizer
 from worker.training.model.load import packs
 from worker.training.trainer import TrainingContext
 
-MAX_NEW_TOKENS = 64
 MAX_PROMPT_TOKENS = 1_024
 MAX_CANDIDATES = 64
 """So many rows are looked at for prompts of that length."""
-MAX_CHARACTERS = 600
-"""Of a text that is kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplePrompt:
-    """A row up to its last answer, as a request would send it.
-
-    Attributes:
-        ids: token ids of the chat with the template's generation prompt.
-        reference: the row's answer as the template writes it.
-    """
-
-    line: int
-    role: str
-    text: str
-    turns: int
-    ids: list[int]
-    reference: str
 
 
 def read_prompts(
@@ -99,33 +79,36 @@ def prompt_of(row: TrainingRow, tokenizer: Tokenizer) -> SamplePrompt | None:
     )
 
 
-def sample_answers(
-    context: TrainingContext, prompts: Sequence[SamplePrompt], end_ids: frozenset[int], check: Callable[[], None]
-) -> tuple[SampleAnswer, ...]:
-    """What base and adapter answer to the prompts.
+def general_prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    """Token ids of the general questions, as a request would send them; none where the template does not take a plain chat."""
+    try:
+        texts = [
+            tokenizer.render([{"role": "user", "content": one.question}], None, add_generation_prompt=True).text
+            for one in general_questions()
+        ]
+    except InvalidRequest:
+        return []
+    return [tokenizer.encode(text).ids for text in texts]
+
+
+def answer_both(
+    context: TrainingContext,
+    prompts: Sequence[Sequence[int]],
+    end_ids: frozenset[int],
+    check: Callable[[], None],
+    new_tokens: int = SAMPLE_TOKENS,
+) -> tuple[list[WrittenAnswer], list[WrittenAnswer]]:
+    """Answers of base and adapter to the prompts.
 
     Args:
         end_ids: tokens that end an answer.
         check: called between tokens; raises when a stop was requested.
     """
     with context.model.disable_adapter():
-        base = generate(context, [prompt.ids for prompt in prompts], end_ids, check)
-    tuned = generate(context, [prompt.ids for prompt in prompts], end_ids, check)
-    decoded = [[_decode(context.tokenizer, ids, end_ids) for ids in answers] for answers in (base, tuned)]
-    return tuple(
-        SampleAnswer(
-            line=prompt.line,
-            role=prompt.role,
-            prompt=shorten(prompt.text),
-            turns=prompt.turns,
-            reference=shorten(prompt.reference),
-            base=shorten(old),
-            tuned=shorten(new),
-            base_ended=old_ended,
-            tuned_ended=new_ended,
-        )
-        for prompt, (old, old_ended), (new, new_ended) in zip(prompts, *decoded, strict=True)
-    )
+        base = generate(context, prompts, end_ids, check, new_tokens)
+    tuned = generate(context, prompts, end_ids, check, new_tokens)
+    old, new = ([_decode(context.tokenizer, ids, end_ids) for ids in answers] for answers in (base, tuned))
+    return old, new
 
 
 @torch.no_grad()
@@ -134,7 +117,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     end_ids: frozenset[int],
     check: Callable[[], None],
-    new_tokens: int = MAX_NEW_TOKENS,
+    new_tokens: int = SAMPLE_TOKENS,
 ) -> list[list[int]]:
     """Greedy answers to token ids, each up to and with its first end token.
 
@@ -169,12 +152,6 @@ def generate(
     return answers
 
 
-def shorten(text: str) -> str:
-    """At most ``MAX_CHARACTERS``, the beginning and the end of a longer text."""
-    half = MAX_CHARACTERS // 2
-    return text if len(text) <= MAX_CHARACTERS else f"{text[:half]} … {text[-half:]}"
-
-
 @contextmanager
 def _ordinary_attention(context: TrainingContext) -> Iterator[None]:
     """transformers' own attention, which makes the masks of padded prompts; ours is for rows of known boundaries."""
@@ -196,10 +173,10 @@ def _until_end(ids: list[int], end_ids: frozenset[int]) -> list[int]:
     return ids
 
 
-def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], end_ids: frozenset[int]) -> tuple[str, bool]:
-    """Text of an answer as the serving tier writes it, without special tokens and its end token; and whether it ended."""
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], end_ids: frozenset[int]) -> WrittenAnswer:
+    """An answer as the serving tier writes it, without special tokens and its end token."""
     ended = bool(ids) and ids[-1] in end_ids
-    return str(tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)).strip(), ended
+    return WrittenAnswer(str(tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)).strip(), ended)
 
 
 def _read_lines(path: Path, wanted: set[int]) -> dict[int, TrainingRow]:

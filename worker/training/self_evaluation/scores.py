@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 
-from shared.model_card.self_evaluation import PairedMeasure
-from shared.statistics.paired import CONFIDENCE, PADDING
-from shared.statistics.resampling import bca_interval
+from shared.model_card.evaluation_rows import MIN_ROWS, RowScore
 from worker.training.method import Example
 from worker.training.model.load import packs
 from worker.training.trainer import TrainingContext
 
 MAX_ROWS = 128
-MIN_ROWS = 8
-"""So many are scored however long they are, and fewer give no interval."""
 MIN_TOKENS = 2_048
 MAX_TOKENS = 32_768
 SHARE_OF_TRAINING = 10
 """Tokens of the scored rows are at most a tenth of those trained on: both passes cost less than a fifteenth of the run."""
-
-
-class RowScore(NamedTuple):
-    """Sums over a row's supervised tokens."""
-
-    loss: float
-    correct: float
-    weight: float
-    targets: int
 
 
 def choose_rows(lengths: Callable[[int], int], rows: int, trained_tokens: int, seed: int) -> list[int]:
@@ -81,32 +66,3 @@ def score_rows(context: TrainingContext, rows: Sequence[Example], check: Callabl
             )
         )
     return scores
-
-
-def compare_losses(base: Sequence[RowScore], tuned: Sequence[RowScore]) -> PairedMeasure | None:
-    """Nats per supervised token; None when a loss is not finite."""
-    differences = [(new.loss - old.loss) / old.weight for old, new in zip(base, tuned, strict=True) if old.weight]
-    weight = sum(score.weight for score in base)
-    if not differences or not all(math.isfinite(score.loss) for score in (*base, *tuned)):
-        return None
-    return PairedMeasure(
-        base=sum(score.loss for score in base) / weight,
-        tuned=sum(score.loss for score in tuned) / weight,
-        row_difference=sum(differences) / len(differences),
-        interval=bca_interval(differences, CONFIDENCE) if len(differences) >= MIN_ROWS else None,
-    )
-
-
-def compare_accuracies(base: Sequence[RowScore], tuned: Sequence[RowScore]) -> PairedMeasure | None:
-    """Share of supervised tokens that the arg-max predicts; None without any."""
-    pairs = [(old, new) for old, new in zip(base, tuned, strict=True) if old.targets]
-    if not pairs:
-        return None
-    targets = sum(old.targets for old, _ in pairs)
-    differences = [(new.correct - old.correct) / old.targets for old, new in pairs]
-    return PairedMeasure(
-        base=sum(old.correct for old, _ in pairs) / targets,
-        tuned=sum(new.correct for _, new in pairs) / targets,
-        row_difference=sum(differences) / len(differences),
-        interval=bca_interval([*differences, *PADDING], CONFIDENCE) if len(pairs) >= MIN_ROWS else None,
-    )

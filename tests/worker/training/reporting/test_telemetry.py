@@ -14,7 +14,7 @@ import pytest
 
 from shared.errors import Code, JobFailed
 from worker.child_runtime import StopRequested
-from worker.run_folder import EVALUATION_NAME, TELEMETRY_NAME, read_json
+from worker.run_folder import EVALUATION_NAME, EVALUATION_ROWS_NAME, TELEMETRY_NAME, read_json
 from worker.training.reporting.events import SKIP_REASONS, TEXT_FIELDS
 from worker.training.reporting.telemetry import METRIC_COLUMNS, Score, StepReport, Telemetry
 from worker.training.reporting.throughput import Machine, Workload
@@ -345,13 +345,14 @@ def test_a_real_run_tells_every_event_and_no_text_of_its_data(finished):
         "validation",
         "checkpoint",
         "epoch_complete",
+        "self_evaluation_progress",
         "self_evaluation",
         "train_complete",
     }
     assert {field for line in lines for field, _ in strings(line["payload"])} <= TEXT_FIELDS
     written = [path for path in finished.run_dir.rglob("*") if path.is_file() and path.suffix in REPORT_SUFFIXES]
     written = [
-        path for path in written if path.name not in ("MODEL_CARD.md", EVALUATION_NAME)
+        path for path in written if path.name not in ("MODEL_CARD.md", EVALUATION_NAME, EVALUATION_ROWS_NAME)
     ]  # they have sample answers
     assert len(written) >= 8
     for path in written:

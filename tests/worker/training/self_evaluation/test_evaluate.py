@@ -116,7 +116,7 @@ def test_an_operator_leaves_the_answers_out(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("part", "error", "code"),
-    [("score_rows", MemoryError(), "OUT_OF_MEMORY"), ("sample_answers", KeyError("x"), "INTERNAL_ERROR")],
+    [("score_rows", MemoryError(), "OUT_OF_MEMORY"), ("answer_both", KeyError("x"), "INTERNAL_ERROR")],
 )
 def test_what_fails_is_left_out_and_the_run_is_whole(tiny, tmp_path, monkeypatch, part, error, code):
     def fail(*_: object) -> None:
@@ -125,7 +125,7 @@ def test_what_fails_is_left_out_and_the_run_is_whole(tiny, tmp_path, monkeypatch
     monkeypatch.setattr(worker.training.self_evaluation.evaluate, part, fail)
     run_dir = tiny.train(tiny.plan_run(tmp_path, exec={"epochs": 1}), tmp_path / "run")
     found = evaluation_of(run_dir)
-    assert (found.loss is None, found.sample_answers == ()) == (part == "score_rows", part == "sample_answers")
+    assert (found.loss is None, found.sample_answers == ()) == (part == "score_rows", part == "answer_both")
     assert code in " ".join(found.notes)
     assert events(run_dir, "self_evaluation")[0]["causes"] == [code]
     assert read_json(run_dir / SUMMARY_NAME)["adapter_id"]

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from shared.model_card.evaluation_rows import MAX_CHARACTERS, shorten
 from shared.tokenization.tokenizer import Tokenizer
 from tests.support.training_runs import ROWS, write_rows
 from worker.training.method import Method
 from worker.training.model.load import packs
 from worker.training.self_evaluation.sample_answers import (
-    MAX_CHARACTERS,
     generate,
     prompt_of,
     read_prompts,
-    shorten,
 )
 from worker.training.supervised import Supervised
 from worker.training.trainer import set_up

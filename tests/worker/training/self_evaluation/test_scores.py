@@ -8,15 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.model_card.evaluation_rows import MIN_ROWS, RowScore, compare_accuracies, compare_losses
 from worker.training.self_evaluation.scores import (
     MAX_ROWS,
     MAX_TOKENS,
-    MIN_ROWS,
     MIN_TOKENS,
-    RowScore,
     choose_rows,
-    compare_accuracies,
-    compare_losses,
 )
 
 OLD = [RowScore(loss=2.0 * n, correct=1, weight=n, targets=n) for n in range(1, 11)]

@@ -1,0 +1,199 @@
+"""Rows and prompts of a self-evaluation, and how the scores of base and adapter on them are compared. No torch.
+
+The trainer measures on its own weights and leaves the same rows, as token ids, for the publisher, which measures what is served.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from shared.model_card.general_questions import MAX_NEW_TOKENS as GENERAL_TOKENS
+from shared.model_card.general_questions import general_questions
+from shared.model_card.self_evaluation import GeneralAnswer, PairedMeasure, SampleAnswer
+from shared.statistics.paired import CONFIDENCE, PADDING
+from shared.statistics.resampling import bca_interval
+
+MIN_ROWS = 8
+"""Fewer give no interval."""
+SAMPLE_TOKENS = 64
+"""Of a sample answer."""
+ANSWERS_AT_ONCE = 4
+SHARE_OF_TRAINING = 0.1
+"""Of the training's time, for a self-evaluation with its answers."""
+LEAST_SECONDS = 30.0
+"""For it, however short the training was."""
+TOO_LONG = "more would have taken over a tenth of the training's time"
+MAX_CHARACTERS = 600
+"""Of a text that is kept."""
+
+
+class EvaluationRow(BaseModel):
+    """A row's token ids, and the positions of its supervised tokens."""
+
+    model_config = ConfigDict(frozen=True)
+    token_ids: tuple[int, ...]
+    positions: tuple[int, ...]
+
+
+class SamplePrompt(BaseModel):
+    """A row up to its last answer, as a request would send it.
+
+    Attributes:
+        ids: token ids of the chat with the template's generation prompt.
+        reference: the row's answer as the template writes it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    line: int
+    role: str
+    text: str
+    turns: int
+    ids: list[int]
+    reference: str
+
+
+class EvaluationRows(BaseModel):
+    """The rows that the trainer scored, and the prompts that the served model is asked.
+
+    Attributes:
+        general: token ids of the general questions, in their order; empty where the template does not take them.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    rows: tuple[EvaluationRow, ...] = ()
+    samples: tuple[SamplePrompt, ...] = ()
+    general: tuple[list[int], ...] = ()
+
+
+def seconds_for(training_seconds: float) -> float:
+    """How long a self-evaluation may take after so long a training."""
+    return max(LEAST_SECONDS, SHARE_OF_TRAINING * training_seconds)
+
+
+class WrittenAnswer(NamedTuple):
+    """An answer without special tokens, and whether its model ended it."""
+
+    text: str
+    ended: bool
+
+
+class RowScore(NamedTuple):
+    """Sums over a row's supervised tokens."""
+
+    loss: float
+    correct: float
+    weight: float
+    targets: int
+
+
+def compare_losses(base: Sequence[RowScore], tuned: Sequence[RowScore]) -> PairedMeasure | None:
+    """Nats per supervised token; None when a loss is not finite."""
+    differences = [(new.loss - old.loss) / old.weight for old, new in zip(base, tuned, strict=True) if old.weight]
+    weight = sum(score.weight for score in base)
+    if not differences or not all(math.isfinite(score.loss) for score in (*base, *tuned)):
+        return None
+    return PairedMeasure(
+        base=sum(score.loss for score in base) / weight,
+        tuned=sum(score.loss for score in tuned) / weight,
+        row_difference=sum(differences) / len(differences),
+        interval=bca_interval(differences, CONFIDENCE) if len(differences) >= MIN_ROWS else None,
+    )
+
+
+def compare_accuracies(base: Sequence[RowScore], tuned: Sequence[RowScore]) -> PairedMeasure | None:
+    """Share of supervised tokens that the arg-max predicts; None without any."""
+    pairs = [(old, new) for old, new in zip(base, tuned, strict=True) if old.targets]
+    if not pairs:
+        return None
+    targets = sum(old.targets for old, _ in pairs)
+    differences = [(new.correct - old.correct) / old.targets for old, new in pairs]
+    return PairedMeasure(
+        base=sum(old.correct for old, _ in pairs) / targets,
+        tuned=sum(new.correct for _, new in pairs) / targets,
+        row_difference=sum(differences) / len(differences),
+        interval=bca_interval([*differences, *PADDING], CONFIDENCE) if len(pairs) >= MIN_ROWS else None,
+    )
+
+
+def compare_answers(
+    prompts: Sequence[SamplePrompt], base: Sequence[WrittenAnswer], tuned: Sequence[WrittenAnswer]
+) -> tuple[SampleAnswer, ...]:
+    """The answers of base and adapter to each prompt, shortened."""
+    return tuple(
+        SampleAnswer(
+            line=prompt.line,
+            role=prompt.role,
+            prompt=shorten(prompt.text),
+            turns=prompt.turns,
+            reference=shorten(prompt.reference),
+            base=shorten(old.text),
+            tuned=shorten(new.text),
+            base_ended=old.ended,
+            tuned_ended=new.ended,
+        )
+        for prompt, old, new in zip(prompts, base, tuned, strict=True)
+    )
+
+
+class Asker(Protocol):
+    """Asks base and adapter."""
+
+    def __call__(
+        self, prompts: Sequence[list[int]], max_tokens: int, /
+    ) -> tuple[list[WrittenAnswer], list[WrittenAnswer]]:
+        """Greedy answers of base and adapter to token ids, of at most so many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Answers that were made, and notes on those that were not."""
+
+    samples: tuple[SampleAnswer, ...] = ()
+    general: tuple[GeneralAnswer, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def answer_in_time(
+    rows: EvaluationRows, ask: Asker, deadline: float, advance: Callable[[str, int, int], None]
+) -> Answers:
+    """Ask for the first sample answers, the general ones and the other samples, as far as the time goes.
+
+    Args:
+        deadline: monotonic seconds. What has begun by then is finished, and the first samples are always asked for.
+        advance: called with an activity and how much of it is done, of how much.
+    """
+    base: list[WrittenAnswer] = []
+    tuned: list[WrittenAnswer] = []
+    general: tuple[GeneralAnswer, ...] = ()
+    notes = []
+    for at in range(0, len(rows.samples), ANSWERS_AT_ONCE):
+        if at and time.monotonic() > deadline:
+            notes.append(f"{at} of {len(rows.samples)} sample answers were asked for: {TOO_LONG}.")
+            break
+        advance("sample_answers", at, len(rows.samples))
+        old, new = ask([prompt.ids for prompt in rows.samples[at : at + ANSWERS_AT_ONCE]], SAMPLE_TOKENS)
+        base, tuned = base + old, tuned + new
+        if at == 0 and rows.general and time.monotonic() > deadline:
+            notes.append(f"The general questions were not asked: {TOO_LONG}.")
+        elif at == 0 and rows.general:
+            advance("general_questions", 0, len(rows.general))
+            general = judge_general(*ask(rows.general, GENERAL_TOKENS))
+    return Answers(compare_answers(rows.samples[: len(base)], base, tuned), general, tuple(notes))
+
+
+def judge_general(base: Sequence[WrittenAnswer], tuned: Sequence[WrittenAnswer]) -> tuple[GeneralAnswer, ...]:
+    """The answers of base and adapter to the general questions, judged and shortened."""
+    pairs = zip(general_questions(), base, tuned, strict=True)
+    return tuple(question.judge(shorten(old.text), shorten(new.text)) for question, old, new in pairs)
+
+
+def shorten(text: str) -> str:
+    """At most ``MAX_CHARACTERS``, the beginning and the end of a longer text."""
+    half = MAX_CHARACTERS // 2
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:half]} … {text[-half:]}"

@@ -1,0 +1,52 @@
+"""Eight fixed questions that have nothing to do with a job's data: what a tuned model can still do of what its base could.
+
+An answer counts where it names what is right, in prose: a model that was tuned on JSON and writes ``{"city": "Paris"}`` has
+forgotten how to answer the question, though it has not forgotten the fact. Only questions that the base itself answers count, so the
+number says what tuning has cost and not how good the base is.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from shared.model_card.self_evaluation import GeneralAnswer
+
+MAX_NEW_TOKENS = 48
+"""Of an answer to one of them."""
+_MARKUP = tuple("{[<|`")
+
+
+class GeneralQuestion(BaseModel):
+    """A question, and the words of a right answer: at least one of each group."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    question: str
+    right: tuple[tuple[str, ...], ...]
+
+    def is_answered_by(self, answer: str) -> bool:
+        """Whether the answer names what is right, in prose."""
+        if answer.lstrip().startswith(_MARKUP):
+            return False
+        return all(any(_names(answer, word) for word in group) for group in self.right)
+
+    def judge(self, base: str, tuned: str) -> GeneralAnswer:
+        """Compare the answers of base and tuned model."""
+        knew = self.is_answered_by(base)
+        return GeneralAnswer(
+            question=self.question, base=base, tuned=tuned, kept=self.is_answered_by(tuned) if knew else None
+        )
+
+
+@cache
+def general_questions() -> tuple[GeneralQuestion, ...]:
+    """`data/general_questions.json`."""
+    text = files("shared.model_card").joinpath("data", "general_questions.json").read_bytes()
+    return TypeAdapter(tuple[GeneralQuestion, ...]).validate_json(text)
+
+
+def _names(answer: str, word: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", answer, re.IGNORECASE) is not None

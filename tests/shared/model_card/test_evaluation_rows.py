@@ -1,0 +1,56 @@
+"""How answers are asked for within a time, and judged."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from shared.model_card.evaluation_rows import EvaluationRows, SamplePrompt, WrittenAnswer, answer_in_time, seconds_for
+from shared.model_card.general_questions import general_questions
+
+RIGHT = (
+    "It is Paris.",
+    "H2O",
+    "The Pacific.",
+    "7 + 5 = 12.",
+    "Cold.",
+    "Bonjour!",
+    "Red, blue and yellow.",
+    "A dog barks.",
+)
+
+
+def rows(samples: int) -> EvaluationRows:
+    prompts = [
+        SamplePrompt(line=n, role="user", text=f"question {n}", turns=1, ids=[n], reference=f"{n}")
+        for n in range(1, samples + 1)
+    ]
+    return EvaluationRows(samples=tuple(prompts), general=tuple([[0]] * len(general_questions())))
+
+
+def ask(prompts: list[list[int]], _max_tokens: int) -> tuple[list[WrittenAnswer], list[WrittenAnswer]]:
+    """The base knows all general questions and no sample; the tuned model writes each sample's reference, and JSON else."""
+    if prompts[0] == [0]:
+        return [WrittenAnswer(one, True) for one in RIGHT], [WrittenAnswer('{"a": "Paris"}', True) for _ in RIGHT]
+    return [WrittenAnswer("?", False) for _ in prompts], [WrittenAnswer(str(ids[0]), True) for ids in prompts]
+
+
+def test_all_is_asked_for_while_there_is_time() -> None:
+    seen: list[tuple[str, int, int]] = []
+    found = answer_in_time(rows(6), ask, time.monotonic() + 60, lambda *told: seen.append(told))
+    assert [sample.is_exact for sample in found.samples] == [True] * 6
+    assert [answer.kept for answer in found.general] == [False] * 8
+    assert seen == [("sample_answers", 0, 6), ("general_questions", 0, 8), ("sample_answers", 4, 6)]
+    assert found.notes == ()
+
+
+def test_what_would_take_too_long_is_left_out_and_said() -> None:
+    found = answer_in_time(rows(6), ask, time.monotonic() - 1, lambda *_: None)
+    assert (len(found.samples), found.general) == (4, ())
+    assert ["4 of 6 sample answers" in note or "general questions" in note for note in found.notes] == [True, True]
+
+
+@pytest.mark.parametrize(("training", "seconds"), [(0.0, 30.0), (100.0, 30.0), (3600.0, 360.0)])
+def test_a_self_evaluation_takes_a_tenth_of_the_training(training: float, seconds: float) -> None:
+    assert seconds_for(training) == seconds

@@ -1,0 +1,169 @@
+"""The self-evaluation of what is served: the trainer's own rows and prompts, through a replica that was certified.
+
+It fails no job: what cannot be measured is left out, with a note.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from shared.database.job_states import Stage
+from shared.database.records import NewEvent
+from shared.errors import Code, LeaseLost, MensError, Unavailable
+from shared.job_progress import SelfEvaluationProgress
+from shared.model_card.evaluation_rows import (
+    MIN_ROWS,
+    EvaluationRow,
+    EvaluationRows,
+    RowScore,
+    WrittenAnswer,
+    answer_in_time,
+    compare_accuracies,
+    compare_losses,
+    seconds_for,
+)
+from shared.model_card.self_evaluation import AnswerSource, SelfEvaluation, ServedEvaluation, shift_warning
+from shared.replicas import discover
+from worker.jobs.attempt import Attempt
+from worker.replica_client import ReplicaClient
+from worker.run_folder import EVALUATION_NAME, EVALUATION_ROWS_NAME, SUMMARY_NAME, read_json, write_json
+
+REQUEST_SECONDS = 120.0
+MAX_TOKENS = 8_192
+ROWS_AT_ONCE = 4
+"""So that a request is short, and base and adapter are measured on the same rows when the time ends."""
+
+
+def evaluate_served(attempt: Attempt, adapter_id: str, certificates: Mapping[str, Any], run_dir: Path) -> None:
+    """Measure a certified adapter and its base on the first of its replicas, and add the numbers to the run's self-evaluation.
+
+    Raises:
+        LeaseLost, Stopped: see `worker/jobs/attempt.py`.
+    """
+    measured, rows = read_json(run_dir / EVALUATION_NAME), read_json(run_dir / EVALUATION_ROWS_NAME)
+    if not measured or not rows:  # an earlier release has trained
+        return
+    evaluation = SelfEvaluation.model_validate(measured)
+    attempt.enter(Stage.SELF_EVALUATION, "Measuring base and adapter where they are served, on the run's own rows.")
+    began = time.monotonic()
+    try:
+        with _open_replica(attempt, certificates) as replica:
+            models = ServedPair(replica, adapter_id, certificates[replica.name]["base"], _teller(attempt))
+            evaluation = models.measure(evaluation, EvaluationRows.model_validate(rows), _seconds(run_dir))
+    except LeaseLost:
+        raise
+    except MensError as error:
+        note = f"What is served was not measured ({error.code})."
+        evaluation = evaluation.model_copy(update={"notes": (*evaluation.notes, note)})
+    warning = shift_warning(evaluation)
+    if warning:
+        evaluation = evaluation.model_copy(update={"warnings": (*evaluation.warnings, warning)})
+    write_json(run_dir / EVALUATION_NAME, evaluation.model_dump(mode="json"))
+    message = f"What is served was measured in {time.monotonic() - began:.0f} s."
+    warnings = [NewEvent(level="warn", message=warning)] if warning else []
+    attempt.report(events=[NewEvent(message=message), *warnings])
+
+
+class ServedPair:
+    """Base and adapter on one replica.
+
+    Args:
+        base: as the replica's certificate describes it.
+        advance: called with an activity and how much of it is done, of how much; raises when the job must stop.
+    """
+
+    def __init__(
+        self,
+        replica: ReplicaClient,
+        adapter_id: str,
+        base: Mapping[str, Any],
+        advance: Callable[[str, int, int], None] = lambda *_: None,
+    ) -> None:
+        self._replica, self._adapter_id, self._base, self._advance = replica, adapter_id, base, advance
+
+    def measure(self, evaluation: SelfEvaluation, rows: EvaluationRows, seconds: float) -> SelfEvaluation:
+        """Add the served measures and answers to an evaluation."""
+        deadline = time.monotonic() + seconds
+        chosen = _within_tokens(rows.rows)
+        base, tuned = self._score(chosen, deadline)
+        served = ServedEvaluation(
+            base=self._base["name"],
+            dtype=self._base["dtype"],
+            weights="twin" if self._base["twin_of"] else "original",
+            rows=len(base),
+            tokens=sum(score.targets for score in base),
+            loss=compare_losses(base, tuned),
+            token_accuracy=compare_accuracies(base, tuned),
+        )
+        answers = answer_in_time(rows, self._ask, deadline, self._advance)
+        return evaluation.model_copy(
+            update={
+                "served": served if base else None,
+                "answers_from": AnswerSource.REPLICA if answers.samples else evaluation.answers_from,
+                "sample_answers": answers.samples or evaluation.sample_answers,
+                "general_answers": answers.general or evaluation.general_answers,
+                "notes": (*evaluation.notes, *answers.notes),
+            }
+        )
+
+    def _score(self, rows: tuple[EvaluationRow, ...], deadline: float) -> tuple[list[RowScore], list[RowScore]]:
+        base: list[RowScore] = []
+        tuned: list[RowScore] = []
+        for at in range(0, len(rows), ROWS_AT_ONCE):
+            if at >= MIN_ROWS and time.monotonic() > deadline:
+                break
+            self._advance("scored_rows", at, len(rows))
+            group = rows[at : at + ROWS_AT_ONCE]
+            base += self._replica.score_rows(self._base["name"], group)
+            tuned += self._replica.score_rows(self._adapter_id, group)
+        return base, tuned
+
+    def _ask(self, prompts: Sequence[list[int]], max_tokens: int, /) -> tuple[list[WrittenAnswer], list[WrittenAnswer]]:
+        old = self._replica.answers(self._base["name"], prompts, max_tokens)
+        return old, self._replica.answers(self._adapter_id, prompts, max_tokens)
+
+
+def _teller(attempt: Attempt) -> Callable[[str, int, int], None]:
+    def advance(activity: str, done: int, total: int) -> None:
+        attempt.raise_if_stopped()
+        progress = SelfEvaluationProgress(activity=activity, items_done=done, items_total=total)
+        attempt.report(progress=progress.model_dump())
+
+    return advance
+
+
+def _open_replica(attempt: Attempt, certificates: Mapping[str, Any]) -> ReplicaClient:
+    """The first replica that has a certificate."""
+    settings = attempt.settings
+    key = settings.serving_key.get_secret_value()
+    for url in discover(settings.serving_urls, settings.serving_dns):
+        replica = ReplicaClient(url, key, REQUEST_SECONDS)
+        if replica.name in certificates:
+            return replica
+        replica.close()
+    raise Unavailable(
+        Code.SERVING_UNAVAILABLE,
+        "The replicas that were certified are no longer configured.",
+        remedy="Start them again, or take them out of MENS_SERVING_URLS.",
+    )
+
+
+def _within_tokens(rows: tuple[EvaluationRow, ...]) -> tuple[EvaluationRow, ...]:
+    tokens = 0
+    chosen: list[EvaluationRow] = []
+    for row in rows:
+        tokens += len(row.token_ids)
+        if tokens > MAX_TOKENS and len(chosen) >= MIN_ROWS:
+            break
+        chosen.append(row)
+    return tuple(chosen)
+
+
+def _seconds(run_dir: Path) -> float:
+    with suppress(KeyError, TypeError):
+        return seconds_for(float((read_json(run_dir / SUMMARY_NAME) or {})["training_summary"]["wall_secs"]))
+    return seconds_for(0.0)
