@@ -136,7 +136,7 @@ def compare(options: argparse.Namespace) -> bool:
 def make_jobs(folder: Path, options: argparse.Namespace) -> dict[str, Path]:
     """A base, its data, and for each job the plan that all its runs share."""
     request = InputsRequest(
-        shape=Shape.of_width(options.hidden, 2048),
+        base=Shape.of_width(options.hidden, 2048),
         rows=24,
         held_out_rows=4,
         execution={"seq_len": 192, "batch_size": 4, "grad_accum": 1, "checkpoint_every": 3},

@@ -61,7 +61,7 @@ def compare(options: argparse.Namespace) -> bool:
     check_device(options.device)
     python = peers_python(*(name for name in GPU_PEERS if name in options.variants))
     request = InputsRequest(
-        shape=SHAPES[options.size],
+        base=SHAPES[options.size],
         rows=options.batch_size * options.grad_accum * options.steps,
         held_out_rows=options.held_out_rows,
         execution={
@@ -80,7 +80,7 @@ def compare(options: argparse.Namespace) -> bool:
         probed = json.loads(trainers.run("bench.gpu_variants", "probe", options.device))
         bench = Comparison(trainers, options)
         outcomes = bench.measure()
-        limit = Roofline(request.shape, trainers.recipe, probed)
+        limit = Roofline(SHAPES[options.size], trainers.recipe, probed)
         return bench.report(outcomes, limit) and not bench.failures
 
 

@@ -142,7 +142,7 @@ def unsloth(recipe: Recipe, folder: Path) -> Outcome:
         callbacks=[clock],
     )
     trainer.train()
-    return outcome_of(model, clock, folder, same_steps=False)
+    return outcome_of(model, recipe, clock, folder, same_steps=False)
 
 
 def main(variant: str, *arguments: str) -> int:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from bench.bases import add_base
 from bench.loopback import free_port, server
-from bench.tiny_base import BASE, build_tiny_base
+from bench.smollm2 import SMOLLM2
 from cli.standalone.stack import Stack, running_stack
 from serving.launch.engine_args import ENTRY_POINT, engine_argv, engine_env
 from serving.launch.prepare import prepare
@@ -41,6 +42,8 @@ from shared.hashing import digest_file
 from shared.settings import Settings
 
 START_SECONDS = 180.0
+CACHE_BYTES = 1 << 30
+"""KV cache of a server of the real base: more than sixteen streams need, and as much for the replica as for the plain vLLM."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,12 @@ class AdapterFactory:
 
     Args:
         settings: of the installation.
+        base: name of the adapters' base.
         rank: of the adapters.
     """
 
-    def __init__(self, settings: Settings, rank: int) -> None:
-        self._base: BaseModelEntry = load_catalog(settings.catalog_path).get(BASE)
+    def __init__(self, settings: Settings, base: str, rank: int) -> None:
+        self._base: BaseModelEntry = load_catalog(settings.catalog_path).get(base)
         folder = locate(self._base, settings.catalog_path)
         self._modules = lora_modules(parse_model_config(json.loads((folder / "config.json").read_text())))
         self._storage, self._work, self._rank = open_storage(settings), settings.home / "bench", rank
@@ -96,7 +100,7 @@ class AdapterFactory:
             d_model=1,
             rank=self._rank,
             alpha=2 * self._rank,
-            base_model=BASE,
+            base_model=self._base.name,
             name=name,
             base_digests=self._base.digests,
             contract_digest="0" * 64,
@@ -107,15 +111,21 @@ class AdapterFactory:
 
 
 class Worker:
-    """Finishes jobs as the worker does, in a process that is not the API's."""
+    """Finishes jobs as the worker does, in a process that is not the API's.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: of the installation.
+        base: name of the jobs' base.
+    """
+
+    def __init__(self, settings: Settings, base: str) -> None:
+        self._base = base
         self._database = Database(settings.database_url)
         self._leases = Leases(self._database, 600)
 
     def begin(self, name: str) -> Lease:
         """A job that is running: an import, since its adapter was not trained."""
-        submission = Submission(kind=Kind.IMPORT, base_model=BASE, name=name, contract={}, plan={})
+        submission = Submission(kind=Kind.IMPORT, base_model=self._base, name=name, contract={}, plan={})
         lease = self._leases.claim(Jobs(self._database).submit(submission)[0].id, "bench")
         assert lease
         return lease
@@ -130,7 +140,7 @@ class Worker:
         adapter = NewAdapter(
             id=stored.adapter_id,
             digest=stored.adapter_id.partition("@")[2],
-            base_model=BASE,
+            base_model=self._base,
             step=1,
             final=True,
             published=True,
@@ -145,32 +155,39 @@ class Worker:
         self._database.close()
 
 
+def cache_of(base: str) -> dict[str, int]:
+    """The KV cache of a server of this base, as a serving setting; none: what the replica chooses by itself."""
+    return {"serving_kv_cache_bytes": CACHE_BYTES} if base == SMOLLM2 else {}
+
+
 @contextmanager
-def installation(home: Path, capacity: dict[str, int], *, smoke: bool) -> Iterator[Stack]:
-    """The whole installation around the tiny base.
+def installation(home: Path, base: str, capacity: dict[str, int], *, smoke: bool) -> Iterator[Stack]:
+    """The whole installation around one base.
 
     Args:
         home: an empty folder.
-        capacity: how many adapters fit into memory, as serving settings.
-        smoke: whether the base is one for a smoke run.
+        base: one of ``bench.bases.BASES``.
+        capacity: what fits into memory, as serving settings.
+        smoke: whether a base that is made is one for a smoke run.
     """
-    build_tiny_base(Settings(home=home), smoke=smoke)
+    add_base(Settings(home=home), base, smoke=smoke)
     environment = {f"MENS_{name.upper()}": str(value) for name, value in capacity.items()}
-    with running_stack(Stack(home, BASE, environment=environment)) as stack:
+    with running_stack(Stack(home, base, environment=environment)) as stack:
         yield stack
 
 
 @contextmanager
-def plain_vllm(home: Path, key: str, capacity: dict[str, int]) -> Iterator[str]:
+def plain_vllm(home: Path, base: str, key: str, capacity: dict[str, int]) -> Iterator[str]:
     """URL of a vLLM with a replica's engine options and nothing of Mens: no guard, no resolver, its own load route.
 
     Args:
         home: of the installation that the replica is one of.
+        base: that it serves.
         key: the replica's, and this server's.
         capacity: of the replica, as serving settings.
     """
     own: dict[str, Any] = {"serving_key": key, "serving_port": free_port(), **capacity}
-    settings = ServingSettings(home=home, serving_base=BASE, **own)
+    settings = ServingSettings(home=home, serving_base=base, **own)
     launch = prepare(settings)
     argv = engine_argv(launch)[len(ENTRY_POINT) :]
     # The guard is left out: the option and its value.

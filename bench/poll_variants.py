@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.bases import TINY, add_base
 from bench.loopback import free_port, server
-from bench.tiny_base import BASE, build_tiny_base
 
 START_SECONDS = 30.0
 PIECE = (json.dumps({"prompt": "What is Mens?" * 20, "response": "A fine-tuning service. " * 40}) + "\n").encode() * 900
@@ -91,10 +91,10 @@ def busy_installation(home: Path, rows: int, *, smoke: bool) -> Iterator[Install
     from shared.settings import Settings
 
     settings = Settings(home=home)
-    build_tiny_base(settings, smoke=smoke)
+    add_base(settings, TINY, smoke=smoke)
     migrate(settings.database_url)
     database = Database(settings.database_url)
-    job, _ = Jobs(database).submit(Submission(kind=Kind.FINETUNE, base_model=BASE, name="helper", contract={}, plan={}))
+    job, _ = Jobs(database).submit(Submission(kind=Kind.FINETUNE, base_model=TINY, name="helper", contract={}, plan={}))
     leases = Leases(database, 86_400)
     lease = leases.claim(job.id, "bench")
     assert lease
@@ -118,7 +118,7 @@ def busy_installation(home: Path, rows: int, *, smoke: bool) -> Iterator[Install
             for n in range(rows)
         )
         file = client.post("/v1/files", data={"purpose": "fine-tune"}, files={"file": ("rows.jsonl", content)}).json()
-        contract = {"model": {"hf_repo": BASE}, "data": {"train_file": file["id"]}, "artifact": {"publish": False}}
+        contract = {"model": {"hf_repo": TINY}, "data": {"train_file": file["id"]}, "artifact": {"publish": False}}
         path = f"/v1/jobs/{job.id}"
         etag = client.get(path).headers["etag"]
         yield Installation(url, path, authorization | {"if-none-match": etag}, contract)

@@ -1,4 +1,4 @@
-"""One QLoRA recipe for several trainers: same base, same encoded rows in the same steps, same rates, same initial adapter.
+"""One LoRA recipe for several trainers: same base, same encoded rows in the same steps, same rates, same initial adapter.
 
 The product's trainer is run as the product runs it (``python -m worker.train plan.json run_dir``); a peer gets the rows
 that the product's tokenisation made, in the order of the product's steps, and is run by ``bench/train_variants.py`` in the
@@ -14,7 +14,7 @@ import statistics
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bench.command import BenchFailed
 from bench.peers import peers_python
@@ -23,6 +23,8 @@ from bench.shapes import Shape
 
 UNTIMED_STEPS = 2
 EncodedRow = dict[str, list[int]]
+Quant = Literal["nf4", "none"]
+"""What the frozen base is held in: NF4 with double quantisation, or as it is stored, in float32 on a CPU and in bf16 on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Recipe:
     max_grad_norm: float = 1.0
     seed: int = 7
     device: str = "cpu"
+    quant: Quant = "nf4"
     checkpointing: bool = False
 
     @property
@@ -59,6 +62,10 @@ class Recipe:
     def tokens(self, first_step: int = 0) -> int:
         """Tokens of all steps from a 0-based one on, none of them padding."""
         return sum(len(row["input_ids"]) for row in self.rows[first_step * self.rows_per_step :])
+
+    def first(self, steps: int) -> Recipe:
+        """The recipe of its first steps alone."""
+        return replace(self, rows=self.rows[: steps * self.rows_per_step], rates=self.rates[:steps])
 
     def targets(self, step: int) -> int:
         """Supervised positions of a 0-based step."""
@@ -76,19 +83,20 @@ class InputsRequest:
     """What ``bench/training_inputs.py`` makes.
 
     Attributes:
-        shape: of the base. Its vocabulary is the most that the tokenizer may have.
+        base: shape of the one that is made, whose vocabulary is the most that the tokenizer may have; or a model's folder.
         rows: of the training file.
         held_out_rows: of the validation file.
         execution: fields of the contract's section ``exec`` beyond the recipe's defaults.
         device: where it is trained, ``cpu`` or ``cuda``.
-        pretraining_steps: of the base; 0 leaves its weights random, because speed does not depend on them.
+        pretraining_steps: of a base that is made; 0 leaves its weights random, because speed does not depend on them.
     """
 
-    shape: Shape
+    base: Shape | str
     rows: int
     held_out_rows: int
     execution: dict[str, int]
     device: str = "cpu"
+    quant: Quant = "nf4"
     pretraining_steps: int = 0
 
 
@@ -187,7 +195,13 @@ class Trainers:
         )
 
     def train_peer(
-        self, variant: str, run_name: str, module: str = "bench.train_variants", *, recompute: bool = False
+        self,
+        variant: str,
+        run_name: str,
+        module: str = "bench.train_variants",
+        *,
+        recompute: bool = False,
+        steps: int | None = None,
     ) -> Outcome:
         """Train with a peer.
 
@@ -195,14 +209,16 @@ class Trainers:
             run_name: name of the run folder.
             module: what runs the peer.
             recompute: recompute activations in the backward pass instead of storing them.
+            steps: the first ones alone; None: all.
 
         Raises:
             VariantFailed: it ended with an error.
         """
         run_folder = self.folder / run_name
         run_folder.mkdir()
-        recipe = replace(self.recipe, checkpointing=recompute).write(run_folder / "recipe.json")
-        output = self._run_peer(module, variant, str(recipe), str(run_folder))
+        recipe = self.recipe if steps is None else self.recipe.first(steps)
+        written = replace(recipe, checkpointing=recompute).write(run_folder / "recipe.json")
+        output = self._run_peer(module, variant, str(written), str(run_folder))
         return Outcome(**json.loads(output.splitlines()[-1]))
 
     def evaluate(self, adapters: dict[str, str]) -> dict[str, float]:

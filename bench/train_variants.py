@@ -38,12 +38,13 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def quantised_base(recipe: Recipe) -> torch.nn.Module:
-    """The base in NF4 with double quantisation; bf16 on a GPU, fp32 on a CPU."""
+def frozen_base(recipe: Recipe) -> torch.nn.Module:
+    """The base in NF4 with double quantisation, or unquantised; bf16 on a GPU, fp32 on a CPU."""
     dtype = torch.bfloat16 if recipe.device == "cuda" else torch.float32
-    config = BitsAndBytesConfig(
+    nf4 = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
     )
+    config = nf4 if recipe.quant == "nf4" else None
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
         recipe.base, quantization_config=config, dtype=dtype, device_map={"": recipe.device}
     )
@@ -52,7 +53,7 @@ def quantised_base(recipe: Recipe) -> torch.nn.Module:
 
 def adapted(recipe: Recipe) -> PeftModel:
     """LoRA on every linear layer, initialised as the product initialises it."""
-    model = quantised_base(recipe)
+    model = frozen_base(recipe)
     torch.manual_seed(recipe.seed)
     rank = recipe.rank
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", bias="none", task_type="CAUSAL_LM")
@@ -147,7 +148,7 @@ def hugging_face(recipe: Recipe, folder: Path) -> Outcome:
         optimizers=optimizer_of(model, recipe),
     )
     trainer.train()
-    return outcome_of(model, clock, folder, same_steps=True)
+    return outcome_of(model, recipe, clock, folder, same_steps=True)
 
 
 def trl(recipe: Recipe, folder: Path, setting: str) -> Outcome:
@@ -174,7 +175,7 @@ def trl(recipe: Recipe, folder: Path, setting: str) -> Outcome:
     # SFTTrainer casts LoRA to bf16 when it is made, so the optimizer is made after it.
     trainer.optimizer, trainer.lr_scheduler = optimizer_of(model, recipe)
     trainer.train()
-    return outcome_of(model, clock, folder, same_steps=setting in {"single", "padding-free"})
+    return outcome_of(model, recipe, clock, folder, same_steps=setting in {"single", "padding-free"})
 
 
 def packed_steps(recipe: Recipe, packs: int) -> dict[str, int]:
@@ -185,9 +186,10 @@ def packed_steps(recipe: Recipe, packs: int) -> dict[str, int]:
     return {"gradient_accumulation_steps": accumulated, "max_steps": max(UNTIMED_STEPS + 1, steps)}
 
 
-def outcome_of(model: PeftModel, clock: StepClock, folder: Path, *, same_steps: bool) -> Outcome:
+def outcome_of(model: PeftModel, recipe: Recipe, clock: StepClock, folder: Path, *, same_steps: bool) -> Outcome:
     """Save the adapter, and describe the run."""
-    check_gradients_were_real(model)
+    if recipe.quant == "nf4":
+        check_gradients_were_real(model)
     model.save_pretrained(folder / "adapter")
     return Outcome(
         tokens_per_second=clock.speed(clock.ends),
@@ -212,7 +214,7 @@ def evaluate(recipe: Recipe, adapters: dict[str, str]) -> dict[str, float]:
     """Mean loss per supervised token of each adapter on all rows, one row at a time, by transformers and peft."""
     losses: dict[str, float] = {}
     for name, folder in adapters.items():
-        model = quantised_base(recipe)
+        model = frozen_base(recipe)
         for module in model.modules():
             # Else bitsandbytes goes over to its inference layout in eval mode, which computes in bf16 (decision 0008).
             if isinstance(module, Linear4bit):

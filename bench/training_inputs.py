@@ -2,8 +2,8 @@
 
     python -m bench.training_inputs REQUEST_JSON FOLDER
 
-The request is an ``InputsRequest`` of ``bench/recipe.py``. Written are ``tiny/`` (the base), ``train.jsonl``,
-``held_out.jsonl``, ``plan.json`` and ``recipe.json``.
+The request is an ``InputsRequest`` of ``bench/recipe.py``. Written are ``tiny/`` (the base, where one is made),
+``train.jsonl``, ``held_out.jsonl``, ``plan.json`` and ``recipe.json``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from bench.chats import chat_mix, corpus
 from bench.recipe import EncodedRow, InputsRequest, Recipe
@@ -33,6 +33,7 @@ from worker.training.schedule import learning_rate
 MAX_POSITIONS = 40_960
 TOKENIZER_VOCABULARY = 4096
 """Tokens at most; the text has few words, so a larger embedding has rows that nothing uses."""
+LONGEST_MINUTES = 1440
 NEVER = 1_000_000
 """Steps between checkpoints that a run of this size does not reach: speed is measured without them."""
 Chat = dict[str, Any]
@@ -41,23 +42,24 @@ Chat = dict[str, Any]
 def main() -> None:
     """Entry point."""
     fields, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
-    request = InputsRequest(**fields | {"shape": Shape(**fields["shape"])})
-    base = folder / "tiny"
-    tokenizer = make_base(base, request)
+    shape = Shape(**fields["base"]) if isinstance(fields["base"], dict) else None
+    request = InputsRequest(**fields | ({"base": shape} if shape else {}))
+    base = folder / "tiny" if shape else Path(fields["base"])
+    tokenizer = make_base(base, shape, request) if shape else AutoTokenizer.from_pretrained(base)
     chats = chat_mix(lambda text: len(tokenizer.encode(text)), request.rows + request.held_out_rows)
-    run = plan_run(base, chats[: request.rows], chats[request.rows :], folder, request.execution)
+    run = plan_run(base, chats[: request.rows], chats[request.rows :], folder, request)
     (folder / "plan.json").write_text(run.model_dump_json())
-    recipe_of(run, folder, request.device).write(folder / "recipe.json")
+    recipe_of(run, folder, request).write(folder / "recipe.json")
 
 
-def make_base(folder: Path, request: InputsRequest) -> PreTrainedTokenizerFast:
+def make_base(folder: Path, shape: Shape, request: InputsRequest) -> PreTrainedTokenizerFast:
     """Write a Qwen3 base of that shape, and return its tokenizer.
 
     A pretrained one is made as `mens base build` makes it, until it knows its words a little; its embedding has as many rows
     as its tokenizer has tokens.
     """
     torch.manual_seed(0)
-    shape, pretrained = request.shape, request.pretraining_steps > 0
+    pretrained = request.pretraining_steps > 0
     pretrain.VOCAB_SIZE = min(shape.vocabulary, TOKENIZER_VOCABULARY)
     documents = [{"text": text} for text in corpus()]
     tokenizer = pretrain.train_tokenizer(documents)
@@ -88,25 +90,25 @@ def make_base(folder: Path, request: InputsRequest) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def plan_run(
-    base: Path, chats: list[Chat], held_out: list[Chat], folder: Path, execution: dict[str, int]
-) -> TrainingRun:
+def plan_run(base: Path, chats: list[Chat], held_out: list[Chat], folder: Path, request: InputsRequest) -> TrainingRun:
     """Write the chats as data files, and plan the product's run over them.
 
     Args:
         base: model folder.
         held_out: the validation file. There must be one, because a split would also change the rows' order.
         folder: where the files are written.
-        execution: as in the request.
+        request: what else the contract says.
     """
     train, validation = write_chats(folder / "train.jsonl", chats), write_chats(folder / "held_out.jsonl", held_out)
-    defaults = {"epochs": 1, "seq_len": 2048, "batch_size": 8, "grad_accum": 2, "seed": 7, "checkpoint_every": NEVER}
+    defaults = {"epochs": 1, "seq_len": 2048, "batch_size": 8, "grad_accum": 2, "seed": 7}
+    defaults |= {"checkpoint_every": NEVER, "checkpoint_minutes": LONGEST_MINUTES}
     contract = {
         "model": {"name": base.name},
         "data": {"train_file": train.file_id, "validation_file": validation.file_id},
-        "adapter": {"rank": 16, "alpha": 32},
+        "adapter": {"rank": 16, "alpha": 32, "method": "qlora" if request.quant == "nf4" else "lora"},
+        "quant": {"base": request.quant},
         "artifact": {"publish": False},
-        "exec": defaults | execution,
+        "exec": defaults | request.execution,
     }
     entry = BaseModelEntry(name=base.name, source=LocalSource(path=str(base)), digests=digest_model_folder(base))
     plan = plan_finetune(FineTuneContract.model_validate(contract), entry, train, validation, "bench")
@@ -122,12 +124,12 @@ def write_chats(path: Path, chats: list[Chat]) -> DataFile:
     return DataFile(file_id=f"file-{path.stem}", sha256=digest, bytes=len(raw), rows=len(chats))
 
 
-def recipe_of(run: TrainingRun, cache: Path, device: str) -> Recipe:
+def recipe_of(run: TrainingRun, cache: Path, request: InputsRequest) -> Recipe:
     """The recipe of a planned run: its rows as the product encodes them, in the order in which it takes them.
 
     Args:
         cache: folder for the encoded rows.
-        device: as in the request; no contract has one.
+        request: names the device, which no contract has.
     """
     contract, exec_, base = run.plan.contract, run.plan.contract.exec, Path(run.inputs.base)
     data = read_data(run, load_tokenizer(base), read_config(base).vocab, cache)
@@ -146,7 +148,8 @@ def recipe_of(run: TrainingRun, cache: Path, device: str) -> Recipe:
         weight_decay=exec_.weight_decay,
         max_grad_norm=exec_.max_grad_norm,
         seed=exec_.seed,
-        device=device,
+        device=request.device,
+        quant=request.quant,
     )
 
 

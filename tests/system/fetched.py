@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.fetched_folders import ROOT, fetched
 from tests.support.debian_package import unpack_debian_package
-from tests.support.fetched_folders import ROOT, fetched
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 NODE = ROOT / "tests" / "node"

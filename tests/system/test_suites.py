@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from bench.fetched_folders import TOOLS
 from cli.evaluation.suites.environment import environment_folder, install
 from cli.main import app
 from shared.base_models.catalog import load_catalog
 from shared.base_models.hub import locate
 from shared.settings import Settings
-from tests.support.fetched_folders import TOOLS
 from tests.system.loop import BASE, Installation
 
 pytestmark = [pytest.mark.network, pytest.mark.torch, pytest.mark.timeout(420)]

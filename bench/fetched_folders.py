@@ -1,4 +1,4 @@
-"""Folders of `.tools/` (git-ignored), each filled once: what the tests fetch, and what they make of it."""
+"""Folders of `.tools/` (git-ignored), each filled once: what tests and benches fetch, and what they make of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 TOOLS = (ROOT / ".tools").resolve()
 
 
