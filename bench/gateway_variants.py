@@ -18,7 +18,7 @@ from bench.loopback import free_port, server
 
 BASE, ADAPTER, ALIAS = "fake-base", f"helper@{'a' * 64}", "helper"
 FOREIGN_NAME = "ft:gpt-4o-mini-2024-07-18:acme:helper:{number:08}"
-START_SECONDS = 30.0
+START_SECONDS = 180.0
 
 
 class FakeReplica:
