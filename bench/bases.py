@@ -22,7 +22,8 @@ def add_base(settings: Settings, base: str, *, smoke: bool) -> None:
 
     The tiny one is made as `mens base build` does it; in a smoke run, with one step and in a fork.
     """
-    from cli.commands.bases import CORPUS, add, build
+    from cli.commands.bases import CORPUS, build
+    from cli.standalone.base_sources import add
 
     if base == SMOLLM2:
         add(settings, base, LocalSource(path=str(smollm2_folder())), LICENSE)
