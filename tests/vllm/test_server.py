@@ -121,9 +121,8 @@ def test_tampered_adapter_is_refused_and_others_respond(client, serving_installa
 def test_start_line_and_capabilities_show_what_was_chosen(client, serving_installation, vllm_server):
     """Nothing was set: presets request rank 32 on a base of this size."""
     first = vllm_server.log.read_text().partition("\n")[0]
-    assert first.startswith(
-        f"Serving {serving_installation.entry.name} in float32: adapters up to rank 32, 4 in a batch, 1024 in memory"
-    )
+    assert first.startswith(f"Serving {serving_installation.entry.name} in float32: up to ")
+    assert "1 thread; adapters up to rank 32, 4 in a batch, 1024 in memory" in first
     assert first.endswith("; tool calls: hermes, reasoning: not parsed.")
     capabilities = client.get("/mens/limits").json()
     assert (capabilities["max_lora_rank"], capabilities["dtype"]) == (32, "float32")
