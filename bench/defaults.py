@@ -56,6 +56,8 @@ def plan_run(base: Path, folder: Path, name: str, recipe: str) -> TrainingRun:
     contract = {
         "model": {"name": base.name},
         "data": data | ({"replay_ratio": 0.25} if "replay" in files else {}),
+        "adapter": {"method": "lora"},
+        "quant": {"base": "none"},
         "artifact": {"publish": False},
         "exec": {"grad_accum": 1, "seq_len": 256, "checkpoint_every": 10_000, "checkpoint_minutes": 1000.0, "seed": 7}
         | RECIPES[recipe],
