@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from cli.standalone.stack import Stack, running_stack
 from shared.base_models.catalog import Catalog, save_catalog
 from shared.settings import Settings
 from tests.support.smollm2 import smollm2_entry, smollm2_folder
-from tests.support.waiting import eventually
 from tests.system.loop import ROOT, Installation
 from worker.training.lineage import GIT_SHA_VARIABLE, git_sha
 
@@ -124,56 +121,3 @@ def test_tuned_model_answers_in_the_trained_form(real: Installation, tuned: dict
     answer = real.call("POST", "/v1/chat/completions", json=body)["choices"][0]
     assert answer["finish_reason"] == "stop"
     assert json.loads(answer["message"]["content"]).keys() == {"service", "problem", "since", "city"}
-
-
-@pytest.mark.long  # the same on the tiny base: tests/system/test_chaos.py
-def test_killed_trainer_resumes_to_the_same_adapter(real: Installation, tuned: dict[str, Any]) -> None:
-    job_id = submit(real, artifact={"alias": None})
-    real.wait(job_id, lambda job: job["progress"].get("step", 0) >= 8, SECONDS)
-    trainers = [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if "worker.train" in (process.info["cmdline"] or []) and job_id in " ".join(process.info["cmdline"] or [])
-    ]
-    for process in trainers:
-        process.send_signal(signal.SIGKILL)
-    assert trainers
-    job = finish(real, job_id)
-    assert job["attempt"] == 2
-    assert job["result"]["adapter_id"] == tuned["result"]["adapter_id"]
-
-
-@pytest.mark.long  # a twin's certificate on the tiny base: tests/vllm/test_certificates.py
-def test_reported_loss_of_an_nf4_job_is_that_of_peft_on_the_twin(real: Installation, tmp_path: Path) -> None:
-    job = finish(real, submit(real, quant={"base": "nf4"}, artifact={"alias": None, "publish": False}))
-    folder = real.stack.home / "storage" / "adapters" / job["result"]["adapter_id"].partition("@")[2]
-    twin = tmp_path / "twin"
-    command = [sys.executable, "-m", "worker.dequantize", str(smollm2_folder()), str(twin)]
-    subprocess.run(command, cwd=ROOT, timeout=900, check=True)
-    assert job["result"]["self_evaluation"]["loss"]["tuned"] == pytest.approx(independent_loss(twin, folder), rel=0.02)
-
-
-@pytest.mark.long  # merging by itself: tests/system/test_merges.py
-def test_merged_model_answers_as_base_and_adapter(real: Installation, tuned: dict[str, Any], tmp_path: Path) -> None:
-    body = {"kind": "merge", "contract": {"adapter": tuned["result"]["adapter_id"]}}
-    job = finish(real, str(real.call("POST", "/v1/jobs", json=body)["id"]))
-    folder = real.stack.home / "storage" / "models" / job["result"]["model_digest"]
-    adapter = export(real, tuned["result"]["adapter_id"], tmp_path / "peft")
-    # The merged weights are rounded to the base's own type, bfloat16.
-    assert independent_loss(folder, None) == pytest.approx(independent_loss(smollm2_folder(), adapter), rel=0.05)
-
-
-@pytest.mark.long  # importing by itself: tests/worker/jobs/test_adapter_import.py
-def test_exported_adapter_is_imported_back_and_certified(
-    real: Installation, tuned: dict[str, Any], tmp_path: Path
-) -> None:
-    folder = export(real, tuned["result"]["adapter_id"], tmp_path / "peft")
-    environment = {**os.environ, "MENS_HOME": str(real.stack.home)}
-    command = [sys.executable, "-m", "cli.main", "adapter", "import", str(folder), "--model", REAL, "--name", "back"]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-    def names() -> list[str]:
-        return [model["id"] for model in real.call("GET", "/v1/models")["data"]]
-
-    eventually(lambda: any(name.startswith("back@") for name in names()), 60, "the imported adapter is offered")
