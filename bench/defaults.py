@@ -3,7 +3,7 @@
     python -m bench.defaults BASE_FOLDER WORK_FOLDER [--rows 80] [--only SET:RECIPE ...]
 
 Each run is the product's own trainer with another recipe; one line of JSON a run: loss and exact answers on held-out rows, and how many
-of the general questions that the base answers the tuned model still answers. docs/decisions/0075 has the table. Runs that are done are
+of the general questions that the base answers the tuned model still answers. Runs that are done are
 not repeated.
 """
 
