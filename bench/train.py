@@ -71,7 +71,7 @@ SMOKE = {
     "trl_settings": TRL_SETTINGS,
 }
 REAL = {"rounds": 1, "steps": 20, "batch_size": 4, "grad_accum": 1, "held_out_rows": 4, "seq_len": 1024}
-"""With these `transformers.Trainer` needs about 12 GB for its padded rows."""
+"""`transformers.Trainer` keeps the activations and scores of its padded rows, so few of them fit into memory."""
 REAL_SMOKE = {"rounds": 1, "steps": 3, "batch_size": 2, "held_out_rows": 1, "seq_len": 64, "trl_settings": ("single",)}
 PRELOADED = ("trl.trainer.sft_trainer", "bitsandbytes", "datasets", "worker.train", "worker.pretrain")
 
