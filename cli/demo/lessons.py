@@ -1,4 +1,4 @@
-"""What the demo teaches: a base model, training rows, and held-out items with a rule that judges an answer."""
+"""The demo's lessons: a base model, training rows, and held-out items with a rule that judges an answer."""
 
 from __future__ import annotations
 
