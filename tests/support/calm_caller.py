@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+Delays = dict[int, dict[int, float]]
+"""Of each process id and thread id the seconds of `thread_delays`."""
 
 
 @dataclass
@@ -22,7 +26,8 @@ class CalmCaller:
         servers: ids of the processes that work for an answer, one after the other.
         slowest: the longest time that an answer took.
         longest_wait: the same without the time in which this process and the servers were ready to run and the machine was
-            busy with other things. Computing for others counts, and so does waiting for a lock, a thread or the network.
+            busy with other things: of each process its main thread, and the other thread that was delayed longest, for an
+            answer may pass through one. Computing for others counts, and so does waiting for a lock, a thread or the network.
         count: requests that were answered.
     """
 
@@ -37,23 +42,35 @@ class CalmCaller:
         """Send each request once, over a new connection."""
         with self.client() as client:
             for method, path, body in self.requests:
-                began, delayed = time.monotonic(), self._delayed()
+                began, before = time.monotonic(), self._delays()
                 response = client.request(method, path, **body)
                 assert response.status_code == 200, response.text
-                passed, delayed = time.monotonic() - began, self._delayed() - delayed
+                passed = time.monotonic() - began
                 self.slowest = max(self.slowest, passed)
-                self.longest_wait = max(self.longest_wait, passed - delayed)
+                self.longest_wait = max(self.longest_wait, passed - delayed(before, self._delays()))
                 self.count += 1
 
     def forget(self) -> None:
         """Begin to measure anew."""
         self.slowest, self.longest_wait, self.count = 0.0, 0.0, 0
 
-    def _delayed(self) -> float:
-        return sum(map(run_delay, (os.getpid(), *self.servers)))
+    def _delays(self) -> Delays:
+        return {pid: thread_delays(pid) for pid in (os.getpid(), *self.servers)}
 
 
-def run_delay(pid: int) -> float:
-    """Seconds that a process's main thread has been ready to run and was not, by the kernel's count; 0 where it keeps none."""
-    path = Path(f"/proc/{pid}/schedstat")
-    return int(path.read_text().split()[1]) / 1e9 if path.exists() else 0.0
+def delayed(before: Delays, after: Delays) -> float:
+    """Seconds by which processes were held up between two readings: each main thread's, and the longest of its others."""
+    total = 0.0
+    for pid, threads in after.items():
+        passed = {thread: seconds - before[pid].get(thread, 0.0) for thread, seconds in threads.items()}
+        total += passed.pop(pid, 0.0) + max(passed.values(), default=0.0)
+    return total
+
+
+def thread_delays(pid: int) -> dict[int, float]:
+    """Seconds that each thread of a process has been ready to run and was not, by the kernel's count."""
+    delays = {}
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            delays[int(path.parent.name)] = int(path.read_text().split()[1]) / 1e9
+    return delays

@@ -23,6 +23,7 @@ from worker.child_runtime import EXIT_CANCELLED, EXIT_PAUSED, StopRequested
 from worker.run_folder import (
     ADAPTER_FOLDER,
     EVALUATION_NAME,
+    EVALUATION_ROWS_NAME,
     METRICS_NAME,
     PROBES_NAME,
     SUMMARY_NAME,
@@ -409,6 +410,7 @@ def test_a_run_leaves_every_file(finished):
         "loss.svg",
         "training_skip_stats.json",
         EVALUATION_NAME,
+        EVALUATION_ROWS_NAME,
         METRICS_NAME,
         PROBES_NAME,
         SUMMARY_NAME,

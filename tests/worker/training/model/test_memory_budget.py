@@ -142,7 +142,7 @@ def test_a_cpu_caches_what_takes_little_of_its_memory(free, cached):
 
 def test_of_an_unquantised_base_nothing_is_cached():
     """Its weights are what the cache would hold."""
-    made = contract(quant={"base": "none"})
+    made = contract_for("base", quant={"base": "none"})
     assert not cpu_budget(made, CONFIG, 1000 * GIB, 1000 * GIB).cache_dequantised
     assert not device_budget(made, CONFIG, 1000 * GIB).cache_dequantised
     assert cache_bytes(made, CONFIG, 4) == 0
