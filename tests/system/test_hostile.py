@@ -33,8 +33,10 @@ pytestmark = pytest.mark.system
 COUNTS = [1000, pytest.param(4000, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 MOST_MEMORY = 130 << 20
 """Bytes by which the process may grow."""
-MOST_DELAY = 1.0
-"""Seconds that a calm request may wait because of others (`CalmCaller.longest_wait`)."""
+MOST_DELAY = 5.0
+"""Seconds that a calm request may wait because of others (`CalmCaller.longest_wait`). The twelve requests that the load has open
+may all be bodies of the largest size, each parsed before it in about 0.1 s of a slow core; one that costs more is the fault.
+"""
 STREAM_LIMIT = 20
 
 
