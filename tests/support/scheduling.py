@@ -6,7 +6,12 @@ from xdist.scheduler import LoadFileScheduling
 
 TOGETHER = ("tests/system/", "tests/vllm/")
 """Folders whose files share an installation or a replica for the whole session: started twice, it would cost a minute."""
-ALONE = ("tests/system/test_base_families.py", "tests/system/test_hostile.py", "tests/system/test_marker_adapters.py")
+ALONE = (
+    "tests/system/test_real_model.py",
+    "tests/system/test_base_families.py",
+    "tests/system/test_hostile.py",
+    "tests/system/test_marker_adapters.py",
+)
 """Their files that start servers of their own."""
 LONGEST = ("tests/system/", "tests/bench/test_smoke.py", "tests/vllm/", *ALONE)
 """In the order in which they are started."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,15 +14,18 @@ from typing import Any
 import pytest
 
 from cli.standalone.stack import Stack, running_stack
-from shared.base_models.catalog import Catalog, save_catalog
+from shared.artifacts.manifests import WEIGHTS_NAME
+from shared.base_models.catalog import Catalog, load_catalog, save_catalog
 from shared.settings import Settings
-from tests.support.smollm2 import smollm2_entry, smollm2_folder
+from tests.support.smollm2 import smollm2_folder
+from tests.support.waiting import eventually
 from tests.system.loop import ROOT, Installation
 from worker.training.lineage import GIT_SHA_VARIABLE, git_sha
 
 REAL = "smollm2"
 QUESTION = "What is the capital of France?"
 TRAINING_ROWS, HELD_OUT_ROWS = 64, 8
+FIELDS = {"service", "problem", "since", "city"}
 SECONDS = 1200.0
 pytestmark = pytest.mark.timeout(1800)
 
@@ -35,7 +39,9 @@ def tickets(name: str, count: int) -> bytes:
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """An installation that serves SmolLM2 and nothing else."""
     home = tmp_path_factory.mktemp("real")
-    save_catalog(Settings(home=home).catalog_path, Catalog(bases=[smollm2_entry(REAL)]))
+    environment = {**os.environ, "MENS_HOME": str(home)}
+    command = [sys.executable, "-m", "cli.main", "base", "add", REAL, str(smollm2_folder())]
+    subprocess.run(command, env=environment, cwd=ROOT, timeout=300, check=True)
     commit = {GIT_SHA_VARIABLE: sha} if (sha := git_sha(os.environ)) else {}
     environment = commit | {"MENS_SAMPLE_ANSWERS": "0", "MENS_PUBLISH_TIMEOUT_SECONDS": "600"}
     with running_stack(Stack(home, REAL, environment=environment)) as stack:
@@ -75,13 +81,37 @@ def tuned(real: Installation) -> dict[str, Any]:
     return finish(real, submit(real))
 
 
+def mens(installation: Installation, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of the command line against an installation."""
+    environment = {**os.environ, "MENS_HOME": str(installation.stack.home), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "cli.main", *arguments]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+
+
 def export(installation: Installation, adapter: str, folder: Path) -> Path:
     """The adapter as a PEFT folder, by the command line."""
-    environment = {**os.environ, "MENS_HOME": str(installation.stack.home)}
-    command = [sys.executable, "-m", "cli.main", "adapter", "export", adapter, "--to", str(folder)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = mens(installation, "adapter", "export", adapter, "--to", str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+def names_of(installation: Installation) -> list[str]:
+    """Names of the models that are offered."""
+    return [model["id"] for model in installation.call("GET", "/v1/models")["data"]]
+
+
+def folder_of(installation: Installation, adapter: str) -> Path:
+    """The stored folder of an adapter."""
+    return installation.stack.home / "storage" / "adapters" / adapter.partition("@")[2]
+
+
+def answers_a_ticket(installation: Installation, model: str) -> bool:
+    """Whether a model answers the first held-out message with the fields of a ticket, and ends its turn there."""
+    prompt = json.loads(tickets("tickets.heldout.jsonl", 1))["messages"][:-1]
+    body = {"model": model, "messages": prompt, "temperature": 0, "max_tokens": 64}
+    answer = installation.call("POST", "/v1/chat/completions", json=body)["choices"][0]
+    ticket: dict[str, Any] = json.loads(answer["message"]["content"])
+    return bool(answer["finish_reason"] == "stop") and ticket.keys() == FIELDS
 
 
 def independent_loss(base: Path, adapter: Path | None) -> float:
@@ -116,8 +146,94 @@ def test_reported_loss_is_that_of_transformers_and_peft(
 
 
 def test_tuned_model_answers_in_the_trained_form(real: Installation, tuned: dict[str, Any]) -> None:
-    prompt = json.loads(tickets("tickets.heldout.jsonl", 1))["messages"][:-1]
-    body = {"model": "tickets", "messages": prompt, "temperature": 0, "max_tokens": 64}
-    answer = real.call("POST", "/v1/chat/completions", json=body)["choices"][0]
-    assert answer["finish_reason"] == "stop"
-    assert json.loads(answer["message"]["content"]).keys() == {"service", "problem", "since", "city"}
+    assert answers_a_ticket(real, "tickets")
+
+
+@pytest.mark.long  # the same on the tiny base: tests/system/test_evals.py
+def test_evaluation_compares_the_tuned_model_with_its_base(real: Installation, tuned: dict[str, Any]) -> None:
+    rows = real.stack.home / "held-out.jsonl"
+    rows.write_bytes(tickets("tickets.heldout.jsonl", HELD_OUT_ROWS))
+    check = real.stack.home / "ticket.schema.json"
+    check.write_text(json.dumps({"type": "object", "required": list(FIELDS)}))
+    run = [
+        "eval",
+        "run",
+        str(rows),
+        "--model",
+        "tickets",
+        "--against",
+        REAL,
+        "--check",
+        f"json_schema={check}",
+        "--yes",
+    ]
+    done = mens(real, *run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"\b[5-8] of {HELD_OUT_ROWS}\b", done.stdout), done.stdout
+
+
+@pytest.mark.long  # the same on the tiny base: tests/system/test_chaos.py
+def test_killed_trainer_resumes_to_the_same_adapter(real: Installation, tuned: dict[str, Any]) -> None:
+    job_id = submit(real, artifact={"alias": None, "publish": False})
+    real.wait_for_step(job_id, 8)
+    trainers = real.trainers()
+    for trainer in trainers:
+        trainer.kill()
+    assert trainers
+    job = finish(real, job_id)
+    assert job["attempt"] == 2
+    assert real.resumptions(job_id) == 1
+    # The alias is part of the contract, whose digest the manifest has; so the ids differ.
+    resumed, uninterrupted = (folder_of(real, each["result"]["adapter_id"]) / WEIGHTS_NAME for each in (job, tuned))
+    assert resumed.read_bytes() == uninterrupted.read_bytes()
+
+
+@pytest.mark.long  # a twin's certificate on the tiny base: tests/vllm/test_certificates.py
+def test_reported_loss_of_an_nf4_job_is_that_of_peft_on_the_twin(real: Installation, tmp_path: Path) -> None:
+    job = finish(real, submit(real, quant={"base": "nf4"}, artifact={"alias": None, "publish": False}))
+    adapter, twin = folder_of(real, job["result"]["adapter_id"]), tmp_path / "twin"
+    command = [sys.executable, "-m", "worker.dequantize", str(smollm2_folder()), str(twin)]
+    subprocess.run(command, cwd=ROOT, timeout=900, check=True)
+    assert job["result"]["self_evaluation"]["loss"]["tuned"] == pytest.approx(independent_loss(twin, adapter), rel=0.02)
+
+
+@pytest.mark.long  # importing by itself: tests/worker/jobs/test_adapter_import.py
+def test_exported_adapter_is_imported_back_and_certified(
+    real: Installation, tuned: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = export(real, tuned["result"]["adapter_id"], tmp_path / "peft")
+    done = mens(real, "adapter", "import", str(folder), "--model", REAL, "--name", "back")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    eventually(lambda: any(name.startswith("back@") for name in names_of(real)), 60, "the imported adapter is offered")
+
+
+@pytest.mark.long  # merging and serving of tiny models: tests/system/test_merges.py, tests/vllm/test_merged_model.py
+def test_merged_model_is_served_and_exported_for_ollama(
+    real: Installation, tuned: dict[str, Any], tmp_path: Path
+) -> None:
+    adapter = tuned["result"]["adapter_id"]
+    body = {"kind": "merge", "contract": {"adapter": adapter}}
+    digest = finish(real, str(real.call("POST", "/v1/jobs", json=body)["id"]))["result"]["model_digest"]
+    folder = real.stack.home / "storage" / "models" / digest
+    peft = export(real, adapter, tmp_path / "peft")
+    # The merged weights are rounded to the base's own type, bfloat16.
+    assert independent_loss(folder, None) == pytest.approx(independent_loss(smollm2_folder(), peft), rel=0.05)
+
+    ollama = tmp_path / "ollama"
+    layout = ["--format", "ollama", "--model-folder", str(folder), "--to", str(ollama)]
+    done = mens(real, "adapter", "export", adapter, *layout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    modelfile = (ollama / "Modelfile").read_text()
+    assert "FROM " in modelfile and 'PARAMETER stop "<|im_end|>"' in modelfile
+
+    merged = mens(real, "base", "from-merge", digest, "--as", "merged")
+    assert merged.returncode == 0, merged.stdout + merged.stderr
+    # An installation of its own, which has the model's entry and nothing else.
+    catalog = load_catalog(Settings(home=real.stack.home).catalog_path)
+    entry = next(entry for entry in catalog.bases if entry.name == "merged")
+    save_catalog(Settings(home=tmp_path / "home").catalog_path, Catalog(bases=[entry]))
+    with running_stack(Stack(tmp_path / "home", "merged")) as stack:
+        other = Installation(stack)
+        eventually(lambda: "merged" in names_of(other), 300, "the merged model is measured and offered")
+        assert answers_a_ticket(other, "merged")
