@@ -45,11 +45,12 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def describe_error(error: Mapping[str, Any]) -> str:
-    """An error's lines for a terminal: code, message and remedy, then each invalid line or field."""
+    """An error's lines for a terminal: code, message and remedy, then each invalid line or field that the message does not name."""
     lines = [f"{error['code']}: {error['message']} {error['remedy']}".rstrip()]
     for fault in error["details"].get("errors", []):
         where = f"line {fault['line']}" if "line" in fault else fault.get("param", "")
-        lines.append(f"  {where}: {_for_cli(fault['reason'])}")
+        if (line := f"{where}: {_for_cli(fault['reason'])}") not in lines[0]:
+            lines.append(f"  {line}")
     return "\n".join(lines)
 
 

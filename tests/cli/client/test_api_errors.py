@@ -50,3 +50,9 @@ def test_tenant_header_is_shown_as_its_variable() -> None:
     body = {"code": "REQUEST_INVALID", "message": "X-Mens-Tenant: 'default' is reserved."}
     error = error_of(httpx.Response(422, json={"error": body}))
     assert describe_error(error).endswith(": MENS_TENANT: 'default' is reserved.")
+
+
+def test_a_line_that_the_message_names_is_printed_once() -> None:
+    faults = [{"line": 2, "reason": "not a list"}, {"line": 3, "reason": "not JSON"}]
+    error = {"code": "C", "message": "The first is line 2: not a list.", "remedy": "", "details": {"errors": faults}}
+    assert describe_error(error) == "C: The first is line 2: not a list.\n  line 3: not JSON"
