@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -16,6 +16,10 @@ from shared.errors import Code, Unavailable
 
 TENANT_SALT_CHARS = 64
 """The beginning of a request's ``cache_salt`` that says whose it is; what follows is the caller's own."""
+
+
+TWIN_OF = " (the twin of "
+"""Stands between the names of a twin and its original in an error message."""
 
 
 class ReplicaCapabilities(BaseModel):
@@ -48,6 +52,11 @@ class ReplicaCapabilities(BaseModel):
     def adapters_digest(self) -> str:
         """Digest of the base whose adapters it serves."""
         return self.base_digest or self.served_digest
+
+    @property
+    def described(self) -> str:
+        """Name of the served base for an error message; of a twin also that of its original."""
+        return f"{self.base}{TWIN_OF}{self.twin_of})" if self.twin_of else self.base
 
 
 class AdapterCheck(BaseModel):
@@ -91,6 +100,45 @@ def discover(urls: Sequence[str], dns: str = "") -> list[str]:
     if dns:
         found += [f"http://{address}:{dns.rpartition(':')[2]}" for address in _addresses(dns)]
     return list(dict.fromkeys(found))
+
+
+def describe_unserved(base: str, served: Iterable[str]) -> str:
+    """Say that no replica serves a base, and which bases are served instead.
+
+    Args:
+        base: its name.
+        served: descriptions of the served bases (`ReplicaCapabilities.described`); one that equals ``base`` is served from
+            other files.
+    """
+    names = sorted(set(served))
+    if twin := _as_twin(base, names):
+        return f"{twin} is served here with the adapters of its original alone."
+    if base in names:
+        return f"{base} is served here from other files than this request needs."
+    if not names:
+        return f"{base} is not served here."
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"{base} is not served here; {listed} {'is' if len(names) == 1 else 'are'}."
+
+
+def serving_remedy(base: str, served: Iterable[str] = ()) -> str:
+    """The commands that serve a base, as the beginning of a remedy, without its full stop.
+
+    Args:
+        base: its name.
+        served: as in :func:`describe_unserved`.
+    """
+    names = set(served)
+    if _as_twin(base, names):
+        return "Name the original"
+    if base in names:
+        return f"Restart the replicas of {base}, so that they load the files that the catalogue names now"
+    return f"Serve it with `mens up --base {base}`, or for replicas that you start yourself MENS_SERVING_BASE={base}"
+
+
+def _as_twin(base: str, served: Iterable[str]) -> str | None:
+    """The description of a base that is served as a twin."""
+    return next((each for each in served if each.startswith(f"{base}{TWIN_OF}")), None)
 
 
 def replica_name(url: str) -> str:

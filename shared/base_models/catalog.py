@@ -148,6 +148,23 @@ class Catalog(ModelValue):
             param="model",
         )
 
+    def get_default(self, name: str) -> BaseModelEntry:
+        """The base of a request that names none: the default one, else the only one that there is.
+
+        Args:
+            name: of the default base.
+
+        Raises:
+            NotFound: ``MODEL_NOT_FOUND``: there are several, or none.
+        """
+        if len(self.bases) == 1 and self.bases[0].name != name:
+            return self.bases[0]
+        try:
+            return self.get(name)
+        except NotFound as error:
+            error.message = f"No model was named. {error.message}"
+            raise
+
     def having(self, entry: BaseModelEntry) -> Catalog:
         """This catalogue with the entry added, or replaced if its name was there."""
         others = [base for base in self.bases if base.name != entry.name]

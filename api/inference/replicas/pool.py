@@ -236,6 +236,23 @@ class ReplicaPool:
             return True
         return False if known and len(known) == len(self.all) else None
 
+    def serves_adapters_of(self, base_digest: str) -> bool | None:
+        """Whether a replica serves the adapters of a base, as the base's own or as its twin's; None: not known.
+
+        A replica that is down may serve another base when it is back, so only replicas that answer can deny it.
+        """
+        answering = [
+            replica.serves for replica in self.all if replica.serves and replica.state is not ReplicaState.DOWN
+        ]
+        if any(serves.adapters_digest == base_digest for serves in answering):
+            return True
+        return False if answering and len(answering) == len(self.all) else None
+
+    def served_bases(self) -> list[str]:
+        """Names of the bases of the replicas that are not down, for an error message."""
+        answering = (replica for replica in self.all if replica.state is not ReplicaState.DOWN)
+        return sorted({replica.serves.described for replica in answering if replica.serves})
+
     def candidates(self, model: ServedModel, tried: Collection[Replica] = ()) -> list[Replica]:
         """Replicas that may get a request for a model now: those that are up, or the next best when there is none."""
         left = [replica for replica in self.having(model) if replica not in tried]

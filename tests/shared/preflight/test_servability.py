@@ -15,7 +15,7 @@ from shared.preflight.types import ServingLimits
 from tests.support.builders import contract
 from tests.support.tiny_models import RAW
 
-LIMITS = ServingLimits(max_lora_rank=16, base_digest="a" * 64, max_model_len=256)
+LIMITS = ServingLimits(max_lora_rank=16, base_digest="a" * 64, bases=("mens-tiny",), max_model_len=256)
 
 
 def refusal(name: str = "qwen3", base_digest: str | None = None, **adapter: Any) -> ContractRejected:
@@ -41,7 +41,15 @@ def test_rank_at_the_limit_is_served() -> None:
 
 
 def test_other_base_is_refused() -> None:
-    assert refusal(base_digest="b" * 64).code is Code.NOT_SERVABLE_BASE
+    error = refusal(base_digest="b" * 64)
+    assert error.code is Code.NOT_SERVABLE_BASE
+    name = contract().model.hf_repo
+    assert error.message == f"{name} is not served here; mens-tiny is."
+    assert error.remedy == (
+        f"Serve it with `mens up --base {name}`, or for replicas that you start yourself MENS_SERVING_BASE={name}; "
+        "or train without publishing (`--no-publish`, artifact.publish = false)."
+    )
+    assert "a" * 12 not in str(error.as_dict()) and "b" * 12 not in str(error.as_dict())
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-inner"])

@@ -183,6 +183,18 @@ def test_replica_that_has_not_said_what_it_serves_may_have_anything() -> None:
     assert ReplicaPool().serves(MODEL) is None
 
 
+def test_only_replicas_that_answer_deny_that_adapters_are_served() -> None:
+    replicas = up(URLS[:2])
+    assert replicas.serves_adapters_of(DIGEST) is None
+    replicas.all[0].serves = replicas.all[1].serves = OTHER
+    assert (replicas.serves_adapters_of(DIGEST), replicas.served_bases()) == (False, ["other"])
+    replicas.all[1].state = ReplicaState.DOWN
+    assert replicas.serves_adapters_of(DIGEST) is None
+    replicas.all[0].serves = TWIN
+    assert replicas.serves_adapters_of(DIGEST), "a twin has its original's adapters"
+    assert ReplicaPool().serves_adapters_of(DIGEST) is None
+
+
 def test_static_urls_come_first_and_once() -> None:
     found = discover(["http://a:1/", "http://127.0.0.1:9", "http://a:1"], "localhost:9")
     assert found == ["http://a:1", "http://127.0.0.1:9"]
