@@ -110,9 +110,7 @@ def test_base_that_is_served_nowhere_is_refused_by_name(app: FastAPI, replicas: 
         assert own.models == [BASE]
 
 
-def test_unserved_base_is_refused_with_the_served_ones_and_the_command_that_serves_it(
-    app: FastAPI, replicas: tuple[RawReplica, RawReplica]
-) -> None:
+def test_refusal_names_the_served_bases_and_the_command(app: FastAPI, replicas: tuple[RawReplica, RawReplica]) -> None:
     own, other = replicas
     digest = own.serves.base_digest if own.serves else None
     assert digest
