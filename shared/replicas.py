@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,8 +18,19 @@ TENANT_SALT_CHARS = 64
 """The beginning of a request's ``cache_salt`` that says whose it is; what follows is the caller's own."""
 
 
-TWIN_OF = " (the twin of "
-"""Stands between the names of a twin and its original in an error message."""
+class ServedBaseName(NamedTuple):
+    """Name of a served base, as an error message has it.
+
+    Attributes:
+        name: its own.
+        twin_of: name of the base that it is the dequantised twin of.
+    """
+
+    name: str
+    twin_of: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} (the twin of {self.twin_of})" if self.twin_of else self.name
 
 
 class ReplicaCapabilities(BaseModel):
@@ -54,9 +65,9 @@ class ReplicaCapabilities(BaseModel):
         return self.base_digest or self.served_digest
 
     @property
-    def described(self) -> str:
-        """Name of the served base for an error message; of a twin also that of its original."""
-        return f"{self.base}{TWIN_OF}{self.twin_of})" if self.twin_of else self.base
+    def base_name(self) -> ServedBaseName:
+        """Name of the served base, for an error message."""
+        return ServedBaseName(self.base, self.twin_of)
 
 
 class AdapterCheck(BaseModel):
@@ -102,43 +113,45 @@ def discover(urls: Sequence[str], dns: str = "") -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def describe_unserved(base: str, served: Iterable[str]) -> str:
+def describe_unserved(base: str, served: Iterable[ServedBaseName]) -> str:
     """Say that no replica serves a base, and which bases are served instead.
 
     Args:
         base: its name.
-        served: descriptions of the served bases (`ReplicaCapabilities.described`); one that equals ``base`` is served from
-            other files.
+        served: the served bases; one of the same name is served from other files.
     """
-    names = sorted(set(served))
-    if twin := _as_twin(base, names):
-        return f"{twin} is served here with the adapters of its original alone."
+    names = {served_base.name: str(served_base) for served_base in served}
     if base in names:
+        if names[base] != base:
+            return f"{names[base]} is served here with the adapters of its original alone."
         return f"{base} is served here from other files than this request needs."
-    if not names:
-        return f"{base} is not served here."
-    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-    return f"{base} is not served here; {listed} {'is' if len(names) == 1 else 'are'}."
+    unserved = f"{base} is not served here"
+    *others, last = sorted(names.values()) or [""]
+    if others:
+        return f"{unserved}; {', '.join(others)} and {last} are."
+    return f"{unserved}; {last} is." if last else f"{unserved}."
 
 
-def serving_remedy(base: str, served: Iterable[str] = ()) -> str:
+def serving_remedy(base: str, served: Iterable[ServedBaseName]) -> str:
     """The commands that serve a base, as the beginning of a remedy, without its full stop.
 
     Args:
         base: its name.
-        served: as in :func:`describe_unserved`.
+        served: as in :func:`describe_unserved`. The command serves them too: `mens up` serves the bases that it names.
     """
-    names = set(served)
-    if _as_twin(base, names):
-        return "Name the original"
-    if base in names:
+    originals = {served_base.name: served_base.twin_of for served_base in served}
+    if original := originals.get(base):
+        return f"Use {original}, its original"
+    if base in originals:
         return f"Restart the replicas of {base}, so that they load the files that the catalogue names now"
-    return f"Serve it with `mens up --base {base}`, or for replicas that you start yourself MENS_SERVING_BASE={base}"
+    options = " ".join(f"--base {name}" for name in [*sorted(originals), base])
+    return f"Serve it with `mens up {options}`, or for replicas that you start yourself MENS_SERVING_BASE={base}"
 
 
-def _as_twin(base: str, served: Iterable[str]) -> str | None:
-    """The description of a base that is served as a twin."""
-    return next((each for each in served if each.startswith(f"{base}{TWIN_OF}")), None)
+def rank_remedy(rank: int) -> str:
+    """How the replicas come to serve adapters of a rank, as the end of a remedy, without its full stop."""
+    setting = f"MENS_SERVING_MAX_LORA_RANK={rank}"
+    return f"start the replicas with {setting}, as in `{setting} mens up`"
 
 
 def replica_name(url: str) -> str:

@@ -5,14 +5,14 @@ The facts about the serving engine are vLLM 0.32's: which architectures take LoR
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from shared.base_models.config import ModelConfig
 from shared.base_models.tensors import HEAD, lora_modules
 from shared.contract.sections import FineTuneContract
 from shared.errors import Code, ContractRejected
 from shared.preflight.types import ServingLimits
-from shared.replicas import describe_unserved, serving_remedy
+from shared.replicas import ServedBaseName, describe_unserved, rank_remedy, serving_remedy
 
 
 def check_servable(
@@ -43,7 +43,7 @@ def check_servable(
         raise ContractRejected(
             Code.NOT_SERVABLE_RANK,
             f"adapter.rank is {rank}; the serving tier takes ranks up to {limits.max_lora_rank}.",
-            remedy=f"Set adapter.rank to {limits.max_lora_rank} or raise MENS_SERVING_MAX_LORA_RANK.",
+            remedy=f"Set adapter.rank to {limits.max_lora_rank} (`--rank {limits.max_lora_rank}`), or {rank_remedy(rank)}.",
             param="adapter.rank",
             details={"rank": rank, "max_lora_rank": limits.max_lora_rank},
         )
@@ -51,8 +51,8 @@ def check_servable(
         _check_target(target, config, limits)
 
 
-def base_not_servable(base: str, served: Sequence[str]) -> ContractRejected:
-    """The refusal of a job whose base no replica serves; ``served``: names of the bases that are served."""
+def base_not_servable(base: str, served: Iterable[ServedBaseName]) -> ContractRejected:
+    """The refusal of a job whose base no replica serves; ``served``: the bases that are served."""
     return ContractRejected(
         Code.NOT_SERVABLE_BASE,
         describe_unserved(base, served),

@@ -13,7 +13,7 @@ from typing import Any
 
 from shared.contract.plan import PlannedBase
 from shared.errors import Code, JobFailed, Unavailable
-from shared.replicas import ReplicaCapabilities, describe_unserved, serving_remedy
+from shared.replicas import ReplicaCapabilities, ServedBaseName, describe_unserved, serving_remedy
 from worker.jobs.certificates import (
     Limits,
     Measurements,
@@ -93,7 +93,7 @@ def certify(
         )
     deadline = time.monotonic() + timeout_seconds
     certificates: dict[str, dict[str, Any]] = {}
-    others: set[str] = set()
+    others: set[ServedBaseName] = set()
     for url in urls:
         with ReplicaClient(url, key, REQUEST_SECONDS) as replica:
             while True:
@@ -103,7 +103,7 @@ def certify(
                     if capabilities.adapters_digest == probes.base.digest:
                         certificates[replica.name] = _certify_on(replica, capabilities, probes)
                     else:
-                        others.add(capabilities.described)
+                        others.add(capabilities.base_name)
                     break
                 except Unavailable:
                     if time.monotonic() > deadline:

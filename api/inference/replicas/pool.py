@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from api.inference.replicas.served_models import ServedModel
-from shared.replicas import ReplicaCapabilities
+from shared.replicas import ReplicaCapabilities, ServedBaseName
 
 LOAD_FACTOR = 1.25
 """A replica takes at most this many times the mean of requests in flight, and one."""
@@ -248,10 +248,10 @@ class ReplicaPool:
             return True
         return False if answering and len(answering) == len(self.all) else None
 
-    def served_bases(self) -> list[str]:
-        """Names of the bases of the replicas that are not down, for an error message."""
+    def served_bases(self) -> set[ServedBaseName]:
+        """The bases of the replicas that are not down, for an error message."""
         answering = (replica for replica in self.all if replica.state is not ReplicaState.DOWN)
-        return sorted({replica.serves.described for replica in answering if replica.serves})
+        return {replica.serves.base_name for replica in answering if replica.serves}
 
     def candidates(self, model: ServedModel, tried: Collection[Replica] = ()) -> list[Replica]:
         """Replicas that may get a request for a model now: those that are up, or the next best when there is none."""

@@ -338,7 +338,7 @@ def test_a_base_that_is_not_served_is_refused_with_the_command_that_serves_it(se
     with pytest.raises(Unavailable) as failed:
         publish(serve(limits=(200, LIMITS | {"base": "other", "base_digest": "e" * 64})))
     assert failed.value.message.startswith(f"{BASE} is not served here; other is. It is the base of ")
-    assert f"`mens up --base {BASE}`" in failed.value.remedy
+    assert f"`mens up --base other --base {BASE}`" in failed.value.remedy
     assert "`--no-publish`" in failed.value.remedy
 
 

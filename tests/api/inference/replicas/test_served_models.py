@@ -124,7 +124,9 @@ def test_refusal_names_the_served_bases_and_the_command(app: FastAPI, replicas: 
         assert error["message"].startswith(
             f"{OTHER_BASE} is not served here; {BASE} and tiny-twin (the twin of {BASE}) are. It is the base of {OTHER_ADAPTER}."
         )
-        assert f"`mens up --base {OTHER_BASE}`" in str(error) and f"MENS_SERVING_BASE={OTHER_BASE}" in str(error)
+        assert f"`mens up --base {BASE} --base tiny-twin --base {OTHER_BASE}`" in str(
+            error
+        ) and f"MENS_SERVING_BASE={OTHER_BASE}" in str(error)
         mens = {model["id"]: model["mens"] for model in api.get("/v1/models").json()["data"]}
         assert (mens[BASE]["serves_adapters"], mens[OTHER_BASE]["serves_adapters"]) == (True, False)
         own.stop()
