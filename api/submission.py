@@ -40,7 +40,7 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
     if "hf_repo" in contract.model.model_fields_set:
         base = catalog.get(contract.model.hf_repo)
     else:
-        base = catalog.get_default(contract.model.hf_repo)
+        base = catalog.get_default(contract.model.hf_repo, services.replicas.serves_adapters_of)
         model = contract.model.model_copy(update={"hf_repo": base.name})
         contract = contract.model_copy(update={"model": model})
         request = replace(request, contract=contract, auto=request.auto | {"model.hf_repo"})

@@ -81,7 +81,7 @@ class CreateFineTuningJob(Closed):
     """Request for a fine-tuning job (POST /v1/fine_tuning/jobs)."""
 
     model: str | None = Field(
-        None, description="The base; when it is left out the default one, else the only one that there is."
+        None, description="The base; left out: the default one, else the only one that there is or that is served."
     )
     training_file: str
     validation_file: str | None = None

@@ -148,14 +148,14 @@ def list_checkpoints(
 def _base(services: Services, view: TenantView, model: str | None) -> BaseModelEntry:
     """The base that a request's ``model`` means: its own name, or a foreign name that an admin has mapped to it.
 
-    Without a model it is the default base, else the only one.
+    Without a model it is the one that :meth:`Catalog.get_default` chooses.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``.
     """
     catalog = services.catalog()
     if model is None:
-        return catalog.get_default(DEFAULT_MODEL_ID)
+        return catalog.get_default(DEFAULT_MODEL_ID, services.replicas.serves_adapters_of)
     name = None if any(base.name == model for base in catalog.bases) else view.names.find(model)
     if name and name.stands_for.kind == "base":
         return catalog.get(name.stands_for.name)

@@ -140,6 +140,8 @@ def _base_model(
         mens["served"] = served
     if (serves_adapters := services.replicas.serves_adapters_of(base.digest)) is not None:
         mens["serves_adapters"] = serves_adapters
+    if base.twin_of:
+        mens["twin_of"] = base.twin_of.name
     if base.merged_from:
         mens["merged_from"] = base.merged_from.model_dump()
     mens |= _arguments(base.template_arguments)

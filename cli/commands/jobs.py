@@ -32,6 +32,7 @@ from shared.contract.sections import DEFAULT_MODEL_ID, BaseQuant, DataMode
 from shared.datasets.reader import count_lines
 from shared.errors import Code, MensError, NotFound
 from shared.preflight.servability import base_not_servable
+from shared.replicas import ServedBaseName
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, priority, merge.")
@@ -52,7 +53,7 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help=f"Base model, by its name in the catalogue. Default: the contract file's, else {DEFAULT_MODEL_ID}, else the only one that there is."
+            help=f"Base model, by its name in the catalogue. Default: the contract file's, else {DEFAULT_MODEL_ID}, else the only one that there is or that is served."
         ),
     ] = None,
     validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
@@ -344,7 +345,7 @@ def find_base(named: Any) -> dict[str, Any]:
     if model := find(f"/v1/models/{quote(name, safe='')}"):
         return dict(model)
     models = [model for model in find_all("/v1/models") if model["mens"]["kind"] == "base"]
-    served = [model for model in models if model["mens"].get("served")]
+    served = [model for model in models if model["mens"].get("serves_adapters")]
     if not named and (only := next((each for each in (models, served) if len(each) == 1), None)):
         return only[0]
     bases = [model["id"] for model in models]
@@ -364,9 +365,11 @@ def refuse_unserved(base: dict[str, Any]) -> None:
     Raises:
         ContractRejected: ``NOT_SERVABLE_BASE``.
     """
-    if base["mens"].get("serves_adapters") is False and not base["mens"].get("served"):
-        served = [model["id"] for model in find_all("/v1/models") if model["mens"].get("served")]
-        raise base_not_servable(base["id"], served)
+    if base["mens"].get("serves_adapters") is False:
+        served = [model for model in find_all("/v1/models") if model["mens"].get("served")]
+        raise base_not_servable(
+            base["id"], [ServedBaseName(model["id"], model["mens"].get("twin_of")) for model in served]
+        )
 
 
 def _auto_rules(file: Path, base: dict[str, Any]) -> dict[str, float]:
