@@ -37,7 +37,13 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
     """
     contract = request.contract
     catalog = services.catalog()
-    base = catalog.get(contract.model.hf_repo)
+    if "hf_repo" in contract.model.model_fields_set:
+        base = catalog.get(contract.model.hf_repo)
+    else:
+        base = catalog.get_default(contract.model.hf_repo, services.replicas.serves_adapters_of)
+        model = contract.model.model_copy(update={"hf_repo": base.name})
+        contract = contract.model_copy(update={"model": model})
+        request = replace(request, contract=contract, auto=request.auto | {"model.hf_repo"})
     _refuse_unpublishable(services, contract.artifact, "artifact.", {entry.name for entry in catalog.bases})
     data = contract.data
     with ExitStack() as local_files:

@@ -31,6 +31,7 @@ from shared.base_models.tensors import HEAD
 from shared.base_models.weights import read_folder_tensors
 from shared.errors import ArtifactInvalid, Code, InvalidRequest, MensError, NotFound
 from shared.host import disk_errors, measure_folder
+from shared.replicas import rank_remedy
 
 ADAPTER_ID = re.compile(r"([a-z0-9][a-z0-9._-]{0,63})@([0-9a-f]{64})")
 ADAPTER_DIGEST = re.compile("[0-9a-f]{64}")
@@ -173,7 +174,7 @@ class AdapterStore:
             raise ArtifactInvalid(
                 Code.ADAPTER_RANK_TOO_LARGE,
                 f"The adapter has rank {manifest.rank}; this replica serves ranks up to {self._max_rank}.",
-                remedy="Start the serving tier with a larger MENS_SERVING_MAX_LORA_RANK, or train a smaller adapter.",
+                remedy=f"Train an adapter of a lower rank, or {rank_remedy(manifest.rank)}.",
                 param="rank",
             )
         if not self._adapts_head and f"{HEAD}.weight" in manifest.base_key_map.values():

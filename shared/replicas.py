@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -16,6 +16,21 @@ from shared.errors import Code, Unavailable
 
 TENANT_SALT_CHARS = 64
 """The beginning of a request's ``cache_salt`` that says whose it is; what follows is the caller's own."""
+
+
+class ServedBaseName(NamedTuple):
+    """Name of a served base, as an error message has it.
+
+    Attributes:
+        name: its own.
+        twin_of: name of the base that it is the dequantised twin of.
+    """
+
+    name: str
+    twin_of: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} (the twin of {self.twin_of})" if self.twin_of else self.name
 
 
 class ReplicaCapabilities(BaseModel):
@@ -48,6 +63,11 @@ class ReplicaCapabilities(BaseModel):
     def adapters_digest(self) -> str:
         """Digest of the base whose adapters it serves."""
         return self.base_digest or self.served_digest
+
+    @property
+    def base_name(self) -> ServedBaseName:
+        """Name of the served base, for an error message."""
+        return ServedBaseName(self.base, self.twin_of)
 
 
 class AdapterCheck(BaseModel):
@@ -91,6 +111,47 @@ def discover(urls: Sequence[str], dns: str = "") -> list[str]:
     if dns:
         found += [f"http://{address}:{dns.rpartition(':')[2]}" for address in _addresses(dns)]
     return list(dict.fromkeys(found))
+
+
+def describe_unserved(base: str, served: Iterable[ServedBaseName]) -> str:
+    """Say that no replica serves a base, and which bases are served instead.
+
+    Args:
+        base: its name.
+        served: the served bases; one of the same name is served from other files.
+    """
+    names = {served_base.name: str(served_base) for served_base in served}
+    if base in names:
+        if names[base] != base:
+            return f"{names[base]} is served here with the adapters of its original alone."
+        return f"{base} is served here from other files than this request needs."
+    unserved = f"{base} is not served here"
+    *others, last = sorted(names.values()) or [""]
+    if others:
+        return f"{unserved}; {', '.join(others)} and {last} are."
+    return f"{unserved}; {last} is." if last else f"{unserved}."
+
+
+def serving_remedy(base: str, served: Iterable[ServedBaseName]) -> str:
+    """The commands that serve a base, as the beginning of a remedy, without its full stop.
+
+    Args:
+        base: its name.
+        served: as in :func:`describe_unserved`. The command serves them too: `mens up` serves the bases that it names.
+    """
+    originals = {served_base.name: served_base.twin_of for served_base in served}
+    if original := originals.get(base):
+        return f"Use {original}, its original"
+    if base in originals:
+        return f"Restart the replicas of {base}, so that they load the files that the catalogue names now"
+    options = " ".join(f"--base {name}" for name in [*sorted(originals), base])
+    return f"Serve it with `mens up {options}`, or for replicas that you start yourself MENS_SERVING_BASE={base}"
+
+
+def rank_remedy(rank: int) -> str:
+    """How the replicas come to serve adapters of a rank, as the end of a remedy, without its full stop."""
+    setting = f"MENS_SERVING_MAX_LORA_RANK={rank}"
+    return f"start the replicas with {setting}, as in `{setting} mens up`"
 
 
 def replica_name(url: str) -> str:

@@ -305,7 +305,7 @@ class ReplicaClient:
         return Unavailable(
             Code.SERVING_UNAVAILABLE,
             f"The serving {self.name} does not respond ({reason}).",
-            remedy="Start it, or take it out of MENS_SERVING_URLS.",
+            remedy="`mens replicas` shows its last error. Start it again, or take it out of MENS_SERVING_URLS.",
         )
 
 

@@ -80,7 +80,9 @@ class MensBlock(ContractOverrides, QueueTerms):
 class CreateFineTuningJob(Closed):
     """Request for a fine-tuning job (POST /v1/fine_tuning/jobs)."""
 
-    model: str
+    model: str | None = Field(
+        None, description="The base; left out: the default one, else the only one that there is or that is served."
+    )
     training_file: str
     validation_file: str | None = None
     hyperparameters: Hyperparameters | None = Field(

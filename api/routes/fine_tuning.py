@@ -23,6 +23,7 @@ from api.web.params import After, Id, IdempotencyKey, Limit, Page, page_of
 from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantView, TenantViewDep
 from shared.base_models.catalog import BaseModelEntry
+from shared.contract.sections import DEFAULT_MODEL_ID
 from shared.database.records import Job, Kind
 from shared.datasets.reader import count_lines
 from shared.errors import Code, InvalidRequest, MensError, NotFound
@@ -144,13 +145,17 @@ def list_checkpoints(
     return page_of(views[start : start + limit + 1], limit)
 
 
-def _base(services: Services, view: TenantView, model: str) -> BaseModelEntry:
+def _base(services: Services, view: TenantView, model: str | None) -> BaseModelEntry:
     """The base that a request's ``model`` means: its own name, or a foreign name that an admin has mapped to it.
+
+    Without a model it is the one that :meth:`Catalog.get_default` chooses.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``.
     """
     catalog = services.catalog()
+    if model is None:
+        return catalog.get_default(DEFAULT_MODEL_ID, services.replicas.serves_adapters_of)
     name = None if any(base.name == model for base in catalog.bases) else view.names.find(model)
     if name and name.stands_for.kind == "base":
         return catalog.get(name.stands_for.name)

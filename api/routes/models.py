@@ -45,7 +45,8 @@ def list_models(services: ServicesDep, caller: CallerDep) -> ModelList:
     """All models that ``model`` can name: bases; of the tenant and of `shared` adapters, checkpoints, aliases, foreign names.
 
     A merged model is among the bases once a replica that serves it was measured, and none failed. `mens.served` of a base says
-    whether a replica serves it now; without it that is not known.
+    whether a replica serves it now, `mens.serves_adapters` whether one serves adapters of it, as its twin does too; without
+    them that is not known.
     """
     view = tenant_view(services, caller)
     adapters = {adapter.id: adapter for adapter in view.adapters.list(published_only=True)}
@@ -137,6 +138,10 @@ def _base_model(
     mens = {"kind": "base", "digest": base.digest, "learning_rate": auto_learning_rate(base.learning_rate)}
     if (served := services.replicas.serves(ServedModel(base.name, base.name, base.digest))) is not None:
         mens["served"] = served
+    if (serves_adapters := services.replicas.serves_adapters_of(base.digest)) is not None:
+        mens["serves_adapters"] = serves_adapters
+    if base.twin_of:
+        mens["twin_of"] = base.twin_of.name
     if base.merged_from:
         mens["merged_from"] = base.merged_from.model_dump()
     mens |= _arguments(base.template_arguments)

@@ -31,6 +31,8 @@ from shared.contract.flat_keys import parse_contract
 from shared.contract.sections import DEFAULT_MODEL_ID, BaseQuant, DataMode
 from shared.datasets.reader import count_lines
 from shared.errors import Code, MensError, NotFound
+from shared.preflight.servability import base_not_servable
+from shared.replicas import ServedBaseName
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, priority, merge.")
@@ -51,7 +53,7 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help=f"Base model, by its name in the catalogue. Default: the contract file's, else {DEFAULT_MODEL_ID}, else the only one that there is."
+            help=f"Base model, by its name in the catalogue. Default: the contract file's, else {DEFAULT_MODEL_ID}, else the only one that there is or that is served."
         ),
     ] = None,
     validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
@@ -120,6 +122,8 @@ def train(
         lay_over(sections, {"data": {"template_arguments": parse_template_arguments(template_argument)}})
         parsed = parse_contract(sections)
         base = find_base(sections["model"].get("hf_repo"))
+        if parsed.artifact.publish:
+            refuse_unserved(base)
         check_files(parsed.data, files, keep_all=bool(preset or domain))
     except MensError as error:
         found = error.as_dict()
@@ -341,7 +345,7 @@ def find_base(named: Any) -> dict[str, Any]:
     if model := find(f"/v1/models/{quote(name, safe='')}"):
         return dict(model)
     models = [model for model in find_all("/v1/models") if model["mens"]["kind"] == "base"]
-    served = [model for model in models if model["mens"].get("served")]
+    served = [model for model in models if model["mens"].get("serves_adapters")]
     if not named and (only := next((each for each in (models, served) if len(each) == 1), None)):
         return only[0]
     bases = [model["id"] for model in models]
@@ -353,6 +357,19 @@ def find_base(named: Any) -> dict[str, Any]:
         remedy=f"Name one of them: --model {bases[0]}." if bases else "Add one: `mens base add`.",
         param="model.hf_repo",
     )
+
+
+def refuse_unserved(base: dict[str, Any]) -> None:
+    """Refuse a base, as the API describes it, whose adapters no replica serves; where that is not known the API decides.
+
+    Raises:
+        ContractRejected: ``NOT_SERVABLE_BASE``.
+    """
+    if base["mens"].get("serves_adapters") is False:
+        served = [model for model in find_all("/v1/models") if model["mens"].get("served")]
+        raise base_not_servable(
+            base["id"], [ServedBaseName(model["id"], model["mens"].get("twin_of")) for model in served]
+        )
 
 
 def _auto_rules(file: Path, base: dict[str, Any]) -> dict[str, float]:

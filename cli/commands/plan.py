@@ -39,7 +39,7 @@ def plan(
         str | None,
         typer.Option(
             help="Base model: a name in the catalogue, or its folder. Default: the contract file's, else "
-            f"{DEFAULT_MODEL_ID}."
+            f"{DEFAULT_MODEL_ID}, else the only one of the catalogue."
         ),
     ] = None,
     validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
@@ -128,16 +128,14 @@ def _base(named: Any) -> tuple[BaseModelEntry, Path]:
         MensError: there is none, or it is no base model.
     """
     settings = read_settings(Settings)
-    bases = [base.name for base in load_catalog(settings.catalog_path).bases]
-    only = bases[0] if len(bases) == 1 else DEFAULT_MODEL_ID
+    if named:
+        return entry_and_folder(settings, str(named))
     try:
-        return entry_and_folder(settings, str(named or only))
+        default = load_catalog(settings.catalog_path).get_default(DEFAULT_MODEL_ID)
     except NotFound as error:
-        if named or error.code is not Code.MODEL_NOT_FOUND:
-            raise
-        message = f"No model was named, so it is the default. {error.message}"
-        remedy = "Name one of those with --model, or add the model with `mens base add`."
-        raise NotFound(error.code, message, remedy=remedy, param=error.param) from None
+        error.remedy = "Name one of those with --model, or add the model with `mens base add`."
+        raise
+    return entry_and_folder(settings, default.name)
 
 
 def _device(name: str) -> str:

@@ -9,6 +9,7 @@ Its digest covers the bytes of every file that decides what the model generates:
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -147,6 +148,27 @@ class Catalog(ModelValue):
             remedy="Use one of those names, or add the model with `mens base add`.",
             param="model",
         )
+
+    def get_default(
+        self, name: str, serves_adapters_of: Callable[[str], bool | None] = lambda _digest: None
+    ) -> BaseModelEntry:
+        """The base of a request that names none: the default one, else the only one, else the only one that is served.
+
+        Args:
+            name: of the default base.
+            serves_adapters_of: whether a replica serves the adapters of the base of a digest; None: not known.
+
+        Raises:
+            NotFound: ``MODEL_NOT_FOUND``: there are several, or none.
+        """
+        try:
+            return self.get(name)
+        except NotFound as error:
+            for bases in (self.bases, [base for base in self.bases if serves_adapters_of(base.digest)]):
+                if len(bases) == 1:
+                    return bases[0]
+            error.message = f"No model was named, so it is the default. {error.message}"
+            raise
 
     def having(self, entry: BaseModelEntry) -> Catalog:
         """This catalogue with the entry added, or replaced if its name was there."""

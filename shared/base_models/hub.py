@@ -135,6 +135,7 @@ def not_fetched(name: str, place: str) -> Unavailable:
     return Unavailable(
         Code.BASE_NOT_FETCHED,
         f"The base model {name} has not been fetched from {place} yet.",
-        remedy="The serving tier fetches it when it starts; try again then. The API must share its folders, or have MENS_FETCH_BASES=true.",
+        remedy=f"`mens up --base {name}` fetches it, as does each replica of it that starts; try again then. An API that shares no"
+        " folder with its replicas needs MENS_FETCH_BASES=true.",
         param="model",
     )

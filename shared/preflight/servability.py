@@ -5,11 +5,14 @@ The facts about the serving engine are vLLM 0.32's: which architectures take LoR
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shared.base_models.config import ModelConfig
 from shared.base_models.tensors import HEAD, lora_modules
 from shared.contract.sections import FineTuneContract
 from shared.errors import Code, ContractRejected
 from shared.preflight.types import ServingLimits
+from shared.replicas import ServedBaseName, describe_unserved, rank_remedy, serving_remedy
 
 
 def check_servable(
@@ -34,23 +37,28 @@ def check_servable(
             param="model.hf_repo",
         )
     if limits.base_digest and base_digest and limits.base_digest != base_digest:
-        raise ContractRejected(
-            Code.NOT_SERVABLE_BASE,
-            f"The base to be tuned is {base_digest[:12]}…, but the serving tier runs {limits.base_digest[:12]}….",
-            remedy="Serve this base (MENS_SERVING_BASE), tune the served one, or set artifact.publish to false.",
-            param="model.hf_repo",
-        )
+        raise base_not_servable(contract.model.hf_repo, limits.bases)
     rank = contract.adapter.rank
     if rank > limits.max_lora_rank:
         raise ContractRejected(
             Code.NOT_SERVABLE_RANK,
             f"adapter.rank is {rank}; the serving tier takes ranks up to {limits.max_lora_rank}.",
-            remedy=f"Set adapter.rank to {limits.max_lora_rank} or raise MENS_SERVING_MAX_LORA_RANK.",
+            remedy=f"Set adapter.rank to {limits.max_lora_rank} (`--rank {limits.max_lora_rank}`), or {rank_remedy(rank)}.",
             param="adapter.rank",
             details={"rank": rank, "max_lora_rank": limits.max_lora_rank},
         )
     for target in contract.adapter.target_modules or ():
         _check_target(target, config, limits)
+
+
+def base_not_servable(base: str, served: Iterable[ServedBaseName]) -> ContractRejected:
+    """The refusal of a job whose base no replica serves; ``served``: the bases that are served."""
+    return ContractRejected(
+        Code.NOT_SERVABLE_BASE,
+        describe_unserved(base, served),
+        remedy=f"{serving_remedy(base, served)}; or train without publishing (`--no-publish`, artifact.publish = false).",
+        param="model.hf_repo",
+    )
 
 
 def serving_notes(contract: FineTuneContract, limits: ServingLimits) -> list[str]:

@@ -15,6 +15,7 @@ from shared.contract.plan import ExecutionPlan
 from shared.contract.presets import Source
 from shared.contract.sections import BaseQuant, FineTuneContract, HeldBase
 from shared.datasets.report_types import DataReport
+from shared.replicas import ServedBaseName
 from shared.tokenization.supervision_report import SupervisionReport
 
 
@@ -74,6 +75,7 @@ class ServingLimits(PreflightValue):
     Attributes:
         max_lora_rank: largest rank; settings round it up to one of vLLM's own.
         base_digest: of the served base (`BaseModelEntry.digest`); None when nothing is known.
+        bases: what its replicas serve; empty when nothing is known.
         max_model_len: longest context in tokens; None for the model's own.
         families: architectures that can take an adapter.
         head_families: those of them whose untied ``lm_head`` can; none where a replica runs on a GPU.
@@ -82,6 +84,7 @@ class ServingLimits(PreflightValue):
 
     max_lora_rank: int
     base_digest: str | None = None
+    bases: frozenset[ServedBaseName] = frozenset()
     max_model_len: int | None = None
     families: frozenset[Family] = LORA_FAMILIES
     head_families: frozenset[Family] = HEAD_FAMILIES

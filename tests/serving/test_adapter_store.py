@@ -176,7 +176,10 @@ def test_twin_takes_adapters_of_itself_and_its_original_only(serving_installatio
 
 def test_rank_over_the_limit_is_refused(serving_installation, store, cache):
     manifest = serving_installation.publish("wide", rank=17)
-    assert refused(store, manifest.adapter_id) == Code.ADAPTER_RANK_TOO_LARGE
+    with pytest.raises(ArtifactInvalid) as error:
+        store.fetch(manifest.adapter_id)
+    assert error.value.code == Code.ADAPTER_RANK_TOO_LARGE
+    assert "`MENS_SERVING_MAX_LORA_RANK=17 mens up`" in error.value.remedy
     assert serving_installation.store(cache, max_rank=32).fetch(manifest.adapter_id).manifest.rank == 17
 
 

@@ -260,7 +260,8 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
             shift, limit = parity["base_shift_rms_nats"], parity["base_shift_limit_nats"]
             distance = "an unknown distance" if shift is None else f"{shift:.2e} nats RMS"
             reason = f"the served base is {distance} from the NF4 base it was trained on; the limit is {limit:.2e}"
-            remedy = "Serve the base's dequantised twin (`mens base dequantize`), or raise MENS_BASE_SHIFT_LIMIT."
+            twin = f"Serve the base's dequantised twin (`mens base dequantize {report['base']['name']}` makes it)"
+            remedy = f"{twin}, or raise MENS_BASE_SHIFT_LIMIT on the worker."
     return Code.ADAPTER_PARITY_FAILED, reason, remedy
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from shared.contract.plan import PlannedBase
 from shared.errors import Code, JobFailed, Unavailable
+from shared.replicas import ReplicaCapabilities, ServedBaseName, describe_unserved, serving_remedy
 from worker.jobs.certificates import (
     Limits,
     Measurements,
@@ -92,13 +93,17 @@ def certify(
         )
     deadline = time.monotonic() + timeout_seconds
     certificates: dict[str, dict[str, Any]] = {}
+    others: set[ServedBaseName] = set()
     for url in urls:
         with ReplicaClient(url, key, REQUEST_SECONDS) as replica:
             while True:
                 raise_if_stopped()
                 try:
-                    if measured := _certify_on(replica, probes):
-                        certificates[replica.name] = measured
+                    capabilities = replica.capabilities()
+                    if capabilities.adapters_digest == probes.base.digest:
+                        certificates[replica.name] = _certify_on(replica, capabilities, probes)
+                    else:
+                        others.add(capabilities.base_name)
                     break
                 except Unavailable:
                     if time.monotonic() > deadline:
@@ -107,19 +112,16 @@ def certify(
     if not certificates:
         raise Unavailable(
             Code.BASE_NOT_SERVED,
-            f"None of the {len(urls)} serving replicas serves {probes.base.name} ({probes.base.digest[:12]}…), the base of {probes.adapter_id}.",
-            remedy="Start a replica with this MENS_SERVING_BASE, or set artifact.publish = false.",
+            f"{describe_unserved(probes.base.name, others)} It is the base of {probes.adapter_id}.",
+            remedy=f"{serving_remedy(probes.base.name, others)}; or train without publishing (`--no-publish`, artifact.publish = false).",
         )
     # Only at the end, so that the error carries the certificates of all replicas.
     refuse_failed(probes.adapter_id, certificates)
     return certificates
 
 
-def _certify_on(replica: ReplicaClient, probes: ProbeSet) -> dict[str, Any] | None:
-    """Measure the adapter on one replica; the certificate may have failed. None: the replica serves another base."""
-    found = replica.capabilities()
-    if found.adapters_digest != probes.base.digest:
-        return None
+def _certify_on(replica: ReplicaClient, found: ReplicaCapabilities, probes: ProbeSet) -> dict[str, Any]:
+    """Measure the adapter on a replica that serves its base; the certificate may have failed."""
     replica.check(probes.adapter_id)
     # An engine that was left to choose its dtype and does not report it: every such engine takes 16 bits.
     served = ServedBase(found.base, found.served_digest, found.twin_of, found.dtype or "bfloat16")

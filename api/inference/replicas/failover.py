@@ -21,7 +21,7 @@ from api.inference.replicas.health import HealthMonitor
 from api.inference.replicas.pool import Replica, ReplicaPool, ReplicaState
 from api.inference.replicas.served_models import ServedModel
 from shared.errors import Code, Unavailable
-from shared.replicas import replica_name
+from shared.replicas import describe_unserved, replica_name, serving_remedy
 from shared.tokenization.request_arguments import with_template_arguments
 
 SKIPPED_STATUSES = frozenset({502, 503})
@@ -91,10 +91,12 @@ class Failover:
         """The error to a request that no replica was left for; ``reason``: why the last one was skipped."""
         having = self.pool.having(model)
         if self.pool.all and not having:
+            served = self.pool.served_bases()
+            tuned = "" if model.name == model.base else f" It is the base of {model.name}."
             return Unavailable(
                 Code.BASE_NOT_SERVED,
-                f"No serving replica serves {model.base} ({model.base_digest[:12]}…), the base of {model.name}.",
-                remedy="Start a replica with this MENS_SERVING_BASE, or try again while one starts; `mens replicas` shows what is served.",
+                f"{describe_unserved(model.base, served)}{tuned}",
+                remedy=f"{serving_remedy(model.base, served)}; or try again while a replica of it starts.",
                 param="model",
             )
         states = "; ".join(f"{replica_name(replica.url)} is {replica.state}" for replica in having)

@@ -49,6 +49,7 @@ class ReplicaLimits:
         return ServingLimits(
             max_lora_rank=min(each.max_lora_rank for each in limits),
             base_digest=digests[0] if digests else None,
+            bases=frozenset(each.base_name for each in found),
             max_model_len=min(lengths, default=None),
             head_families=HEAD_FAMILIES if all(each.adapts_head for each in limits) else frozenset(),
         )

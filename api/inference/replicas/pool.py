@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from api.inference.replicas.served_models import ServedModel
-from shared.replicas import ReplicaCapabilities
+from shared.replicas import ReplicaCapabilities, ServedBaseName
 
 LOAD_FACTOR = 1.25
 """A replica takes at most this many times the mean of requests in flight, and one."""
@@ -235,6 +235,23 @@ class ReplicaPool:
         if any(map(model.is_served_by, known)):
             return True
         return False if known and len(known) == len(self.all) else None
+
+    def serves_adapters_of(self, base_digest: str) -> bool | None:
+        """Whether a replica serves the adapters of a base, as the base's own or as its twin's; None: not known.
+
+        A replica that is down may serve another base when it is back, so only replicas that answer can deny it.
+        """
+        answering = [
+            replica.serves for replica in self.all if replica.serves and replica.state is not ReplicaState.DOWN
+        ]
+        if any(serves.adapters_digest == base_digest for serves in answering):
+            return True
+        return False if answering and len(answering) == len(self.all) else None
+
+    def served_bases(self) -> set[ServedBaseName]:
+        """The bases of the replicas that are not down, for an error message."""
+        answering = (replica for replica in self.all if replica.state is not ReplicaState.DOWN)
+        return {replica.serves.base_name for replica in answering if replica.serves}
 
     def candidates(self, model: ServedModel, tried: Collection[Replica] = ()) -> list[Replica]:
         """Replicas that may get a request for a model now: those that are up, or the next best when there is none."""

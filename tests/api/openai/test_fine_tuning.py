@@ -27,6 +27,11 @@ def test_auto_values_are_returned_resolved(client: TestClient, train_file: str) 
     assert job["method"]["supervised"]["hyperparameters"] == job["hyperparameters"]
 
 
+def test_only_base_is_taken_where_a_request_names_none(client: TestClient, train_file: str) -> None:
+    job = client.post("/v1/fine_tuning/jobs", json={"training_file": train_file}).json()
+    assert job["model"] == BASE
+
+
 def test_what_a_rule_has_set_is_not_called_explicit(client: TestClient, train_file: str) -> None:
     job = create(client, train_file, hyperparameters={"batch_size": 2}, mens={"exec": {"grad_accum": 1}}).json()
     sources = client.get(f"/v1/jobs/{job['id']}/preflight").json()["sources"]

@@ -15,8 +15,10 @@ from shared.base_models.catalog import Catalog, load_catalog, save_catalog
 from shared.database.leases import Leases
 from shared.database.tenancy import Role
 from shared.preflight.types import ServingLimits
+from shared.replicas import ServedBaseName
 from shared.worker_registry import WorkerMachine
 from tests.support.asgi_server import serve
+from tests.support.builders import BASE
 
 
 @pytest.mark.parametrize("path", ["/v1/plans", "/v1/jobs"])
@@ -102,6 +104,22 @@ def test_plan_and_job_say_that_the_base_learns_at_another_rate(
     assert any(e["message"].startswith(told) and e["level"] == "warn" for e in events) is is_told
 
 
+def test_only_base_is_taken_where_a_contract_names_none(
+    app: FastAPI, client: TestClient, job_body: dict[str, Any]
+) -> None:
+    del job_body["contract"]["model"]
+    job = client.post("/v1/jobs", json=job_body).json()
+    assert job["base_model"] == job["contract"]["model"]["hf_repo"] == BASE
+    planned = client.post("/v1/plans", json=job_body).json()
+    assert (planned["plan"]["base"]["name"], planned["sources"]["model.hf_repo"]) == (BASE, "auto")
+    path = app.state.services.settings.catalog_path
+    (base,) = load_catalog(path).bases
+    save_catalog(path, Catalog(bases=[base, base.model_copy(update={"name": "other"})]))
+    error = client.post("/v1/jobs", json=job_body).json()["error"]
+    assert error["mens"]["code"] == "MODEL_NOT_FOUND"
+    assert error["message"].startswith("No model was named, so it is the default. The base model")
+
+
 def test_job_keeps_its_preflight(client: TestClient, job_body: dict[str, Any]) -> None:
     job = client.post("/v1/jobs", json=job_body).json()
     record = client.get(f"/v1/jobs/{job['id']}/preflight").json()
@@ -166,6 +184,7 @@ def test_limits_are_those_of_the_replicas_of_the_jobs_base() -> None:
             assert ranks == [16, 64]
             found = tier.limits("c" * 64)
             assert found and found.base_digest != "c" * 64, "all answer, and none serves it: the contract is refused"
+            assert found.bases == {ServedBaseName("tiny")}
             partly = ReplicaLimits([url, "http://127.0.0.1:9"], "")
             assert partly.limits("c" * 64) is None, "the one that is away may serve it"
 

@@ -153,6 +153,19 @@ def test_what_can_be_checked_without_an_upload_is_checked_before_it(
     assert uploaded(installation) == []
 
 
+def test_a_base_that_is_not_served_is_refused_before_the_upload(
+    installation: CliInstallation, rows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = ["train", rows, "--model", "tiny", "--no-watch"]
+    monkeypatch.setattr(installation.services.replicas, "serves_adapters_of", lambda _digest: False)
+    refused = installation.mens(*train, code=1)
+    assert refused.startswith("error: NOT_SERVABLE_BASE: tiny is not served here.")
+    assert "`mens up --base tiny`" in refused
+    assert refused.endswith("nothing was uploaded")
+    assert uploaded(installation) == []
+    installation.mens(*train, "--no-publish")
+
+
 def test_files_of_a_refused_job_are_deleted_again(installation: CliInstallation, rows: str) -> None:
     refused = ["--model", "tiny", "--no-watch", "--validation", rows, "--target-modules", "foo"]
     shown = installation.mens("train", rows, *refused, code=1)

@@ -12,10 +12,13 @@ from shared.contract.flat_keys import parse_contract
 from shared.errors import Code, ContractRejected
 from shared.preflight.servability import check_servable, serving_notes
 from shared.preflight.types import ServingLimits
+from shared.replicas import ServedBaseName
 from tests.support.builders import contract
 from tests.support.tiny_models import RAW
 
-LIMITS = ServingLimits(max_lora_rank=16, base_digest="a" * 64, max_model_len=256)
+LIMITS = ServingLimits(
+    max_lora_rank=16, base_digest="a" * 64, bases=frozenset({ServedBaseName("mens-tiny")}), max_model_len=256
+)
 
 
 def refusal(name: str = "qwen3", base_digest: str | None = None, **adapter: Any) -> ContractRejected:
@@ -33,7 +36,10 @@ def test_default_contract_is_servable(name: str) -> None:
 def test_rank_over_the_limit_names_both_remedies() -> None:
     error = refusal(rank=32)
     assert (error.code, error.param) == (Code.NOT_SERVABLE_RANK, "adapter.rank")
-    assert error.remedy == "Set adapter.rank to 16 or raise MENS_SERVING_MAX_LORA_RANK."
+    assert error.remedy == (
+        "Set adapter.rank to 16 (`--rank 16`), or start the replicas with MENS_SERVING_MAX_LORA_RANK=32,"
+        " as in `MENS_SERVING_MAX_LORA_RANK=32 mens up`."
+    )
 
 
 def test_rank_at_the_limit_is_served() -> None:
@@ -41,7 +47,15 @@ def test_rank_at_the_limit_is_served() -> None:
 
 
 def test_other_base_is_refused() -> None:
-    assert refusal(base_digest="b" * 64).code is Code.NOT_SERVABLE_BASE
+    error = refusal(base_digest="b" * 64)
+    assert error.code is Code.NOT_SERVABLE_BASE
+    name = contract().model.hf_repo
+    assert error.message == f"{name} is not served here; mens-tiny is."
+    assert error.remedy == (
+        f"Serve it with `mens up --base mens-tiny --base {name}`, or for replicas that you start yourself MENS_SERVING_BASE={name}; "
+        "or train without publishing (`--no-publish`, artifact.publish = false)."
+    )
+    assert "a" * 12 not in str(error.as_dict()) and "b" * 12 not in str(error.as_dict())
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-inner"])

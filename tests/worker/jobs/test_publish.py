@@ -334,6 +334,14 @@ def test_adapter_of_a_base_that_no_replica_serves_waits_for_one(serve):
     assert BASE in failed.value.message
 
 
+def test_a_base_that_is_not_served_is_refused_with_the_command_that_serves_it(serve):
+    with pytest.raises(Unavailable) as failed:
+        publish(serve(limits=(200, LIMITS | {"base": "other", "base_digest": "e" * 64})))
+    assert failed.value.message.startswith(f"{BASE} is not served here; other is. It is the base of ")
+    assert f"`mens up --base other --base {BASE}`" in failed.value.remedy
+    assert "`--no-publish`" in failed.value.remedy
+
+
 def test_replica_unavailable_beyond_the_timeout_fails(serve):
     with pytest.raises(Unavailable) as failed:
         publish(serve(away=10_000), timeout=0.05)

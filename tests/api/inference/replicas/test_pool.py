@@ -22,7 +22,7 @@ from api.inference.replicas.pool import (
 )
 from api.inference.replicas.served_models import ServedModel
 from shared.errors import Unavailable
-from shared.replicas import ReplicaCapabilities, discover
+from shared.replicas import ReplicaCapabilities, ServedBaseName, discover
 
 DIGEST = "a" * 64
 TINY = ReplicaCapabilities(base="tiny", base_digest=DIGEST, served_digest=DIGEST, max_lora_rank=16)
@@ -181,6 +181,18 @@ def test_replica_that_has_not_said_what_it_serves_may_have_anything() -> None:
     replicas.all[1].serves = TINY
     assert (replicas.having(MODEL), replicas.serves(MODEL)) == (replicas.all[1:], True)
     assert ReplicaPool().serves(MODEL) is None
+
+
+def test_only_replicas_that_answer_deny_that_adapters_are_served() -> None:
+    replicas = up(URLS[:2])
+    assert replicas.serves_adapters_of(DIGEST) is None
+    replicas.all[0].serves = replicas.all[1].serves = OTHER
+    assert (replicas.serves_adapters_of(DIGEST), replicas.served_bases()) == (False, {ServedBaseName("other")})
+    replicas.all[1].state = ReplicaState.DOWN
+    assert replicas.serves_adapters_of(DIGEST) is None
+    replicas.all[0].serves = TWIN
+    assert replicas.serves_adapters_of(DIGEST), "a twin has its original's adapters"
+    assert ReplicaPool().serves_adapters_of(DIGEST) is None
 
 
 def test_static_urls_come_first_and_once() -> None:

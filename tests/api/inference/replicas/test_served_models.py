@@ -104,10 +104,36 @@ def test_base_that_is_served_nowhere_is_refused_by_name(app: FastAPI, replicas: 
         for model in (OTHER_BASE, "second"):
             status, code, message = refusal(api, model)
             assert (status, code) == (503, "BASE_NOT_SERVED")
-            assert OTHER_BASE in message and digest_json(OTHER_DIGESTS)[:12] in message
+            assert message.startswith(f"{OTHER_BASE} is served here from other files than this request needs.")
         models = {model["id"]: model["mens"].get("served") for model in api.get("/v1/models").json()["data"]}
         assert (models[BASE], models[OTHER_BASE]) == (True, False)
         assert own.models == [BASE]
+
+
+def test_refusal_names_the_served_bases_and_the_command(app: FastAPI, replicas: tuple[RawReplica, RawReplica]) -> None:
+    own, other = replicas
+    digest = own.serves.base_digest if own.serves else None
+    assert digest
+    twin = ReplicaCapabilities(
+        base="tiny-twin", base_digest=digest, served_digest="9" * 64, twin_of=BASE, max_lora_rank=16
+    )
+    other.serves = twin
+    with RunningApi(app) as api:
+        error = api.post("/v1/completions", json={"model": "second"}).json()["error"]
+        assert error["mens"]["code"] == "BASE_NOT_SERVED"
+        assert error["message"].startswith(
+            f"{OTHER_BASE} is not served here; {BASE} and tiny-twin (the twin of {BASE}) are. It is the base of {OTHER_ADAPTER}."
+        )
+        assert f"`mens up --base {BASE} --base tiny-twin --base {OTHER_BASE}`" in str(
+            error
+        ) and f"MENS_SERVING_BASE={OTHER_BASE}" in str(error)
+        mens = {model["id"]: model["mens"] for model in api.get("/v1/models").json()["data"]}
+        assert (mens[BASE]["serves_adapters"], mens[OTHER_BASE]["serves_adapters"]) == (True, False)
+        own.stop()
+        eventually(lambda: states(api)[own.url] == "down")
+        mens = {model["id"]: model["mens"] for model in api.get("/v1/models").json()["data"]}
+        assert mens[BASE]["serves_adapters"], "the twin serves them"
+        assert "serves_adapters" not in mens[OTHER_BASE], "the one that is down may be back with it"
 
 
 def test_replica_that_is_back_with_another_base_gets_that_bases_requests(
