@@ -13,6 +13,7 @@ from typing import Any
 
 from shared.contract.plan import PlannedBase
 from shared.errors import Code, JobFailed, Unavailable
+from shared.replicas import Fit, ReplicaCapabilities, TrainedWeights
 from worker.jobs.certificates import (
     Limits,
     Measurements,
@@ -45,6 +46,7 @@ class ProbeSet:
             measured. It may take long, and must cache what it computes.
         limits: that the certificates are judged by.
         template_arguments: that the adapter's chats are written with.
+        weights: what the adapter was trained on; None: not known.
     """
 
     adapter_id: str
@@ -54,6 +56,7 @@ class ProbeSet:
     reference: Callable[[ServedBase], Scores] | None
     limits: Limits
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    weights: TrainedWeights | None = None
 
     @property
     def trained(self) -> Scores | None:
@@ -80,7 +83,8 @@ def certify(
         raise_if_stopped: called while waiting; raises when the job must stop.
 
     Raises:
-        JobFailed: a certificate failed (see `worker/jobs/certificates.py`), or ``SERVING_REFUSED``.
+        JobFailed: a certificate failed (see `worker/jobs/certificates.py`), ``SERVING_REFUSED``, or
+            ``ADAPTER_PRECISION_MISMATCH``: only the twin of its base is served, and it was not trained over NF4.
         ArtifactInvalid: refused, with the reason's code.
         Unavailable: ``SERVING_UNAVAILABLE`` for longer than the timeout; ``BASE_NOT_SERVED``: all replicas serve other bases.
     """
@@ -92,18 +96,25 @@ def certify(
         )
     deadline = time.monotonic() + timeout_seconds
     certificates: dict[str, dict[str, Any]] = {}
+    twins: list[str] = []
     for url in urls:
         with ReplicaClient(url, key, REQUEST_SECONDS) as replica:
             while True:
                 raise_if_stopped()
                 try:
-                    if measured := _certify_on(replica, probes):
-                        certificates[replica.name] = measured
+                    found = replica.capabilities()
+                    if found.adapters_digest == probes.base.digest:
+                        if found.fit_of(probes.weights) is Fit.NONE:
+                            twins.append(found.base)
+                        else:
+                            certificates[replica.name] = _certify_on(replica, found, probes)
                     break
                 except Unavailable:
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(RETRY_SECONDS)
+    if twins and not certificates:
+        raise _other_weights(probes, twins)
     if not certificates:
         raise Unavailable(
             Code.BASE_NOT_SERVED,
@@ -115,11 +126,18 @@ def certify(
     return certificates
 
 
-def _certify_on(replica: ReplicaClient, probes: ProbeSet) -> dict[str, Any] | None:
-    """Measure the adapter on one replica; the certificate may have failed. None: the replica serves another base."""
-    found = replica.capabilities()
-    if found.adapters_digest != probes.base.digest:
-        return None
+def _other_weights(probes: ProbeSet, twins: list[str]) -> JobFailed:
+    """The end of a job whose base is served as its twin alone, to which its adapter does not belong."""
+    names, base = ", ".join(sorted(set(twins))), probes.base.name
+    return JobFailed(
+        Code.ADAPTER_PRECISION_MISMATCH,
+        f"{probes.adapter_id} was trained on the unquantised {base}. Only its twin is served ({names}), whose weights are rounded to NF4.",
+        remedy=f"Serve the original (`mens up --base {base} --weights original`), or train over NF4 (quant.base = nf4).",
+    )
+
+
+def _certify_on(replica: ReplicaClient, found: ReplicaCapabilities, probes: ProbeSet) -> dict[str, Any]:
+    """Measure the adapter on a replica that serves its base; the certificate may have failed."""
     replica.check(probes.adapter_id)
     # An engine that was left to choose its dtype and does not report it: every such engine takes 16 bits.
     served = ServedBase(found.base, found.served_digest, found.twin_of, found.dtype or "bfloat16")
