@@ -17,7 +17,6 @@ from shared.base_models.catalog import (
     Catalog,
     LocalSource,
     TwinOf,
-    digest_model_folder,
     load_catalog,
     save_catalog,
 )
@@ -34,13 +33,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(cli.commands.weights, "allowed_memory", lambda: 16 * GIB)
     bases = []
-    for name, raw in (("tiny", "qwen3"), ("old", "gpt2")):
+    for name, raw, digit in (("tiny", "qwen3", "a"), ("old", "gpt2", "b")):
         folder = tmp_path / "bases" / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(RAW[raw]))
         (folder / "model.safetensors").write_bytes(bytes(100_000))
         source = LocalSource(path=f"bases/{name}")
-        bases.append(BaseModelEntry(name=name, source=source, digests=digest_model_folder(folder)))
+        bases.append(BaseModelEntry(name=name, source=source, digests={"config.json": digit * 64}))
     save_catalog(tmp_path / "catalog.json", Catalog(bases=bases))
     return tmp_path
 
