@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -33,6 +35,41 @@ class ServedBaseName(NamedTuple):
         return f"{self.name} (the twin of {self.twin_of})" if self.twin_of else self.name
 
 
+Weights = Literal["original", "twin"]
+"""A base as it was added, or the dequantised twin that holds what NF4 training computes with."""
+
+
+class Fit(IntEnum):
+    """How the weights that a replica serves suit an adapter, the better the higher."""
+
+    NONE = 0
+    """The twin, to an adapter of the unquantised base: another base than it was trained on."""
+    SHIFTED = 1
+    """The original, or a twin of another quantisation, to an adapter trained over NF4: served with a base shift."""
+    EXACT = 2
+    """The weights that its training computed with, or nothing is known of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedWeights:
+    """The weights that an adapter's training computed with.
+
+    Attributes:
+        base_quant: how the base was held: ``none`` or ``nf4``.
+        double_quant: whether NF4's own scales were quantised too.
+    """
+
+    base_quant: str
+    double_quant: bool = True
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> TrainedWeights | None:
+        """What an adapter's manifest says; None: nothing, as that of an import, whose sidecar counts as unquantised."""
+        quant = manifest.get("quant") or {}
+        known = quant.get("base_quant") == "nf4" or manifest.get("trained_dtype")
+        return cls(str(quant["base_quant"]), bool(quant.get("double_quant", True))) if quant and known else None
+
+
 class ReplicaCapabilities(BaseModel):
     """What a replica serves and can serve: the response of ``GET /mens/limits``.
 
@@ -41,6 +78,7 @@ class ReplicaCapabilities(BaseModel):
         base_digest: of the base whose adapters belong here; None when the replica was started without one.
         served_digest: of the weights it serves; another one than ``base_digest`` on a dequantised twin.
         twin_of: name of the base that it is the dequantised twin of.
+        double_quant: of the NF4 whose values a twin holds; None: it is not a twin, or of an earlier release.
         dtype: in which vLLM computes, e.g. ``float32``; None when it is not reported.
         max_lora_rank: largest rank that it loads.
         max_model_len: longest context in tokens; None: the model's own.
@@ -53,11 +91,31 @@ class ReplicaCapabilities(BaseModel):
     base_digest: str | None = None
     served_digest: str
     twin_of: str | None = None
+    double_quant: bool | None = None
     dtype: str | None = None
     max_lora_rank: int
     max_model_len: int | None = None
     adapts_head: bool = True
     instance: str | None = None
+
+    @property
+    def weights(self) -> Weights:
+        """Whether it serves a base as it was added, or its twin."""
+        return "original" if self.twin_of is None else "twin"
+
+    def fit_of(self, trained: TrainedWeights | None) -> Fit:
+        """How its weights suit an adapter of its base.
+
+        Args:
+            trained: what the adapter was trained on; None: not known, as of an import.
+        """
+        if trained is None:
+            return Fit.EXACT
+        if trained.base_quant == "none":
+            return Fit.EXACT if self.twin_of is None else Fit.NONE
+        if self.twin_of is None or self.double_quant not in (None, trained.double_quant):
+            return Fit.SHIFTED
+        return Fit.EXACT
 
     @property
     def adapters_digest(self) -> str:

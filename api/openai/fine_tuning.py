@@ -196,6 +196,7 @@ def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
             "requested": job.requested,
             "attempt": job.attempt,
             "progress": shown_progress(job.progress),
+            "precision": contract["quant"]["base"],
             "contract_digest": job.plan["contract_digest"],
             "adapter_id": result.get("adapter_id"),
             "self_evaluation": result.get(SELF_EVALUATION),

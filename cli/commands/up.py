@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -20,6 +21,7 @@ from rich.console import Console
 
 from cli.client.connection import fail, fail_with
 from cli.commands.bases import build, merged_base
+from cli.commands.weights import ServedWeights, choose_weights, tuned_base
 from cli.standalone.home import installed_database
 from cli.standalone.programs import PROJECT, drain_seconds
 from cli.standalone.stack import Stack, StackFailed
@@ -45,6 +47,14 @@ def up(
     default_base: Annotated[
         bool, typer.Option("--default-base/--no-default-base", help=f"Whether {DEFAULT_BASE} is served beside --base.")
     ] = True,
+    weights: Annotated[
+        ServedWeights,
+        typer.Option(
+            envvar="MENS_SERVING_WEIGHTS",
+            help="Weights of each base that are served: its own, or its twin's, which hold what NF4 training computes with; auto: the "
+            "twin's where jobs on this machine train over NF4. A twin is made when it is missing.",
+        ),
+    ] = ServedWeights.AUTO,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API on loopback; 0: a free one.")] = 8000,
     wait: Annotated[
         float | None,
@@ -62,12 +72,14 @@ def up(
     try:
         # Before the base is built, which takes a while.
         reserve(stack, console)
-        stack.base, *more = chosen_bases(settings, base or [], default_base)
+        chosen = chosen_bases(settings, base or [], default_base)
+        report = partial(print_with_time, console)
+        stack.base, *more = choose_weights(settings, chosen, weights, report)
         stack.more_bases = tuple(more)
         if not stop.is_set():
             start(stack, console, stop, wait)
         if not stop.is_set():
-            print_usage(stack, stack.base)
+            print_usage(stack, tuned_base(settings, stack.base))
             print_unserved(settings, stack.bases)
             watch(stack, console, stop)
         if stack.started:

@@ -77,6 +77,7 @@ def prepare(settings: ServingSettings) -> Launch:
             ``SETTINGS_INVALID``.
     """
     entry, folder = find_base(settings)
+    check_quantization(settings, entry)
     verify_model_folder(entry, folder)
     check_signature(settings, entry, folder)
     config = _read_config(folder)
@@ -113,6 +114,21 @@ def check_signature(settings: ServingSettings, entry: BaseModelEntry, folder: Pa
     for name, digest in entry.digests.items():
         if manifest.files.get(name) != digest:
             raise changed_file(name)
+
+
+def check_quantization(settings: ServingSettings, entry: BaseModelEntry) -> None:
+    """Refuse to round the weights of a twin, which holds what NF4 training computes with.
+
+    Raises:
+        InvalidRequest: ``SETTINGS_INVALID``.
+    """
+    if entry.twin_of and settings.serving_quantization:
+        raise InvalidRequest(
+            Code.SETTINGS_INVALID,
+            f"MENS_SERVING_QUANTIZATION: {settings.serving_quantization} would round what {entry.name}, the twin of {entry.twin_of.name}, holds exactly.",
+            remedy=f"Leave it out, or serve the original: MENS_SERVING_BASE={entry.twin_of.name}.",
+            param="MENS_SERVING_QUANTIZATION",
+        )
 
 
 def check_head_sizes(settings: ServingSettings, config: ModelConfig) -> None:

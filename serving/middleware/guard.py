@@ -241,6 +241,7 @@ def replica_capabilities(settings: ServingSettings, base: BaseModelEntry, dtype:
         base_digest=base.tuned_digest if base.twin_of else settings.serving_base_digest,
         served_digest=settings.serving_base_digest or base.digest,
         twin_of=base.twin_of.name if base.twin_of else None,
+        double_quant=base.twin_of.double_quant if base.twin_of else None,
         dtype=dtype,
         max_lora_rank=settings.serving_max_lora_rank,
         max_model_len=settings.serving_max_model_len,

@@ -35,12 +35,12 @@ def decide(
     room = room_bytes(contract, machine, on_gpu=on_gpu)
     if not is_open(contract):
         base, reason = pair_of(contract)[1], "the contract says so"
+    elif contract.artifact.publish and _only_twins_serve(machine):
+        base, reason = BaseQuant.NF4, "only the NF4 twin of this base is served"
     elif machine.quant_base is not BaseQuant.AUTO:
         base, reason = machine.quant_base, "MENS_QUANT_BASE says so"
     elif room is None:
         base, reason = BaseQuant.NF4, "the memory of the training machine is not known"
-    elif contract.artifact.publish and _only_twins_serve(machine):
-        base, reason = BaseQuant.NF4, "only the NF4 twin of this base is served"
     elif needs > room:
         base, reason = BaseQuant.NF4, f"full precision takes {_gib(needs)}, and {_gib(room)} leave headroom"
     else:
@@ -68,8 +68,7 @@ def room_bytes(contract: FineTuneContract, machine: Machine, *, on_gpu: bool) ->
 
 
 def _only_twins_serve(machine: Machine) -> bool:
-    weights = machine.limits.weights if machine.limits else None
-    return weights is not None and "original" not in weights
+    return machine.limits is not None and machine.limits.only_twins
 
 
 def _gib(size: int) -> str:

@@ -29,7 +29,7 @@ from shared.preflight.base_precision import decide
 from shared.preflight.data_files import Findings, JobFiles, Kind, read_files
 from shared.preflight.estimate import estimate
 from shared.preflight.sequence_length import OpenLength, open_length
-from shared.preflight.servability import check_servable, serving_notes
+from shared.preflight.servability import check_servable, check_served_weights, serving_notes
 from shared.preflight.types import Estimate, InputFile, JobRequest, Machine, Preflight
 from shared.tokenization.supervision_report import SupervisionReport
 from shared.tokenization.template_arguments import ChatOptions
@@ -116,6 +116,8 @@ def preflight(
         )
     resolution = resolve(rows=rows, measured=measured[precision.base_quant], open_base=precision.base_quant)
     contract = resolution.contract
+    if machine.limits:
+        check_served_weights(contract, machine.limits)
     stack = model.middle.matched, model.middle.expected
     context = replace(facts, n_layers=model.config.layers, rows=rows, proxy_stack=stack)
     plan = plan_finetune(

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from shared.base_models.config import ModelConfig
 from shared.base_models.tensors import HEAD, lora_modules
-from shared.contract.sections import FineTuneContract
+from shared.contract.base_quant import pair_of
+from shared.contract.sections import BaseQuant, FineTuneContract
 from shared.errors import Code, ContractRejected
 from shared.preflight.types import ServingLimits
 from shared.replicas import ServedBaseName, describe_unserved, rank_remedy, serving_remedy
@@ -61,12 +62,43 @@ def base_not_servable(base: str, served: Iterable[ServedBaseName]) -> ContractRe
     )
 
 
+def check_served_weights(contract: FineTuneContract, limits: ServingLimits) -> None:
+    """Refuse an adapter of the unquantised base where only the base's twin is served, which is another base to it.
+
+    Args:
+        contract: its precision is decided.
+
+    Raises:
+        ContractRejected: ``NOT_SERVABLE_BASE``.
+    """
+    if not contract.artifact.publish or not limits.only_twins or pair_of(contract)[1] is not BaseQuant.NONE:
+        return
+    base = contract.model.hf_repo
+    raise ContractRejected(
+        Code.NOT_SERVABLE_BASE,
+        f"Only the twin of {base} is served, whose weights are rounded to NF4; an adapter of the unquantised base belongs on the original.",
+        remedy=f"Train over NF4 (quant.base = nf4, `--quant nf4`), serve the original (`mens up --base {base} --weights original`),"
+        " or set artifact.publish to false.",
+        param="quant.base",
+    )
+
+
 def serving_notes(contract: FineTuneContract, limits: ServingLimits) -> list[str]:
-    """What is no fault but worth knowing: training rows longer than the served context."""
-    length, served = contract.exec.seq_len, limits.max_model_len
-    if not contract.artifact.publish or served is None or length <= served:
+    """What is no fault but worth knowing: rows longer than the served context, and a base that is served as it was not trained."""
+    if not contract.artifact.publish:
         return []
-    return [f"exec.seq_len is {length}, but the serving tier takes {served} tokens; longer chats cannot be sent there."]
+    notes = []
+    length, served = contract.exec.seq_len, limits.max_model_len
+    if served is not None and length > served:
+        notes.append(
+            f"exec.seq_len is {length}, but the serving tier takes {served} tokens; longer chats cannot be sent there."
+        )
+    if limits.only_originals and pair_of(contract)[1] is BaseQuant.NF4:
+        notes.append(
+            "The adapter is trained over NF4 and served over the original weights, where a part of what it learns is lost"
+            f" (base shift). Train over 16 bit (quant.base = none), or serve the twin (`mens up --base {contract.model.hf_repo} --weights twin`)."
+        )
+    return notes
 
 
 def _check_target(target: str, config: ModelConfig, limits: ServingLimits) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,7 +15,7 @@ from shared.contract.plan import ExecutionPlan
 from shared.contract.presets import Source
 from shared.contract.sections import BaseQuant, FineTuneContract, HeldBase
 from shared.datasets.report_types import DataReport
-from shared.replicas import ServedBaseName
+from shared.replicas import ServedBaseName, Weights
 from shared.tokenization.supervision_report import SupervisionReport
 
 
@@ -79,7 +79,7 @@ class ServingLimits(PreflightValue):
         max_model_len: longest context in tokens; None for the model's own.
         families: architectures that can take an adapter.
         head_families: those of them whose untied ``lm_head`` can; none where a replica runs on a GPU.
-        weights: which of the base's weights the replicas serve, ``original`` and ``twin``; None when nothing is known.
+        weights: which of the base's weights the replicas serve; None when nothing is known.
     """
 
     max_lora_rank: int
@@ -88,7 +88,17 @@ class ServingLimits(PreflightValue):
     max_model_len: int | None = None
     families: frozenset[Family] = LORA_FAMILIES
     head_families: frozenset[Family] = HEAD_FAMILIES
-    weights: frozenset[Literal["original", "twin"]] | None = None
+    weights: frozenset[Weights] | None = None
+
+    @property
+    def only_twins(self) -> bool:
+        """Whether it is known that of the base only the twin is served."""
+        return bool(self.weights) and "original" not in (self.weights or ())
+
+    @property
+    def only_originals(self) -> bool:
+        """Whether it is known that no twin of the base is served."""
+        return bool(self.weights) and "twin" not in (self.weights or ())
 
 
 @dataclass(frozen=True, slots=True)

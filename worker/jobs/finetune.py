@@ -29,7 +29,7 @@ from shared.model_card.self_evaluation import KEY as EVALUATION_KEY
 from shared.preflight.machine import machine_of
 from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest
-from shared.replicas import discover
+from shared.replicas import TrainedWeights, discover
 from worker.checkpoints.folders import adopt_checkpoints
 from worker.checkpoints.stored import StoredCheckpoints
 from worker.jobs.attempt import Attempt
@@ -265,6 +265,7 @@ def publish_adapter(
         reference=trainer.scores if settings.parity == "full" else None,
         limits=Limits(settings.effect_floor, settings.base_shift_limit, settings.shift_warning),
         template_arguments=arguments,
+        weights=TrainedWeights.of(adapter.manifest),
     )
     try:
         certificates = certify(

@@ -24,7 +24,7 @@ from shared.gates.policy import GatePolicy, ShadowGate
 from shared.gates.policy_file import policy_digest
 from shared.gates.receipt import Receipt
 from shared.gates.training_gates import voice_fraction
-from shared.replicas import discover
+from shared.replicas import Fit, ReplicaCapabilities, TrainedWeights, discover
 from worker.evaluation.gate_runs import run_policy
 from worker.jobs.attempt import Attempt
 from worker.replica_client import ReplicaClient
@@ -74,7 +74,7 @@ def judge_adapter(attempt: Attempt, adapter_id: str, alias: str, policy: PolicyN
         Stage.EVALUATING,
         f"Evaluating {adapter.id} beside {compared_with or 'nothing'} by the policy {policy.name} ({policy.digest[:12]}).",
     )
-    served = served_bases(attempt, adapter.base_digest)
+    served = served_bases(attempt, adapter.base_digest, TrainedWeights.of(adapter.manifest))
     runs, missing = run_policy(attempt, asked, adapter.id, compared_with)
     evidence = Evidence(
         adapter=AdapterRef(id=adapter.id, digest=adapter.digest),
@@ -138,9 +138,14 @@ def served_terms(attempt: Attempt) -> Terms:
     return Terms(served=frozenset(base.digest for base in served) if served else None)
 
 
-def served_bases(attempt: Attempt, base_digest: str = "") -> list[ServedBaseRef]:
-    """The bases that the replicas serve, each once; with a digest, of replicas that serve the adapters of this base."""
-    settings, found = attempt.settings, {}
+def served_bases(attempt: Attempt, base_digest: str = "", trained: TrainedWeights | None = None) -> list[ServedBaseRef]:
+    """The bases that the replicas serve, each once.
+
+    Args:
+        base_digest: only of replicas that serve the adapters of this base.
+        trained: only of those that suit an adapter best that was trained on these weights: its requests go there.
+    """
+    settings, served_there = attempt.settings, list[ReplicaCapabilities]()
     for url in discover(settings.serving_urls, settings.serving_dns):
         try:
             with ReplicaClient(url, settings.serving_key.get_secret_value(), REQUEST_SECONDS) as replica:
@@ -149,8 +154,11 @@ def served_bases(attempt: Attempt, base_digest: str = "") -> list[ServedBaseRef]
             continue  # what it serves is not known; the others answer
         if base_digest not in ("", served.adapters_digest):
             continue
-        found[served.served_digest] = ServedBaseRef(name=served.base, digest=served.served_digest)
-    return list(found.values())
+        served_there.append(served)
+    fits = [served.fit_of(trained) for served in served_there]
+    best = [served for served, fit in zip(served_there, fits, strict=True) if fit is max(fits) is not Fit.NONE]
+    bases = {each.served_digest: ServedBaseRef(name=each.base, digest=each.served_digest) for each in best}
+    return list(bases.values())
 
 
 def training_report(jobs: Jobs, adapter: Adapter) -> TrainingReport | None:

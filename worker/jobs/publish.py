@@ -13,7 +13,7 @@ from typing import Any
 
 from shared.contract.plan import PlannedBase
 from shared.errors import Code, JobFailed, Unavailable
-from shared.replicas import ReplicaCapabilities, ServedBaseName, describe_unserved, serving_remedy
+from shared.replicas import Fit, ReplicaCapabilities, ServedBaseName, TrainedWeights, describe_unserved, serving_remedy
 from worker.jobs.certificates import (
     Limits,
     Measurements,
@@ -46,6 +46,7 @@ class ProbeSet:
             measured. It may take long, and must cache what it computes.
         limits: that the certificates are judged by.
         template_arguments: that the adapter's chats are written with.
+        weights: what the adapter was trained on; None: not known.
     """
 
     adapter_id: str
@@ -55,6 +56,7 @@ class ProbeSet:
     reference: Callable[[ServedBase], Scores] | None
     limits: Limits
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    weights: TrainedWeights | None = None
 
     @property
     def trained(self) -> Scores | None:
@@ -81,7 +83,8 @@ def certify(
         raise_if_stopped: called while waiting; raises when the job must stop.
 
     Raises:
-        JobFailed: a certificate failed (see `worker/jobs/certificates.py`), or ``SERVING_REFUSED``.
+        JobFailed: a certificate failed (see `worker/jobs/certificates.py`), ``SERVING_REFUSED``, or
+            ``ADAPTER_PRECISION_MISMATCH``: only the twin of its base is served, and it was not trained over NF4.
         ArtifactInvalid: refused, with the reason's code.
         Unavailable: ``SERVING_UNAVAILABLE`` for longer than the timeout; ``BASE_NOT_SERVED``: all replicas serve other bases.
     """
@@ -94,21 +97,26 @@ def certify(
     deadline = time.monotonic() + timeout_seconds
     certificates: dict[str, dict[str, Any]] = {}
     others: set[ServedBaseName] = set()
+    twins: list[str] = []
     for url in urls:
         with ReplicaClient(url, key, REQUEST_SECONDS) as replica:
             while True:
                 raise_if_stopped()
                 try:
                     capabilities = replica.capabilities()
-                    if capabilities.adapters_digest == probes.base.digest:
-                        certificates[replica.name] = _certify_on(replica, capabilities, probes)
-                    else:
+                    if capabilities.adapters_digest != probes.base.digest:
                         others.add(capabilities.base_name)
+                    elif capabilities.fit_of(probes.weights) is Fit.NONE:
+                        twins.append(capabilities.base)
+                    else:
+                        certificates[replica.name] = _certify_on(replica, capabilities, probes)
                     break
                 except Unavailable:
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(RETRY_SECONDS)
+    if twins and not certificates:
+        raise _other_weights(probes, twins)
     if not certificates:
         raise Unavailable(
             Code.BASE_NOT_SERVED,
@@ -118,6 +126,16 @@ def certify(
     # Only at the end, so that the error carries the certificates of all replicas.
     refuse_failed(probes.adapter_id, certificates)
     return certificates
+
+
+def _other_weights(probes: ProbeSet, twins: list[str]) -> JobFailed:
+    """The end of a job whose base is served as its twin alone, to which its adapter does not belong."""
+    names, base = ", ".join(sorted(set(twins))), probes.base.name
+    return JobFailed(
+        Code.ADAPTER_PRECISION_MISMATCH,
+        f"{probes.adapter_id} was trained on the unquantised {base}. Only its twin is served ({names}), whose weights are rounded to NF4.",
+        remedy=f"Serve the original (`mens up --base {base} --weights original`), or train over NF4 (quant.base = nf4).",
+    )
 
 
 def _certify_on(replica: ReplicaClient, found: ReplicaCapabilities, probes: ProbeSet) -> dict[str, Any]:

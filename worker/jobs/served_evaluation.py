@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from shared.model_card.evaluation_rows import (
     seconds_for,
 )
 from shared.model_card.self_evaluation import AnswerSource, SelfEvaluation, ServedEvaluation, shift_warning
-from shared.replicas import discover
+from shared.replicas import discover, replica_name
 from worker.jobs.attempt import Attempt
 from worker.replica_client import ReplicaClient
 from worker.run_folder import EVALUATION_NAME, EVALUATION_ROWS_NAME, SUMMARY_NAME, read_json, write_json
@@ -51,7 +52,7 @@ def evaluate_served(attempt: Attempt, adapter_id: str, certificates: Mapping[str
     attempt.enter(Stage.SELF_EVALUATION, "Measuring base and adapter where they are served, on the run's own rows.")
     began = time.monotonic()
     try:
-        with _open_replica(attempt, certificates) as replica:
+        with _open_replica(attempt, certificates, prefer_twin=evaluation.precision == "nf4") as replica:
             models = ServedPair(replica, adapter_id, certificates[replica.name]["base"], _teller(attempt))
             evaluation = models.measure(evaluation, EvaluationRows.model_validate(rows), _seconds(run_dir))
     except LeaseLost:
@@ -136,15 +137,17 @@ def _teller(attempt: Attempt) -> Callable[[str, int, int], None]:
     return advance
 
 
-def _open_replica(attempt: Attempt, certificates: Mapping[str, Any]) -> ReplicaClient:
-    """The first replica that has a certificate."""
+def _open_replica(attempt: Attempt, certificates: Mapping[str, Any], *, prefer_twin: bool) -> ReplicaClient:
+    """The first replica that has a certificate; where twins are preferred, as the gateway prefers them, the first of these."""
     settings = attempt.settings
     key = settings.serving_key.get_secret_value()
-    for url in discover(settings.serving_urls, settings.serving_dns):
-        replica = ReplicaClient(url, key, REQUEST_SECONDS)
-        if replica.name in certificates:
-            return replica
-        replica.close()
+    certified = [
+        (not (prefer_twin and certificates[name]["base"]["twin_of"]), url)
+        for url in discover(settings.serving_urls, settings.serving_dns)
+        if (name := replica_name(url)) in certificates
+    ]
+    if certified:
+        return ReplicaClient(min(certified, key=itemgetter(0))[1], key, REQUEST_SECONDS)
     raise Unavailable(
         Code.SERVING_UNAVAILABLE,
         "The replicas that were certified are no longer configured.",

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from api.inference.replicas.served_models import ServedModel
-from shared.replicas import ReplicaCapabilities, ServedBaseName
+from shared.replicas import Fit, ReplicaCapabilities, ServedBaseName
 
 LOAD_FACTOR = 1.25
 """A replica takes at most this many times the mean of requests in flight, and one."""
@@ -93,6 +93,10 @@ class Replica:
     def may_have(self, model: ServedModel) -> bool:
         """Whether it has a model, as far as is known."""
         return self.serves is None or model.is_served_by(self.serves)
+
+    def fits(self, model: ServedModel) -> bool:
+        """Whether it is known to serve the very weights that a model was trained on."""
+        return self.serves is not None and model.fit_on(self.serves) is Fit.EXACT
 
     def passed_check(self, now: float) -> bool:
         """Record a health check that passed. Returns whether the replica has to be warmed before it is up."""
@@ -254,8 +258,13 @@ class ReplicaPool:
         return {replica.serves.base_name for replica in answering if replica.serves}
 
     def candidates(self, model: ServedModel, tried: Collection[Replica] = ()) -> list[Replica]:
-        """Replicas that may get a request for a model now: those that are up, or the next best when there is none."""
+        """Replicas that may get a request for a model now: those that are up, or the next best when there is none.
+
+        Where one that is not down serves the weights that an adapter was trained on, only such replicas.
+        """
         left = [replica for replica in self.having(model) if replica not in tried]
+        if model.trained:
+            left = [each for each in left if each.state is not ReplicaState.DOWN and each.fits(model)] or left
         if all(replica.state is ReplicaState.UP for replica in left):
             return left
         return next(filter(None, ([r for r in left if r.state in states] for states in PREFERENCE)), [])

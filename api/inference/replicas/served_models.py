@@ -8,7 +8,7 @@ from typing import Any
 
 from shared.base_models.catalog import BaseModelEntry, Catalog
 from shared.database.adapters import Adapter, Adapters
-from shared.replicas import ReplicaCapabilities
+from shared.replicas import Fit, ReplicaCapabilities, TrainedWeights
 
 MAX_ADAPTERS = 100_000
 
@@ -22,23 +22,31 @@ class ServedModel:
         base: name of the base; for a base its own.
         base_digest: of the base (`BaseModelEntry.digest`); empty: not known, so every replica may have the model.
         template_arguments: that its chats are written with, unless a request says otherwise.
+        trained: the weights that an adapter was trained on; None: not known, or the model is a base.
     """
 
     name: str
     base: str = ""
     base_digest: str = ""
     template_arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    trained: TrainedWeights | None = None
 
     def is_served_by(self, found: ReplicaCapabilities) -> bool:
-        """Whether a replica that says this of itself has the model.
+        """Whether a replica that says this of itself has the model; see :meth:`fit_on`."""
+        return self.fit_on(found) is not Fit.NONE
 
-        An adapter is on its base and on the base's twin. A base is only where it is served itself: its twin has another name.
+    def fit_on(self, found: ReplicaCapabilities) -> Fit:
+        """How what a replica serves suits the model.
+
+        An adapter is on its base, and on the base's twin unless it was trained on the unquantised base. A base is only where
+        it is served itself: its twin has another name.
         """
         if not self.base_digest:
-            return True
+            return Fit.EXACT
         if self.name == self.base:
-            return (found.base, found.served_digest) == (self.name, self.base_digest)
-        return found.adapters_digest == self.base_digest
+            is_served = (found.base, found.served_digest) == (self.name, self.base_digest)
+            return Fit.EXACT if is_served else Fit.NONE
+        return found.fit_of(self.trained) if found.adapters_digest == self.base_digest else Fit.NONE
 
 
 class ServedModels:
@@ -89,4 +97,5 @@ def served_base(base: BaseModelEntry) -> ServedModel:
 
 def served_adapter(adapter: Adapter) -> ServedModel:
     """An adapter as the replicas know it."""
-    return ServedModel(adapter.id, adapter.base_model, adapter.base_digest, adapter.template_arguments)
+    trained = TrainedWeights.of(adapter.manifest)
+    return ServedModel(adapter.id, adapter.base_model, adapter.base_digest, adapter.template_arguments, trained)

@@ -161,6 +161,7 @@ def test_states_become_openais_statuses(app: FastAPI, client: TestClient, train_
     leases.report(lease, stage=Stage.TRAINING, progress={"eta_seconds": 100.0}, events=[])
     running = client.get(path).json()
     assert (running["status"], running["mens"]["stage"]) == ("running", "training")
+    assert running["mens"]["precision"] == "nf4", "no worker has reported a machine, so the plan takes the smaller"
     assert running["estimated_finish"] > running["created_at"]
     client.post(f"{path}/pause")
     leases.confirm_pause(lease)

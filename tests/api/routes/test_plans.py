@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -15,7 +16,7 @@ from shared.base_models.catalog import Catalog, load_catalog, save_catalog
 from shared.database.leases import Leases
 from shared.database.tenancy import Role
 from shared.preflight.types import ServingLimits
-from shared.replicas import ServedBaseName
+from shared.replicas import ServedBaseName, Weights
 from shared.worker_registry import WorkerMachine
 from tests.support.asgi_server import serve
 from tests.support.builders import BASE
@@ -51,6 +52,25 @@ def test_dry_run_and_submission_refuse_alike(
     response = client.post(path, json=body)
     assert (response.status_code, response.json()["error"]["mens"]["code"]) == (status, code)
     assert app.state.services.job_queue.enqueued == []
+
+
+def test_served_weights_decide_an_open_precision_and_refuse_a_written_one(
+    app: FastAPI, client: TestClient, job_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(weights: Weights, **sections: Any) -> httpx.Response:
+        limits = ServingLimits(max_lora_rank=64, weights=frozenset([weights]))
+        monkeypatch.setattr(app.state.services.replica_limits, "limits", lambda _base: limits)
+        return client.post("/v1/plans", json={"contract": job_body["contract"] | sections})
+
+    decided = plan("twin").json()
+    assert decided["plan"]["contract"]["quant"]["base"] == "nf4"
+    assert decided["preflight"]["precision"]["reason"] == "only the NF4 twin of this base is served"
+    refused = plan("twin", quant={"base": "none"})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["mens"]["code"], error["param"]) == (422, "NOT_SERVABLE_BASE", "quant.base")
+    noted = plan("original", quant={"base": "nf4"}).json()["preflight"]["notes"]
+    assert any("--weights twin" in note for note in noted)
+    assert plan("original", quant={"base": "none"}).status_code == 200
 
 
 def test_preset_is_returned_resolved(client: TestClient, job_body: dict[str, Any]) -> None:
@@ -187,6 +207,19 @@ def test_limits_are_those_of_the_replicas_of_the_jobs_base() -> None:
             assert found.bases == {ServedBaseName("tiny")}
             partly = ReplicaLimits([url, "http://127.0.0.1:9"], "")
             assert partly.limits("c" * 64) is None, "the one that is away may serve it"
+
+
+def test_weights_are_known_where_every_replica_answers() -> None:
+    twin = LimitsReplica(limits_body(16, more=', "twin_of": "tiny"'))
+    for url in serve(LimitsReplica(limits_body(16))):
+        for second in serve(twin):
+            both, alone = (
+                ReplicaLimits([url, second], "").limits("a" * 64),
+                ReplicaLimits([second], "").limits("a" * 64),
+            )
+            assert both and alone and (both.weights, alone.weights) == ({"original", "twin"}, {"twin"})
+            partly = ReplicaLimits([second, "http://127.0.0.1:9"], "").limits("a" * 64)
+            assert partly and partly.weights is None, "the one that is away may serve the original"
 
 
 @pytest.mark.parametrize(

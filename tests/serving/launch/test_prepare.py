@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from serving.launch.prepare import CPU_HEAD_SIZES, check_head_sizes, choose_dtype, prepare, stored_rank
+from serving.launch.prepare import (
+    CPU_HEAD_SIZES,
+    check_head_sizes,
+    check_quantization,
+    choose_dtype,
+    prepare,
+    stored_rank,
+)
 from serving.process import open_store
 from serving.settings import ServingSettings
 from shared.artifacts.folder_storage import FolderStorage
@@ -111,6 +118,18 @@ def test_stored_rank_of_twin_includes_its_original(home):
     twin = register(home, twin_of=TwinOf(name="original", digests=original, double_quant=True))
     store(home, 50, original)
     assert stored_rank(FolderStorage(home / "storage"), twin) == 50
+
+
+def test_twin_is_not_rounded(home):
+    rounded = settings(home, serving_device="cuda", serving_quantization="mxfp4")
+    base = register(home)
+    check_quantization(rounded, base)
+    twin = base.model_copy(update={"twin_of": TwinOf(name="original", digests=base.digests, double_quant=True)})
+    check_quantization(settings(home), twin)
+    with pytest.raises(MensError) as caught:
+        check_quantization(rounded, twin)
+    assert (caught.value.code, caught.value.param) == ("SETTINGS_INVALID", "MENS_SERVING_QUANTIZATION")
+    assert "MENS_SERVING_BASE=original" in str(caught.value.remedy)
 
 
 def test_changed_base_is_refused(home):

@@ -340,7 +340,8 @@ def test_capabilities_of_a_twin_name_its_original(serving_installation):
     found = replica_capabilities(
         serving_installation.settings(serving_max_lora_rank=16, serving_base_digest=twin.digest), twin, "float32"
     )
-    assert (found.twin_of, found.dtype) == ("original", "float32")
+    assert (found.twin_of, found.double_quant, found.dtype) == ("original", original.double_quant, "float32")
+    assert found.weights == "twin"
     assert found.base_digest == twin.tuned_digest != found.served_digest == twin.digest
 
 

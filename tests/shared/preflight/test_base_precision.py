@@ -97,6 +97,8 @@ def test_the_operators_precision_decides_what_is_open_and_nothing_else() -> None
 def test_where_only_the_twin_is_served_a_published_adapter_is_trained_over_nf4() -> None:
     config, large = CONFIGS["SmolLM2-135M"], machine(1000 * GIB, on_gpu=False, limits=SERVES_TWINS)
     assert decide(contract(), config, large, on_gpu=False).precision == "nf4"
+    by_operator = machine(1000 * GIB, on_gpu=False, limits=SERVES_TWINS, quant_base=BaseQuant.NONE)
+    assert decide(contract(), config, by_operator, on_gpu=False).precision == "nf4", "nothing else could be published"
     kept = contract(artifact={"publish": False})
     assert decide(kept, config, large, on_gpu=False).precision == "float32"
 

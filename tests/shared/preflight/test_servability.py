@@ -10,7 +10,7 @@ from shared.base_models.config import parse_model_config
 from shared.base_models.families import Family
 from shared.contract.flat_keys import parse_contract
 from shared.errors import Code, ContractRejected
-from shared.preflight.servability import check_servable, serving_notes
+from shared.preflight.servability import check_servable, check_served_weights, serving_notes
 from shared.preflight.types import ServingLimits
 from shared.replicas import ServedBaseName
 from tests.support.builders import contract
@@ -128,3 +128,32 @@ def test_vllm_declares_the_same_support(name: str) -> None:
     assert supports_lora(model_class) == (name in LIMITS.families)
     if name in LIMITS.families:
         assert ("lm_head" in model_class.embedding_modules) == (name in LIMITS.head_families)
+
+
+TWINS, ORIGINALS, BOTH = (
+    ServingLimits(max_lora_rank=16, weights=frozenset(weights))
+    for weights in (["twin"], ["original"], ["twin", "original"])
+)
+
+
+@pytest.mark.parametrize(
+    "sections", [{"quant": {"base": "none"}}, {"adapter": {"method": "lora"}}], ids=["quant.base", "adapter.method"]
+)
+def test_unquantised_base_is_refused_where_only_its_twin_is_served(sections: dict[str, Any]) -> None:
+    with pytest.raises(ContractRejected) as caught:
+        check_served_weights(contract(**sections), TWINS)
+    assert (caught.value.code, caught.value.param) == (Code.NOT_SERVABLE_BASE, "quant.base")
+    assert "--weights original" in str(caught.value.remedy)
+    for limits in (ORIGINALS, BOTH, LIMITS):
+        check_served_weights(contract(**sections), limits)
+    check_served_weights(contract(artifact={"publish": False}, **sections), TWINS)
+    check_served_weights(contract(quant={"base": "nf4"}), TWINS)
+
+
+def test_nf4_where_only_the_original_is_served_is_noted_with_both_remedies() -> None:
+    nf4 = contract(quant={"base": "nf4"})
+    [note] = serving_notes(nf4, ORIGINALS)
+    assert "base shift" in note and "quant.base = none" in note and "--weights twin" in note
+    assert not any(serving_notes(nf4, limits) for limits in (TWINS, BOTH, ServingLimits(max_lora_rank=16)))
+    assert not serving_notes(contract(quant={"base": "none"}), ORIGINALS)
+    assert not serving_notes(contract(quant={"base": "nf4"}, artifact={"publish": False}), ORIGINALS)

@@ -15,7 +15,7 @@ import pytest
 import worker.jobs.publish
 from shared.contract.plan import PlannedBase
 from shared.errors import ArtifactInvalid, Code, JobFailed, Unavailable
-from shared.replicas import replica_name
+from shared.replicas import TrainedWeights, replica_name
 from tests.support.http_stub import http_stub
 from worker.jobs.certificates import Limits, ServedBase
 from worker.jobs.publish import ProbeSet, certify
@@ -340,6 +340,22 @@ def test_a_base_that_is_not_served_is_refused_with_the_command_that_serves_it(se
     assert failed.value.message.startswith(f"{BASE} is not served here; other is. It is the base of ")
     assert f"`mens up --base other --base {BASE}`" in failed.value.remedy
     assert "`--no-publish`" in failed.value.remedy
+
+
+@pytest.mark.parametrize("quant", ["none", "nf4"])
+def test_adapter_of_the_unquantised_base_is_not_published_on_a_twin(serve, quant):
+    twin = serve(limits=(200, LIMITS | {"base": "tiny-twin", "twin_of": BASE, "double_quant": True}))
+    weights = TrainedWeights(quant)
+    if quant == "nf4":
+        assert publish(twin, weights=weights)
+        return
+    with pytest.raises(JobFailed) as failed:
+        publish(twin, weights=weights)
+    assert (failed.value.code, failed.value.retryable) == (Code.ADAPTER_PRECISION_MISMATCH, False)
+    assert "tiny-twin" in failed.value.message and f"mens up --base {BASE} --weights original" in failed.value.remedy
+    assert [path for _, path, _ in twin.seen] == ["/mens/limits"]
+    original = serve()
+    assert set(publish(twin, original, weights=weights)) == {replica_name(original.url)}
 
 
 def test_replica_unavailable_beyond_the_timeout_fails(serve):

@@ -6,13 +6,14 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import cast
 
+from shared.replicas import TrainedWeights
 from tests.support.http_stub import http_stub
 from worker.jobs.attempt import Attempt
 from worker.jobs.judge import served_bases
 from worker.settings import WorkerSettings
 
 BASE = {"base": "tiny", "served_digest": "b" * 64, "max_lora_rank": 64}
-TWIN = BASE | {"base": "twin", "base_digest": "b" * 64, "served_digest": "d" * 64}
+TWIN = BASE | {"base": "twin", "base_digest": "b" * 64, "served_digest": "d" * 64, "twin_of": "tiny"}
 OTHER = BASE | {"base": "other", "served_digest": "c" * 64}
 
 
@@ -23,3 +24,5 @@ def test_receipt_is_of_a_base_that_serves_the_adapter() -> None:
         assert [base.name for base in served_bases(attempt)] == ["tiny", "twin", "other"]
         assert [base.name for base in served_bases(attempt, "b" * 64)] == ["tiny", "twin"]
         assert [base.name for base in served_bases(attempt, "c" * 64)] == ["other"]
+        for quant, name in (("none", "tiny"), ("nf4", "twin")):
+            assert [base.name for base in served_bases(attempt, "b" * 64, TrainedWeights(quant))] == [name]

@@ -12,6 +12,7 @@ from typing import Any
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.base_models.families import FULL, LINEAR
 from shared.base_models.tensors import linear_layers
+from shared.contract.refusals import infer_kernel
 from shared.contract.sections import AdapterTargets, DeploymentTarget, FineTuneContract
 from worker.run_folder import (
     ADAPTER_FOLDER,
@@ -96,7 +97,8 @@ def training_manifest(facts: RunFacts, packages: Mapping[str, str]) -> dict[str,
         **_recipe_fields(contract),
         **_trajectory_fields(contract),
         "adapter_id": facts.manifest.adapter_id,
-        "execution_kernel": plan.execution_kernel,
+        # The original's names of kernels, and one more for plain LoRA; the plan has its shorter ones.
+        "execution_kernel": infer_kernel(contract).value,
         "finetune_contract_digest": plan.contract_digest,
         "plan_digest": plan.digest,
         **_run_fields(facts),

@@ -22,11 +22,13 @@ from api.inference.replicas.pool import (
 )
 from api.inference.replicas.served_models import ServedModel
 from shared.errors import Unavailable
-from shared.replicas import ReplicaCapabilities, ServedBaseName, discover
+from shared.replicas import Fit, ReplicaCapabilities, ServedBaseName, TrainedWeights, discover
 
 DIGEST = "a" * 64
 TINY = ReplicaCapabilities(base="tiny", base_digest=DIGEST, served_digest=DIGEST, max_lora_rank=16)
-TWIN = ReplicaCapabilities(base="tiny-twin", base_digest=DIGEST, served_digest="b" * 64, max_lora_rank=16)
+TWIN = ReplicaCapabilities(
+    base="tiny-twin", base_digest=DIGEST, served_digest="b" * 64, twin_of="tiny", double_quant=True, max_lora_rank=16
+)
 OTHER = ReplicaCapabilities(base="other", served_digest="c" * 64, max_lora_rank=16)
 MODEL = ServedModel("helper@1", "tiny", DIGEST)
 URLS = [f"http://10.0.0.{number}:8001" for number in range(1, 9)]
@@ -193,6 +195,51 @@ def test_only_replicas_that_answer_deny_that_adapters_are_served() -> None:
     replicas.all[0].serves = TWIN
     assert replicas.serves_adapters_of(DIGEST), "a twin has its original's adapters"
     assert ReplicaPool().serves_adapters_of(DIGEST) is None
+
+
+@pytest.mark.parametrize(
+    ("manifest", "fits"),
+    [
+        ({"quant": {"base_quant": "none"}, "trained_dtype": "float32"}, (Fit.EXACT, Fit.NONE, Fit.NONE)),
+        ({"quant": {"base_quant": "nf4", "double_quant": True}}, (Fit.SHIFTED, Fit.EXACT, Fit.SHIFTED)),
+        ({"quant": {"base_quant": "nf4", "double_quant": False}}, (Fit.SHIFTED, Fit.SHIFTED, Fit.EXACT)),
+        ({"quant": {"base_quant": "none"}}, (Fit.EXACT, Fit.EXACT, Fit.EXACT)),
+        ({}, (Fit.EXACT, Fit.EXACT, Fit.EXACT)),
+    ],
+    ids=["full precision", "nf4", "nf4 of plain scales", "import", "no manifest"],
+)
+def test_weights_that_an_adapter_belongs_on(manifest: dict[str, Any], fits: tuple[Fit, ...]) -> None:
+    plain_twin = TWIN.model_copy(update={"double_quant": False})
+    trained = TrainedWeights.of(manifest)
+    assert tuple(each.fit_of(trained) for each in (TINY, TWIN, plain_twin)) == fits
+    earlier = TWIN.model_copy(update={"double_quant": None})
+    assert earlier.fit_of(TrainedWeights("nf4", False)) is Fit.EXACT, "a replica of an earlier release does not say it"
+
+
+def test_adapter_over_nf4_goes_to_the_twin_and_without_it_to_the_original() -> None:
+    replicas = up(URLS[:3])
+    original, twin, unknown = replicas.all
+    original.serves, twin.serves = TINY, TWIN
+    model = ServedModel("helper@1", "tiny", DIGEST, trained=TrainedWeights("nf4"))
+    assert replicas.candidates(model) == [twin]
+    twin.state = ReplicaState.SLOW
+    assert replicas.candidates(model) == [twin], "a late answer of the right weights is better"
+    assert replicas.candidates(model, [twin]) == [original, unknown]
+    twin.state = ReplicaState.DOWN
+    assert replicas.candidates(model) == [original, unknown]
+
+
+def test_adapter_of_the_unquantised_base_never_goes_to_the_twin() -> None:
+    replicas = up(URLS[:2])
+    original, twin = replicas.all
+    original.serves, twin.serves = TINY, TWIN
+    model = ServedModel("helper@1", "tiny", DIGEST, trained=TrainedWeights("none"))
+    assert replicas.candidates(model) == [original]
+    original.state = ReplicaState.DOWN
+    assert replicas.candidates(model) == [original]
+    assert replicas.candidates(MODEL) == [twin], "of an import nothing is known"
+    original.serves = OTHER
+    assert (replicas.having(model), replicas.serves(model)) == ([], False)
 
 
 def test_static_urls_come_first_and_once() -> None:

@@ -13,7 +13,8 @@ import pytest
 import worker.training.reporting.report
 from shared.artifacts.manifests import AdapterManifest
 from shared.base_models.config import parse_model_config
-from shared.contract.sections import DeploymentTarget
+from shared.contract.base_quant import with_pair
+from shared.contract.sections import AdapterMethod, BaseQuant, DeploymentTarget
 from worker.run_folder import SUMMARY_NAME, TRAINING_MANIFEST_NAME, read_json
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import PreparationReport
@@ -131,7 +132,7 @@ def test_training_manifest(finished):
     assert manifest["training_steps_executed"] == 12
     assert manifest["provenance_base_family"] == "qwen3"
     assert manifest["provenance_attribution_required"] is False
-    assert manifest["execution_kernel"] == "qlora"
+    assert manifest["execution_kernel"] == "candle_qlora"
     assert manifest["candle_qlora_graph_id"] == "full_graph_v1"
     assert manifest["candle_qlora_middle_layers_active"] == 4
     assert manifest["candle_qlora_proxy_stack_complete"] is True
@@ -187,6 +188,12 @@ def written(facts, tmp_path):
         return tuple(read_json(tmp_path / name) for name in (SUMMARY_NAME, TRAINING_MANIFEST_NAME, SKIP_STATS_NAME))
 
     return write
+
+
+def test_kernel_of_plain_lora_is_not_one_of_the_originals(facts, written):
+    plain = with_pair(facts.plan.contract, AdapterMethod.LORA, BaseQuant.NONE)
+    _, manifest, _ = written(plan=facts.plan.model_copy(update={"contract": plain}))
+    assert manifest["execution_kernel"] == "peft_lora"
 
 
 def test_losses_are_averaged_where_there_are_some(written):

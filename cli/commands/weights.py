@@ -1,0 +1,178 @@
+"""Which weights `mens up` serves of a base: its own, or its dequantised twin's, which hold what NF4 training computes with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+from cli.client.connection import note
+from cli.commands.bases import dequantize
+from cli.output import format_size
+from shared.artifacts.base_folders import locate_base, locate_fetched_base
+from shared.base_models.catalog import BaseModelEntry, Catalog, load_catalog, model_files
+from shared.base_models.config import ModelConfig, parse_model_config
+from shared.base_models.weights import json_object
+from shared.contract.flat_keys import parse_contract
+from shared.contract.sections import BaseQuant
+from shared.errors import Code, InvalidRequest, MensError, Unavailable
+from shared.host import allowed_memory
+from shared.preflight.base_precision import decide
+from shared.preflight.types import Machine
+from shared.settings import Settings
+
+BYTES_PER_SECOND = 20e6
+"""How fast a twin is made on a slow core, of the base's files; measured: 269 MB of bfloat16 in 14 s of processor time."""
+DISK_RESERVE = 1 << 30
+"""Bytes that stay free on the disk beside a twin: jobs write there too."""
+QUANTIZATION = "MENS_SERVING_QUANTIZATION"
+
+
+class ServedWeights(StrEnum):
+    """Which weights are served, as an operator says it."""
+
+    AUTO = "auto"
+    ORIGINAL = "original"
+    TWIN = "twin"
+
+
+def choose_weights(
+    settings: Settings, bases: Sequence[str], weights: ServedWeights, report: Callable[[str], None] = note
+) -> list[str]:
+    """Names of what is served for each base, in their order: its own, or its twin's, which is made where it is missing.
+
+    A base that is a twin itself stays as it is named. ``auto`` is the original, unless jobs that leave their precision open are
+    trained over NF4 on this machine.
+
+    Args:
+        report: receives why a twin is served, by which name, and what making it takes.
+
+    Raises:
+        InvalidRequest: ``SETTINGS_INVALID``: a twin would be rounded. Unavailable: ``STORAGE_FULL``: a twin that was asked
+            for has no room; and what :func:`cli.commands.bases.dequantize` raises.
+    """
+    catalog = load_catalog(settings.catalog_path)
+    names = [_served_name(settings, catalog, catalog.get(base), weights, report) for base in bases]
+    return list(dict.fromkeys(names))
+
+
+def tuned_base(settings: Settings, served: str) -> str:
+    """The name by which jobs name a served base: of a twin its original's."""
+    entry = load_catalog(settings.catalog_path).get(served)
+    return entry.twin_of.name if entry.twin_of else served
+
+
+def _served_name(
+    settings: Settings, catalog: Catalog, base: BaseModelEntry, weights: ServedWeights, report: Callable[[str], None]
+) -> str:
+    if base.twin_of or weights is ServedWeights.ORIGINAL:
+        return base.name
+    reason = "--weights says so" if weights is ServedWeights.TWIN else nf4_reason(settings, base)
+    if reason is None:
+        return base.name
+    if quantization := os.environ.get(QUANTIZATION):
+        if weights is ServedWeights.TWIN:
+            raise InvalidRequest(
+                Code.SETTINGS_INVALID,
+                f"{QUANTIZATION} is {quantization}: it would round what the twin of {base.name} holds exactly.",
+                remedy="Leave it out, or serve the original (--weights original).",
+                param=QUANTIZATION,
+            )
+        return base.name
+    twin = find_twin(catalog, base)
+    if twin is None:
+        try:
+            twin = make_twin(settings, catalog, base, report)
+        except Unavailable as error:
+            if weights is ServedWeights.TWIN or error.code is not Code.STORAGE_FULL:
+                raise
+            report(f"warning: {base.name} is served with its original weights. {error.message} {error.remedy}")
+            return base.name
+    report(
+        f"{base.name} is served as its twin {twin.name}, the weights that NF4 training computes with, because {reason}:"
+        f" jobs go on naming {base.name}, and chats without an adapter name {twin.name}"
+    )
+    return twin.name
+
+
+def nf4_reason(settings: Settings, base: BaseModelEntry) -> str | None:
+    """Why a job on a base that leaves its precision open is trained over NF4 on this machine; None: it is not, or that cannot be known."""
+    config = _read_config(settings, base)
+    machine = this_machine(settings)
+    on_gpu = machine.device == "cuda"
+    unknown = machine.memory(on_gpu=on_gpu) is None and machine.quant_base is BaseQuant.AUTO
+    if config is None or not config.spec.lora or unknown:
+        return None
+    contract = parse_contract({"model": {"hf_repo": base.name}, "data": {"train_file": "any"}})
+    found = decide(contract, config, machine, on_gpu=on_gpu)
+    return found.reason if found.base_quant is BaseQuant.NF4 else None
+
+
+def this_machine(settings: Settings) -> Machine:
+    """The machine that jobs of `mens up` train on."""
+    gpu = _gpu_bytes()
+    return Machine(
+        device="cpu" if gpu is None else "cuda",
+        vram_bytes=gpu,
+        host_bytes=allowed_memory(),
+        quant_base=BaseQuant(settings.quant_base),
+    )
+
+
+def find_twin(catalog: Catalog, base: BaseModelEntry) -> BaseModelEntry | None:
+    """The twin of a base as the catalogue has it now, for contracts with the default ``quant.double_quant``."""
+    for entry in catalog.bases:
+        if (origin := entry.twin_of) and origin.digests == base.digests and origin.double_quant:
+            return entry
+    return None
+
+
+def make_twin(
+    settings: Settings, catalog: Catalog, base: BaseModelEntry, report: Callable[[str], None]
+) -> BaseModelEntry:
+    """Make the twin of a base, where the disk has room for it.
+
+    Raises:
+        Unavailable: ``STORAGE_FULL``. MensError: as :func:`cli.commands.bases.dequantize`.
+    """
+    size = sum(path.stat().st_size for path in model_files(locate_base(base, settings)))
+    free = shutil.disk_usage(settings.home).free
+    if size + DISK_RESERVE > free:
+        raise Unavailable(
+            Code.STORAGE_FULL,
+            f"The twin of {base.name} takes {format_size(size)} in {settings.home}, where {format_size(free)} are free.",
+            remedy=f"Free {format_size(size + DISK_RESERVE - free)}, or serve the original weights (--weights original).",
+        )
+    name = f"{base.name}-nf4"
+    if any(each.name == name for each in catalog.bases):
+        # Of an earlier base of this name, or of another quantisation.
+        name = f"{name}-{base.digest[:8]}"
+    seconds = size / BYTES_PER_SECOND
+    report(
+        f"making {name}, the twin of {base.name}: once, {format_size(size)} on the disk,"
+        f" about {f'{seconds / 60:.0f} min' if seconds > 90 else f'{seconds + 10:.0f} s'}"
+    )
+    return dequantize(settings, base.name, name)
+
+
+def _read_config(settings: Settings, base: BaseModelEntry) -> ModelConfig | None:
+    """The config of a base; None where its files are not on this machine, or are wrong: its replica says what."""
+    try:
+        raw = (locate_fetched_base(base, settings) / "config.json").read_bytes()
+        return parse_model_config(json_object(raw, "config.json", Code.MODEL_CONFIG_INVALID))
+    except (OSError, MensError):
+        return None
+
+
+def _gpu_bytes() -> int | None:
+    """Memory of the smallest GPU, by the driver's own program; None without one."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1") or not shutil.which("nvidia-smi"):
+        return None
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split()
+        return min((int(mebibytes) << 20 for mebibytes in found), default=None)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
