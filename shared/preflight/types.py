@@ -91,12 +91,12 @@ class ServingLimits(PreflightValue):
     @property
     def only_twins(self) -> bool:
         """Whether it is known that of the base only the twin is served."""
-        return self.weights == {"twin"}
+        return self.weights is not None and "original" not in self.weights
 
     @property
     def only_originals(self) -> bool:
         """Whether it is known that no twin of the base is served."""
-        return self.weights == {"original"}
+        return self.weights is not None and "twin" not in self.weights
 
 
 @dataclass(frozen=True, slots=True)
