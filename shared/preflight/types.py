@@ -93,12 +93,12 @@ class ServingLimits(PreflightValue):
     @property
     def only_twins(self) -> bool:
         """Whether it is known that of the base only the twin is served."""
-        return bool(self.weights) and "original" not in (self.weights or ())
+        return self.weights is not None and "original" not in self.weights
 
     @property
     def only_originals(self) -> bool:
         """Whether it is known that no twin of the base is served."""
-        return bool(self.weights) and "twin" not in (self.weights or ())
+        return self.weights is not None and "twin" not in self.weights
 
 
 @dataclass(frozen=True, slots=True)
