@@ -27,7 +27,9 @@ from shared.preflight.memory import (
     nf4_bytes,
     unquantised_bytes,
 )
-from shared.preflight.types import Configuration, Disk, Estimate, NearestFit, Vram
+from shared.preflight.training_time import training_time
+from shared.preflight.types import Configuration, Disk, Estimate, Machine, NearestFit, Vram
+from shared.tokenization.supervision_report import SupervisionReport
 
 RUNTIME_BYTES = 1 << 30
 """Allowance for the device context, library workspaces and the allocator's slack: stated, not measured by this module."""
@@ -47,7 +49,9 @@ def estimate(
     mean_tokens: float | None = None,
     epoch_rows: Sequence[int] | None = None,
     vram_bytes: int | None = None,
-    tokens_per_second: float | None = None,
+    machine: Machine | None = None,
+    supervised: float = 1.0,
+    step_tokens: int | None = None,
     checkpointing: bool = False,
     on_gpu: bool = True,
     devices: int = 1,
@@ -59,7 +63,9 @@ def estimate(
         mean_tokens: mean tokens of a row before truncation, when known.
         epoch_rows: rows of each epoch, where curriculum or replay make them differ; else each has the same.
         vram_bytes: memory of the device, when known.
-        tokens_per_second: measured training rate, when known.
+        machine: its speed decides the time; None: nothing is known of it.
+        supervised: fraction of the tokens that carry loss.
+        step_tokens: of the largest step, when known: on a CPU a micro-batch never has more.
         checkpointing: recompute activations in the backward pass.
         on_gpu: where it trains; see :func:`vram_parts`.
         devices: GPUs that share the job, each with ``vram_bytes``.
@@ -71,7 +77,7 @@ def estimate(
         seq_len=exec_.seq_len,
         checkpointing=checkpointing,
     )
-    vram = vram_parts(contract, config, requested, on_gpu=on_gpu)
+    vram = vram_parts(contract, config, requested, on_gpu=on_gpu, most_tokens=None if on_gpu else step_tokens)
     budget = None if vram_bytes is None else memory_limit(contract, vram_bytes)
     fits = None if budget is None else vram.total <= budget
     nearest = (
@@ -85,6 +91,17 @@ def estimate(
         held_out = 0 if data.validation_file else validation_split(rows, data.validation_split_ratio)
         epoch_rows = [rows - held_out] * exec_.epochs
     tokens = None if mean_tokens is None else round(sum(epoch_rows) * min(mean_tokens, exec_.seq_len))
+    steps = planned_steps(epoch_rows, contract)
+    time = training_time(
+        contract,
+        config,
+        machine or Machine(),
+        steps=steps,
+        tokens=tokens,
+        supervised=supervised,
+        checkpointing=checkpointing,
+        on_gpu=on_gpu,
+    )
     return Estimate(
         configuration=requested,
         vram=vram,
@@ -94,10 +111,11 @@ def estimate(
         disk_bytes=disk.total,
         parameters=parameter_count(expected_tensors(config)),
         trainable_parameters=vram.adapter // 4,
-        optimizer_steps=planned_steps(epoch_rows, contract),
+        optimizer_steps=steps,
         tokens=tokens,
         max_tokens=sum(epoch_rows) * exec_.seq_len,
-        seconds=tokens / tokens_per_second if tokens is not None and tokens_per_second else None,
+        seconds=time.seconds,
+        time=time,
         fits=fits,
         nearest_fit=nearest,
         notes=tuple(_notes(config, exec_.seq_len, fits=fits, nearest=nearest)),
@@ -110,17 +128,20 @@ def vram_parts(
     configuration: Configuration,
     *,
     on_gpu: bool = True,
+    most_tokens: int | None = None,
 ) -> Vram:
     """Memory of one process in a configuration, whatever batch, accumulation and length the contract itself has.
 
     Args:
         on_gpu: the trainer computes in two bytes there and in four on a CPU, and takes another share for itself: a stated
             allowance, or the resident set of Python with torch and transformers, as measured.
+        most_tokens: that a micro-batch can have, where the rows are known.
     """
     compute_bytes, holders = 2 if on_gpu else 4, configuration.holders
     adapter, lora = contract.adapter, lora_tensors(config, contract.adapter.rank, contract.adapter.target_modules)
     parameters = parameter_count(lora)
     tokens = configuration.batch_size * configuration.seq_len
+    tokens = tokens if most_tokens is None else min(tokens, most_tokens)
     eight_bit = contract.optimizer.kind is OptimizerKind.PAGED_ADAMW_8BIT
     quantised = contract.quant.base is not BaseQuant.NONE
     blocks = sum(
@@ -142,6 +163,22 @@ def vram_parts(
         logits=min(tokens, chunk_rows(config.vocab)) * head_bytes(config, compute_bytes),
         runtime=RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES,
     )
+
+
+def largest_step(contract: FineTuneContract, report: SupervisionReport) -> int | None:
+    """Tokens of the largest optimizer step that is to be expected: the mean, and three deviations of a sum of rows.
+
+    A step has other rows in each epoch, so the largest is not known; a bucket of the histogram counts as its upper end.
+    """
+    if not report.rows:
+        return None
+    limit, rows = contract.exec.seq_len, contract.exec.batch_size * contract.exec.grad_accum
+    rows = min(rows, report.rows)
+    mean = report.tokens / report.rows
+    spread = sum(bucket.rows * (min(bucket.up_to, limit) - mean) ** 2 for bucket in report.token_histogram)
+    largest = mean * rows + 3 * math.sqrt(rows * spread / report.rows)
+    longest = min(report.longest_row, limit)
+    return math.ceil(max(longest, min(largest, longest * rows)))
 
 
 def memory_limit(contract: FineTuneContract, memory_bytes: int) -> int:

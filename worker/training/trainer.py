@@ -17,6 +17,7 @@ from shared.base_models.config import ModelConfig
 from shared.contract.plan import ExecutionPlan, TrainingRun, warmup_steps
 from shared.contract.sections import BaseQuant
 from shared.model_card.self_evaluation import SelfEvaluation
+from shared.preflight.training_time import dense_bf16_peak, workload
 from worker.training.checkpoint import Progress
 from worker.training.data.dataset import Data
 from worker.training.data.row_order import RowOrder
@@ -38,7 +39,7 @@ from worker.training.optimizer import build_optimizer
 from worker.training.reporting.events import identifier
 from worker.training.reporting.facts import RunFacts
 from worker.training.reporting.telemetry import TELEMETRY_SCHEMA_VERSION, Telemetry
-from worker.training.reporting.throughput import Machine, dense_bf16_peak, peak_bytes, workload
+from worker.training.reporting.throughput import Machine, peak_bytes
 from worker.training.reproducibility import OUT_OF_MEMORY, environment
 from worker.training.schedule import learning_rate
 

@@ -27,7 +27,7 @@ from shared.preflight.memory import (
     optimizer_state_bytes,
     unquantised_bytes,
 )
-from shared.preflight.types import Configuration
+from shared.preflight.types import Configuration, Machine
 from tests.support.builders import contract
 from tests.support.tiny_models import HYBRID, RAW, quantised, save, with_lora
 
@@ -180,12 +180,16 @@ def test_memory_of_an_8b_model_is_the_published_floor() -> None:
 
 def test_steps_and_tokens_are_the_planners() -> None:
     requested = contract(exec={"epochs": 2, "seq_len": 64, "batch_size": 4, "grad_accum": 2})
-    found = estimate(requested, QWEN3_8B, rows=100, mean_tokens=80.0, tokens_per_second=100.0)
+    found = estimate(
+        requested, QWEN3_8B, rows=100, mean_tokens=80.0, machine=Machine(tokens_per_second=100.0, measured_by="ftjob-1")
+    )
     assert found.optimizer_steps == optimizer_steps(90, requested)
     assert found.tokens == found.max_tokens == 90 * 2 * 64
     assert found.seconds == found.tokens / 100
-    unknown = estimate(requested, QWEN3_8B, rows=100, tokens_per_second=100.0)
-    assert (unknown.tokens, unknown.seconds, unknown.fits) == (None, None, None)
+    assert (found.time.basis, "measured in ftjob-1" in found.time.reason) == ("measured", True)
+    unknown = estimate(requested, QWEN3_8B, rows=100, machine=Machine(tokens_per_second=100.0))
+    assert (unknown.tokens, unknown.fits) == (None, None)
+    assert (unknown.time.basis, unknown.seconds) == ("steps", unknown.optimizer_steps * 0.2)
 
 
 def test_validation_file_leaves_every_row_for_training() -> None:

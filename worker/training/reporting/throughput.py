@@ -2,94 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.base_models.config import ModelConfig
-from shared.base_models.families import FULL
-from shared.base_models.tensors import linear_layers, parameter_count
-from shared.contract.sections import AdapterSection
-from shared.preflight.memory import lora_tensors
+from shared.preflight.training_time import Workload
 
 if TYPE_CHECKING:
     import torch
 
 RATE_SMOOTHING = 0.2
 STEPS_BEFORE_ETA = 8
-
-DENSE_BF16_PEAKS = (
-    (r"\bB200\b", 2250e12),  # NVIDIA Blackwell architecture brief: 4.5 PFLOP/s with sparsity
-    (r"\bGH200\b", 989e12),  # NVIDIA GH200 data sheet; half of the figure with sparsity, as in all lines below
-    (r"\bH200 NVL\b", 835e12),  # NVIDIA H200 data sheet
-    (r"\bH200\b", 989e12),
-    (r"\bH100 PCIe\b", 756e12),  # NVIDIA H100 data sheet
-    (r"\bH100 NVL\b", 835e12),
-    (r"\bH100\b", 989e12),
-    (r"\bA100\b", 312e12),  # NVIDIA A100 data sheet
-    (r"\bA30\b", 165e12),  # NVIDIA A30 data sheet
-    (r"\bA10\b", 125e12),  # NVIDIA A10 data sheet
-    (r"\bL40S\b", 362e12),  # NVIDIA L40S data sheet
-    (r"\bL40\b", 181e12),  # NVIDIA L40 data sheet
-    (r"\bL4\b", 121e12),  # NVIDIA L4 data sheet
-    (r"\bRTX 4090\b", 165e12),  # NVIDIA Ada architecture paper, appendix A: bf16 with fp32 accumulation
-    (r"\bRTX 3090\b(?! Ti)", 71e12),  # NVIDIA GA102 architecture paper: bf16 with fp32 accumulation
-)
-"""Pattern of a device's name → dense bf16 FLOP/s. The first that fits counts; a device that is not here has no MFU."""
-
-
-def dense_bf16_peak(device_name: str) -> float | None:
-    """Peak of a device in FLOP/s by the name that torch gives it; None when it is not known."""
-    return next((peak for pattern, peak in DENSE_BF16_PEAKS if re.search(pattern, device_name)), None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What one token costs to train: numbers of a base model and its adapter that decide FLOPs.
-
-    Attributes:
-        linears: weights of the frozen linear layers in the blocks, N.
-        lora: LoRA parameters.
-        attention: n_h · d · L over the layers of full attention. What a linear-attention layer does beside its
-            projections is left out, so the MFU of a hybrid model is reported a little low.
-        head: hidden size times vocabulary, h · V.
-        checkpointing: whether activations are computed twice.
-    """
-
-    linears: int
-    lora: int
-    attention: int
-    head: int
-    checkpointing: bool
-
-    def flops_per_token(self, attended: float, supervised: float) -> float:
-        """FLOPs of forward and backward pass for a token.
-
-        ``4N + 6·lora + 3·(4·n_h·d·L·K) + 4·h·V·t``: a frozen layer has a forward product and one for the gradient of
-        its input, a trained one also one for its weight; the head is computed for supervised positions only. With
-        checkpointing the blocks' forward pass runs twice: ``+ 2N + 2·lora + 4·n_h·d·L·K``.
-
-        Args:
-            attended: K, mean number of keys that a query attends to.
-            supervised: t, fraction of the tokens that carry loss.
-        """
-        keys = 4 * self.attention * attended
-        flops = 4 * self.linears + 6 * self.lora + 3 * keys + 4 * self.head * supervised
-        return flops + (2 * self.linears + 2 * self.lora + keys if self.checkpointing else 0)
-
-
-def workload(config: ModelConfig, adapter: AdapterSection, *, checkpointing: bool) -> Workload:
-    """The costs of tuning a base model with an adapter."""
-    return Workload(
-        linears=sum(inputs * outputs for inputs, outputs in linear_layers(config).values()),
-        lora=parameter_count(lora_tensors(config, adapter.rank, adapter.target_modules)),
-        attention=config.query_dim * config.layer_types.count(FULL),
-        head=config.hidden * config.vocab,
-        checkpointing=checkpointing,
-    )
 
 
 def peak_bytes(device: torch.device | None = None) -> int:

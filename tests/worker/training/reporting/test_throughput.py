@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 import worker.training.reporting.throughput
 from shared.base_models.config import parse_model_config
 from shared.contract.sections import AdapterSection
+from shared.preflight.training_time import Workload, dense_bf16_peak, workload
 from tests.support.base_configs import QWEN3_8B
-from worker.training.reporting.throughput import STEPS_BEFORE_ETA, Machine, Pace, Workload, dense_bf16_peak, workload
+from worker.training.reporting.throughput import STEPS_BEFORE_ETA, Machine, Pace
 
 HYBRID = {
     "model_type": "qwen3_5_text",
