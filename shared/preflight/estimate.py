@@ -18,9 +18,11 @@ from shared.contract.sections import BaseQuant, FineTuneContract, OptimizerKind
 from shared.preflight.memory import (
     activation_bytes,
     adapter_file_bytes,
+    cache_bytes,
     checkpoint_bytes,
     chunk_rows,
     head_bytes,
+    is_fused,
     lora_tensors,
     merged_bytes,
     moment_bytes,
@@ -34,7 +36,17 @@ from shared.tokenization.supervision_report import SupervisionReport
 RUNTIME_BYTES = 1 << 30
 """Allowance for the device context, library workspaces and the allocator's slack: stated, not measured by this module."""
 CPU_RUNTIME_BYTES = 440 << 20
-"""Resident set of Python with torch, transformers and peft, measured."""
+"""Resident set of Python with torch, transformers and peft, and what loading a base leaves, measured."""
+CPU_TOKENS = 8_192
+"""Most tokens of a micro-batch of several rows on a CPU."""
+CPU_CACHE_FRACTION = 0.25
+"""Share of the free memory that dequantised weights may take on a CPU."""
+CPU_HEAP_SHARE = 0.3
+"""What glibc's heap keeps between the blocks of a step, as a share of activations and logits.
+
+Measured on SmolLM2-135M: 0.05 in the first step, 0.31 to 0.33 in the third; with every large block mapped by itself (glibc's
+``mmap_threshold``), which costs time, the peak is that of the parts within 2 %.
+"""
 VRAM_FRACTION = 0.85
 """Share of the device that a plan may fill when ``exec.max_vram_fraction`` is not set (specification §3.6)."""
 CHECKPOINTS_KEPT = 4
@@ -77,8 +89,20 @@ def estimate(
         seq_len=exec_.seq_len,
         checkpointing=checkpointing,
     )
-    vram = vram_parts(contract, config, requested, on_gpu=on_gpu, most_tokens=None if on_gpu else step_tokens)
     budget = None if vram_bytes is None else memory_limit(contract, vram_bytes)
+    vram = vram_parts(contract, config, requested, on_gpu=on_gpu)
+    if not on_gpu:
+        cache = cpu_cache(contract, config, vram.total, free_bytes=vram_bytes, limit_bytes=budget)
+        largest = min(step_tokens or cpu_tokens(contract), cpu_tokens(contract))
+        vram = vram_parts(
+            contract,
+            config,
+            requested,
+            on_gpu=False,
+            most_tokens=largest,
+            supervised=supervised if step_tokens else 1.0,
+        )
+        vram = vram.model_copy(update={"dequantised_cache": cache})
     fits = None if budget is None else vram.total <= budget
     nearest = (
         nearest_fit(contract, config, requested, budget, on_gpu=on_gpu, devices=devices)
@@ -129,6 +153,7 @@ def vram_parts(
     *,
     on_gpu: bool = True,
     most_tokens: int | None = None,
+    supervised: float = 1.0,
 ) -> Vram:
     """Memory of one process in a configuration, whatever batch, accumulation and length the contract itself has.
 
@@ -136,6 +161,7 @@ def vram_parts(
         on_gpu: the trainer computes in two bytes there and in four on a CPU, and takes another share for itself: a stated
             allowance, or the resident set of Python with torch and transformers, as measured.
         most_tokens: that a micro-batch can have, where the rows are known.
+        supervised: fraction of them that has logits.
     """
     compute_bytes, holders = 2 if on_gpu else 4, configuration.holders
     adapter, lora = contract.adapter, lora_tensors(config, contract.adapter.rank, contract.adapter.target_modules)
@@ -152,17 +178,48 @@ def vram_parts(
     )
     # Of a base in parts, one block is whole at a time; all else is on every GPU.
     held = blocks if holders == 1 else blocks // holders + blocks // config.layers
+    fused = not on_gpu and is_fused(contract, config)
+    saved = activation_bytes(
+        config, adapter.rank, compute_bytes, checkpointing=configuration.checkpointing, fused=fused
+    )
+    activations = tokens * saved
+    logits = min(math.ceil(tokens * supervised), chunk_rows(config.vocab)) * head_bytes(config, compute_bytes)
     return Vram(
         quantised_weights=held if quantised else 0,
         other_weights=unquantised_bytes(config, compute_bytes) + (0 if quantised else held),
+        dequantised_cache=0,
         adapter=4 * parameters,
         gradients=4 * parameters,
         optimizer=sum(moment_bytes(math.prod(shape), eight_bit=eight_bit) for shape in lora.values()),
-        activations=tokens
-        * activation_bytes(config, adapter.rank, compute_bytes, checkpointing=configuration.checkpointing),
-        logits=min(tokens, chunk_rows(config.vocab)) * head_bytes(config, compute_bytes),
+        activations=activations,
+        logits=logits,
+        heap=0 if on_gpu else math.ceil(CPU_HEAP_SHARE * (activations + logits)),
         runtime=RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES,
     )
+
+
+def cpu_tokens(contract: FineTuneContract) -> int:
+    """Most tokens of a micro-batch on a CPU with enough memory: the contract's batch, padded, within a bound."""
+    exec_ = contract.exec
+    return max(exec_.seq_len, min(CPU_TOKENS, exec_.batch_size * exec_.seq_len))
+
+
+def cpu_cache(
+    contract: FineTuneContract,
+    config: ModelConfig,
+    needed: int,
+    *,
+    free_bytes: int | None,
+    limit_bytes: int | None,
+) -> int:
+    """Bytes of the dequantised weights that training on a CPU keeps; 0 where they take much, or there is no room.
+
+    Args:
+        needed: bytes without them. free_bytes: of the machine. limit_bytes: that the job may take; None: not known.
+    """
+    cache = cache_bytes(contract, config, element_bytes=4)
+    little = free_bytes is None or cache <= CPU_CACHE_FRACTION * free_bytes
+    return cache if little and (limit_bytes is None or needed + cache <= limit_bytes) else 0
 
 
 def largest_step(contract: FineTuneContract, report: SupervisionReport) -> int | None:

@@ -113,11 +113,11 @@ def training_time(
         on_gpu: which of the machine's devices trains.
     """
     if tokens is not None and machine.tokens_per_second:
-        job = machine.measured_by or "an earlier job of this base"
+        job = f"by {machine.measured_by}" if machine.measured_by else "by an earlier job"
         return TrainingTime(
             seconds=tokens / machine.tokens_per_second,
             basis="measured",
-            reason=f"measured in {job}: {machine.tokens_per_second:.0f} tokens a second",
+            reason=f"measured on this base {job}: {machine.tokens_per_second:.0f} tokens a second",
         )
     speed = _device_flops(machine, on_gpu=on_gpu)
     if tokens is not None and speed is not None:
@@ -126,15 +126,15 @@ def training_time(
         flops = work.flops_per_token(contract.exec.seq_len / 2, supervised)
         return TrainingTime(
             seconds=tokens * flops / speed,
-            basis="model_size",
-            reason=f"a guess from the model's size: {flops / 1e9:.2g} GFLOP a token at {speed / 1e9:.0f} GFLOP/s; "
+            basis="flops",
+            reason=f"from FLOPs, a guess: {flops / 1e9:.2g} GFLOP a token at {speed / 1e9:.0f} GFLOP/s; "
             "no job of this base has been measured",
         )
     missing = "the rows' tokens are" if tokens is None else "the device's speed is"
     return TrainingTime(
         seconds=steps * SECONDS_PER_STEP,
         basis="steps",
-        reason=f"a guess of {SECONDS_PER_STEP * 1000:.0f} ms a step: {missing} not known",
+        reason=f"{SECONDS_PER_STEP * 1000:.0f} ms a step, a guess: {missing} not known",
     )
 
 

@@ -170,7 +170,7 @@ class TrainingTime(PreflightValue):
     """Expected seconds of training, and what the figure rests on."""
 
     seconds: float
-    basis: Literal["measured", "model_size", "steps"] = Field(
+    basis: Literal["measured", "flops", "steps"] = Field(
         description="Speed of an earlier job; FLOPs of the model over the device's speed; 200 ms a step."
     )
     reason: str
@@ -225,12 +225,16 @@ class Vram(PreflightValue):
     other_weights: int = Field(
         description="What is not quantised, in compute dtype: embeddings, head, norms, biases; of an unquantised base all."
     )
+    dequantised_cache: int = Field(
+        description="On a CPU: the NF4 weights dequantised, kept where they take a small part of its memory."
+    )
     adapter: int = Field(description="LoRA parameters, fp32.")
     gradients: int
     optimizer: int = Field(description="AdamW's two moments: fp32, or 8 bit with their scales.")
     activations: int
     logits: int = Field(description="Logits and their loss.")
-    runtime: int = Field(description="Stated allowance.")
+    heap: int = Field(description="On a CPU: freed blocks that the C library keeps between others, a measured share.")
+    runtime: int = Field(description="On a GPU a stated allowance; on a CPU Python and its libraries, measured.")
 
     @property
     def total(self) -> int:

@@ -205,7 +205,7 @@ def test_time_is_estimated_from_the_last_job_of_the_base(
 
     guess = estimate()
     assert guess["time"]["basis"] != "measured"
-    assert guess["time"]["reason"].startswith("a guess")
+    assert "a guess" in guess["time"]["reason"]
     jobs = Leases(app.state.services.database, 60)
     job = client.post("/v1/jobs", json=job_body).json()["id"]
     lease = jobs.claim(job, "w")

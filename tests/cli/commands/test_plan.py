@@ -262,7 +262,7 @@ def test_the_device_and_the_time_have_their_reasons(base: Path, rows: Path, monk
     plan = ["plan", str(rows), "--model", str(base)]
     table = " ".join(runner.invoke(app, plan).output.split())
     assert "device CPU (this machine)" in table
-    assert "a guess from the model's size" in table
+    assert "from FLOPs, a guess" in table
     for options, device in (
         ([], {"device": "cpu", "source": "this machine"}),
         (["--device", "cpu"], {"device": "cpu", "source": "--device"}),

@@ -8,14 +8,18 @@ import pytest
 
 import cli.this_machine
 from cli.this_machine import this_machine
+from shared.base_models.config import parse_model_config
 from shared.contract.sections import FineTuneContract
 from shared.preflight.estimate import estimate, largest_step, vram_parts
+from shared.preflight.memory import cache_bytes
 from shared.preflight.training_time import CPU_CORE_FLOPS, GPU_SHARE, dense_bf16_peak, workload
 from shared.preflight.types import Configuration, Machine, TrainingTime
 from shared.tokenization.supervision_report import Bucket, SupervisionReport
-from tests.shared.preflight.test_estimate import QWEN3_8B
+from tests.support import base_configs
 from tests.support.builders import contract
+from worker.training.model.memory_budget import cpu_budget
 
+QWEN3_8B = parse_model_config(base_configs.QWEN3_8B)
 CPU = Machine("cpu", cores=4)
 H100 = Machine("cuda", device_name="NVIDIA H100 80GB HBM3")
 
@@ -28,15 +32,15 @@ def time_on(machine: Machine, *, mean_tokens: float | None = 80.0) -> TrainingTi
 def test_every_tier_names_its_basis() -> None:
     measured = time_on(Machine("cpu", cores=4, tokens_per_second=100.0, measured_by="ftjob-7"))
     assert measured.basis == "measured"
-    assert measured.reason.startswith("measured in ftjob-7")
+    assert measured.reason.startswith("measured on this base by ftjob-7")
     for machine in (CPU, H100):
         guess = time_on(machine)
-        assert guess.basis == "model_size"
-        assert guess.reason.startswith("a guess from the model's size")
+        assert guess.basis == "flops"
+        assert guess.reason.startswith("from FLOPs, a guess")
     unknown_device, unknown_rows = time_on(Machine("cuda")), time_on(CPU, mean_tokens=None)
     assert unknown_device.basis == unknown_rows.basis == "steps"
-    assert "the device's speed is not known" in unknown_device.reason
-    assert "the rows' tokens are not known" in unknown_rows.reason
+    assert unknown_device.reason == "200 ms a step, a guess: the device's speed is not known"
+    assert unknown_rows.reason == "200 ms a step, a guess: the rows' tokens are not known"
 
 
 @pytest.mark.parametrize(
@@ -78,10 +82,22 @@ def test_on_a_cpu_a_steps_real_tokens_decide_memory(held: dict[str, dict[str, st
         return estimate(requested, QWEN3_8B, rows=100, step_tokens=tokens, on_gpu=on_gpu).vram_bytes
 
     same = Configuration(batch_size=1, grad_accum=1, seq_len=660, checkpointing=False)
-    assert memory(660, on_gpu=False) == vram_parts(requested, QWEN3_8B, same, on_gpu=False).total
+    cache = cache_bytes(requested, QWEN3_8B, 4)
+    assert (cache > 0) == (not held)
+    assert memory(660, on_gpu=False) == cache + vram_parts(requested, QWEN3_8B, same, on_gpu=False).total
     # A micro-batch never has more than batch_size rows of seq_len; on a GPU micro-batches are as large as fits.
     assert memory(9999, on_gpu=False) == memory(None, on_gpu=False)
     assert memory(660, on_gpu=True) == memory(None, on_gpu=True)
+
+
+def test_the_cache_is_counted_where_the_trainer_keeps_it() -> None:
+    requested = contract()
+    cache = cache_bytes(requested, QWEN3_8B, 4)
+    for gib in (16, 64, 256):
+        needs = estimate(requested, QWEN3_8B, rows=100, vram_bytes=gib << 30, on_gpu=False)
+        budget = cpu_budget(requested, QWEN3_8B, needs.vram_budget or 0, gib << 30)
+        assert needs.vram.dequantised_cache == (cache if budget.cache_dequantised else 0)
+    assert budget.cache_dequantised
 
 
 def test_without_a_gpu_this_machine_is_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

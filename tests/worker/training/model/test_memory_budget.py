@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.base_models.config import parse_model_config
-from shared.preflight.estimate import estimate, memory_limit
+from shared.preflight.estimate import CPU_TOKENS, estimate, memory_limit
+from shared.preflight.memory import cache_bytes
 from tests.support.base_configs import QWEN3_06B, QWEN3_8B
 from tests.support.training_runs import contract_for
 from worker.training.model.memory_budget import (
-    CPU_TOKENS,
     MAX_TOKENS,
     Way,
-    cache_bytes,
     cpu_budget,
     device_budget,
     predict,
