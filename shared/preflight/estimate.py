@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
+from statistics import NormalDist
 
 from shared.base_models.config import ModelConfig
 from shared.base_models.tensors import expected_tensors, linear_layers, parameter_count
@@ -223,18 +224,25 @@ def cpu_cache(
 
 
 def largest_step(contract: FineTuneContract, report: SupervisionReport) -> int | None:
-    """Tokens of the largest optimizer step that is to be expected: the mean, and three deviations of a sum of rows.
+    """Tokens of the largest optimizer step that is to be expected of the run's steps, each a sum of rows drawn without replacement.
 
-    A step has other rows in each epoch, so the largest is not known; a bucket of the histogram counts as its upper end.
+    A step has other rows in each epoch, so the largest is not known: it is the expected maximum of so many draws of a gamma
+    distribution (Blom's approximation, and Wilson and Hilferty's), because lengths have a tail on one side. A row of the
+    histogram counts as the middle of its bucket.
     """
     if not report.rows:
         return None
     limit, rows = contract.exec.seq_len, contract.exec.batch_size * contract.exec.grad_accum
-    rows = min(rows, report.rows)
-    mean = report.tokens / report.rows
-    spread = sum(bucket.rows * (min(bucket.up_to, limit) - mean) ** 2 for bucket in report.token_histogram)
-    largest = mean * rows + 3 * math.sqrt(rows * spread / report.rows)
-    longest = min(report.longest_row, limit)
+    longest, rows = min(report.longest_row, limit), min(rows, report.rows)
+    steps = contract.exec.epochs * math.ceil(report.rows / rows)
+    mean, spread = report.tokens / report.rows, 0.0
+    for bucket in report.token_histogram:
+        middle = (min(bucket.up_to // 2, longest) + min(bucket.up_to, longest)) / 2
+        spread += bucket.rows * (middle - mean) ** 2
+    variance = rows * (spread / report.rows) * (report.rows - rows) / max(report.rows - 1, 1)
+    deviations = NormalDist().inv_cdf((steps - 0.375) / (steps + 0.25))
+    relative = variance / (mean * rows) ** 2
+    largest = mean * rows * (1 - relative / 9 + deviations * math.sqrt(relative) / 3) ** 3
     return math.ceil(max(longest, min(largest, longest * rows)))
 
 
