@@ -20,7 +20,6 @@ from shared.preflight.types import Configuration, Machine, TrainingTime
 from shared.tokenization.supervision_report import Bucket, SupervisionReport
 from tests.support import base_configs
 from tests.support.builders import contract
-from worker.training.model.memory_budget import cpu_budget
 
 QWEN3_8B = parse_model_config(base_configs.QWEN3_8B)
 CPU = Machine("cpu", cores=4)
@@ -108,16 +107,6 @@ def test_on_a_cpu_a_steps_real_tokens_decide_memory(held: dict[str, dict[str, st
     # A micro-batch never has more than batch_size rows of seq_len; on a GPU micro-batches are as large as fits.
     assert memory(9999, on_gpu=False) == memory(None, on_gpu=False)
     assert memory(660, on_gpu=True) == memory(None, on_gpu=True)
-
-
-def test_the_cache_is_counted_where_the_trainer_keeps_it() -> None:
-    requested = contract()
-    cache = cache_bytes(requested, QWEN3_8B, 4)
-    for gib in (16, 64, 256):
-        needs = estimate(requested, QWEN3_8B, rows=100, vram_bytes=gib << 30, on_gpu=False)
-        budget = cpu_budget(requested, QWEN3_8B, needs.vram_budget or 0, gib << 30)
-        assert needs.vram.dequantised_cache == (cache if budget.cache_dequantised else 0)
-    assert budget.cache_dequantised
 
 
 def test_without_a_gpu_this_machine_is_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
