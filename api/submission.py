@@ -60,7 +60,12 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
         worker = common_machine(services.workers.machines())
         limits = services.replica_limits.limits(base.digest)
         machine = machine_of(
-            worker, limits=limits, tokens_per_second=rate, quant_base=services.settings.quant_base, thorough=False
+            worker,
+            limits=limits,
+            tokens_per_second=rate.tokens_per_second if rate else None,
+            measured_by=rate.job if rate else None,
+            quant_base=services.settings.quant_base,
+            thorough=False,
         )
         folder = locate_fetched_base(base, services.settings)
         checked = preflight(request, base, folder, train, validation, machine, replay)
@@ -120,7 +125,8 @@ def submit_finetune(
             *(NewEvent(level="warn", message=advice) for advice in checked.advice),
             *describe_judgement(view, plan.contract.artifact, plan.base.name),
         ],
-        expected_seconds=checked.estimate.seconds,
+        # The queue's forecast has a word of its own for a job of unknown length: a guess is one.
+        expected_seconds=checked.estimate.seconds if checked.estimate.time.basis == "measured" else None,
     )
     return submit(services, view, submission, terms)
 

@@ -31,7 +31,7 @@ class WorkerMachine(BaseModel):
         device: what a job whose device is ``auto`` trains on.
         device_name: of the GPUs. devices: how many of them share a job.
         memory_bytes: of the smallest of its GPUs. free_bytes: what other programs have left of it.
-        host_bytes: main memory that it may use.
+        host_bytes: main memory that it may use. cores: of its CPU that it may keep busy.
         sandbox: what code of graders runs in there, or why in nothing: a sentence.
     """
 
@@ -42,6 +42,7 @@ class WorkerMachine(BaseModel):
     memory_bytes: int | None = None
     free_bytes: int | None = None
     host_bytes: int | None = None
+    cores: int | None = None
     sandbox: str | None = None
 
 
@@ -115,6 +116,7 @@ def common_machine(machines: Sequence[WorkerMachine]) -> WorkerMachine | None:
         memory_bytes=_least([machine.memory_bytes for machine in alike]),
         free_bytes=_least([machine.free_bytes for machine in alike]),
         host_bytes=_least([machine.host_bytes for machine in alike]),
+        cores=_least([machine.cores for machine in alike]),
     )
 
 

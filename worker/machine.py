@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.host import allowed_memory
+from shared.host import allowed_cores, allowed_memory
 from shared.sandbox.levels import Choice
 from shared.sandbox.probe import report_of_machine
 from shared.worker_registry import REPORT_SECONDS, WorkerMachine, WorkerRegistry
@@ -44,7 +44,7 @@ def describe_machine(processes: int) -> WorkerMachine:
     """
     host, count = allowed_memory(), visible_gpus()
     if not count:
-        return WorkerMachine(device="cpu", host_bytes=host)
+        return WorkerMachine(device="cpu", host_bytes=host, cores=allowed_cores())
     gpus = chosen_gpus(query_gpus(), os.environ)
     return WorkerMachine(
         device="cuda",
@@ -53,6 +53,7 @@ def describe_machine(processes: int) -> WorkerMachine:
         memory_bytes=min((gpu.total for gpu in gpus), default=None),
         free_bytes=min((gpu.free for gpu in gpus), default=None),
         host_bytes=host,
+        cores=allowed_cores(),
     )
 
 

@@ -136,6 +136,7 @@ def open_telemetry(context: TrainingContext, progress: Progress) -> Telemetry:
         trajectory_clamped=report.trajectory_clamped,
         trackers=trackers,
         quiet=not is_main,
+        work=context.planned_work(),
     )
 
 

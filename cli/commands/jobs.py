@@ -32,12 +32,14 @@ from shared.contract.sections import DEFAULT_MODEL_ID, BaseQuant, DataMode
 from shared.datasets.reader import count_lines
 from shared.errors import Code, MensError, NotFound
 from shared.preflight.servability import base_not_servable
+from shared.preflight.types import PlannedDevice, TrainingTime
 from shared.replicas import ServedBaseName
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, priority, merge.")
 console, errors = Console(), Console(stderr=True)
 
+GIB = 1 << 30
 LAST_EVENTS = 10
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
@@ -141,10 +143,13 @@ def train(
     job = uploads.send("/v1/jobs", json=body)
     told = errors if as_json else console
     told.print(f"created {job['id']}: {summary(job)}", soft_wrap=True)
-    notes = call("GET", f"{_path(job['id'])}/preflight")["notes"]
+    checked = call("GET", f"{_path(job['id'])}/preflight")
+    notes = checked["notes"]
     artifact = job["contract"]["artifact"]
     if artifact["alias"] and artifact["publish"] and (hiding := describe_hiding(artifact["alias"], job["tenant"])):
         notes.append(hiding)
+    if expectation := describe_expectation(checked):
+        told.print(expectation, highlight=False, soft_wrap=True)
     for line in notes:
         told.print(f"note: {line}", highlight=False, soft_wrap=True)
     if watch:
@@ -164,6 +169,16 @@ def summary(job: dict[str, Any]) -> str:
         f"{rows - held_out} rows{held}, {epochs}, {plan['optimizer_steps']} steps of {batch} rows, "
         f"learning rate {exec_['learning_rate']:g}"
     )
+
+
+def describe_expectation(preflight: dict[str, Any]) -> str:
+    """Device, memory and time that a job's preflight expects, in one line; empty for one of an earlier release."""
+    if not (device := preflight.get("device")):
+        return ""
+    needs = preflight["estimate"]
+    # Not validated: a later release may report more.
+    place, time = PlannedDevice.model_construct(**device), TrainingTime.model_construct(**needs["time"])
+    return f"device: {place.describe()}; memory: {needs['vram_bytes'] / GIB:.2f} GiB; time: {time.describe()}"
 
 
 @app.command("list")

@@ -17,6 +17,7 @@ from cli.commands.bases import entry_and_folder
 from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import Sections, lay_over, read_sections
 from cli.options import TemplateArgument, existing_file, parse_template_arguments
+from cli.this_machine import ORIGIN, this_machine
 from shared.base_models.catalog import BaseModelEntry, load_catalog
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import parse_contract
@@ -24,7 +25,7 @@ from shared.contract.plan import warmup_steps
 from shared.contract.sections import DEFAULT_MODEL_ID, DEVICE_NAMES, BaseQuant, DataMode, Device, describe_arguments
 from shared.datasets.reader import count_lines
 from shared.errors import Code, ContractRejected, MensError, NotFound
-from shared.preflight.types import InputFile, JobRequest, Machine, Preflight, ServingLimits
+from shared.preflight.types import InputFile, JobRequest, Preflight, ServingLimits
 from shared.settings import Settings, read_settings
 
 console = Console()
@@ -62,7 +63,9 @@ def plan(
     preset: Annotated[str | None, typer.Option(help="A preset instead of the auto rules.")] = None,
     domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
     backend: Annotated[str | None, typer.Option(help="qlora: what the contract must mean.")] = None,
-    device: Annotated[str, typer.Option(help="What the job will find: cpu, cuda (gpu) or auto.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="What the job will find: cpu, cuda (gpu), or auto: what this machine has.")
+    ] = "auto",
     vram_gb: Annotated[
         float | None,
         typer.Option(min=0.001, max=1e6, help="Memory of the training GPU in GiB; checks whether the job fits."),
@@ -84,7 +87,9 @@ def plan(
         lay_over(sections, parse_flags(context.args))
         validation = validation or _named_file(sections, "validation_file", "--validation")
         replay = replay or _named_file(sections, "replay_file", "--replay")
-        machine = Machine(_device(device), vram_bytes=int(vram_gb * GIB) if vram_gb else None, limits=limits)
+        named, memory = _device(device), int(vram_gb * GIB) if vram_gb else None
+        origin = "--device" if named != Device.AUTO else "--vram-gb" if memory else ORIGIN
+        machine = this_machine(named, vram_bytes=memory, origin=origin, limits=limits)
         base, folder = _base(model or sections.get("model", {}).get("hf_repo"))
         options: dict[str, dict[str, Any]] = {
             "model": {"hf_repo": base.name},  # not the path that was typed: another machine has another
@@ -183,7 +188,7 @@ def show(checked: Preflight) -> None:
 
 
 def facts(checked: Preflight) -> list[tuple[str, str]]:
-    """Rows of the plan's table: base, rows, tokens, steps, memory, disk and digests."""
+    """Rows of the plan's table: base, rows, tokens, steps, device, memory, time, disk and digests."""
     plan, needs, supervision = checked.plan, checked.estimate, checked.supervision
     exec_, adapter = plan.contract.exec, plan.contract.adapter
     fits = "fits" if needs.fits else ""
@@ -200,8 +205,10 @@ def facts(checked: Preflight) -> list[tuple[str, str]]:
         ("rate", f"{exec_.learning_rate:g}, after a warm-up over {warmup_steps(exec_.warmup_steps, plan.optimizer_steps)} steps"),
         *([("template", describe_arguments(arguments))] if (arguments := plan.contract.data.template_arguments) else []),
         ("adapter", f"rank {adapter.rank}, alpha {adapter.alpha}: {needs.trainable_parameters:,} parameters"),
+        ("device", checked.device.describe()),
         ("precision", checked.precision.describe()),
         ("memory", f"{needs.vram_bytes / GIB:.2f} GiB {fits}".rstrip()),
+        ("time", needs.time.describe()),
         ("disk", f"{needs.disk_bytes / GIB:.2f} GiB"),
         ("digests", f"contract {plan.contract_digest[:16]}  plan {plan.digest[:16]}"),
     ]  # fmt: skip

@@ -72,10 +72,16 @@ class Bound(ContractValue):
 
 
 class AutoRow(ContractValue):
-    """What the preset ``auto`` means on cards of at most so much memory."""
+    """What the preset ``auto`` means on cards of so much memory (MiB).
+
+    Attributes:
+        max_vram_mb: the original's bound; a card with less takes a smaller row.
+        min_vram_mb: the least memory of the row's cards, where the original's bound is above that of any card.
+    """
 
     id: str
     max_vram_mb: int
+    min_vram_mb: int | None = None
     values: Values
 
 

@@ -87,7 +87,9 @@ def domain_values(name: str) -> Values:
 def auto_row(vram_mb: int | None) -> AutoRow:
     """The largest row that a card of so much memory has; the smallest when that is unknown or less."""
     rows = ladder_file().auto
-    fitting = [row for row in rows if vram_mb is not None and vram_mb >= row.max_vram_mb * VRAM_SLACK]
+    fitting = [
+        row for row in rows if vram_mb is not None and vram_mb >= (row.min_vram_mb or row.max_vram_mb * VRAM_SLACK)
+    ]
     return max(fitting, key=lambda row: row.max_vram_mb) if fitting else rows[0]
 
 

@@ -35,6 +35,13 @@ JOB_ID_PREFIX = "ftjob"
 MAX_MESSAGE_CHARS = 2000
 
 
+class TrainingRate(NamedTuple):
+    """A measured speed of training, and the job in which it was measured."""
+
+    tokens_per_second: float
+    job: str
+
+
 class Jobs:
     """Jobs as a tenant sees them: its own, and those of ``shared``. Each verb is one transaction."""
 
@@ -173,12 +180,13 @@ class Jobs:
                     errors[memory["device"]].append((memory["peak_bytes"] - predicted) / predicted)
         return [memory_accuracy(device, found) for device, found in sorted(errors.items())]
 
-    def training_rate(self, base_model: str) -> float | None:
-        """Tokens per second of the last job that tuned a base on this installation; None when none has."""
-        query = self._results().where(JobRow.base_model == base_model)
+    def training_rate(self, base_model: str) -> TrainingRate | None:
+        """Speed of the last job that tuned a base on this installation; None when none has."""
+        query = self._results().add_columns(JobRow.id).where(JobRow.base_model == base_model)
         with self._db.read() as session:
-            result = session.scalar(query.order_by(JobRow.id.desc()).limit(1))
-        return (result or {}).get("tokens_per_second")
+            row = session.execute(query.order_by(JobRow.id.desc()).limit(1)).first()
+        rate = (row[0] or {}).get("tokens_per_second") if row else None
+        return TrainingRate(rate, row[1]) if row and rate else None
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job that is not running at once; request that a running job's worker stops.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
+from statistics import NormalDist
 
 from shared.base_models.config import ModelConfig
 from shared.base_models.tensors import expected_tensors, linear_layers, parameter_count
@@ -18,21 +19,35 @@ from shared.contract.sections import BaseQuant, FineTuneContract, OptimizerKind
 from shared.preflight.memory import (
     activation_bytes,
     adapter_file_bytes,
+    cache_bytes,
     checkpoint_bytes,
     chunk_rows,
     head_bytes,
+    is_fused,
     lora_tensors,
     merged_bytes,
     moment_bytes,
     nf4_bytes,
     unquantised_bytes,
 )
-from shared.preflight.types import Configuration, Disk, Estimate, NearestFit, Vram
+from shared.preflight.training_time import training_time
+from shared.preflight.types import Configuration, Disk, Estimate, Machine, NearestFit, Vram
+from shared.tokenization.supervision_report import SupervisionReport
 
 RUNTIME_BYTES = 1 << 30
 """Allowance for the device context, library workspaces and the allocator's slack: stated, not measured by this module."""
 CPU_RUNTIME_BYTES = 440 << 20
-"""Resident set of Python with torch, transformers and peft, measured."""
+"""Resident set of Python with torch, transformers and peft, and what loading a base leaves, measured."""
+CPU_TOKENS = 8_192
+"""Most tokens of a micro-batch of several rows on a CPU."""
+CPU_CACHE_FRACTION = 0.25
+"""Share of the free memory that dequantised weights may take on a CPU."""
+CPU_HEAP_SHARE = 0.3
+"""What glibc's heap keeps between the blocks of a step, as a share of activations and logits.
+
+Measured on SmolLM2-135M: 0.05 in the first step, 0.31 to 0.33 in the third; with every large block mapped by itself (glibc's
+``mmap_threshold``), which costs time, the peak is that of the parts within 2 %.
+"""
 VRAM_FRACTION = 0.85
 """Share of the device that a plan may fill when ``exec.max_vram_fraction`` is not set (specification §3.6)."""
 CHECKPOINTS_KEPT = 4
@@ -47,7 +62,9 @@ def estimate(
     mean_tokens: float | None = None,
     epoch_rows: Sequence[int] | None = None,
     vram_bytes: int | None = None,
-    tokens_per_second: float | None = None,
+    machine: Machine | None = None,
+    supervised: float = 1.0,
+    step_tokens: int | None = None,
     checkpointing: bool = False,
     on_gpu: bool = True,
     devices: int = 1,
@@ -59,7 +76,9 @@ def estimate(
         mean_tokens: mean tokens of a row before truncation, when known.
         epoch_rows: rows of each epoch, where curriculum or replay make them differ; else each has the same.
         vram_bytes: memory of the device, when known.
-        tokens_per_second: measured training rate, when known.
+        machine: its speed decides the time; None: nothing is known of it.
+        supervised: fraction of the tokens that carry loss.
+        step_tokens: of the largest step, when known: on a CPU a micro-batch never has more.
         checkpointing: recompute activations in the backward pass.
         on_gpu: where it trains; see :func:`vram_parts`.
         devices: GPUs that share the job, each with ``vram_bytes``.
@@ -71,8 +90,20 @@ def estimate(
         seq_len=exec_.seq_len,
         checkpointing=checkpointing,
     )
-    vram = vram_parts(contract, config, requested, on_gpu=on_gpu)
     budget = None if vram_bytes is None else memory_limit(contract, vram_bytes)
+    vram = vram_parts(contract, config, requested, on_gpu=on_gpu)
+    if not on_gpu:
+        cache = cpu_cache(contract, config, vram.total, free_bytes=vram_bytes, limit_bytes=budget)
+        largest = min(step_tokens or cpu_tokens(contract), cpu_tokens(contract))
+        vram = vram_parts(
+            contract,
+            config,
+            requested,
+            on_gpu=False,
+            most_tokens=largest,
+            supervised=supervised if step_tokens else 1.0,
+        )
+        vram = vram.model_copy(update={"dequantised_cache": cache})
     fits = None if budget is None else vram.total <= budget
     nearest = (
         nearest_fit(contract, config, requested, budget, on_gpu=on_gpu, devices=devices)
@@ -85,6 +116,17 @@ def estimate(
         held_out = 0 if data.validation_file else validation_split(rows, data.validation_split_ratio)
         epoch_rows = [rows - held_out] * exec_.epochs
     tokens = None if mean_tokens is None else round(sum(epoch_rows) * min(mean_tokens, exec_.seq_len))
+    steps = planned_steps(epoch_rows, contract)
+    time = training_time(
+        contract,
+        config,
+        machine or Machine(),
+        steps=steps,
+        tokens=tokens,
+        supervised=supervised,
+        checkpointing=checkpointing,
+        on_gpu=on_gpu,
+    )
     return Estimate(
         configuration=requested,
         vram=vram,
@@ -94,10 +136,11 @@ def estimate(
         disk_bytes=disk.total,
         parameters=parameter_count(expected_tensors(config)),
         trainable_parameters=vram.adapter // 4,
-        optimizer_steps=planned_steps(epoch_rows, contract),
+        optimizer_steps=steps,
         tokens=tokens,
         max_tokens=sum(epoch_rows) * exec_.seq_len,
-        seconds=tokens / tokens_per_second if tokens is not None and tokens_per_second else None,
+        seconds=time.seconds,
+        time=time,
         fits=fits,
         nearest_fit=nearest,
         notes=tuple(_notes(config, exec_.seq_len, fits=fits, nearest=nearest)),
@@ -110,17 +153,22 @@ def vram_parts(
     configuration: Configuration,
     *,
     on_gpu: bool = True,
+    most_tokens: int | None = None,
+    supervised: float = 1.0,
 ) -> Vram:
     """Memory of one process in a configuration, whatever batch, accumulation and length the contract itself has.
 
     Args:
         on_gpu: the trainer computes in two bytes there and in four on a CPU, and takes another share for itself: a stated
             allowance, or the resident set of Python with torch and transformers, as measured.
+        most_tokens: that a micro-batch can have, where the rows are known.
+        supervised: fraction of them that has logits.
     """
     compute_bytes, holders = 2 if on_gpu else 4, configuration.holders
     adapter, lora = contract.adapter, lora_tensors(config, contract.adapter.rank, contract.adapter.target_modules)
     parameters = parameter_count(lora)
     tokens = configuration.batch_size * configuration.seq_len
+    tokens = tokens if most_tokens is None else min(tokens, most_tokens)
     eight_bit = contract.optimizer.kind is OptimizerKind.PAGED_ADAMW_8BIT
     quantised = contract.quant.base is not BaseQuant.NONE
     blocks = sum(
@@ -131,17 +179,71 @@ def vram_parts(
     )
     # Of a base in parts, one block is whole at a time; all else is on every GPU.
     held = blocks if holders == 1 else blocks // holders + blocks // config.layers
+    fused = not on_gpu and is_fused(contract, config)
+    saved = activation_bytes(
+        config, adapter.rank, compute_bytes, checkpointing=configuration.checkpointing, fused=fused
+    )
+    activations = tokens * saved
+    logits = min(math.ceil(tokens * supervised), chunk_rows(config.vocab)) * head_bytes(config, compute_bytes)
     return Vram(
         quantised_weights=held if quantised else 0,
         other_weights=unquantised_bytes(config, compute_bytes) + (0 if quantised else held),
+        dequantised_cache=0,
         adapter=4 * parameters,
         gradients=4 * parameters,
         optimizer=sum(moment_bytes(math.prod(shape), eight_bit=eight_bit) for shape in lora.values()),
-        activations=tokens
-        * activation_bytes(config, adapter.rank, compute_bytes, checkpointing=configuration.checkpointing),
-        logits=min(tokens, chunk_rows(config.vocab)) * head_bytes(config, compute_bytes),
+        activations=activations,
+        logits=logits,
+        heap=0 if on_gpu else math.ceil(CPU_HEAP_SHARE * (activations + logits)),
         runtime=RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES,
     )
+
+
+def cpu_tokens(contract: FineTuneContract) -> int:
+    """Most tokens of a micro-batch on a CPU with enough memory: the contract's batch, padded, within a bound."""
+    exec_ = contract.exec
+    return max(exec_.seq_len, min(CPU_TOKENS, exec_.batch_size * exec_.seq_len))
+
+
+def cpu_cache(
+    contract: FineTuneContract,
+    config: ModelConfig,
+    needed: int,
+    *,
+    free_bytes: int | None,
+    limit_bytes: int | None,
+) -> int:
+    """Bytes of the dequantised weights that training on a CPU keeps; 0 where they take much, or there is no room.
+
+    Args:
+        needed: bytes without them. free_bytes: of the machine. limit_bytes: that the job may take; None: not known.
+    """
+    cache = cache_bytes(contract, config, element_bytes=4)
+    little = free_bytes is None or cache <= CPU_CACHE_FRACTION * free_bytes
+    return cache if little and (limit_bytes is None or needed + cache <= limit_bytes) else 0
+
+
+def largest_step(contract: FineTuneContract, report: SupervisionReport) -> int | None:
+    """Tokens of the largest optimizer step that is to be expected of the run's steps, each a sum of rows drawn without replacement.
+
+    A step has other rows in each epoch, so the largest is not known: it is the expected maximum of so many draws of a gamma
+    distribution (Blom's approximation, and Wilson and Hilferty's), because lengths have a tail on one side. A row of the
+    histogram counts as the middle of its bucket.
+    """
+    if not report.rows:
+        return None
+    limit, rows = contract.exec.seq_len, contract.exec.batch_size * contract.exec.grad_accum
+    longest, rows = min(report.longest_row, limit), min(rows, report.rows)
+    steps = contract.exec.epochs * math.ceil(report.rows / rows)
+    mean, spread = report.tokens / report.rows, 0.0
+    for bucket in report.token_histogram:
+        middle = (min(bucket.up_to // 2, longest) + min(bucket.up_to, longest)) / 2
+        spread += bucket.rows * (middle - mean) ** 2
+    variance = rows * (spread / report.rows) * (report.rows - rows) / max(report.rows - 1, 1)
+    deviations = NormalDist().inv_cdf((steps - 0.375) / (steps + 0.25))
+    relative = variance / (mean * rows) ** 2
+    largest = mean * rows * (1 - relative / 9 + deviations * math.sqrt(relative) / 3) ** 3
+    return math.ceil(max(longest, min(largest, longest * rows)))
 
 
 def memory_limit(contract: FineTuneContract, memory_bytes: int) -> int:

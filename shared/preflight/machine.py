@@ -12,6 +12,8 @@ def machine_of(
     *,
     limits: ServingLimits | None = None,
     tokens_per_second: float | None = None,
+    measured_by: str | None = None,
+    origin: str = "the workers",
     quant_base: str = BaseQuant.AUTO,
     thorough: bool = True,
 ) -> Machine:
@@ -20,12 +22,13 @@ def machine_of(
     Args:
         worker: where the job will train; None: nothing is known of it.
         limits: of the serving tier.
-        tokens_per_second: as for :class:`Machine`; so are ``quant_base`` and ``thorough``.
+        tokens_per_second: as for :class:`Machine`; so are ``measured_by``, ``origin``, ``quant_base`` and ``thorough``.
     """
     if worker is None:
         return Machine(
             limits=limits,
             tokens_per_second=tokens_per_second,
+            measured_by=measured_by,
             quant_base=BaseQuant(quant_base),
             thorough=thorough,
         )
@@ -35,8 +38,12 @@ def machine_of(
         free_bytes=worker.free_bytes,
         devices=max(1, worker.devices),
         host_bytes=worker.host_bytes,
+        cores=worker.cores,
+        device_name=worker.device_name,
+        origin=origin,
         limits=limits,
         tokens_per_second=tokens_per_second,
+        measured_by=measured_by,
         quant_base=BaseQuant(quant_base),
         thorough=thorough,
     )

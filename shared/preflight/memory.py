@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 
 from shared.artifacts.manifests import peft_keys
 from shared.base_models.config import ModelConfig
-from shared.base_models.families import LINEAR
+from shared.base_models.families import GATED_MLP, LINEAR
 from shared.base_models.tensors import Shape, expected_tensors, linear_layers, lora_modules, parameter_count
+from shared.contract.sections import BaseQuant, FineTuneContract
 
 NF4_BLOCK, NF4_GROUP = 64, 256
 NF4_CODE_BYTES, GROUP_CODE_BYTES, OFFSET_BYTES = 16 * 4, 256 * 4, 4
@@ -105,20 +106,26 @@ def chunk_rows(vocab: int) -> int:
 
 
 def head_bytes(config: ModelConfig, compute_bytes: int) -> int:
-    """Bytes a token for logits in compute dtype and fp32, and the fp32 log-probabilities saved for their gradient."""
-    return config.vocab * (compute_bytes + 8)
+    """Bytes a token for logits in compute dtype and fp32, where they are not the same, and the fp32 exponentials of their sum."""
+    return config.vocab * (8 if compute_bytes == 4 else compute_bytes + 8)
 
 
-def activation_bytes(config: ModelConfig, rank: int, compute_bytes: int, *, checkpointing: bool) -> int:
+def activation_bytes(
+    config: ModelConfig, rank: int, compute_bytes: int, *, checkpointing: bool, fused: bool = False
+) -> int:
     """Bytes a token that the forward pass saves for the backward pass.
 
     With checkpointing: one block's input a layer, and while a block is recomputed, all that this block saves.
+
+    Args:
+        fused: as the trainer computes on packed rows. Of the MLP's four wide intermediates two are kept
+            (`worker/training/model/fused_functions.py`); each document's attention output is kept, and all of them end to end.
     """
     unit = config.spec.activations[compute_bytes]
     full = (
         unit.hidden * config.hidden
-        + unit.intermediate * config.intermediate
-        + unit.query * config.query_dim
+        + (unit.intermediate - 2 * compute_bytes * fused) * config.intermediate
+        + (unit.query + compute_bytes * fused) * config.query_dim
         + unit.kv * config.kv_dim
         + unit.heads * config.heads
         + unit.kv_heads * config.kv_heads
@@ -131,6 +138,21 @@ def activation_bytes(config: ModelConfig, rank: int, compute_bytes: int, *, chec
         # One block at a time is recomputed, so the largest of them is what exists beside the blocks' inputs.
         return config.layers * config.hidden * compute_bytes + max(layers)
     return sum(layers)
+
+
+def cache_bytes(contract: FineTuneContract, config: ModelConfig, element_bytes: int) -> int:
+    """Size of all quantised weights when they are kept dequantised; 0 where none is quantised."""
+    if contract.quant.base is BaseQuant.NONE:
+        return 0
+    return element_bytes * sum(inputs * outputs for inputs, outputs in linear_layers(config).values())
+
+
+def is_fused(contract: FineTuneContract, config: ModelConfig) -> bool:
+    """Whether the trainer packs the rows and computes whole MLPs as one function: no dropout, a gated MLP with LoRA."""
+    if config.linear or contract.adapter.dropout or config.spec.mlp is not GATED_MLP:
+        return False
+    modules = lora_modules(config, contract.adapter.target_modules)
+    return any(name.endswith(tuple(GATED_MLP)) for name in modules)
 
 
 def _linear_attention_bytes(config: ModelConfig, rank: int, compute_bytes: int) -> int:

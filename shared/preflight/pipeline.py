@@ -27,10 +27,10 @@ from shared.errors import Code, ContractRejected
 from shared.preflight.base_model import check_targets, preflight_model, read_model_type
 from shared.preflight.base_precision import decide
 from shared.preflight.data_files import Findings, JobFiles, Kind, read_files
-from shared.preflight.estimate import estimate
+from shared.preflight.estimate import estimate, largest_step
 from shared.preflight.sequence_length import OpenLength, open_length
 from shared.preflight.servability import check_servable, check_served_weights, serving_notes
-from shared.preflight.types import Estimate, InputFile, JobRequest, Machine, Preflight
+from shared.preflight.types import Estimate, InputFile, JobRequest, Machine, PlannedDevice, Preflight
 from shared.tokenization.supervision_report import SupervisionReport
 from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
@@ -148,6 +148,7 @@ def preflight(
         supervision=supervision,
         estimate=needs,
         precision=precision,
+        device=_planned_device(contract, machine, context),
         # A rule's value stands like an explicit one, unless the data has changed it.
         sources={
             path: "auto" if path in request.auto and source == "explicit" else source
@@ -253,7 +254,10 @@ def _estimate(
             replay=plan.replay.rows if plan.replay else 0,
         ),
         vram_bytes=machine.memory(on_gpu=on_gpu),
-        tokens_per_second=machine.tokens_per_second,
+        machine=machine,
+        supervised=supervision.supervised_tokens / supervision.tokens if supervision.tokens else 1.0,
+        # Rows that are padded take the longest row's tokens each.
+        step_tokens=None if config.linear else largest_step(contract, supervision),
         checkpointing=on_gpu,
         on_gpu=on_gpu,
         devices=machine.sharers(contract, on_gpu=on_gpu),
@@ -269,6 +273,14 @@ def _estimate(
         )
         needs = needs.model_copy(update={"notes": (*needs.notes, note)})
     return needs
+
+
+def _planned_device(contract: FineTuneContract, machine: Machine, context: RefusalContext) -> PlannedDevice:
+    written = contract.device.device is not Device.AUTO
+    device = "cpu" if (target := target_device(contract, context)) is Device.CPU else target.value
+    return PlannedDevice.model_validate(
+        {"device": device, "source": "device.device of the contract" if written else machine.origin}
+    )
 
 
 def _too_large(needs: Estimate) -> ContractRejected:

@@ -110,8 +110,10 @@ class Machine:
         vram_bytes: memory of the GPU. free_bytes: what other programs have left of it now.
         devices: GPUs that share a job; a base that fits none of them is held in parts.
         host_bytes: main memory for training on the CPU.
+        cores: of the CPU that trains. device_name: of the GPUs.
+        origin: where the facts are from, in words for a plan.
         limits: of the serving tier.
-        tokens_per_second: measured training rate for this base.
+        tokens_per_second: measured training rate for this base. measured_by: the job that was measured.
         quant_base: the operator's precision for what callers leave open; ``auto``: the rule decides.
         thorough: tokenise every row. A control plane that handles a request tokenises a sample of a large file
             instead, reports that it did, and leaves the rest to the worker.
@@ -122,8 +124,12 @@ class Machine:
     free_bytes: int | None = None
     devices: int = 1
     host_bytes: int | None = None
+    cores: int | None = None
+    device_name: str = ""
+    origin: str = "no worker has reported"
     limits: ServingLimits | None = None
     tokens_per_second: float | None = None
+    measured_by: str | None = None
     quant_base: BaseQuant = BaseQuant.AUTO
     thorough: bool = True
 
@@ -159,6 +165,34 @@ class BasePrecision(PreflightValue):
     def base_quant(self) -> HeldBase:
         """The contract's word for it."""
         return BaseQuant.NF4 if self.precision == "nf4" else BaseQuant.NONE
+
+
+class PlannedDevice(PreflightValue):
+    """The device that a job is planned for, and where that was taken from."""
+
+    device: Literal[cpu, cuda, auto] = Field(description="auto: not known; memory is then that of a GPU.")
+    source: str
+
+    def describe(self) -> str:
+        """One line for an operator."""
+        name = {"cpu": "CPU", "cuda": "GPU"}.get(self.device, "not known, planned as a GPU")
+        return f"{name} ({self.source})"
+
+
+class TrainingTime(PreflightValue):
+    """Expected seconds of training, and what the figure rests on."""
+
+    seconds: float
+    basis: Literal[measured, flops, steps] = Field(
+        description="Speed of an earlier job; FLOPs of the model over the device's speed; 200 ms a step."
+    )
+    reason: str
+
+    def describe(self) -> str:
+        """One line for an operator."""
+        minutes, hours = self.seconds / 60, self.seconds / 3600
+        length = f"{self.seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"
+        return f"about {length}, {self.reason}"
 
 
 PREFLIGHT_SCHEMA = "vox.mens.preflight.v0"
@@ -198,18 +232,22 @@ class ModelReport(PreflightValue):
 
 
 class Vram(PreflightValue):
-    """Device memory by part, at the worst moment: a micro-batch of full-length rows."""
+    """Device memory by part, at the worst moment: a micro-batch of full-length rows; on a CPU, of a step's real rows."""
 
     quantised_weights: int = Field(description="NF4 weights with their quantisation state.")
     other_weights: int = Field(
         description="What is not quantised, in compute dtype: embeddings, head, norms, biases; of an unquantised base all."
+    )
+    dequantised_cache: int = Field(
+        description="On a CPU: the NF4 weights dequantised, kept where they take a small part of its memory."
     )
     adapter: int = Field(description="LoRA parameters, fp32.")
     gradients: int
     optimizer: int = Field(description="AdamW's two moments: fp32, or 8 bit with their scales.")
     activations: int
     logits: int = Field(description="Logits and their loss.")
-    runtime: int = Field(description="Stated allowance.")
+    heap: int = Field(description="On a CPU: freed blocks that the C library keeps between others, a measured share.")
+    runtime: int = Field(description="On a GPU a stated allowance; on a CPU Python and its libraries, measured.")
 
     @property
     def total(self) -> int:
@@ -249,7 +287,7 @@ class NearestFit(PreflightValue):
 
 
 class Estimate(PreflightValue):
-    """What a job needs. ``fits`` is None when the device is not known, ``seconds`` when the rate is not."""
+    """What a job needs. ``fits`` is None when the device is not known; ``time`` says what ``seconds`` rest on."""
 
     configuration: Configuration
     vram: Vram
@@ -262,7 +300,8 @@ class Estimate(PreflightValue):
     optimizer_steps: int
     tokens: int | None = Field(description="Trained tokens of all epochs; None when the mean length is not known.")
     max_tokens: int
-    seconds: float | None
+    seconds: float
+    time: TrainingTime
     fits: bool | None
     nearest_fit: NearestFit | None
     notes: tuple[str, ...]
@@ -277,6 +316,7 @@ class Preflight(PreflightValue):
     """What the preflight found, and the plan it leads to.
 
     Attributes:
+        device: what it is planned for.
         sources: what decided each field of the contract.
         warnings: what rows say that will not be learnt as they say it, and held-out rows that are trained on too; the notes
             have them too.
@@ -290,6 +330,7 @@ class Preflight(PreflightValue):
     supervision: SupervisionReport
     estimate: Estimate
     precision: BasePrecision
+    device: PlannedDevice
     sources: dict[str, Source]
     warnings: list[str]
     advice: list[str]
@@ -303,6 +344,7 @@ class Preflight(PreflightValue):
             "supervision": self.supervision,
             "estimate": self.estimate,
             "precision": self.precision,
+            "device": self.device,
         }
         return {
             "schema_version": PREFLIGHT_SCHEMA,

@@ -150,7 +150,7 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
         Path(inputs.base),
         InputFile(plan.train.file_id, plan.train.sha256, Path(inputs.train), verify=True),
         _input_file(plan.validation, inputs.validation),
-        machine_of(describe_machine(attempt.settings.trainer_processes)),
+        machine_of(describe_machine(attempt.settings.trainer_processes), origin="this worker"),
         _input_file(plan.replay, inputs.replay),
     )
     record = checked.record()

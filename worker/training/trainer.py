@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
@@ -17,8 +18,11 @@ from shared.base_models.config import ModelConfig
 from shared.contract.plan import ExecutionPlan, TrainingRun, warmup_steps
 from shared.contract.sections import BaseQuant
 from shared.model_card.self_evaluation import SelfEvaluation
+from shared.preflight.training_time import dense_bf16_peak, workload
 from worker.training.checkpoint import Progress
+from worker.training.data.batches import Numbers
 from worker.training.data.dataset import Data
+from worker.training.data.prepared import PreparedRows
 from worker.training.data.row_order import RowOrder
 from worker.training.distributed import DistributedContext, digest_of, local_rank
 from worker.training.method import Batch, Example, Method
@@ -38,7 +42,7 @@ from worker.training.optimizer import build_optimizer
 from worker.training.reporting.events import identifier
 from worker.training.reporting.facts import RunFacts
 from worker.training.reporting.telemetry import TELEMETRY_SCHEMA_VERSION, Telemetry
-from worker.training.reporting.throughput import Machine, dense_bf16_peak, peak_bytes, workload
+from worker.training.reporting.throughput import Machine, PlannedWork, peak_bytes
 from worker.training.reproducibility import OUT_OF_MEMORY, environment
 from worker.training.schedule import learning_rate
 
@@ -48,6 +52,7 @@ class TrainingContext:
     """A run that is set up.
 
     Attributes:
+        step_tokens: tokens of each optimizer step.
         environment: what a step's bits depend on beside the plan.
         base: the base model's folder.
         distributed: this process among those that share the run's steps.
@@ -64,6 +69,7 @@ class TrainingContext:
     optimizer: torch.optim.Optimizer
     data: Data[Any]
     order: RowOrder
+    step_tokens: list[int]
     device: torch.device
     budget: Budget
     environment: dict[str, str | int]
@@ -101,6 +107,15 @@ class TrainingContext:
             rows = [self.data.validation[number].unweighted() for number in range(start, stop)]
             yield from self.micro_batches(rows, token_budget)
 
+    def planned_work(self) -> PlannedWork:
+        """What telemetry has to know of the steps to come."""
+        every, total = self.plan.contract.exec.checkpoint_every, self.order.total_steps
+        return PlannedWork(
+            step_tokens=self.step_tokens,
+            pauses=sorted({*self.order.last_steps, *range(every, total + 1, every)}),
+            validation_tokens=int(tokens_of(self.data.validation).sum()),
+        )
+
     def machine(self) -> Machine:
         """What telemetry has to know of the device."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
@@ -121,6 +136,13 @@ class TrainingContext:
         }
 
 
+def tokens_of(rows: Sequence[Example]) -> Numbers:
+    """Tokens that are computed for each row, (rows,)."""
+    if isinstance(rows, PreparedRows):
+        return rows.lengths
+    return np.fromiter((sum(row.lengths) for row in rows), np.int64, len(rows))
+
+
 def set_up(run: TrainingRun, run_dir: Path, cache: Path, method: Method[Any, Any]) -> TrainingContext:
     """Read the data as the training method does, load the base, attach the adapter.
 
@@ -132,8 +154,18 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path, method: Method[Any, Any
     distributed = DistributedContext.join(device)
     data = distributed.main_process_first(lambda: method.read(run, tokenizer, config.vocab, cache))
     order = RowOrder(contract, data.difficulties, len(data.replay))
-    forced = sharding_is_forced(os.environ)
-    budget = choose_budget(contract, config, device, distributed.size, shard_base=forced, smallest=distributed.smallest)
+    lengths = np.concatenate([tokens_of(data.rows)[data.training], tokens_of(data.replay)])
+    step_tokens = order.step_tokens(lengths)
+    budget = choose_budget(
+        contract,
+        config,
+        device,
+        distributed.size,
+        shard_base=sharding_is_forced(os.environ),
+        smallest=distributed.smallest,
+        # Rows that are padded take the longest row's tokens each.
+        largest_step=None if config.linear else max(step_tokens, default=None),
+    )
     model, fused = build_model(base, contract, device, budget)
     return TrainingContext(
         plan=run.plan,
@@ -147,6 +179,7 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path, method: Method[Any, Any
         optimizer=build_optimizer(trainable(model), contract, device),
         data=data,
         order=order,
+        step_tokens=step_tokens,
         device=device,
         budget=budget,
         environment=environment(device, distributed.size) | {"rows": data.key, "tokens": budget.tokens},

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from cli.migration.successors.installation import Installation
+from cli.this_machine import this_machine
 from shared.base_models.catalog import load_catalog
 from shared.contract.flat_keys import parse_contract
 from shared.datasets.reader import count_lines
 from shared.hashing import digest_file
-from shared.host import allowed_memory
-from shared.preflight.types import InputFile, JobRequest, Machine
+from shared.preflight.types import InputFile, JobRequest
 from shared.settings import Settings
 
 MIB = 1 << 20
@@ -63,11 +61,10 @@ class LocalPlanner:
 
     def __init__(self, settings: Settings, vram_bytes: int | None = None) -> None:
         self._settings = settings
-        if vram := vram_bytes or _gpu_bytes():
-            self._machine = Machine("cuda", vram_bytes=vram)
+        self._machine = this_machine(vram_bytes=vram_bytes)
+        if vram := self._machine.vram_bytes:
             self.place = f"this machine's catalogue, for a GPU of {vram / (MIB << 10):.1f} GiB"
         else:
-            self._machine = Machine("cpu", host_bytes=allowed_memory())
             self.place = "this machine, which has no GPU"
 
     def bases(self) -> Mapping[str, float | None]:
@@ -99,13 +96,3 @@ def with_files(sections: dict[str, Any], train: str, validation: str | None) -> 
 def _input(path: Path) -> InputFile:
     with path.open("rb") as file:
         return InputFile(path.name, digest_file(path), path, count_lines(file))
-
-
-def _gpu_bytes() -> int | None:
-    """Memory of the smallest GPU that NVIDIA's own tool lists; None without one."""
-    if not (tool := shutil.which("nvidia-smi")):
-        return None
-    command = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    sizes = [int(line) for line in done.stdout.split() if line.isdecimal()]
-    return min(sizes) * MIB if sizes and done.returncode == 0 else None

@@ -250,19 +250,23 @@ def test_limits_of_another_shape_are_unknown(replica: LimitsReplica) -> None:
 def test_time_is_estimated_from_the_last_job_of_the_base(
     app: FastAPI, client: TestClient, job_body: dict[str, Any]
 ) -> None:
-    def seconds() -> float | None:
+    def estimate() -> dict[str, Any]:
         plan = client.post("/v1/plans", json={"contract": job_body["contract"]}).json()
-        found: float | None = plan["preflight"]["estimate"]["seconds"]
+        found: dict[str, Any] = plan["preflight"]["estimate"]
         return found
 
-    assert seconds() is None
+    guess = estimate()
+    assert guess["time"]["basis"] != "measured"
+    assert "a guess" in guess["time"]["reason"]
     jobs = Leases(app.state.services.database, 60)
-    lease = jobs.claim(client.post("/v1/jobs", json=job_body).json()["id"], "w")
+    job = client.post("/v1/jobs", json=job_body).json()["id"]
+    lease = jobs.claim(job, "w")
     assert lease
     jobs.finish(lease, {"tokens_per_second": 1000.0})
-    found = seconds()
-    assert found
-    assert found > 0
+    measured = estimate()
+    assert measured["seconds"] == pytest.approx(measured["tokens"] / 1000)
+    assert measured["time"]["basis"] == "measured"
+    assert job in measured["time"]["reason"]
 
 
 def test_lenient_contract_skips_invalid_lines(client: TestClient, job_body: dict[str, Any]) -> None:

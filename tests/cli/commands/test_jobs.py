@@ -24,6 +24,7 @@ from shared.database.leases import Leases
 from shared.database.records import NewEvent
 from shared.database.tenancy import Role
 from shared.errors import Code, JobFailed
+from shared.worker_registry import WorkerMachine
 from tests.support.builders import claimed, new_adapter
 from tests.support.cli_installation import CliInstallation
 from tests.support.gate_rows import govern
@@ -238,6 +239,24 @@ def test_a_job_that_succeeded_and_whose_alias_stayed_ends_with_3(installation: C
     assert (found["state"], found["result"]["alias"]["moved"]) == ("succeeded", False)
     shown = installation.mens("jobs", "show", job.id)
     assert shown.count("has no receipt") == 1 and "/v1/" not in shown
+
+
+def test_train_says_where_and_how_long(
+    installation: CliInstallation, rows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = ["train", rows, "--model", "tiny", "--no-watch"]
+    (guessed,) = (line for line in installation.mens(*train).splitlines() if line.startswith("device: "))
+    assert guessed.startswith("device: not known, planned as a GPU (no worker has reported); memory: ")
+    assert guessed.endswith(", 200 ms a step, a guess: the device's speed is not known")
+    worker = WorkerMachine(device="cpu", host_bytes=16 << 30, cores=2)
+    monkeypatch.setattr(installation.services.workers, "machines", lambda: [worker])
+    assert "device: CPU (the workers); memory: " in (said := installation.mens(*train))
+    assert ", from FLOPs, a guess: " in said
+    leases = Leases(installation.services.database, 60)
+    lease = leases.claim(installation.services.jobs.list(after=None, limit=1)[0].id, "test")
+    assert lease
+    leases.finish(lease, {"tokens_per_second": 1000.0})
+    assert f", measured on this base by {lease.job.id}: 1000 tokens a second" in installation.mens(*train)
 
 
 def test_train_prints_the_job_as_json(installation: CliInstallation, rows: str) -> None:

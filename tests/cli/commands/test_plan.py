@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import cli.this_machine
 from cli.main import app
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.contract.auto_hyperparameters import auto_exec
@@ -254,3 +255,21 @@ def test_the_name_of_a_bases_folder_is_not_in_the_contracts_digest(base: Path, r
     before = json.loads(runner.invoke(app, [*plan, str(base)]).output)["plan"]
     after = json.loads(runner.invoke(app, [*plan, str(base.rename(base.parent / "renamed"))]).output)["plan"]
     assert (after["base"]["name"], after["contract_digest"]) == ("renamed", before["contract_digest"])
+
+
+def test_the_device_and_the_time_have_their_reasons(base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.this_machine, "query_gpus", list)
+    plan = ["plan", str(rows), "--model", str(base)]
+    table = " ".join(runner.invoke(app, plan).output.split())
+    assert "device CPU (this machine)" in table
+    assert "from FLOPs, a guess" in table
+    for options, device in (
+        ([], {"device": "cpu", "source": "this machine"}),
+        (["--device", "cpu"], {"device": "cpu", "source": "--device"}),
+        (["--device", "gpu"], {"device": "cuda", "source": "--device"}),
+        (["--vram-gb", "16"], {"device": "cuda", "source": "--vram-gb"}),
+    ):
+        found = json.loads(runner.invoke(app, [*plan, *options, "--json"]).output)
+        assert found["device"] == device
+        assert found["precision"]["precision"] != ("float32" if device["device"] == "cuda" else "bfloat16")
+        assert found["estimate"]["seconds"] == found["estimate"]["time"]["seconds"] > 0

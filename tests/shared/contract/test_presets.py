@@ -165,7 +165,7 @@ def test_name_that_resembles_nothing_gets_the_list(what: str, name: str) -> None
         (None, "tiny"), (0, "tiny"), (6144, "tiny"), (8192, "tiny"), (8188, "tiny"), (10240, "safe"),
         (12282, "prosumer_12g"), (16376, "prosumer_16g"), (20475, "prosumer_16g"), (24564, "prosumer_24g"),
         (24576, "prosumer_24g"), (32607, "prosumer_24g"), (46068, "prosumer_24g"), (49140, "a6000"), (81559, "a100"),
-        (143771, "a100"),
+        (81920, "a100"), (92159, "a100"), (95830, "h100"), (143771, "h100"), (655360, "h100"),
     ],
 )  # fmt: skip
 def test_auto_takes_the_largest_row_that_the_card_has(vram_mb: int | None, row: str) -> None:

@@ -140,8 +140,11 @@ def test_statistics_cover_only_visible_jobs(jobs: Jobs, leases: Leases) -> None:
         memory = {"device": tenant, "predicted_bytes": 10, "peak_bytes": 11}
         leases.finish(claimed(jobs.of(tenant), leases), {"memory": memory, "tokens_per_second": number + 1.0})
     assert [line.device for line in jobs.of("acme").memory_accuracy()] == ["acme", SHARED]
-    assert jobs.of("other").training_rate("tiny") == 3.0
-    assert jobs.of("nobody").training_rate("tiny") == 3.0
+    for tenant in ("other", "nobody"):
+        rate = jobs.of(tenant).training_rate("tiny")
+        assert rate
+        assert (rate.tokens_per_second, rate.job[:6]) == (3.0, "ftjob-")
+    assert jobs.of("other").training_rate("another") is None
 
 
 def test_results_of_a_job_belong_to_its_tenant(

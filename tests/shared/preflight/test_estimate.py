@@ -21,13 +21,14 @@ from shared.preflight.memory import (
     adapter_file_bytes,
     checkpoint_bytes,
     chunk_rows,
+    is_fused,
     lora_tensors,
     merged_bytes,
     nf4_bytes,
     optimizer_state_bytes,
     unquantised_bytes,
 )
-from shared.preflight.types import Configuration
+from shared.preflight.types import Configuration, Machine
 from tests.support.builders import contract
 from tests.support.tiny_models import HYBRID, RAW, quantised, save, with_lora
 
@@ -128,7 +129,7 @@ def test_merged_model_is_as_large_as_the_base_that_transformers_saves(name: str,
     assert merged_bytes(config_of(name, dtype="float32")) == file.stat().st_size - header
 
 
-def saved_bytes(tuned: Any, rows: int, length: int) -> int:
+def saved_bytes(tuned: Any, rows: int, length: int, **packed: Any) -> int:
     """Bytes that the forward pass of the body keeps for the backward pass, every storage once, parameters left out."""
     import torch
 
@@ -144,7 +145,8 @@ def saved_bytes(tuned: Any, rows: int, length: int) -> int:
     body = tuned.base_model.model.base_model
     ids = torch.zeros((rows, length), dtype=torch.long)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = body(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+        masked = packed or {"attention_mask": torch.ones_like(ids)}
+        output = body(input_ids=ids, use_cache=False, **masked)
     assert output.last_hidden_state.requires_grad
     return sum(seen.values())
 
@@ -171,6 +173,34 @@ def test_activations_are_what_autograd_saves(name: str, checkpointing: bool, dty
     assert floor <= kept <= activation_bytes(config, RANK, compute.itemsize, checkpointing=True)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama", "mistral"])
+def test_activations_of_packed_rows_are_what_the_trainer_saves(name: str, tmp_path: Path) -> None:
+    """In fp32, two documents in one sequence, through the trainer's own functions and attention."""
+    import torch
+
+    from worker.training.model.attention import DOCUMENTS
+    from worker.training.model.lora_fusion import fuse_lora
+
+    tuned = with_lora(quantised(RAW[name], tmp_path, torch.float32), RANK).train()
+    tuned.set_attn_implementation(DOCUMENTS)
+    fuse_lora(tuned, cache_dequantised=False)
+    positions = torch.cat([torch.arange(100), torch.arange(156)])[None]
+    boundaries = torch.tensor([0, 100, 256], dtype=torch.int32)
+    inputs = {"position_ids": positions, "cu_seq_lens_q": boundaries, "max_length_q": 156}
+    config = config_of(name)
+    assert is_fused(contract(adapter={"rank": RANK}), config)
+    planned = activation_bytes(config, RANK, 4, checkpointing=False, fused=True)
+    assert planned == pytest.approx(saved_bytes(tuned, 1, 256, **inputs) / 256, rel=0.03)
+
+
+def test_what_is_not_fused_keeps_more() -> None:
+    assert is_fused(contract(), QWEN3_8B)
+    assert not is_fused(contract(adapter={"dropout": 0.1}), QWEN3_8B)
+    assert not is_fused(contract(adapter={"target_modules": ["q_proj"]}), QWEN3_8B)
+    assert not is_fused(contract(), config_of("gpt2"))
+
+
 def test_memory_of_an_8b_model_is_the_published_floor() -> None:
     """6.77 GB before activations, at the rank that the notes assume, within a few per cent."""
     vram = estimate(contract(), QWEN3_8B, rows=100).vram
@@ -180,12 +210,16 @@ def test_memory_of_an_8b_model_is_the_published_floor() -> None:
 
 def test_steps_and_tokens_are_the_planners() -> None:
     requested = contract(exec={"epochs": 2, "seq_len": 64, "batch_size": 4, "grad_accum": 2})
-    found = estimate(requested, QWEN3_8B, rows=100, mean_tokens=80.0, tokens_per_second=100.0)
+    found = estimate(
+        requested, QWEN3_8B, rows=100, mean_tokens=80.0, machine=Machine(tokens_per_second=100.0, measured_by="ftjob-1")
+    )
     assert found.optimizer_steps == optimizer_steps(90, requested)
     assert found.tokens == found.max_tokens == 90 * 2 * 64
     assert found.seconds == found.tokens / 100
-    unknown = estimate(requested, QWEN3_8B, rows=100, tokens_per_second=100.0)
-    assert (unknown.tokens, unknown.seconds, unknown.fits) == (None, None, None)
+    assert (found.time.basis, "measured on this base by ftjob-1" in found.time.reason) == ("measured", True)
+    unknown = estimate(requested, QWEN3_8B, rows=100, machine=Machine(tokens_per_second=100.0))
+    assert (unknown.tokens, unknown.fits) == (None, None)
+    assert (unknown.time.basis, unknown.seconds) == ("steps", unknown.optimizer_steps * 0.2)
 
 
 def test_validation_file_leaves_every_row_for_training() -> None:

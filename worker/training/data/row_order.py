@@ -91,6 +91,20 @@ class RowOrder:
         admitted = rows_per_epoch(len(self.difficulties), self.contract, difficulties=levels)[: epoch + 1]
         return sum(len(self.difficulties) - rows for rows in admitted)
 
+    def step_tokens(self, lengths: Indices) -> list[int]:
+        """Tokens of each step of the run.
+
+        Args:
+            lengths: of the rows by their numbers: those that are trained on, then those of the replay file.
+        """
+        size = self.contract.exec.batch_size * self.contract.exec.grad_accum
+        tokens: list[int] = []
+        for epoch, rows in enumerate(self.epochs):
+            if rows:
+                order = mixed_order(self.difficulties, self.replay, self.contract, epoch)
+                tokens += np.add.reduceat(lengths[order], np.arange(0, rows, size)).tolist()
+        return tokens
+
     def after(self, done: int) -> Iterator[Step]:
         """The steps after the first ``done``."""
         size, number = self.contract.exec.batch_size * self.contract.exec.grad_accum, 0

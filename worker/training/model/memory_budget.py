@@ -15,20 +15,16 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from shared.base_models.config import ModelConfig
-from shared.base_models.tensors import linear_layers
-from shared.contract.sections import BaseQuant, FineTuneContract
+from shared.contract.sections import FineTuneContract
 from shared.host import allowed_memory, available_memory
-from shared.preflight.estimate import memory_limit, vram_parts
+from shared.preflight.estimate import cpu_cache, cpu_tokens, memory_limit, vram_parts
+from shared.preflight.memory import cache_bytes
 from shared.preflight.types import Configuration
 
 MAX_TOKENS = 65_536
 """Larger micro-batches keep an accelerator no busier."""
 ENOUGH_TOKENS = 8_192
 """Micro-batches of this size are worth more than activations that need no recomputing."""
-CPU_TOKENS = 8_192
-"""Most tokens of a micro-batch of several rows on a CPU."""
-CPU_CACHE_FRACTION = 0.25
-"""Share of the free memory that dequantised weights may take on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +57,7 @@ def choose_budget(
     *,
     shard_base: bool = False,
     smallest: Callable[[int], int] = int,
+    largest_step: int | None = None,
 ) -> Budget:
     """Decide for the device at hand.
 
@@ -68,10 +65,12 @@ def choose_budget(
         processes: that train together: a CPU's memory is shared by them, and a base that fits no GPU may be.
         shard_base: the operator wants the base in parts even where it fits whole.
         smallest: the least of a number over all processes: they must decide alike.
+        largest_step: tokens of the largest step, where known.
     """
     if device.type != "cuda":
         limit = memory_limit(contract, allowed_memory() // processes)
-        budget = cpu_budget(contract, config, smallest(limit), available_memory() // processes)
+        largest = largest_step if processes == 1 else None
+        budget = cpu_budget(contract, config, smallest(limit), available_memory() // processes, largest)
     else:
         free, total = torch.cuda.mem_get_info(device)  # a serving replica may share the device
         limit = min(memory_limit(contract, total), free)
@@ -81,19 +80,26 @@ def choose_budget(
     return budget
 
 
-def cpu_budget(contract: FineTuneContract, config: ModelConfig, limit_bytes: int, free_bytes: int) -> Budget:
+def cpu_budget(
+    contract: FineTuneContract,
+    config: ModelConfig,
+    limit_bytes: int,
+    free_bytes: int,
+    largest_step: int | None = None,
+) -> Budget:
     """What the contract's batch would be, padded, within a bound; less where that needs more than ``limit_bytes``.
 
     Args:
         free_bytes: decides the cache, which changes no number: it is kept where it takes a small part of them.
+        largest_step: tokens of the largest step, where known: it decides what is predicted, and no number.
     """
-    seq_len = contract.exec.seq_len
-    sizes = halved(max(seq_len, min(CPU_TOKENS, contract.exec.batch_size * seq_len)), seq_len)
+    sizes = halved(cpu_tokens(contract), contract.exec.seq_len)
     ways = [Way(tokens, recompute) for recompute in (False, True) for tokens in sizes]
     way, needed = first_that_fits(contract, config, ways, limit_bytes, on_gpu=False)
-    cache = cache_bytes(contract, config, element_bytes=4)
-    cached = 0 < cache <= CPU_CACHE_FRACTION * free_bytes and needed + cache <= limit_bytes
-    return Budget(way.tokens, way.checkpointing, cached, needed + cache * cached)
+    cache = cpu_cache(contract, config, needed, free_bytes=free_bytes, limit_bytes=limit_bytes)
+    if largest_step:
+        needed = predict(contract, config, way, on_gpu=False, most_tokens=largest_step)
+    return Budget(way.tokens, way.checkpointing, cache > 0, needed + cache)
 
 
 def device_budget(contract: FineTuneContract, config: ModelConfig, limit_bytes: int, processes: int = 1) -> Budget:
@@ -152,7 +158,9 @@ def halved(largest: int, smallest: int) -> list[int]:
     return sizes
 
 
-def predict(contract: FineTuneContract, config: ModelConfig, way: Way, *, on_gpu: bool) -> int:
+def predict(
+    contract: FineTuneContract, config: ModelConfig, way: Way, *, on_gpu: bool, most_tokens: int | None = None
+) -> int:
     """Memory of one process in bytes, by the plan's own arithmetic."""
     asked = Configuration(
         batch_size=1,
@@ -161,11 +169,4 @@ def predict(contract: FineTuneContract, config: ModelConfig, way: Way, *, on_gpu
         checkpointing=way.checkpointing,
         holders=way.holders,
     )
-    return vram_parts(contract, config, asked, on_gpu=on_gpu).total
-
-
-def cache_bytes(contract: FineTuneContract, config: ModelConfig, element_bytes: int) -> int:
-    """Size of all quantised weights when they are kept dequantised; 0 where none is quantised."""
-    if contract.quant.base is BaseQuant.NONE:
-        return 0
-    return element_bytes * sum(inputs * outputs for inputs, outputs in linear_layers(config).values())
+    return vram_parts(contract, config, asked, on_gpu=on_gpu, most_tokens=most_tokens).total

@@ -19,7 +19,7 @@ from worker.child_runtime import StopRequested
 from worker.run_folder import METRICS_NAME, TELEMETRY_NAME
 from worker.training.metrics import Score, StepReport, finite, mean
 from worker.training.reporting.events import SKIP_REASONS, TRACKED, identifier, refuse_text, step_payload
-from worker.training.reporting.throughput import Machine, Pace
+from worker.training.reporting.throughput import Machine, Pace, PlannedWork
 from worker.training.reporting.trackers import Status, Trackers
 
 __all__ = ["METRIC_COLUMNS", "TELEMETRY_SCHEMA_VERSION", "Score", "StepReport", "Telemetry", "TrainingSummary"]
@@ -56,7 +56,7 @@ class Telemetry:
 
     Args:
         run_dir: receives ``telemetry.jsonl`` (appended, every line flushed) and ``metrics.csv``.
-        total_steps: optimizer steps of the whole run.
+        total_steps: optimizer steps of the whole run. work: more of them, for the time that is left.
         rows: metrics rows of earlier attempts, from the checkpoint, so that a resume repeats none.
         machine: for MFU and peak memory.
         skips: rows left out so far, by reason (``SKIP_REASONS``); :meth:`skipped` adds to it.
@@ -76,6 +76,7 @@ class Telemetry:
         trajectory_clamped: int = 0,
         trackers: Trackers | None = None,
         quiet: bool = False,
+        work: PlannedWork | None = None,
     ) -> None:
         self._file = (Path(os.devnull) if quiet else run_dir / TELEMETRY_NAME).open("a", encoding="utf-8")
         self._metrics_path = Path(os.devnull) if quiet else run_dir / METRICS_NAME
@@ -89,7 +90,7 @@ class Telemetry:
         self.skipped(**(skips or {}))
         self.rows = rows
         self._smooth_earlier()
-        self._pace = Pace(total_steps)
+        self._pace = Pace(work or PlannedWork.of_equal_steps(total_steps))
         self._told_at = time.monotonic()
 
     def __enter__(self) -> Telemetry:
@@ -140,7 +141,7 @@ class Telemetry:
 
     def step(self, report: StepReport) -> None:
         """Report a finished optimizer step; a value that is not finite is reported as null."""
-        seconds = self._pace.step()
+        seconds = self._pace.step(report.step)
         self._tokens += report.tokens
         loss = finite(report.score.loss)
         if loss is not None:

@@ -2,94 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import resource
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from shared.base_models.config import ModelConfig
-from shared.base_models.families import FULL
-from shared.base_models.tensors import linear_layers, parameter_count
-from shared.contract.sections import AdapterSection
-from shared.preflight.memory import lora_tensors
+from shared.preflight.training_time import Workload
 
 if TYPE_CHECKING:
     import torch
 
 RATE_SMOOTHING = 0.2
+COST_SMOOTHING = 0.1
 STEPS_BEFORE_ETA = 8
-
-DENSE_BF16_PEAKS = (
-    (r"\bB200\b", 2250e12),  # NVIDIA Blackwell architecture brief: 4.5 PFLOP/s with sparsity
-    (r"\bGH200\b", 989e12),  # NVIDIA GH200 data sheet; half of the figure with sparsity, as in all lines below
-    (r"\bH200 NVL\b", 835e12),  # NVIDIA H200 data sheet
-    (r"\bH200\b", 989e12),
-    (r"\bH100 PCIe\b", 756e12),  # NVIDIA H100 data sheet
-    (r"\bH100 NVL\b", 835e12),
-    (r"\bH100\b", 989e12),
-    (r"\bA100\b", 312e12),  # NVIDIA A100 data sheet
-    (r"\bA30\b", 165e12),  # NVIDIA A30 data sheet
-    (r"\bA10\b", 125e12),  # NVIDIA A10 data sheet
-    (r"\bL40S\b", 362e12),  # NVIDIA L40S data sheet
-    (r"\bL40\b", 181e12),  # NVIDIA L40 data sheet
-    (r"\bL4\b", 121e12),  # NVIDIA L4 data sheet
-    (r"\bRTX 4090\b", 165e12),  # NVIDIA Ada architecture paper, appendix A: bf16 with fp32 accumulation
-    (r"\bRTX 3090\b(?! Ti)", 71e12),  # NVIDIA GA102 architecture paper: bf16 with fp32 accumulation
-)
-"""Pattern of a device's name → dense bf16 FLOP/s. The first that fits counts; a device that is not here has no MFU."""
-
-
-def dense_bf16_peak(device_name: str) -> float | None:
-    """Peak of a device in FLOP/s by the name that torch gives it; None when it is not known."""
-    return next((peak for pattern, peak in DENSE_BF16_PEAKS if re.search(pattern, device_name)), None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What one token costs to train: numbers of a base model and its adapter that decide FLOPs.
-
-    Attributes:
-        linears: weights of the frozen linear layers in the blocks, N.
-        lora: LoRA parameters.
-        attention: n_h · d · L over the layers of full attention. What a linear-attention layer does beside its
-            projections is left out, so the MFU of a hybrid model is reported a little low.
-        head: hidden size times vocabulary, h · V.
-        checkpointing: whether activations are computed twice.
-    """
-
-    linears: int
-    lora: int
-    attention: int
-    head: int
-    checkpointing: bool
-
-    def flops_per_token(self, attended: float, supervised: float) -> float:
-        """FLOPs of forward and backward pass for a token.
-
-        ``4N + 6·lora + 3·(4·n_h·d·L·K) + 4·h·V·t``: a frozen layer has a forward product and one for the gradient of
-        its input, a trained one also one for its weight; the head is computed for supervised positions only. With
-        checkpointing the blocks' forward pass runs twice: ``+ 2N + 2·lora + 4·n_h·d·L·K``.
-
-        Args:
-            attended: K, mean number of keys that a query attends to.
-            supervised: t, fraction of the tokens that carry loss.
-        """
-        keys = 4 * self.attention * attended
-        flops = 4 * self.linears + 6 * self.lora + 3 * keys + 4 * self.head * supervised
-        return flops + (2 * self.linears + 2 * self.lora + keys if self.checkpointing else 0)
-
-
-def workload(config: ModelConfig, adapter: AdapterSection, *, checkpointing: bool) -> Workload:
-    """The costs of tuning a base model with an adapter."""
-    return Workload(
-        linears=sum(inputs * outputs for inputs, outputs in linear_layers(config).values()),
-        lora=parameter_count(lora_tensors(config, adapter.rank, adapter.target_modules)),
-        attention=config.query_dim * config.layer_types.count(FULL),
-        head=config.hidden * config.vocab,
-        checkpointing=checkpointing,
-    )
+FORWARD_SHARE = 1 / 3
+"""Of a training step's time: what a validation takes for a token, until one has been measured."""
 
 
 def peak_bytes(device: torch.device | None = None) -> int:
@@ -127,33 +57,86 @@ class Machine:
         return flops / max(seconds, 1e-9) / self.peak_flops
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedWork:
+    """What a run will do, known before it begins.
+
+    Attributes:
+        step_tokens: of each optimizer step, the first one first.
+        pauses: numbers of the steps after which the run validates and writes a checkpoint, ascending.
+        validation_tokens: of one validation.
+    """
+
+    step_tokens: Sequence[int]
+    pauses: Sequence[int] = ()
+    validation_tokens: int = 0
+
+    @classmethod
+    def of_equal_steps(cls, steps: int) -> PlannedWork:
+        """Of steps of which nothing is known but their number."""
+        return cls(step_tokens=[1] * steps)
+
+
+class _StepCost:
+    """Seconds of a step by its tokens, ``a + b * tokens``: least squares over the last steps, older ones counting less.
+
+    Rows differ in length, and so do steps: a mean of some steps' seconds says little about the others'.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._tokens = self._seconds = self._variance = self._covariance = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self.steps += 1
+        if self.steps <= 2:  # the first step is slow: the second one takes its place
+            self._tokens, self._seconds = float(tokens), seconds
+            return
+        weight = max(1 / (self.steps - 1), COST_SMOOTHING)
+        off, late = tokens - self._tokens, seconds - self._seconds
+        self._tokens += weight * off
+        self._seconds += weight * late
+        self._variance = (1 - weight) * (self._variance + weight * off * off)
+        self._covariance = (1 - weight) * (self._covariance + weight * off * late)
+
+    def seconds(self, steps: int, tokens: int) -> float:
+        """Expected, of so many steps with so many tokens together."""
+        highest = self._seconds / self._tokens if self._tokens else 0.0
+        slope = min(max(self._covariance / self._variance, 0.0), highest) if self._variance else highest
+        return steps * (self._seconds - slope * self._tokens) + slope * tokens
+
+
 class Pace:
     """Measured speed of this process: seconds per step, time between the steps, time left."""
 
-    def __init__(self, total_steps: int) -> None:
-        self._total = total_steps
+    def __init__(self, work: PlannedWork) -> None:
+        self._work = work
+        self._tokens_before = [0, *accumulate(work.step_tokens)]
+        self._cost = _StepCost()
         self._began = self._mark = time.monotonic()
         self._seconds_per_step = 0.0
+        self._paused = False
         self.steps = 0
         self.step_seconds = 0.0
 
     def mark(self) -> None:
         """What went on since the last step was no step (a validation, a checkpoint): do not count it as one."""
-        self._mark = time.monotonic()
+        self._mark, self._paused = time.monotonic(), True
 
     @property
     def wall_seconds(self) -> float:
         """Since the beginning, everything included."""
         return time.monotonic() - self._began
 
-    def step(self) -> float:
-        """Note a finished step; returns its seconds."""
+    def step(self, number: int) -> float:
+        """Note the finished step of that number, counted from 1 over the whole run; returns its seconds."""
         now = time.monotonic()
-        seconds, self._mark = max(now - self._mark, 1e-9), now
+        seconds, self._mark, self._paused = max(now - self._mark, 1e-9), now, False
         self.steps += 1
         self.step_seconds += seconds
         weight = 1.0 if self.steps == 1 else RATE_SMOOTHING
         self._seconds_per_step += weight * (seconds - self._seconds_per_step)
+        self._cost.add(self._work.step_tokens[number - 1], seconds)
         return seconds
 
     @property
@@ -162,11 +145,21 @@ class Pace:
         return 1 / max(self._seconds_per_step, 1e-9)
 
     def eta_seconds(self, done: int) -> float | None:
-        """Time left after ``done`` steps of the run: smoothed step time, and what is spent between steps on average.
+        """Time left after ``done`` steps of the run: steps by their tokens, and the pauses that are planned between them.
 
         None until enough steps are measured; the first ones are slow.
         """
         if self.steps < STEPS_BEFORE_ETA:
             return None
-        between = max(self._mark - self._began - self.step_seconds, 0.0) / self.steps
-        return (self._total - done) * (self._seconds_per_step + between)
+        left = len(self._work.step_tokens) - done
+        tokens = self._tokens_before[-1] - self._tokens_before[done]
+        # A step is reported before its own pause.
+        began, reached = (bisect_left(self._work.pauses, step) for step in (done - self.steps + 1, done + self._paused))
+        pause = self._pause_seconds(reached - began)
+        return self._cost.seconds(left, tokens) + (len(self._work.pauses) - reached) * pause
+
+    def _pause_seconds(self, measured: int) -> float:
+        """Expected of one, after so many."""
+        if measured:
+            return max(self._mark - self._began - self.step_seconds, 0.0) / measured
+        return FORWARD_SHARE * self._cost.seconds(0, self._work.validation_tokens)

@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.base_models.config import parse_model_config
-from shared.preflight.estimate import estimate, memory_limit
+from shared.preflight.estimate import CPU_TOKENS, estimate, memory_limit
+from shared.preflight.memory import cache_bytes
 from tests.support.base_configs import QWEN3_06B, QWEN3_8B
 from tests.support.training_runs import contract_for
 from worker.training.model.memory_budget import (
-    CPU_TOKENS,
     MAX_TOKENS,
     Way,
-    cache_bytes,
     cpu_budget,
     device_budget,
     predict,
@@ -146,3 +145,20 @@ def test_of_an_unquantised_base_nothing_is_cached():
     assert not cpu_budget(made, CONFIG, 1000 * GIB, 1000 * GIB).cache_dequantised
     assert not device_budget(made, CONFIG, 1000 * GIB).cache_dequantised
     assert cache_bytes(made, CONFIG, 4) == 0
+
+
+def test_the_plan_counts_the_cache_where_a_cpu_keeps_it():
+    kept = []
+    for gib in (16, 64, 256):
+        needs = estimate(contract(), CONFIG, rows=100, vram_bytes=gib * GIB, on_gpu=False)
+        budget = cpu_budget(contract(), CONFIG, needs.vram_budget, gib * GIB)
+        assert needs.vram.dequantised_cache == (cache_bytes(contract(), CONFIG, 4) if budget.cache_dequantised else 0)
+        kept.append(budget.cache_dequantised)
+    assert kept == [False, False, True]
+
+
+def test_what_is_predicted_has_the_largest_steps_tokens():
+    budgets = [cpu_budget(contract(), CONFIG, 500 * GIB, 0, largest_step=step) for step in (None, 4 * 2048, 1000)]
+    assert budgets[0] == budgets[1]
+    assert budgets[2].predicted_bytes < budgets[0].predicted_bytes
+    assert (budgets[2].tokens, budgets[2].checkpointing) == (budgets[0].tokens, budgets[0].checkpointing)

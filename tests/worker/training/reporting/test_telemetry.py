@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from shared.errors import Code, JobFailed
+from shared.preflight.training_time import Workload
 from worker.child_runtime import StopRequested
 from worker.run_folder import EVALUATION_NAME, EVALUATION_ROWS_NAME, TELEMETRY_NAME, read_json
 from worker.training.reporting.events import SKIP_REASONS, TEXT_FIELDS
 from worker.training.reporting.telemetry import METRIC_COLUMNS, Score, StepReport, Telemetry
-from worker.training.reporting.throughput import Machine, Workload
+from worker.training.reporting.throughput import Machine
 from worker.training.reporting.tracker_clients import Status
 from worker.training.reporting.trackers import Failure
 

@@ -1,0 +1,146 @@
+"""How long a job trains: measured by an earlier job of the base, else guessed, and named so. Pure arithmetic.
+
+The tiers are the original's: measured speed, FLOPs of the model over the device's speed, 200 ms a step.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from shared.base_models.config import ModelConfig
+from shared.base_models.families import FULL
+from shared.base_models.tensors import linear_layers, parameter_count
+from shared.contract.sections import AdapterSection, FineTuneContract
+from shared.preflight.memory import lora_tensors
+from shared.preflight.types import Machine, TrainingTime
+
+SECONDS_PER_STEP = 0.2
+"""The original's last tier."""
+GPU_SHARE = 0.3
+"""Share of a GPU's dense bf16 peak that training of an adapter is expected to reach."""
+CPU_CORE_FLOPS = 40e9
+"""FLOP/s in fp32 that one core of a server is expected to reach."""
+
+DENSE_BF16_PEAKS = (
+    (r"\bB200\b", 2250e12),  # NVIDIA Blackwell architecture brief: 4.5 PFLOP/s with sparsity
+    (r"\bGH200\b", 989e12),  # NVIDIA GH200 data sheet; half of the figure with sparsity, as in all lines below
+    (r"\bH200 NVL\b", 835e12),  # NVIDIA H200 data sheet
+    (r"\bH200\b", 989e12),
+    (r"\bH100 PCIe\b", 756e12),  # NVIDIA H100 data sheet
+    (r"\bH100 NVL\b", 835e12),
+    (r"\bH100\b", 989e12),
+    (r"\bA100\b", 312e12),  # NVIDIA A100 data sheet
+    (r"\bA30\b", 165e12),  # NVIDIA A30 data sheet
+    (r"\bA10\b", 125e12),  # NVIDIA A10 data sheet
+    (r"\bL40S\b", 362e12),  # NVIDIA L40S data sheet
+    (r"\bL40\b", 181e12),  # NVIDIA L40 data sheet
+    (r"\bL4\b", 121e12),  # NVIDIA L4 data sheet
+    (r"\bRTX 4090\b", 165e12),  # NVIDIA Ada architecture paper, appendix A: bf16 with fp32 accumulation
+    (r"\bRTX 3090\b(?! Ti)", 71e12),  # NVIDIA GA102 architecture paper: bf16 with fp32 accumulation
+)
+"""Pattern of a device's name → dense bf16 FLOP/s. The first that fits counts; a device that is not here has no MFU."""
+
+
+def dense_bf16_peak(device_name: str) -> float | None:
+    """Peak of a device in FLOP/s by the name that torch gives it; None when it is not known."""
+    return next((peak for pattern, peak in DENSE_BF16_PEAKS if re.search(pattern, device_name)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What one token costs to train: numbers of a base model and its adapter that decide FLOPs.
+
+    Attributes:
+        linears: weights of the frozen linear layers in the blocks, N.
+        lora: LoRA parameters.
+        attention: n_h · d · L over the layers of full attention. What a linear-attention layer does beside its
+            projections is left out, so the MFU of a hybrid model is reported a little low.
+        head: hidden size times vocabulary, h · V.
+        checkpointing: whether activations are computed twice.
+    """
+
+    linears: int
+    lora: int
+    attention: int
+    head: int
+    checkpointing: bool
+
+    def flops_per_token(self, attended: float, supervised: float) -> float:
+        """FLOPs of forward and backward pass for a token.
+
+        ``4N + 6·lora + 3·(4·n_h·d·L·K) + 4·h·V·t``: a frozen layer has a forward product and one for the gradient of
+        its input, a trained one also one for its weight; the head is computed for supervised positions only. With
+        checkpointing the blocks' forward pass runs twice: ``+ 2N + 2·lora + 4·n_h·d·L·K``.
+
+        Args:
+            attended: K, mean number of keys that a query attends to.
+            supervised: t, fraction of the tokens that carry loss.
+        """
+        keys = 4 * self.attention * attended
+        flops = 4 * self.linears + 6 * self.lora + 3 * keys + 4 * self.head * supervised
+        return flops + (2 * self.linears + 2 * self.lora + keys if self.checkpointing else 0)
+
+
+def workload(config: ModelConfig, adapter: AdapterSection, *, checkpointing: bool) -> Workload:
+    """The costs of tuning a base model with an adapter."""
+    return Workload(
+        linears=sum(inputs * outputs for inputs, outputs in linear_layers(config).values()),
+        lora=parameter_count(lora_tensors(config, adapter.rank, adapter.target_modules)),
+        attention=config.query_dim * config.layer_types.count(FULL),
+        head=config.hidden * config.vocab,
+        checkpointing=checkpointing,
+    )
+
+
+def training_time(
+    contract: FineTuneContract,
+    config: ModelConfig,
+    machine: Machine,
+    *,
+    steps: int,
+    tokens: int | None,
+    supervised: float,
+    checkpointing: bool,
+    on_gpu: bool,
+) -> TrainingTime:
+    """Seconds of training, and what they rest on.
+
+    Args:
+        steps: optimizer steps of the job. tokens: trained tokens of all epochs, when known.
+        supervised: fraction of the tokens that carry loss.
+        checkpointing: whether activations are recomputed.
+        on_gpu: which of the machine's devices trains.
+    """
+    if tokens is not None and machine.tokens_per_second:
+        job = f"by {machine.measured_by}" if machine.measured_by else "by an earlier job"
+        return TrainingTime(
+            seconds=tokens / machine.tokens_per_second,
+            basis="measured",
+            reason=f"measured on this base {job}: {machine.tokens_per_second:.0f} tokens a second",
+        )
+    speed = _device_flops(machine, on_gpu=on_gpu)
+    if tokens is not None and speed is not None:
+        work = workload(config, contract.adapter, checkpointing=checkpointing)
+        # A row's keys: half of its length on average; the longest length bounds it.
+        flops = work.flops_per_token(contract.exec.seq_len / 2, supervised)
+        return TrainingTime(
+            seconds=tokens * flops / speed,
+            basis="flops",
+            reason=f"from FLOPs, a guess: {flops / 1e9:.2g} GFLOP a token at {speed / 1e9:.0f} GFLOP/s; "
+            "no job of this base has been measured",
+        )
+    missing = "the rows' tokens are" if tokens is None else "the device's speed is"
+    return TrainingTime(
+        seconds=steps * SECONDS_PER_STEP,
+        basis="steps",
+        reason=f"{SECONDS_PER_STEP * 1000:.0f} ms a step, a guess: {missing} not known",
+    )
+
+
+def _device_flops(machine: Machine, *, on_gpu: bool) -> float | None:
+    """FLOP/s that training is expected to reach; None where the device is not known."""
+    if on_gpu:
+        peak = dense_bf16_peak(machine.device_name)
+        return None if peak is None else GPU_SHARE * peak * max(1, machine.devices)
+    return None if machine.cores is None else CPU_CORE_FLOPS * machine.cores
