@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -170,7 +170,7 @@ class BasePrecision(PreflightValue):
 class PlannedDevice(PreflightValue):
     """The device that a job is planned for, and where that was taken from."""
 
-    device: Literal[cpu, cuda, auto] = Field(description="auto: not known; memory is then that of a GPU.")
+    device: Literal["cpu", "cuda", "auto"] = Field(description="auto: not known; memory is then that of a GPU.")
     source: str
 
     def describe(self) -> str:
@@ -183,7 +183,7 @@ class TrainingTime(PreflightValue):
     """Expected seconds of training, and what the figure rests on."""
 
     seconds: float
-    basis: Literal[measured, flops, steps] = Field(
+    basis: Literal["measured", "flops", "steps"] = Field(
         description="Speed of an earlier job; FLOPs of the model over the device's speed; 200 ms a step."
     )
     reason: str
