@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cli.commands.demo import run_loop
+from cli.demo.lessons import support
 from shared.artifacts.s3.storage import S3Storage
 from shared.settings import Settings
 from tests.support.postgres import PostgresServer
@@ -107,7 +108,7 @@ def messages(job: dict[str, Any]) -> list[str]:
 
 
 def test_demo_succeeds(machines: SeparateMachines, installation: Installation, storage: S3Storage) -> None:
-    assert run_loop(machines.connection)
+    assert run_loop(machines.connection, support())
     aliased = installation.call("GET", "/v1/aliases")["data"]
     assert [one["name"] for one in aliased] == ["support"]
     assert storage.digests("adapters")
