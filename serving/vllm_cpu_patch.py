@@ -2,7 +2,8 @@
 
 vLLM marks the base's rows with slot -1. Its CPU operators take that for an index, so in a batch with adapters the base computes
 with the weights in the last slot: another adapter's, as soon as every slot is taken (vLLM 0.32; vllm pull request 48421).
-Here the result of the first of the two LoRA matrices is zero for such rows, as it is in vLLM's GPU kernels.
+They also copy both matrices of a layer once for each row of the batch, which takes several times as long as the base itself
+where a prompt is read. Here the rows of an adapter are multiplied together, and the base's rows are left out.
 
 For prompt log-probabilities vLLM computes the logits of one request's prompt with the slots of the batch's sampler rows, one
 for each request. With two requests in the batch their numbers differ, and the engine ends (vllm issue 16668). Here those rows
@@ -30,6 +31,7 @@ class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._adapters: list[int | None] = []
+        self._rows_of_slots: list[tuple[int, Any]] = []
         # Here, because only the process with the engine makes a wrapper, and the others should not import the runner.
         patch_model_runner()
 
@@ -39,13 +41,33 @@ class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
         """Take the mapping of the next batch's rows to adapters, and of slots to adapters."""
         super().update_metadata(mapping, lora_index_to_id, max_loras, vocab_size, **kwargs)
         self._adapters = list(lora_index_to_id)
+        self._rows_of_slots = rows_of_slots(self.token_lora_indices)
 
-    def add_shrink(self, y: Any, x: Any, lora_a_stacked: Any, scale: float, **kwargs: Any) -> None:
-        """``y[i] = x @ lora_a_stacked[i] * scale``, and zero in the base's rows."""
-        super().add_shrink(y, x, lora_a_stacked, scale, **kwargs)
-        base_rows = self.token_lora_indices == BASE_SLOT
-        for part in y:
-            part.view(-1, part.shape[-1])[base_rows] = 0
+    def add_lora_linear(
+        self,
+        y: Any,
+        x: Any,
+        lora_a_stacked: Any,
+        lora_b_stacked: Any,
+        scale: float,
+        output_slices: tuple[int, ...],
+        **_kwargs: Any,
+    ) -> None:
+        """``y[:, slice i] += x @ lora_a_stacked[i] * scale @ lora_b_stacked[i]``, except in the base's rows.
+
+        Args:
+            y: rows by output columns, changed in place.
+            x: rows by input columns.
+            lora_a_stacked, lora_b_stacked: for each slice the matrices of all slots: slots, 1, rank, input; slots, 1, output, rank.
+            output_slices: width of each slice, in the order of ``y``'s columns.
+        """
+        x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        for slot, rows in self._rows_of_slots:
+            selected = x[rows].float()
+            columns = zip(lora_a_stacked, lora_b_stacked, y.split(output_slices, dim=1), strict=True)
+            for lora_a, lora_b, part in columns:
+                shrunk = (selected @ lora_a[slot, 0].float().T * scale).to(y.dtype)
+                part[rows] += shrunk @ lora_b[slot, 0].to(y.dtype).T
 
     def add_lora_logits(
         self, y: Any, x: Any, lora_a_stacked: Any, lora_b_stacked: Any, scale: float, **_kwargs: Any
@@ -65,6 +87,14 @@ class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
             return self.sampler_indices
         slot = self._adapters.index(adapter) if adapter else BASE_SLOT
         return torch.tensor([slot], dtype=torch.long, device=self.device)
+
+
+def rows_of_slots(slots: torch.Tensor) -> list[tuple[int, Any]]:
+    """Each adapter's slot in a batch with the index of its rows: a slice where it has them all. The base's rows are left out."""
+    distinct = slots.unique().tolist()
+    if len(distinct) == 1:
+        return [(slot, slice(None)) for slot in distinct if slot != BASE_SLOT]
+    return [(slot, (slots == slot).nonzero().flatten()) for slot in distinct if slot != BASE_SLOT]
 
 
 def patch_model_runner() -> None:

@@ -26,7 +26,7 @@ SAMPLE_TOKENS = 64
 ANSWERS_AT_ONCE = 4
 SHARE_OF_TRAINING = 0.1
 """Of the training's time, for a self-evaluation with its answers."""
-LEAST_SECONDS = 30.0
+LEAST_SECONDS = 15.0
 """For it, however short the training was."""
 TOO_LONG = "more would have taken over a tenth of the training's time"
 MAX_CHARACTERS = 600

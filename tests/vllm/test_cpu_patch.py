@@ -40,6 +40,29 @@ def test_base_rows_get_nothing_and_adapter_rows_theirs():
     torch.testing.assert_close(found[1:3], expected)
 
 
+@pytest.mark.parametrize("slots", [(0, 0, 0), (2, 2, 2), (1,), (2, 0, 1, 1, 0, 2, 2)], ids=str)
+def test_each_slice_of_a_layer_gets_the_rows_own_matrices(slots):
+    """As where query, key and value are one layer, for any batch: one adapter's alone, the base's alone, or mixed."""
+    import torch
+    from vllm.lora.layers import LoRAMapping
+
+    from serving.vllm_cpu_patch import PatchedPunicaWrapperCPU
+
+    torch.manual_seed(0)
+    wrapper = PatchedPunicaWrapperCPU(max_num_batched_tokens=8, max_batches=8, device="cpu")
+    wrapper.update_metadata(LoRAMapping(slots, slots, is_prefill=True), [1, 2], SLOTS, vocab_size=8)
+    x, base, widths = torch.randn(len(slots), 6), torch.randn(len(slots), 9), (5, 1, 3)
+    a = tuple(torch.randn(SLOTS, 1, 2, 6) for _ in widths)
+    b = tuple(torch.randn(SLOTS, 1, width, 2) for width in widths)
+    y = base.clone()
+    wrapper.add_lora_linear(y, x, a, b, 0.5, widths)
+    for row, adapter in enumerate(slots):
+        delta = torch.cat(
+            [0.5 * up[adapter - 1, 0] @ down[adapter - 1, 0] @ x[row] for down, up in zip(a, b, strict=True)]
+        )
+        torch.testing.assert_close(y[row], base[row] + delta if adapter else base[row])
+
+
 def test_vllm_still_needs_the_patch():
     """When this fails, vLLM has fixed the bug: remove serving/vllm_cpu_patch.py."""
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU

@@ -51,6 +51,6 @@ def test_what_would_take_too_long_is_left_out_and_said() -> None:
     assert ["4 of 6 sample answers" in note or "general questions" in note for note in found.notes] == [True, True]
 
 
-@pytest.mark.parametrize(("training", "seconds"), [(0.0, 30.0), (100.0, 30.0), (3600.0, 360.0)])
+@pytest.mark.parametrize(("training", "seconds"), [(0.0, 15.0), (100.0, 15.0), (3600.0, 360.0)])
 def test_a_self_evaluation_takes_a_tenth_of_the_training(training: float, seconds: float) -> None:
     assert seconds_for(training) == seconds

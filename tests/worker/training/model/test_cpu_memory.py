@@ -62,6 +62,7 @@ def chats(rows: int, words: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("quant", "seq_len", "batch_size", "words"),
