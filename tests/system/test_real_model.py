@@ -230,7 +230,9 @@ def test_merged_model_is_served_and_exported_for_ollama(
 
     merged = mens(real, "base", "from-merge", digest, "--as", "merged")
     assert merged.returncode == 0, merged.stdout + merged.stderr
-    # An installation of its own, which has the model's entry and nothing else.
+    # An installation of its own on the same storage, whose catalogue has the model and nothing else.
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "storage").symlink_to(real.stack.home / "storage")
     catalog = load_catalog(Settings(home=real.stack.home).catalog_path)
     entry = next(entry for entry in catalog.bases if entry.name == "merged")
     save_catalog(Settings(home=tmp_path / "home").catalog_path, Catalog(bases=[entry]))
