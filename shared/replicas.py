@@ -64,7 +64,7 @@ class TrainedWeights:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> TrainedWeights | None:
-        """What an adapter's manifest says; None: nothing, as that of an import, whose sidecar counts as unquantised."""
+        """Read them from an adapter's manifest; None: it does not say, as that of an import, whose sidecar counts as unquantised."""
         quant = manifest.get("quant") or {}
         known = quant.get("base_quant") == "nf4" or manifest.get("trained_dtype")
         return cls(str(quant["base_quant"]), bool(quant.get("double_quant", True))) if quant and known else None

@@ -84,7 +84,7 @@ def check_served_weights(contract: FineTuneContract, limits: ServingLimits) -> N
 
 
 def serving_notes(contract: FineTuneContract, limits: ServingLimits) -> list[str]:
-    """What is no fault but worth knowing: rows longer than the served context, and a base that is served as it was not trained."""
+    """Notes on facts that are not faults: rows longer than the served context, and a base that is served as it was not trained."""
     if not contract.artifact.publish:
         return []
     notes = []

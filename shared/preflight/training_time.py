@@ -49,7 +49,7 @@ def dense_bf16_peak(device_name: str) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What one token costs to train: numbers of a base model and its adapter that decide FLOPs.
+    """Cost of training one token: numbers of a base model and its adapter that decide FLOPs.
 
     Attributes:
         linears: weights of the frozen linear layers in the blocks, N.

@@ -287,7 +287,7 @@ class NearestFit(PreflightValue):
 
 
 class Estimate(PreflightValue):
-    """What a job needs. ``fits`` is None when the device is not known; ``time`` says what ``seconds`` rest on."""
+    """Needs of a job. ``fits`` is None when the device is not known; ``time`` says what ``seconds`` rest on."""
 
     configuration: Configuration
     vram: Vram

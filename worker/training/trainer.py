@@ -108,7 +108,7 @@ class TrainingContext:
             yield from self.micro_batches(rows, token_budget)
 
     def planned_work(self) -> PlannedWork:
-        """What telemetry has to know of the steps to come."""
+        """Facts about the steps to come, for telemetry."""
         every, total = self.plan.contract.exec.checkpoint_every, self.order.total_steps
         return PlannedWork(
             step_tokens=self.step_tokens,
