@@ -81,7 +81,8 @@ class CreateFineTuningJob(Closed):
     """Request for a fine-tuning job (POST /v1/fine_tuning/jobs)."""
 
     model: str | None = Field(
-        None, description="The base; left out: the default one, else the only one that there is or that is served."
+        None,
+        description="The base; left out: the default one, else the catalogue's only base, else the only served one.",
     )
     training_file: str
     validation_file: str | None = None

@@ -55,7 +55,7 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help=f"Base model, by its name in the catalogue. Default: the contract file's, else {DEFAULT_MODEL_ID}, else the only one that there is or that is served."
+            help=f"Base model, by its name in the catalogue. Default: the contract file's, else {DEFAULT_MODEL_ID}, else the catalogue's only base, else the only served one."
         ),
     ] = None,
     validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
@@ -351,7 +351,7 @@ def merge_subset(base_shards: list[Path], adapter: Path, meta: Path, output: Pat
 
 
 def find_base(named: Any) -> dict[str, Any]:
-    """The model that a contract names, else the default one, else the only one that there is or that is served, as the API describes it.
+    """The model that a contract names, else the default one, else the catalogue's only base, else the only served one, as the API describes it.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``, with the bases that there are.

@@ -43,7 +43,7 @@ CPU_TOKENS = 8_192
 CPU_CACHE_FRACTION = 0.25
 """Share of the free memory that dequantised weights may take on a CPU."""
 CPU_HEAP_SHARE = 0.3
-"""What glibc's heap keeps between the blocks of a step, as a share of activations and logits.
+"""Memory that glibc's heap keeps between the blocks of a step, as a share of activations and logits.
 
 Measured on SmolLM2-135M: 0.05 in the first step, 0.31 to 0.33 in the third; with every large block mapped by itself (glibc's
 ``mmap_threshold``), which costs time, the peak is that of the parts within 2 %.

@@ -258,7 +258,7 @@ class ReplicaPool:
         return {replica.serves.base_name for replica in answering if replica.serves}
 
     def candidates(self, model: ServedModel, tried: Collection[Replica] = ()) -> list[Replica]:
-        """Replicas that may get a request for a model now: those that are up, or the next best when there is none.
+        """Replicas that may get a request for a model now: those that are up, else the next best.
 
         Where one that is not down serves the weights that an adapter was trained on, only such replicas.
         """

@@ -63,7 +63,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def serve(home: Path, weights: str, *bases: str, **settings: Any) -> tuple[list[str], str]:
-    """What is served for the bases, and what was said."""
+    """Names that are served for the bases, and the lines that were printed."""
     said: list[str] = []
     names = choose_weights(Settings(home=home, **settings), bases or ("tiny",), ServedWeights(weights), said.append)
     return names, "\n".join(said)

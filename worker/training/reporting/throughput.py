@@ -59,7 +59,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedWork:
-    """What a run will do, known before it begins.
+    """Steps of a run, known before it begins.
 
     Attributes:
         step_tokens: of each optimizer step, the first one first.
