@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from api.services import make_services
 from api.settings import ApiSettings
+from cli.client.json_errors import note_json
 from tests.support.api_installation import application_of
 from tests.support.asgi_server import serve
 from tests.support.cli_installation import CliInstallation
@@ -23,6 +24,12 @@ def commands_built_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.testing._get_command", cache(get_command))
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_json_of_an_earlier_command() -> None:
+    """A process runs one command, so nothing resets its ``--json``; a test's process runs many, in any order."""
+    note_json(False)
 
 
 @pytest.fixture
