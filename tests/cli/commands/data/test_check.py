@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from cli.commands.data import check as data_check
 from cli.main import app
 from shared.datasets.dataset_report import MAX_REPORTED_ERRORS
 
@@ -20,7 +21,9 @@ runner = CliRunner()
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "200")
+    # Not by COLUMNS, which a console may have read before, when its module was imported.
+    for console in (data_check.console, data_check.errors):
+        monkeypatch.setattr(console, "_width", 200)
 
 
 def write(path: Path, *rows: dict[str, Any] | bytes) -> str:
