@@ -22,16 +22,16 @@ OPERATORS = (errors.Unavailable, errors.ArtifactInvalid, errors.JobFailed, error
 """Classes whose codes an operator may have to act on; the others say what was wrong with a request."""
 WHO = {
     errors.Unavailable: "the operator; callers try again",
-    errors.ArtifactInvalid: "the operator, or who made the artifact",
-    errors.JobFailed: "the job's owner; the operator where several tenants have it",
-    errors.LeaseLost: "no one: the stale attempt stops by itself",
+    errors.ArtifactInvalid: "the operator, or the maker of the artifact",
+    errors.JobFailed: "the job's owner; the operator if it affects several tenants",
+    errors.LeaseLost: "no one: the stale attempt stops automatically",
     errors.MensError: "the operator",
     errors.InvalidRequest: "the caller",
     errors.ContractRejected: "the caller",
     errors.DatasetInvalid: "the caller",
     errors.TooLarge: "the caller",
-    errors.Unauthenticated: "the caller; an admin of its tenant gives keys",
-    errors.Forbidden: "the caller; an admin or operator gives rights and quotas",
+    errors.Unauthenticated: "the caller; an admin of its tenant creates keys",
+    errors.Forbidden: "the caller; an admin or operator grants rights and quotas",
     errors.TooMany: "the caller waits; an operator raises limits",
     errors.TooSlow: "the caller, or the network between",
     errors.NotFound: "the caller",
@@ -48,23 +48,23 @@ LOOK_AT = {
     "adapters": "`mens models show ID`, the replica's log, `mens storage verify`",
     "merge": "`mens jobs show ID`, the files that the message names, `mens storage verify`",
     "export": "the machine where `mens adapter export` ran",
-    "parts of the system": "`mens replicas`, `/ready` of the API, the logs of the part",
+    "parts of the system": "`mens replicas`, `/ready` of the API, the logs of the affected process",
     "graders": "the run's items: `mens eval show`; the worker's log",
-    "checkers of languages": "the package with the checker on that machine",
+    "checkers of languages": "the package that has the checker, on that machine",
     "scorecards": "the scorecard's file",
     "evaluations": "`mens jobs show ID` of the run's job, the worker's log",
     "benchmark suites": "the output of `mens eval suites`, `suites` in `MENS_HOME`",
-    "the command line": "whether the installation runs: `/ready` of its API, `logs` in `MENS_HOME`",
+    "the command line": "`/ready` of the installation's API, `logs` in `MENS_HOME`",
     "leaving another provider": "the archive's folder, the command's output",
 }
 """Where to look, by the section of the enumeration that a code stands in."""
 LOOK_AT_CODE = {
     Code.INTERNAL_ERROR: "the API's or worker's log: `unexpected error in`, with the traceback; MensInternalErrors",
-    Code.CONNECTIONS_LIMITED: "`MENS_MAX_CONNECTIONS`, who holds connections, MensQuotaHit",
+    Code.CONNECTIONS_LIMITED: "`MENS_MAX_CONNECTIONS`, the clients that hold connections, MensQuotaHit",
     Code.DATABASE_UNAVAILABLE: "the database, its connections, its disk; MensDatabaseUnreachable",
     Code.STORAGE_FULL: "the disk of `MENS_STORAGE_DIR`, `MENS_RUNS_DIR` or `MENS_CACHE_DIR`; `mens retention`",
-    Code.STORAGE_OBJECT_MISSING: "`mens storage verify`; what every tier has as its storage",
-    Code.STORAGE_UNAVAILABLE: "the object store and the way to it",
+    Code.STORAGE_OBJECT_MISSING: "`mens storage verify`; the storage settings of every tier",
+    Code.STORAGE_UNAVAILABLE: "the object store and the network to it",
     Code.STORAGE_DENIED: "the credentials of that process ([storage](storage.md#permissions))",
     Code.STORAGE_BUCKET_NOT_FOUND: "`MENS_S3_…` of that process",
     Code.SERVING_UNAVAILABLE: "`mens replicas`, the replicas' logs; MensNoReplica",
@@ -73,10 +73,10 @@ LOOK_AT_CODE = {
     Code.SANDBOX_UNAVAILABLE: "`GET /v1/capabilities`, `MENS_SANDBOX`, the kernel's user namespaces",
     Code.OUT_OF_MEMORY: "`memory` in the run's `run_summary.json`: predicted and peak",
     Code.TRAINER_KILLED: "the machine's memory and the kernel's log",
-    Code.TRAINER_ORPHANED: "the worker's way to the database",
+    Code.TRAINER_ORPHANED: "the worker's connection to the database",
     Code.LEASE_EXPIRED: "that worker's machine; MensWorkersDying",
     Code.BASE_NOT_FETCHED: "`MENS_FETCH_BASES`, the hub's cache of the API",
-    Code.HUB_UNAVAILABLE: "the way to the hub from that machine, `HF_HOME`, `HF_TOKEN`",
+    Code.HUB_UNAVAILABLE: "that machine's connection to the hub, `HF_HOME`, `HF_TOKEN`",
 }
 """Where a section says too little."""
 INDIRECT: dict[type[MensError], tuple[Code, ...]] = {
@@ -163,9 +163,10 @@ def page() -> str:
 
 HEAD = """# Runbook by error code
 
-Made from the error tree (`shared/errors.py`), its sections and [errors](errors.md) by `tests/support/runbook.py`; a test fails where they differ. A code is in
-an error's JSON, in a failed job's `error`, in the logs, and counted: `mens_api_refusals_total` by code for requests, `mens_attempt_failures_total` for jobs
-([metrics](metrics.md)). The class of an error says who can act, and whether the same may succeed later; an error itself may say otherwise, in `retryable`.
+`tests/support/runbook.py` generates this page from the error tree (`shared/errors.py`), its sections and [errors](errors.md); a test fails if they differ. You find
+a code in an error's JSON, in a failed job's `error` and in the logs. Metrics count it: `mens_api_refusals_total` by code for requests,
+`mens_attempt_failures_total` for jobs ([metrics](metrics.md)). The class of an error says who can act, and whether a retry may succeed. `retryable` of an error takes
+precedence.
 """
 
 
@@ -188,7 +189,7 @@ def _operators_table(kind: type[MensError], found: Iterable[Entry]) -> str:
 def _callers_list(found: Iterable[Entry]) -> str:
     lines = [
         "## Codes that a caller acts on\n",
-        "An operator has nothing to do; the error's remedy, and [errors](errors.md), say what the caller has to change.\n",
+        "These need no action by an operator. The error's remedy, and [errors](errors.md), say what the caller must change.\n",
     ]
     sections: dict[str, list[str]] = defaultdict(list)
     for entry in found:
