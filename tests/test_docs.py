@@ -21,7 +21,8 @@ from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PROJECT_PAGES = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
+DOCS = sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in PROJECT_PAGES)])
 FOLDERS = ("api", "bench", "cli", "deploy", "docs", "examples", "locks", "serving", "shared", "tests", "worker")
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 RETIRED = {
@@ -89,8 +90,8 @@ def test_the_readmes_contract_is_what_mens_train_makes() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for link in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):
+    for page in [ROOT / "README.md", *DOCS]:
+        for link in re.findall(r"\]\((?!https?:)([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
