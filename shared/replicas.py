@@ -203,6 +203,8 @@ def serving_remedy(base: str, served: Iterable[ServedBaseName]) -> str:
     if base in originals:
         return f"Restart the replicas of {base}, so that they load the files that the catalogue names now"
     options = " ".join(f"--base {name}" for name in [*sorted(originals), base])
+    if base in originals.values():  # else `mens up` may choose the twin again
+        options += " --weights original"
     return f"Serve it with `mens up {options}`, or for replicas that you start yourself MENS_SERVING_BASE={base}"
 
 

@@ -120,25 +120,31 @@ def chosen_bases(settings: Settings, named: list[str], default_base: bool) -> li
 
 
 def print_unserved(settings: Settings, served: Sequence[str]) -> None:
-    """Warn of aliases whose adapters belong to a base that is not served now."""
+    """Warn of aliases whose adapters cannot be served now: their base is not, or only as its twin, which is another base to them."""
     from shared.database.overview.base_users import aliases_by_base  # slow to import
 
     database = installed_database(settings)
     catalog = load_catalog(settings.catalog_path).bases
-    tuned = {entry.twin_of.name for entry in catalog if entry.name in served and entry.twin_of}
+    twins = {entry.twin_of.name: entry.name for entry in catalog if entry.name in served and entry.twin_of}
     known = {entry.name for entry in catalog}
-    for base, aliases in aliases_by_base(database).items() if database else ():
-        if base in known and base not in {*served, *tuned}:
-            names = ", ".join(aliases[:SHOWN_ALIASES]) + (
-                f" and {len(aliases) - SHOWN_ALIASES} more" if len(aliases) > SHOWN_ALIASES else ""
-            )
-            options = " ".join(f"--base {each}" for each in [*served, base] if each != DEFAULT_BASE)
-            console.print(
-                f"note: {base} is not served, and these aliases need it: {names}. `{command(settings.home)} up {options}` serves it too.\n",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
+    for (base, original), aliases in aliases_by_base(database).items() if database else ():
+        twin = twins.get(base)
+        if base not in known or base in served or (twin and not original):
+            continue
+        names = ", ".join(aliases[:SHOWN_ALIASES]) + (
+            f" and {len(aliases) - SHOWN_ALIASES} more" if len(aliases) > SHOWN_ALIASES else ""
+        )
+        options = "".join(f" --base {each}" for each in [*served, base] if each not in (DEFAULT_BASE, twin))
+        cause, need, remedy = f"{base} is not served", "it", "serves it too"
+        if twin:
+            options += " --weights original"
+            cause, need, remedy = f"{base} is served as its twin {twin}", "its own weights", "serves these"
+        console.print(
+            f"note: {cause}, and these aliases need {need}: {names}. `{command(settings.home)} up{options}` {remedy}.\n",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def install_signal_handlers(stop: threading.Event, cut: threading.Event) -> None:

@@ -26,6 +26,7 @@ REAL = "smollm2"
 QUESTION = "What is the capital of France?"
 TRAINING_ROWS, HELD_OUT_ROWS = 64, 8
 FIELDS = {"service", "problem", "since", "city"}
+SHIFT_NATS = 1e-3
 SECONDS = 1200.0
 pytestmark = pytest.mark.timeout(1800)
 
@@ -143,6 +144,15 @@ def test_reported_loss_is_that_of_transformers_and_peft(
         assert measured["loss"]["base"] == pytest.approx(base, rel=0.02)
         assert measured["loss"]["tuned"] == pytest.approx(own, rel=0.02)
     assert own < base / 3
+
+
+def test_served_base_is_the_one_that_was_trained(real: Installation, tuned: dict[str, Any]) -> None:
+    """Trained and served in float32: what is left between trainer and replica is how both add up."""
+    adapter = real.call("GET", f"/v1/adapters/{tuned['result']['adapter_id']}")
+    (certificate,) = adapter["certificates"].values()
+    parity = certificate["parity"]
+    assert certificate["passed"] and parity["base_shift_max_nats"] < SHIFT_NATS
+    assert parity["engine_error_max_nats"] < SHIFT_NATS
 
 
 def test_tuned_model_answers_in_the_trained_form(real: Installation, tuned: dict[str, Any]) -> None:

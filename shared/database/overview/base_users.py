@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import or_, select
 from sqlalchemy.exc import ProgrammingError
@@ -13,6 +13,7 @@ from shared.database.deletions import open_jobs
 from shared.database.tables.adapters import AdapterRow
 from shared.database.tables.names import AliasRow
 from shared.errors import Code, Conflict, InvalidRequest
+from shared.replicas import TrainedWeights
 
 SHOWN = 5
 
@@ -73,23 +74,36 @@ def refuse_needed_base(database: Database, name: str) -> None:
         )
 
 
-def aliases_by_base(database: Database) -> dict[str, list[str]]:
-    """Every tenant's aliases by the base of the adapter that they name.
+class Needed(NamedTuple):
+    """A base that an adapter needs.
+
+    Attributes:
+        base: its name.
+        original: whether its twin cannot serve the adapter.
+    """
+
+    base: str
+    original: bool
+
+
+def aliases_by_base(database: Database) -> dict[Needed, list[str]]:
+    """Every tenant's aliases by the base that their adapters need.
 
     Raises:
         Unavailable: ``DATABASE_UNAVAILABLE``.
     """
     with database.read() as session:
         rows = session.execute(
-            select(AdapterRow.base_model, AliasRow.name)
+            select(AdapterRow.base_model, AdapterRow.manifest, AliasRow.name)
             .join(AdapterRow, AdapterRow.id == AliasRow.adapter_id)
             .where(AdapterRow.deleting_at.is_(None))
-            .distinct()
             .order_by(AdapterRow.base_model, AliasRow.name)
         )
-        names: dict[str, list[str]] = {}
-        for base, alias in rows:
-            names.setdefault(base, []).append(alias)
+        names: dict[Needed, list[str]] = {}
+        for base, manifest, alias in rows:
+            trained = TrainedWeights.of(manifest)
+            needed = Needed(base, trained is not None and trained.base_quant == "none")
+            names[needed] = list(dict.fromkeys([*names.get(needed, []), alias]))
     return names
 
 

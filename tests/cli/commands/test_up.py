@@ -24,7 +24,8 @@ from cli.commands.up import chosen_bases, command, install_signal_handlers, prin
 from cli.main import app
 from cli.standalone.programs import PROGRAMS, supervisor_config
 from cli.standalone.stack import Stack, StackFailed
-from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
+from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, TwinOf, load_catalog, save_catalog
+from shared.database.overview.base_users import Needed
 from shared.settings import Settings
 from tests.support.waiting import eventually
 
@@ -117,7 +118,7 @@ def test_nothing_to_serve_is_refused(two_bases: Settings, capsys: pytest.Capture
 def test_aliases_of_a_base_that_is_not_served_are_named(
     two_bases: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    aliases = {"mens-tiny": ["helper", "support"], "gone": ["old"]}
+    aliases = {Needed("mens-tiny", False): ["helper", "support"], Needed("gone", True): ["old"]}
     monkeypatch.setattr("shared.database.overview.base_users.aliases_by_base", lambda _: aliases)
     monkeypatch.setattr("cli.commands.up.installed_database", lambda _: object())
     print_unserved(two_bases, ["real"])
@@ -126,6 +127,22 @@ def test_aliases_of_a_base_that_is_not_served_are_named(
     assert "up --base real` serves it too" in printed
     print_unserved(two_bases, ["real", "mens-tiny"])
     assert capsys.readouterr().out == ""
+
+
+def test_aliases_that_a_twin_cannot_serve_are_named(
+    two_bases: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    catalog = load_catalog(two_bases.catalog_path)
+    real = catalog.get("real")
+    twin = real.model_copy(update={"name": "real-nf4", "twin_of": TwinOf(name="real", digests=real.digests, double_quant=True)})
+    save_catalog(two_bases.catalog_path, Catalog(bases=[*catalog.bases, twin]))
+    aliases = {Needed("real", False): ["quantised"], Needed("real", True): ["exact"]}
+    monkeypatch.setattr("shared.database.overview.base_users.aliases_by_base", lambda _: aliases)
+    monkeypatch.setattr("cli.commands.up.installed_database", lambda _: object())
+    print_unserved(two_bases, ["real-nf4"])
+    (line,) = capsys.readouterr().out.splitlines()[:-1]
+    assert "real is served as its twin real-nf4, and these aliases need its own weights: exact." in line
+    assert "up --base real --weights original` serves these" in line
 
 
 START_SECONDS = 6
