@@ -64,15 +64,27 @@ class Installation:
         return str(answer["id"])
 
     def train(
-        self, *, name: str = "support", base: str = BASE, publish: bool = True, alias: str | None = None, **exec_: Any
+        self,
+        *,
+        name: str = "support",
+        base: str = BASE,
+        publish: bool = True,
+        alias: str | None = None,
+        quant: str | None = None,
+        **exec_: Any,
     ) -> str:
-        """Id of a created job that learns the answer in 60 steps, five an epoch."""
+        """Id of a created job that learns the answer in 60 steps, five an epoch.
+
+        Args:
+            quant: how the base is held: ``nf4`` or ``none``; None: as the plan decides.
+        """
         settings = {"epochs": 12, "batch_size": 4, "grad_accum": 1, "learning_rate": 4e-3, "seq_len": 128}
         contract = {
             "model": {"hf_repo": base},
             "data": {"train_file": self.upload_bytes("lesson.jsonl", short_lesson())},
             "exec": settings | {"checkpoint_every": 20} | exec_,
             "artifact": {"publish": publish, "alias": alias},
+            "quant": {"base": quant} if quant else {},
         }
         return str(self.call("POST", "/v1/jobs", json={"contract": contract, "name": name, "kind": "finetune"})["id"])
 

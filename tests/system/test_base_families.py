@@ -175,14 +175,14 @@ def test_a_base_of_each_family_is_built_tuned_certified_and_served(name: str, tm
 
 
 def test_the_default_bases_family_in_the_whole_loop(tmp_path: Path) -> None:
-    """Killed and resumed, certified, served, merged, and the merged model served with the same answers.
+    """Over NF4 killed and resumed, certified, served, merged, and the merged model served with the same answers; then over 16 bits.
 
     The base is composite, as the hub has the default one: adapter keys that do not say `language_model` would load without an error
     and change nothing.
     """
     base = make_base(tmp_path, WHOLE_LOOP)
     with installation_of(tmp_path, WHOLE_LOOP) as installation:
-        job_id = installation.train(name="tuned", base=WHOLE_LOOP, checkpoint_every=10)
+        job_id = installation.train(name="tuned", base=WHOLE_LOOP, quant="nf4", checkpoint_every=10)
         installation.wait_for_step(job_id, 25)
         (trainer,) = installation.trainers()
         trainer.kill()
@@ -193,6 +193,10 @@ def test_the_default_bases_family_in_the_whole_loop(tmp_path: Path) -> None:
         assert all(key.startswith("base_model.model.model.language_model.layers.") for key in keys)
         kinds = {found[1] for key in keys if (found := KIND.search(key))}
         assert kinds == {*GATED_MIXER.linears, *DELTA_NET.linears, *GATED_MLP}
+        job = installation.wait_for_success(installation.train(name="exact", base=WHOLE_LOOP, quant="none"))
+        assert_served_as_trained(installation, base, WHOLE_LOOP, job["result"]["adapter_id"])
+        shift = certificate_of(installation, job["result"]["adapter_id"])["parity"]["base_shift_rms_nats"]
+        assert shift < LOW_PRECISION_LIMIT < certificate_of(installation, adapter_id)["parity"]["base_shift_rms_nats"]
         merge = {"kind": "merge", "contract": {"adapter": adapter_id}}
         merged = installation.wait_for_success(installation.call("POST", "/v1/jobs", json=merge)["id"])["result"]
         assert (
