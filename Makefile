@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test long check format lock sbom clean
+.PHONY: help install demo up test long lint check format lock sbom clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -51,12 +51,14 @@ test: $(STAMP) ## run the tests: real Valkey, PostgreSQL, bitsandbytes and vLLM
 long: $(STAMP) ## run the long tests too, as CI does: kills at random, more values, installations of other kinds
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m long
 
-# Each process begins with one half of the files, so that the slow imports and fixtures of a file are made in one process only.
-check: $(STAMP) ## format, lint, types, import contracts, unit tests
+lint: $(STAMP) ## check format, lint, types and import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports >/dev/null || $(BIN)/lint-imports --no-logo
+
+# Each process begins with one half of the files, so that the slow imports and fixtures of a file are made in one process only.
+check: lint ## lint, and run the unit tests
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (vllm or postgres or system or deploy or torch or network or matrix or bench or sandbox or simulation or exhaustive or long)" --durations=0 --durations-min=2
 
 format: $(STAMP) ## format the code and apply the linter's fixes

@@ -81,6 +81,8 @@ class Failover:
             if replica := self.pool.take(model, attempt.tried):
                 if response := await attempt.send_to(replica):
                     return response
+            elif attempt.return_to_slow():
+                continue
             elif not await self._one_is_back(model, deadline):
                 break
             else:
@@ -134,6 +136,7 @@ class Attempt:
         self._streams = streams
         self._request_id = request_id
         self._timed_out = False
+        self._slow: Replica | None = None
         self.tried: list[Replica] = []
         self.disconnects = 0
         self.reason = ""
@@ -171,6 +174,17 @@ class Attempt:
             replica.check_now.set()  # it is back: the check warms it
         return response
 
+    def return_to_slow(self) -> bool:
+        """Make the replica that was skipped as slow eligible again, once; returns whether one was.
+
+        The others have failed since, and it may be working: a late response is better than none.
+        """
+        slow, self._slow = self._slow, None
+        if slow is None:
+            return False
+        self.tried.remove(slow)
+        return True
+
     async def _begin(self, replica: Replica) -> ReplicaResponse:
         """The response with its first bytes. Only a stream has to begin in time, and only at one replica: all may be slow."""
         started, limit, pool = time.monotonic(), self._failover.first_byte_seconds, self._failover.pool
@@ -189,7 +203,7 @@ class Attempt:
                     response.close()
                     raise
         except TimeoutError:
-            self._timed_out = True
+            self._timed_out, self._slow = True, replica
             replica.stream_began(limit, limit, time.monotonic())
             raise FirstByteTimeout(f"no first byte within {limit:g} s") from None
         if self._streams:

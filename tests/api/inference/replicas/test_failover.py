@@ -58,6 +58,21 @@ def test_request_without_a_first_byte_is_sent_to_the_next_replica(
     assert idle(api)
 
 
+@pytest.mark.parametrize("first_byte_seconds", [0.3])
+def test_slow_replica_is_asked_again_when_the_others_fail(api: httpx.Client, tier: dict[str, RawReplica]) -> None:
+    first, *others = tier.values()
+    first.mode = "hang"
+    for other in others:
+        other.mode = "503"
+    with ThreadPoolExecutor(1) as threads:
+        served = threads.submit(served_by, api, stream=True)
+        eventually(lambda: ADAPTER in first.models, what="the slow one is asked")
+        first.mode = "stream"
+        assert served.result() == first.name
+    assert [replica.models.count(ADAPTER) for replica in tier.values()] == [2, 1, 1]
+    assert idle(api)
+
+
 def test_response_that_has_begun_is_never_requested_again(
     api: httpx.Client, tier: dict[str, RawReplica], caplog: pytest.LogCaptureFixture
 ) -> None:
