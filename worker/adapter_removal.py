@@ -141,10 +141,10 @@ class AdapterRemover:
         return outcomes
 
     def _is_unloaded(self, deletion: PendingDeletion, outcomes: list[Outcomes] | None) -> bool:
-        """Whether every replica has confirmed.
+        """Return whether every replica has confirmed the unload.
 
         After the patience time, a replica that does not respond is no longer waited for: it removes its copy when it
-        starts again, and until then it needs nothing from the storage.
+        starts again, and needs nothing from the storage until then.
         """
         is_late = deletion.seconds >= self.settings.unload_patience_seconds
         if outcomes is None:

@@ -157,7 +157,7 @@ def deliver_webhooks() -> None:
 @app.task(name=APPLY_RETENTION, shared=False)
 @one_at_a_time
 def apply_retention() -> None:
-    """Delete what the retention policy names, and stored checkpoints that no job needs."""
+    """Delete what the retention policy selects, and stored checkpoints that no job needs."""
     for removed in retention_runner().apply():
         worker().metrics.retention_removed(removed.what, removed.bytes)
     remove_abandoned_checkpoints(worker().leases.database, worker().storage)
@@ -171,7 +171,7 @@ def queued_messages() -> int:
 
 @functools.cache
 def machine_reporter() -> MachineReporter:
-    """What tells the API of this process's machine, made on first use."""
+    """Return the reporter that sends this machine's description to the API; it is created on first use."""
     return MachineReporter(
         WorkerRegistry(settings.broker_url), worker().name, settings.trainer_processes, settings.sandbox
     )
@@ -179,7 +179,9 @@ def machine_reporter() -> MachineReporter:
 
 @worker_ready.connect
 def be_observable(**_: Any) -> None:
-    """Metrics and traces of this process, where they are asked for. A worker that cannot have them says so, and works on."""
+    """Start metrics and traces of this process if they are configured. On failure the worker logs the error and goes
+    on.
+    """
     try:
         start_tracing(settings.otlp_endpoint, "mens-worker")
         listen(worker().metrics.registry, settings)
@@ -189,7 +191,7 @@ def be_observable(**_: Any) -> None:
 
 @worker_ready.connect
 def report_machine(sender: Any, **_: Any) -> None:
-    """A worker that takes jobs tells what it trains on; the control worker trains nothing."""
+    """Report the hardware of a worker that takes jobs; the control worker trains nothing and reports nothing."""
     if JOBS_QUEUE in sender.app.amqp.queues.consume_from:
         machine_reporter().start()
 
@@ -212,7 +214,7 @@ def _clean_repeatedly() -> None:
 
 @worker_shutdown.connect
 def send_last_spans(**_: Any) -> None:
-    """What has not been sent to the receiver of traces is sent."""
+    """Send the spans that have not been exported yet."""
     stop_tracing()
 
 
@@ -253,7 +255,7 @@ def _exit_after(child: int) -> None:
 
 @setup_logging.connect
 def set_up_logging(**_: Any) -> None:
-    """One record a line on stderr: no colours, stdout not redirected."""
+    """Log one record per line to stderr, without colours; stdout is not redirected."""
     configure_logging(settings.log_format, logging.INFO)
 
 

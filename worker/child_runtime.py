@@ -87,7 +87,7 @@ def log_as_the_worker() -> None:
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun has started this process, beside others of the same run."""
+    """Return whether torchrun started this process, with others of the same run."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -139,7 +139,9 @@ def print_error(error: MensError) -> int:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocator complains, on either kind of device: torch's by its text, Python's, NumPy's and C++'s by their type."""
+    """Return whether an allocator ran out of memory on CPU or GPU: torch's errors are recognised by their message,
+    others by their type.
+    """
     if isinstance(error, MemoryError):
         return True
     text = str(error).lower()

@@ -1,8 +1,9 @@
-"""The trainer's libraries, imported in two thirds of their time. A child program imports this module before anything else.
+"""Imports the trainer's libraries in two thirds of their usual time. A child program imports this module before
+anything else.
 
-A user waits for these imports before the first step, and a short run computes little besides. A third of the time goes into
-what no run needs: garbage collections over modules that stay, and torch's compiler, which bitsandbytes loads to decorate
-what it computes with where a device has no kernels of bitsandbytes' own.
+A user waits for these imports before the first step, and a short run computes little more. A third of the time goes
+into work that no run needs: garbage collections over modules that stay, and torch's compiler, which bitsandbytes loads
+to decorate the functions that it uses on devices without kernels of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shared.garbage_collection import without_collections
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Leave what is decorated with `torch.compile` inside the block as it is written: the same values, without the compiler."""
+    """Make `torch.compile` return functions unchanged inside the block: equal values, without loading the compiler."""
     import torch
 
     def decorate(function: Callable[..., Any] | None = None, **_: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What this worker's machine is: its GPUs and memory, found without CUDA, and told to the API.
+"""This worker's machine: its GPUs and memory, found without CUDA and reported to the API.
 
-A worker's task never loads torch, so the driver's own program is asked.
+A worker's task never loads torch, so the driver's command-line program is queried.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Gpu:
 
 
 def describe_machine(processes: int) -> WorkerMachine:
-    """This machine, as a trainer that starts now will find it.
+    """Describe this machine as a trainer that starts now will find it.
 
     Args:
-        processes: that share a job, each on its own GPU; 0 is one for every GPU.
+        processes: processes that share a job, each on its own GPU; 0 means one per GPU.
     """
     host, count = allowed_memory(), visible_gpus()
     if not count:
@@ -65,12 +65,12 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
 
 
 def visible_names(named: str) -> list[str]:
-    """The devices that a value of ``CUDA_VISIBLE_DEVICES`` shows: CUDA stops at the first that is none."""
+    """Return the devices that a value of ``CUDA_VISIBLE_DEVICES`` exposes: CUDA stops at the first invalid one."""
     return list(itertools.takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in named.split(","))))
 
 
 def query_gpus() -> list[Gpu]:
-    """Every GPU that the driver knows; none where it cannot be asked."""
+    """Return every GPU that the driver reports; an empty list if the driver cannot be queried."""
     try:
         answer = subprocess.run(QUERY, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
@@ -80,7 +80,7 @@ def query_gpus() -> list[Gpu]:
 
 
 def parse_gpus(answer: str) -> list[Gpu]:
-    """GPUs of the driver's table, a line each; one whose memory it does not tell, e.g. in parts (MIG), is left out."""
+    """Parse the driver's table, one GPU per line; GPUs without a memory figure, e.g. in parts (MIG), are left out."""
     gpus = []
     for line in answer.splitlines():
         number, uuid, total, free, name = (part.strip() for part in line.split(",", 4))
@@ -102,7 +102,8 @@ class MachineReporter:
     """Reports this machine from a thread of its own, until it is stopped.
 
     Args:
-        sandbox: ``MENS_SANDBOX``. What it comes to here is found by attacks, after the first report and before the second one.
+        sandbox: ``MENS_SANDBOX``. The level that holds here is found by attacks, between the first and the second
+            report.
     """
 
     def __init__(

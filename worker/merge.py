@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def merge_subset(work: SubsetMerge) -> int:
-    """Run a subset merge; prints what was merged as JSON, or why it was not; returns the exit code."""
+    """Run a subset merge; print the result, or the error, as JSON; return the exit code."""
     try:
         merged = work.run()
     except MensError as error:
@@ -93,8 +93,9 @@ def merge(run: MergeRun, run_dir: Path) -> ModelManifest:
     """Merge as planned and write the model folder, its manifest, its fidelity and the summary.
 
     Raises:
-        ArtifactInvalid: the adapter or the base is not what the plan names, with the code of what differs.
-        JobFailed: ``MERGE_FIDELITY_FAILED``; ``OUT_OF_MEMORY``: the comparison would not fit, as could be seen beforehand.
+        ArtifactInvalid: the adapter or the base differs from the plan; the code names the difference.
+        JobFailed: ``MERGE_FIDELITY_FAILED``; ``OUT_OF_MEMORY``: the comparison would not fit into memory; this is
+            checked beforehand.
     """
     base, adapter = Path(run.inputs.base), Path(run.inputs.adapter)
     refuse_pickle(adapter)
@@ -133,7 +134,9 @@ def merge(run: MergeRun, run_dir: Path) -> ModelManifest:
 def measure(
     run: MergeRun, adapter: AdapterManifest, merged: ModelManifest, folder: Path
 ) -> tuple[MergeFidelity, MergeProbes]:
-    """How far the merged folder is from base + adapter, and from what training saw; and what its replicas must say."""
+    """Measure how far the merged folder is from base + adapter and from the training weights; return that, and the
+    scores that its replicas must reproduce.
+    """
     base, contract = Path(run.inputs.base), run.plan.contract
     trained_on_nf4 = adapter.quant.base_quant is BaseQuant.NF4 and not has_transposed_layers(base)
     trained = quantised_tensors(base) if trained_on_nf4 else None

@@ -1,10 +1,10 @@
-"""A tiny chat base model made from nothing, in seconds, on one CPU thread.
+"""Pretrains a tiny chat base model from scratch, in seconds, on one CPU thread.
 
     python -m worker.pretrain OUT_DIR [--corpus FILE] [--family NAME] [--composite] [--steps N] [--seed 0]
 
-A LoRA adapter moves the hidden states of a frozen model; it cannot teach the frozen embedding what a word means.
-So even the smallest base must be pretrained on every word that an adapter will later have to say. The folder that is
-written is an ordinary Hugging Face model folder: transformers, peft and vLLM read it like any other.
+A LoRA adapter moves the hidden states of a frozen model; it cannot teach the frozen embedding what a word means. So
+even the smallest base must be pretrained on every word that an adapter will later have to produce. The result is an
+ordinary Hugging Face model folder: transformers, peft and vLLM read it like any other.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def pretrain(model: PreTrainedModel, documents: Sequence[Document], steps: int, 
 
 
 def _batches(documents: Sequence[Document], rng: random.Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield (input ids, labels), both [batch, time], for ever; documents of like length share a batch."""
+    """Yield (input ids, labels), both [batch, time], indefinitely; documents of similar length share a batch."""
     while True:
         # The jitter changes who sits together from epoch to epoch, at the price of a little padding.
         order = sorted(documents, key=lambda document: len(document) + rng.uniform(0, 8))
@@ -236,7 +236,7 @@ def _batches(documents: Sequence[Document], rng: random.Random) -> Iterator[tupl
 
 
 def _save(out: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Write beside `out` and rename, so that nobody ever sees half a model."""
+    """Write next to `out` and rename, so that an incomplete model is never visible under that name."""
     ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     model.generation_config = GenerationConfig(
         eos_token_id=ends, pad_token_id=tokenizer.pad_token_id, do_sample=True, temperature=TEMPERATURE

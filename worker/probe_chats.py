@@ -39,10 +39,11 @@ UNICODE = " Two  words\n\n\tand Ångström, e\u0301, 数据 🙂👩\u200d🔬, 
 
 @dataclass(frozen=True, slots=True)
 class ProbeChat:
-    """One chat that both sides turn into token ids.
+    """One chat that trainer and replica both turn into token ids.
 
     Attributes:
-        prompt: whether the text ends where the assistant begins, as in a request; else the chat is whole, as in training.
+        prompt: whether the chat ends where the assistant begins, as in a request; otherwise it is complete, as in
+            training.
     """
 
     name: str

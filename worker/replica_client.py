@@ -83,7 +83,7 @@ class ReplicaClient:
     """One serving replica.
 
     Args:
-        url: its base URL. Callers and records see its name instead (`replica_name`).
+        url: its base URL. Callers and records use its name instead (`replica_name`).
         key: the serving key; empty when it requires none.
         timeout_seconds: for one request.
     """
@@ -106,7 +106,7 @@ class ReplicaClient:
         self._client.close()
 
     def capabilities(self) -> ReplicaCapabilities:
-        """What the replica serves and can serve.
+        """Return the models that the replica serves and its capabilities.
 
         Raises:
             JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
@@ -128,8 +128,8 @@ class ReplicaClient:
         """Make the replica drain and unload an adapter; the caller repeats the call until it is unloaded.
 
         Args:
-            adapter_id: of an adapter that the storage no longer has.
-            drain_seconds: how long requests in flight may go on.
+            adapter_id: id of an adapter that the storage no longer has.
+            drain_seconds: how long requests in flight may continue.
 
         Raises:
             ArtifactInvalid, JobFailed, Unavailable: as for :meth:`check`.
@@ -166,7 +166,7 @@ class ReplicaClient:
         ]
 
     def answers(self, model: str, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[WrittenAnswer]:
-        """Greedy answers to token ids, as the replica ends them by itself.
+        """Return greedy answers to prompts of token ids, as the replica ends them.
 
         Raises:
             JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
@@ -178,7 +178,7 @@ class ReplicaClient:
         return [WrittenAnswer(choice.text.strip(), choice.finish_reason == "stop") for choice in choices]
 
     def _entries(self, model: str, rows: Sequence[EvaluationRow]) -> list[list[_PromptLogprobs.Choice.Entry]]:
-        """What the replica says of the supervised tokens of each row."""
+        """Return the replica's log-probability entries for the supervised tokens of each row."""
         body = {"prompt": _as_prompt([row.token_ids for row in rows]), "max_tokens": 1, "prompt_logprobs": 0}
         choices = sorted(self._read(_PromptLogprobs, self._complete(model, body)).choices, key=lambda one: one.index)
         try:
@@ -208,14 +208,14 @@ class ReplicaClient:
         tools: list[dict[str, Any]] | None = None,
         arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int] | None:
-        """Token ids of a chat by the replica's template and tokenizer; None when they refuse it.
+        """Return a chat's token ids by the replica's template and tokenizer; None if it refuses the chat.
 
         Args:
             model: an adapter id, or the base's name.
             messages: the chat.
             prompt: whether the beginning of the assistant's next turn is added.
-            tools: that the chat declares.
-            arguments: of the template.
+            tools: tools that the chat declares.
+            arguments: template arguments.
 
         Raises:
             JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
@@ -227,11 +227,11 @@ class ReplicaClient:
         return self._read(_Tokens, response).tokens if response.status_code == 200 else None
 
     def ends_at(self, model: str, ids: list[int], token: int) -> bool:
-        """Whether an answer ends at a token, by an answer that can hold no other.
+        """Return whether an answer ends at a token, by requesting an answer that may contain no other token.
 
         Args:
             model: an adapter id, or the base's name.
-            ids: of the prompt.
+            ids: token ids of the prompt.
 
         Raises:
             JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
@@ -251,12 +251,13 @@ class ReplicaClient:
     def default_prompt_ids(
         self, model: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]
     ) -> list[int] | None:
-        """Token ids that an answer to a chat begins from when the client names no template argument; None when it is refused.
+        """Return the prompt's token ids when the client sets no template argument; None if the replica refuses the
+        chat.
 
-        The request is what the gateway makes of such a client's.
+        The request is the one that the gateway sends for such a client.
 
         Args:
-            arguments: the adapter's, which are the defaults.
+            arguments: the adapter's template arguments, which are the defaults.
 
         Raises:
             JobFailed: ``SERVING_REFUSED``. Unavailable: no response.

@@ -15,7 +15,9 @@ from worker.settings import WorkerSettings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what the retention policy deletes, and delete it with ``--apply``. Status 1: no database, or it is unavailable."""
+    """Print what the retention policy deletes, and delete it with ``--apply``. Status 1: the database does not exist or
+    is unavailable.
+    """
     parser = argparse.ArgumentParser(prog="python -m worker.retention")
     parser.add_argument(
         "--apply", action="store_true", help="delete it; without this, only print what would be deleted"

@@ -1,4 +1,4 @@
-"""The run folder: what the child process writes there and the worker reads, by name. No torch, no queue.
+"""Files of the run folder, by name: the child process writes them and the worker reads them. No torch, no queue.
 
 plan.json  training-preflight.json                           before it runs
 telemetry.jsonl  tensorboard/  engine.log  error.json         while it runs

@@ -1,8 +1,8 @@
 """The trainer in several processes: ``python -m worker.torchrun PROCESSES MODULE plan.json run_dir/ [options]``.
 
-torchrun starts, watches and ends them, in this very process. What it leaves out is done here, so that the worker sees one
-engine whether it has one process or eight: signals are passed on to the first process, the exit code is the engine's own,
-and none of them outlives the worker.
+torchrun starts, watches and ends them, in this very process. This module adds what torchrun lacks, so that the worker
+sees one engine whether it has one process or eight: signals are passed on to the first process, the exit code is the
+engine's own, and no process outlives the worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOOK_AGAIN_SECONDS = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the module in so many processes; returns the trainer's exit code (`worker/child_runtime.py`)."""
+    """Run the module in the given number of processes; return the trainer's exit code (`worker/child_runtime.py`)."""
     processes, module, plan, run_dir, *options = argv
     exit_with_worker()
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # torchrun's processes are children of this one

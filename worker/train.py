@@ -91,10 +91,11 @@ def train(
     """Train an adapter as planned.
 
     Args:
-        method: what rows, batches and loss are; supervised fine-tuning by default.
+        method: defines rows, batches and loss; supervised fine-tuning by default.
 
     Raises:
-        MensError: with the code of what went wrong. StopRequested: a stop was requested, after what had to be written.
+        MensError: with the code of the failure. StopRequested: a stop was requested and everything necessary is
+            written.
     """
     context = set_up(run, run_dir, cache or run_dir / PREPARED_FOLDER, method or Supervised())
     progress = resume_or_start(context, resume)
@@ -181,7 +182,7 @@ def told(batches: Iterable[Batch], telemetry: Telemetry) -> Iterator[Batch]:
 
 
 def end_epoch(context: TrainingContext, progress: Progress, telemetry: Telemetry, epoch: int) -> None:
-    """Validate, write a checkpoint unless the run is over, and tell."""
+    """Validate, write a checkpoint unless the run is over, and report the epoch."""
     validate(context, progress, telemetry)
     if progress.step < context.order.total_steps:
         checkpoint(context, progress, telemetry, Occasion.EPOCH_END)
@@ -216,10 +217,10 @@ def checkpoint(
     *,
     optional: bool = False,
 ) -> None:
-    """Write a checkpoint of this step, unless there is one, and tell.
+    """Write a checkpoint of this step and report it, unless it already exists.
 
     Args:
-        optional: where the disk is full, go on without it.
+        optional: if the disk is full, go on without a checkpoint.
 
     Raises:
         Unavailable: ``STORAGE_FULL``.
@@ -240,10 +241,10 @@ def checkpoint(
 
 
 def stop_or_secure(stop: StopSignals, context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
-    """Stop here if that was requested of any process, all after the same step: a cancel at once, a pause after a checkpoint.
+    """Stop here if any process requested it, all after the same step: a cancel at once, a pause after a checkpoint.
 
-    Otherwise write a checkpoint when the last one is ``exec.checkpoint_minutes`` old. It is not validated: what early
-    stopping sees would depend on the clock.
+    Otherwise write a checkpoint when the last one is ``exec.checkpoint_minutes`` old. It is not validated, because
+    early stopping would then depend on the clock.
     """
     overdue = time.monotonic() - progress.checkpointed_at >= 60 * context.plan.contract.exec.checkpoint_minutes
     cancel, pause, due = context.distributed.largest([stop.cancel_requested, stop.pause_requested, overdue])
@@ -256,7 +257,9 @@ def stop_or_secure(stop: StopSignals, context: TrainingContext, progress: Progre
 
 
 def count_try(context: TrainingContext, progress: Progress) -> int:
-    """How often attempts at this run have come to the self-evaluation, this one included. The last step's checkpoint keeps it."""
+    """Count the attempts at this run that reached the self-evaluation, including this one. The last step's checkpoint
+    keeps the count.
+    """
     tries = 0
     if context.distributed.is_main and (folder := checkpoint_at(context.run_dir, progress.step)):
         tries = (read_json(folder / TRIES_NAME) or {"tries": 0})["tries"] + 1

@@ -1,4 +1,6 @@
-"""Programs that `mens base add` runs: a base out of a GGUF file, and a base's tokenizer beside transformers'.
+"""Programs that `mens base add` runs: convert a GGUF file into a base, and compare a base's tokenizer with
+transformers'.
 
-Start with `gguf_base.py`. Imports the child process's protocol and shared packages; never torch where a tokenizer is compared.
+Start with `gguf_base.py`. Imports the child process's protocol and shared packages; the tokenizer comparison never
+loads torch.
 """

@@ -124,7 +124,9 @@ def _block(name: str) -> int:
 
 
 def _complete_tokenizer(tokenizer: PreTrainedTokenizerBase, split: str) -> None:
-    """Add what the model's own tokenizer does before and while it merges, and transformers does not take from the format."""
+    """Add the steps that the model's own tokenizer runs before and during merging, which transformers does not read
+    from the format.
+    """
     backend = tokenizer.backend_tokenizer
     if split in NORMALISED:
         backend.normalizer = normalizers.NFC()

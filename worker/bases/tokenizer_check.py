@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(folder: Path) -> None:
-    """Compare the tokens of a few texts.
+    """Compare the token ids of a few strings with those of transformers.
 
     Raises:
         ArtifactInvalid: ``TOKENIZER_MISMATCH``. InvalidRequest: as :meth:`Tokenizer.load`.

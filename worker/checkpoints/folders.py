@@ -1,4 +1,4 @@
-"""What an attempt leaves to the next one: checkpoint folders, whole or not there, and a merge's whole shards. No torch."""
+"""Files that one attempt leaves to the next: complete checkpoint folders, and a merge's complete shards. No torch."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def remove_whole(folder: Path) -> None:
 
 
 def adopt_checkpoints(resume: Path, run_dir: Path) -> Path:
-    """Take over the checkpoint that a run goes on from, and those before it: they are part of its result.
+    """Take over the checkpoint that a run resumes from, and those before it: they are part of its result.
 
     Args:
-        resume: the checkpoint; it may be the run's own.
-        run_dir: of the attempt that goes on.
+        resume: the checkpoint; it may already be in this run's folder.
+        run_dir: run folder of the attempt that resumes.
 
     Returns:
         the checkpoint in ``run_dir``.
 
     Raises:
-        FileNotFoundError: an attempt that was taken for dead still runs, and has just removed it.
+        FileNotFoundError: an attempt that was considered dead still runs, and has just removed it.
     """
     for earlier in list_checkpoints(resume.parent.parent):
         if earlier.name < resume.name:
@@ -62,14 +62,14 @@ def adopt_checkpoints(resume: Path, run_dir: Path) -> Path:
 
 
 def adopt_shards(earlier: Path, run_dir: Path) -> int:
-    """Give this attempt the shards that an earlier merge had written whole; the merge checks their digests.
+    """Give this attempt the shards that an earlier merge completed; the merge checks their digests.
 
     Args:
-        earlier: run folder of the earlier attempt, which may even still run: its files are linked, and never changed.
-        run_dir: of this attempt.
+        earlier: run folder of the earlier attempt, which may still run; its files are linked and never changed.
+        run_dir: run folder of this attempt.
 
     Returns:
-        How many shards were taken over.
+        the number of shards that were taken over.
     """
     record = read_json(earlier / MERGE_PROGRESS_NAME) or {"files": {}}
     (run_dir / MODEL_FOLDER).mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """To the disk: a rename may otherwise get there before what was renamed."""
+    """Flush the folder to disk: otherwise a rename may reach the disk before the renamed files do."""
     for path in (*folder.iterdir(), folder):
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)

@@ -1,10 +1,11 @@
-"""A job's checkpoints in the storage, so that a worker on another machine goes on from them.
+"""A job's checkpoints in the storage, so that a worker on another machine can resume from them.
 
     trainer writes checkpoints/step-… ─► a thread copies it into the storage ─► the job's row names it
     next attempt, anywhere: the row's newest is newer than any on this disk? ─► fetched, every digest checked ─► resumed
 
-The row is the truth: what it does not name is not gone on from, and is removed by the retention sweep, as are the
-checkpoints of jobs that are over (`shared/retention/checkpoints.py`). Only the attempt that holds the lease can change it.
+The row is authoritative: a checkpoint that it does not name is never resumed from and is removed by the retention
+sweep, as are the checkpoints of finished jobs (`shared/retention/checkpoints.py`). Only the attempt that holds the
+lease can change it.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ class CheckpointManifest(BaseModel):
 class StoredCheckpoints:
     """The stored checkpoints of one attempt's job.
 
-    As a context manager it stores what appears in the run folder while its block runs, from a thread of its own.
+    As a context manager it stores each new checkpoint of the run folder while its block runs, from a thread of its own.
 
     Args:
-        storage: where they are kept.
-        leases: through which the job's row is written.
-        lease: of the attempt.
-        run_dir: of the attempt.
-        store: whether new ones are stored; what earlier attempts have stored is used anyhow.
+        storage: the storage that keeps them.
+        leases: writes the job's row.
+        lease: the attempt's lease.
+        run_dir: the attempt's run folder.
+        store: whether new ones are stored; checkpoints stored by earlier attempts are used in any case.
     """
 
     def __init__(self, storage: Storage, leases: Leases, lease: Lease, run_dir: Path, *, store: bool) -> None:
@@ -77,9 +78,10 @@ class StoredCheckpoints:
         self._thread = threading.Thread(target=self._watch, name=f"checkpoints-{lease.job.id}", daemon=True)
 
     def fetch_newer(self, than: Path | None) -> Path | None:
-        """The newest stored checkpoint, in the run folder with those before it; None when there is none newer than the given one.
+        """Fetch the newest stored checkpoint and those before it into the run folder; return None if none is newer than
+        the given one.
 
-        One that is lost or damaged is passed over, and an older one is gone on from.
+        A lost or damaged checkpoint is skipped, and an older one is used.
 
         Raises:
             Unavailable: the storage does not respond, or the disk is full.
@@ -99,7 +101,7 @@ class StoredCheckpoints:
         return newest
 
     def store_new(self) -> None:
-        """Store what the run folder has and the storage has not, the newest first; forget what the trainer has removed.
+        """Store the checkpoints that the storage lacks, newest first; drop those that the trainer has removed.
 
         Raises:
             LeaseLost: another attempt owns the job. MensError: the storage or the database did not respond; nothing is lost.
@@ -120,7 +122,9 @@ class StoredCheckpoints:
                 self._storage.move_to_trash(KIND, digest)
 
     def discard(self) -> None:
-        """Remove them all: the job has succeeded. What cannot be removed now is removed by the retention sweep."""
+        """Remove all stored checkpoints, since the job has succeeded. The retention sweep removes what cannot be
+        removed now.
+        """
         for digest in self._named.values():
             with suppress(MensError):
                 self._storage.move_to_trash(KIND, digest)
@@ -147,7 +151,7 @@ class StoredCheckpoints:
                 return
 
     def _try_to_store(self) -> bool:
-        """Store what is new; False once another attempt owns the job."""
+        """Store new checkpoints; return False once another attempt owns the job."""
         try:
             self.store_new()
         except LeaseLost:

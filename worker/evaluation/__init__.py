@@ -1,4 +1,4 @@
-"""Evaluations: asks models through the front door, judges their answers, and stores what came of each item.
+"""Evaluations: send items to models through the API, judge their answers, and store each item's outcome.
 
 Start with `run.py`. Imports `shared` and `worker.settings`; nothing here loads torch.
 """

@@ -1,4 +1,4 @@
-"""One item: what the models answer to it, and what the criteria say of the answers."""
+"""One item: the models' answers to it, and the criteria's verdicts on the answers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ REPEATED = 10
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What criteria need besides the models that are served here: a process that checks code, one that code runs behind, and models
-    of other servers.
+    """Resources that criteria need besides the served models: contained checkers, a sandbox for code, and models of
+    other servers.
     """
 
     checkers: ContainedCheckers
@@ -37,11 +37,12 @@ class Tools:
 
 @dataclass(slots=True)
 class Judged:
-    """What came of an item.
+    """Outcome of judging an item.
 
     Attributes:
-        judges: what the models that judged it have used, by their names.
-        unrepeatable: names of criteria of code that gave an answer another score the second time, once for each answer.
+        judges: token usage of the models that judged it, by model name.
+        unrepeatable: names of code criteria whose second score of an answer differs from the first, one entry per
+            answer.
     """
 
     result: ItemResult
@@ -57,17 +58,17 @@ def judge_item(
     sample_index: int,
     source: SourceItem,
 ) -> Judged:
-    """Ask the plan's models for an item, and judge the answers.
+    """Send an item to the plan's models and judge their answers.
 
     Args:
-        plan: of the run.
+        plan: the run's plan.
         post: sends requests to models.
-        tools: what criteria of code need.
-        item_index: of the item, from 0. sample_index: of the answer to it.
+        tools: resources that criteria need.
+        item_index: index of the item, from 0. sample_index: index of the answer to it.
         source: the item.
 
     Raises:
-        Unavailable, NotFound: what the next item would meet too.
+        Unavailable, NotFound: failures that every other item would meet too.
     """
     judges: dict[str, dict[str, Any]] = {}
     unrepeatable: list[str] = []
@@ -145,7 +146,9 @@ def _result(
     tools: Tools,
     unrepeatable: list[str] | None,
 ) -> CriterionResult:
-    """What a criterion gives for an answer. With a list, code is run twice, and its name is added there if the scores differ."""
+    """Return a criterion's result for an answer. If a list is given, code runs twice, and the criterion's name is
+    appended if the scores differ.
+    """
     try:
         score = grade(criterion, item, sample, ask, tools.checkers, tools.sandbox, tools.remote.embed).score
         if unrepeatable is not None and has_code(criterion):

@@ -35,9 +35,9 @@ class FrontDoor:
     """A connection pool to the API. Used by many threads at once.
 
     Args:
-        url: the API's.
-        key: of the tenant whose models are asked.
-        connections: at once.
+        url: the API's URL.
+        key: API key of the tenant whose models are called.
+        connections: most connections at once.
     """
 
     def __init__(self, url: str, key: str, connections: int) -> None:
@@ -153,7 +153,7 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 
 
 def _error_of(response: httpx.Response) -> MensError:
-    """A refusal as an error: of the class that says whose it is."""
+    """Convert an error response into the exception class that fits its cause."""
     status = response.status_code
     try:
         told = msgspec.json.decode(response.content)["error"]

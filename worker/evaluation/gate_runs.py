@@ -40,19 +40,20 @@ NO_EVIDENCE = (NotFound, InvalidRequest, JobFailed)
 def run_policy(
     job: RunningJob, policy: GatePolicy, adapter_id: str, compared_with: str | None
 ) -> tuple[dict[str, RunScores], dict[str, str]]:
-    """Make every run that a gate of a policy reads; what an earlier attempt at the job has stored is not asked again.
+    """Run every evaluation that a gate of a policy reads; results that an earlier attempt stored are not requested
+    again.
 
     Args:
         job: the attempt that judges.
-        policy: whose runs are made.
-        adapter_id: of the candidate, which is served.
+        policy: the policy whose runs are made.
+        adapter_id: id of the candidate, which is served.
         compared_with: id of the incumbent, or name of the base; None: nothing is compared.
 
     Returns:
-        the runs by their names, and why others are not there.
+        the runs by name, and for each missing run the reason.
 
     Raises:
-        Unavailable: the API, a replica or a limit holds it up. LeaseLost, and what a stop raises.
+        Unavailable: the API, a replica or a limit holds it up. LeaseLost; and the exceptions of a stop.
     """
     runs, missing = {}, {}
     wanted = {getattr(gate, "run", None) for _, gate in policy.gates.configured() if gate.applies}
@@ -67,11 +68,12 @@ def run_policy(
 
 
 def answer_pairs(results: Iterable[ItemResult], criteria: list[Criterion]) -> Iterator[AnswerPair]:
-    """Both models' answers, item by item. The texts of one item are held at a time, and of the others their scores.
+    """Yield both models' answers, item by item. Only one item's answers are held in memory at a time; of the others,
+    only the scores.
 
     Args:
-        results: of a run, by position: the answers to one item stand together.
-        criteria: of the eval.
+        results: the run's results by position; the answers to one item are adjacent.
+        criteria: the eval's criteria.
     """
     for _, same_item in groupby(results, key=attrgetter("item_index")):
         yield _pair(list(same_item), criteria)

@@ -1,6 +1,7 @@
-"""A run of an evaluation: its items in order, several at once, each stored as it comes. Start reading here.
+"""An evaluation run: its items in order, several at once, each result stored as it arrives. Start reading here.
 
-What is stored is not asked again: an attempt that takes up where another was killed begins with what has no result.
+Stored results are not requested again: an attempt that continues a killed one starts with the items that have no
+result.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Judge = Callable[[int, int, SourceItem], Judged]
 
 
 class RunningJob(Protocol):
-    """What an evaluation needs of the attempt that carries it out (`worker/jobs/attempt.py`)."""
+    """The interface that an evaluation needs from the attempt that runs it (`worker/jobs/attempt.py`)."""
 
     settings: WorkerSettings
     leases: Leases
@@ -66,17 +67,17 @@ class RunningJob(Protocol):
 
 
 def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> RunOutcome:
-    """Ask and judge every item of a run that has no result yet, and return what the whole run came to.
+    """Run and judge every item of a run that has no result yet, and return the outcome of the whole run.
 
     Args:
-        attempt: that carries the run out; the items are written under its lease.
-        plan: of the run.
-        run_id: `Leases.open_run` gives it; of an ``evaluate`` job it is the job's.
+        attempt: the attempt that executes the run; the items are written under its lease.
+        plan: the run's plan.
+        run_id: from `Leases.open_run`; for an ``evaluate`` job, the job's id.
 
     Raises:
-        JobFailed: ``EVAL_UNAVAILABLE``: no API is set. Unavailable: the API, a replica or a limit of the tenant holds it up;
-            what came until then is stored; ``SANDBOX_FAILED``. InvalidRequest: ``SANDBOX_UNAVAILABLE``. NotFound: ``MODEL_NOT_FOUND``: a model is gone. LeaseLost; and what
-            ``raise_if_stopped`` raises.
+        JobFailed: ``EVAL_UNAVAILABLE``: no API is set. Unavailable: the API, a replica or a limit of the tenant holds
+            it up; results until then are stored; ``SANDBOX_FAILED``. InvalidRequest: ``SANDBOX_UNAVAILABLE``.
+            NotFound: ``MODEL_NOT_FOUND``: a model is gone. LeaseLost; and the exceptions of ``raise_if_stopped``.
     """
     items = EvalItems(attempt.leases.database)
     progress = _Progress(attempt, plan, run_id, items)
@@ -124,7 +125,8 @@ class _Progress:
             self.store()
 
     def store(self, *, is_last: bool = False) -> None:
-        """Store what waits, and tell how far the run is. While the database is away it waits on, but not after the last.
+        """Store the waiting results and report progress. While the database is unavailable they keep waiting, except
+        after the last item.
 
         Raises:
             LeaseLost: nothing was stored. Unavailable: the database has been away for long.
@@ -167,7 +169,7 @@ class _InFlight:
         self._pool.submit(self._judge, position, source)
 
     def take(self) -> list[tuple[int, Judged | BaseException]]:
-        """What has finished, after waiting a little for the first."""
+        """Return the finished items, after waiting briefly for the first."""
         taken: list[tuple[int, Judged | BaseException]] = []
         with suppress(queue.Empty):
             while self.count:
@@ -191,13 +193,13 @@ def _judge_all(
     todo: Iterator[tuple[int, SourceItem]],
     progress: _Progress,
 ) -> None:
-    """Judge items in several threads; this one stores what they bring.
+    """Judge items in several threads; this thread stores their results.
 
     Args:
         judge: asks for an item and judges the answer.
-        samples: answers to each item.
-        door: through which it asks.
-        todo: positions and items that have no result.
+        samples: number of answers per item.
+        door: connection to the API.
+        todo: positions and items without a result.
         progress: takes the results.
     """
     threads = attempt.settings.evaluation_concurrency
@@ -225,7 +227,7 @@ def _judge_all(
 
 
 def _add(found: list[tuple[int, Judged | BaseException]], progress: _Progress) -> None:
-    """Count results; raise the first error, after what came with it was counted."""
+    """Count the results; raise the first error after the results that arrived with it are counted."""
     for position, judged in found:
         if isinstance(judged, Judged):
             progress.add(position, judged)
@@ -255,7 +257,7 @@ def _todo(plan: EvaluationPlan, items: Iterator[SourceItem], stored: set[int]) -
 
 @contextmanager
 def _open_sandbox(settings: WorkerSettings, plan: EvaluationPlan) -> Iterator[Sandbox | None]:
-    """Where criteria that are code run; nothing is started for a run without them."""
+    """Open the sandbox for code criteria; yield None and start nothing if the run has no such criteria."""
     if not any(map(has_code, plan.testing_criteria)):
         yield None
         return

@@ -64,8 +64,9 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
     """Write the adapter's folder into the run folder, from the uploaded files.
 
     Raises:
-        ArtifactInvalid: with the code of what it lacks; see `shared/artifacts/adapter_import.py`. ``ADAPTER_TEMPLATE_MISMATCH``.
-        InvalidRequest: ``TEMPLATE_UNSUPPORTED``: the template that came with it is none.
+        ArtifactInvalid: with the code of the defect; see `shared/artifacts/adapter_import.py`.
+            ``ADAPTER_TEMPLATE_MISMATCH``.
+        InvalidRequest: ``TEMPLATE_UNSUPPORTED``: the uploaded template is not valid.
     """
     tokenizer = Tokenizer.load(base, ChatOptions(plan.contract.template_arguments))
     if plan.template_sha256:

@@ -1,4 +1,4 @@
-"""One attempt at a job: its folders, its reports to the database, its child process, and requests to stop."""
+"""One attempt at a job: its folders, its reports to the database, its child process, and stop requests."""
 
 from __future__ import annotations
 

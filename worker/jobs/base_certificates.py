@@ -1,8 +1,9 @@
-"""Certificates of merged models: each replica that serves one as its base is measured, once after each of its starts.
+"""Certificates of merged models: each replica that serves one as its base is measured once after each of its starts.
 
-A merged model has no adapter to switch off, so what a replica says is compared with what the merge has recorded
-(``merge_probes.json``): the merged model's own scores in float32 for the engine error, and those of the base for the effect. The verdicts
-are an adapter's (`worker/jobs/certificates.py`). Until a replica has passed, the API does not offer the model.
+A merged model has no adapter to switch off, so a replica's scores are compared with those that the merge recorded
+(``merge_probes.json``): the merged model's own scores in float32 give the engine error, those of the base give the
+effect. The verdicts are the same as for an adapter (`worker/jobs/certificates.py`). Until a replica has passed, the API
+does not offer the model.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class BaseCertifier:
 
 
 def read_probes(entry: BaseModelEntry, path: Path) -> MergeProbes:
-    """The probes beside a merged model's files, which must be those that the catalogue names.
+    """Read the probes next to a merged model's files, and check that they are those that the catalogue names.
 
     Raises:
         ArtifactInvalid: ``BASE_DIGEST_MISMATCH``.

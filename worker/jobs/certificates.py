@@ -39,9 +39,9 @@ class ServedBase:
 
     Attributes:
         name: the model name in requests.
-        digest: of its files.
+        digest: digest of its files.
         twin_of: name of the base that it is the dequantised twin of.
-        dtype: in which the engine computes.
+        dtype: dtype that the engine computes in.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Measurements:
 
     @property
     def noise(self) -> list[float]:
-        """How far two measurements of one model are apart, position by position."""
+        """Differences between two measurements of one model, position by position."""
         if self.served_again is None:
             return differences(self.base, self.base_again)
         return differences(self.served, self.served_again)
@@ -108,8 +108,8 @@ def template_report(
 
     Args:
         encoded: the trainer's token ids.
-        served: the replica's, chat by chat; None where it refused the chat.
-        arguments: of the template, with which both were made.
+        served: the replica's, chat by chat; None if it refused the chat.
+        arguments: template arguments that both were rendered with.
     """
     pairs = zip(encoded.chats, served, strict=True)
     found = ((chat.name, first_difference(ours, theirs)) for (chat, ours), theirs in pairs)
@@ -139,7 +139,7 @@ def stop_report(ends: Mapping[int, str], stopped: Mapping[int, bool]) -> dict[st
 
     Args:
         ends: tokens at which training ends a turn, by id.
-        stopped: whether the replica's answer ended at each; empty where no answer could be asked for.
+        stopped: whether the replica's answer ended at each; empty if no answer could be requested.
     """
     return {
         "tokens": [ends[token] for token in stopped],
@@ -187,7 +187,7 @@ def certificate(
 
 
 def _warnings(shift_share: float | None, limit: float) -> list[str]:
-    """What passed, and should be known before the adapter is used."""
+    """Return notes on results that passed but should be known before the adapter is used."""
     if shift_share is None or not shift_share >= limit:
         return []
     lost = f"the base shift is {100 * shift_share:.0f} % of what the adapter changes"

@@ -1,7 +1,7 @@
-"""The environment of a child process: what a training program needs, and none of the worker's secrets.
+"""The environment of a child process: the variables that a training program needs, and none of the worker's secrets.
 
-A trainer reads data that callers wrote. It needs neither database nor broker nor serving tier, so it gets no address and no
-key of them: what is not named here is left out.
+A trainer reads data that callers wrote. It does not need the database, the broker or the serving tier, so it gets none
+of their addresses and keys: any variable that is not listed here is left out.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def child_environment(given: Mapping[str, str], threads: int, processes: int) ->
     """Environment of the processes that share a run.
 
     Args:
-        given: the worker's.
+        given: the worker's environment.
         threads: CPU threads of all processes together; 0 leaves it to torch.
-        processes: how many there are.
+        processes: number of processes.
     """
     environment = {
         name: value

@@ -39,7 +39,7 @@ LOG_TAIL_LINES = 15
 
 
 class ExitReason(Enum):
-    """How a child process that did not fail has ended."""
+    """How a child process ended without failing."""
 
     COMPLETE = "complete"
     PAUSED = "paused"
@@ -50,7 +50,7 @@ class ChildProcess:
     """One run of ``python -m <module> plan.json run_dir``.
 
     Args:
-        resume: checkpoint to go on from.
+        resume: checkpoint to resume from.
         cache: folder of encoded data files.
         threads: CPU threads of all processes together; 0 leaves it to torch.
         processes: more than one are started through `worker/torchrun.py`, whose signals and exit codes are the same.
@@ -115,7 +115,7 @@ class ChildProcess:
             self.kill()
 
     def terminate(self, grace_seconds: float) -> None:
-        """End the whole process group: SIGTERM, and SIGKILL for what is left after the grace time."""
+        """End the whole process group: SIGTERM, then SIGKILL for the processes that remain after the grace time."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGTERM)
         self.wait(grace_seconds)
@@ -147,14 +147,14 @@ class ChildProcess:
             events.append(json.loads(line))
 
     def close(self) -> None:
-        """Kill what is left of the process group and release the files."""
+        """Kill the remaining processes of the group and release the files."""
         self.kill()
         self._log.close()
         if self._telemetry:
             self._telemetry.close()
 
     def ending(self) -> ExitReason:
-        """How the process has ended; waits for its end.
+        """Wait for the process to end and return how it ended.
 
         Raises:
             MensError: the child's own coded error, or ``TRAINER_KILLED`` / ``TRAINER_CRASHED`` with the log's end.
@@ -193,10 +193,10 @@ class ChildProcess:
 
 
 def count_processes(requested: int, contract: FineTuneContract) -> int:
-    """Processes of a fine-tune run: as many as requested, but never more than a step has rows.
+    """Return the number of processes of a fine-tuning run: as requested, but at most one per row of a step.
 
     Args:
-        requested: 0 is one for every GPU that the trainer will see.
+        requested: 0 means one per GPU that the trainer will see.
     """
     gpus = 0 if contract.device.device is Device.CPU else visible_gpus()
     return min(requested or max(1, gpus), contract.exec.batch_size * contract.exec.grad_accum)
@@ -216,6 +216,8 @@ def trainer_threads(setting: int | None, base: Path) -> int:
 
 
 def last_message(tail: list[str]) -> str:
-    """The last log line of a crashed program; of several processes, of one that did not merely lose another."""
+    """Return the last log line of a crashed program; with several processes, skip those that only report the loss of a
+    peer.
+    """
     own = [line for line in tail if not line.startswith(PEER_LOST_NOTE)]
     return (own or tail or ["no output"])[-1]

@@ -91,7 +91,7 @@ def run_finetune(attempt: Attempt) -> None:
 
 
 def train(attempt: Attempt, plan: ExecutionPlan, checkpoints: StoredCheckpoints) -> None:
-    """Prepare the run folder and train, from the newest checkpoint of earlier attempts if there is one."""
+    """Prepare the run folder and train, from the newest checkpoint of earlier attempts if one exists."""
     attempt.enter(Stage.PREFLIGHT, f"Checking the base model {plan.base.name} and the training file.")
     attempt.run_dir.mkdir(parents=True, exist_ok=True)
     with locate_inputs(attempt, plan) as inputs:
@@ -168,10 +168,10 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
 
 
 def take_over_checkpoint(runs: list[Path], run_dir: Path) -> Path | None:
-    """The newest checkpoint of earlier attempts, as this attempt's own; None when there is none.
+    """Adopt the newest checkpoint of earlier attempts into this attempt's run folder; return None if none exists.
 
-    Taken over now and not once the trainer has started: an attempt that was taken for dead may still run, and it removes its
-    older checkpoints as it goes on.
+    This happens before the trainer starts: an attempt that was considered dead may still run, and removes its older
+    checkpoints as it goes on.
     """
     for _ in range(TAKE_OVER_TRIES):
         checkpoint = newest_checkpoint(runs)
@@ -194,7 +194,7 @@ def adapter_folders(run_dir: Path) -> list[Path]:
 
 
 def sign_adapters(settings: WorkerSettings, folders: Iterable[Path]) -> None:
-    """Put a signature beside each manifest, where this installation has a key.
+    """Write a signature next to each manifest if this installation has a signing key.
 
     Raises:
         InvalidRequest: ``SETTINGS_INVALID``: the key cannot be read.

@@ -1,4 +1,6 @@
-"""Keeps a job's lease alive from a thread of its own, and passes on what the heartbeat returns: a stop request, or its loss."""
+"""Keeps a job's lease alive from a thread of its own, and passes on the heartbeat's answer: a stop request, or the loss
+of the lease.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ class LeaseKeeper:
 
     Attributes:
         lost: another attempt owns the job; stop the child process, write nothing.
-        requested: what the job's owner requested, as of the last heartbeat.
-        contact_at: monotonic seconds of the last heartbeat that arrived; at first, of the claim.
+        requested: the owner's stop request, as of the last heartbeat.
+        contact_at: monotonic seconds of the last heartbeat that arrived; initially, of the claim.
     """
 
     def __init__(self, leases: Leases, lease: Lease, every_seconds: float) -> None:

@@ -33,7 +33,7 @@ REQUEST_SECONDS = 10.0
 
 
 class JudgePlan(BaseModel):
-    """What a ``judge`` job does: which adapter, for which alias, by which policy."""
+    """Plan of a ``judge`` job: the adapter, the alias and the policy."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     adapter_id: str
@@ -56,11 +56,11 @@ def run_judge(attempt: Attempt) -> None:
 
 
 def judge_adapter(attempt: Attempt, adapter_id: str, alias: str, policy: PolicyName) -> StoredReceipt:
-    """Judge a published adapter beside what answers for an alias now, and store the receipt.
+    """Judge a published adapter against the alias's current target, and store the receipt.
 
     Raises:
-        NotFound: ``ADAPTER_NOT_FOUND``, ``POLICY_NOT_FOUND``. Unavailable: a part of the system holds it up. LeaseLost; and what
-            a stop raises.
+        NotFound: ``ADAPTER_NOT_FOUND``, ``POLICY_NOT_FOUND``. Unavailable: a part of the system holds it up. LeaseLost;
+            and the exceptions of a stop.
     """
     database, tenant = attempt.leases.database, attempt.lease.job.tenant
     adapters = Adapters(database, tenant)
@@ -100,21 +100,21 @@ def judge_for_alias(
     result: dict[str, Any],
     files: list[ResultFile] | None = None,
 ) -> tuple[dict[str, Any], Terms]:
-    """Publish a job's adapters and judge the result, where a policy governs the alias that the job is to move.
+    """Publish a job's adapters and judge the result, if a policy governs the alias that the job is to move.
 
     Args:
-        attempt: of the job that made them.
+        attempt: the attempt that made them.
         adapters: its checkpoints and its result, which is published.
-        alias: that the job is to move; None: none.
-        result: what the job came to until now, which gates on training read.
-        files: that the job produced.
+        alias: the alias that the job is to move; None if it moves none.
+        result: the job's result so far, which training gates read.
+        files: files that the job produced.
 
     Returns:
-        the job's result, with the receipt if there is one, and what the job brings to the move.
+        the job's result, with the receipt if one was made, and the terms for moving the alias.
 
     Raises:
-        MensError: see :func:`judge_adapter`. Once the adapter is published, none of them fails the job for good: it succeeds, and its
-            result's ``judging_error`` says why there is no receipt.
+        MensError: see :func:`judge_adapter`. Once the adapter is published, none of them fails the job permanently: it
+            succeeds, and its result's ``judging_error`` gives the reason for the missing receipt.
     """
     governed = Aliases(attempt.leases.database, attempt.lease.job.tenant).governing(alias).policy if alias else None
     if alias is None or governed is None:
@@ -126,14 +126,14 @@ def judge_for_alias(
 
 
 def receipt_result(receipt: StoredReceipt) -> dict[str, Any]:
-    """What a job's result says of a receipt."""
+    """Return the summary of a receipt that a job's result contains."""
     kept = ("name", "status", "block", "message", "value", "bound", "n", "items_needed")
     rows = [{key: row[key] for key in kept} for row in receipt.receipt["gates"]]
     return {"receipt": {"id": receipt.id, "passed": receipt.passed, "gates": rows}}
 
 
 def served_terms(attempt: Attempt) -> Terms:
-    """What a job brings to a move: the bases that are served now; a job overrides nothing."""
+    """Return a job's terms for moving an alias: the bases that are served now. A job overrides nothing."""
     served = served_bases(attempt)
     return Terms(served=frozenset(base.digest for base in served) if served else None)
 
@@ -162,7 +162,7 @@ def served_bases(attempt: Attempt, base_digest: str = "", trained: TrainedWeight
 
 
 def training_report(jobs: Jobs, adapter: Adapter) -> TrainingReport | None:
-    """What the job ledger has of the run that made an adapter; None where it has nothing: an adapter that was imported."""
+    """Return the job ledger's data on the run that made an adapter; None if it has none, as for an imported adapter."""
     try:
         job, preflight = jobs.get(adapter.job_id), jobs.preflight(adapter.job_id)
     except NotFound:
@@ -189,7 +189,7 @@ def _incumbent(attempt: Attempt, alias: str, adapters: Adapters) -> Adapter | No
 def _shadows(
     attempt: Attempt, policy: GatePolicy, alias: str, incumbent: Adapter | None, adapter: Adapter
 ) -> dict[str, ShadowCounts]:
-    """What came of copies of the tenant's requests for the alias, by the evals that gates name."""
+    """Return the comparisons on copies of the tenant's requests for the alias, by the evals that gates name."""
     comparisons = ShadowComparisons(attempt.leases.database, attempt.lease.job.tenant)
     found: dict[str, ShadowCounts] = {}
     for _, gate in policy.gates.configured():
@@ -227,7 +227,7 @@ def _new(receipt: Receipt) -> NewReceipt:
 
 
 def _events(receipt: StoredReceipt) -> list[NewEvent]:
-    """What passed and what failed, a line for each gate."""
+    """Return an event for the receipt and one for each gate."""
     outcome = overall_outcome(receipt.passed, receipt.receipt["gates"]).word
     events = [NewEvent(message=f"{receipt.adapter_id}: {outcome}, receipt {receipt.id}.", data={"receipt": receipt.id})]
     for row in receipt.receipt["gates"]:

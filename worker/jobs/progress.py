@@ -1,4 +1,4 @@
-"""From the trainer's telemetry to a job's events and progress: what a job's owner sees while it runs."""
+"""Convert the trainer's telemetry into the events and progress that a job's owner sees while the job runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishing: measure on every serving replica what an adapter does, before its job may succeed.
+"""Publishing: measure the effect of an adapter on every serving replica before its job may succeed.
 
 The measurements are forward passes and token ids: the replica returns the log-probability of every probe token, for the base and
 for the adapter, and the token ids of the probe chats. `worker/jobs/certificates.py` judges the numbers.
@@ -35,18 +35,18 @@ REQUEST_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ProbeSet:
-    """The probes that an adapter is measured with.
+    """The probes that measure an adapter.
 
     Attributes:
         adapter_id: the adapter, already in storage.
-        base: that it was trained on; only replicas that serve it, or its twin, are asked.
+        base: the base that it was trained on; only replicas that serve it, or its twin, are measured.
         probes: `worker/training/probes.py` documents their fields.
         encode_chats: returns the trainer's token ids of the probe chats; called for every replica.
         reference: returns the trainer's own scores on the weights that a replica serves; None: the engine error is not
-            measured. It may take long, and must cache what it computes.
-        limits: that the certificates are judged by.
-        template_arguments: that the adapter's chats are written with.
-        weights: what the adapter was trained on; None: not known.
+            measured. It may take long, and must cache its results.
+        limits: limits of the certificates.
+        template_arguments: template arguments of the adapter's chats.
+        weights: the weights that the adapter was trained on; None if unknown.
     """
 
     adapter_id: str
@@ -73,12 +73,12 @@ def certify(
     timeout_seconds: float,
     raise_if_stopped: Callable[[], None],
 ) -> dict[str, Any]:
-    """Certificates of an adapter, by replica, from every replica that serves its base.
+    """Return an adapter's certificates by replica, from every replica that serves its base.
 
     Args:
-        urls: every replica.
+        urls: URLs of all replicas.
         key: the serving key.
-        probes: what the adapter is measured with.
+        probes: probes that measure the adapter.
         timeout_seconds: how long replicas may be unavailable in total.
         raise_if_stopped: called while waiting; raises when the job must stop.
 
@@ -157,9 +157,11 @@ def _certify_on(replica: ReplicaClient, found: ReplicaCapabilities, probes: Prob
 
 
 def measure_stop(replica: ReplicaClient, model: str, encoded: EncodedChats) -> dict[str, Any]:
-    """Whether the replica's answers end where training ends a turn, token by token; see `worker/jobs/certificates.py`.
+    """Test, token by token, that the replica's answers end where training ends a turn; see
+    `worker/jobs/certificates.py`.
 
-    Each answer is held to that one token, so it does not depend on what the model would rather say.
+    Each answer is restricted to that one token, so the result does not depend on what the model would otherwise
+    generate.
 
     Raises:
         JobFailed: ``SERVING_REFUSED``. Unavailable: ``SERVING_UNAVAILABLE``.
@@ -172,8 +174,8 @@ def measure_stop(replica: ReplicaClient, model: str, encoded: EncodedChats) -> d
 def measure_template(
     replica: ReplicaClient, model: str, encoded: EncodedChats, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The template certificate of a model on a replica: the probe chats by its ``/tokenize``, and where there are template
-    arguments a chat that names none of them, as the gateway sends it.
+    """Return the template certificate of a model on a replica: the probe chats by its ``/tokenize``, and with template
+    arguments also a chat that sets none of them, as the gateway sends it.
     """
     served = [
         replica.token_ids(model, chat.messages, prompt=chat.prompt, tools=chat.tools, arguments=arguments)

@@ -1,4 +1,5 @@
-"""Reference scores: the trainer's token ids and scores that a replica is compared with, on the weights that it serves.
+"""Reference scores: the trainer's token ids and scores on the weights that a replica serves, for comparison with the
+replica's.
 
 Scores are computed once per attempt for a base and dtype, however many replicas there are.
 """
@@ -35,8 +36,8 @@ class ReferenceScores:
         attempt: the attempt that publishes.
         base: the base that was trained on.
         device: the device of the contract.
-        run_dir: of the run that made the adapter.
-        template_arguments: that the adapter's chats are written with.
+        run_dir: folder of the run that made the adapter.
+        template_arguments: template arguments of the adapter's chats.
     """
 
     attempt: Attempt

@@ -1,4 +1,6 @@
-"""Runs the job that is next when a queue message comes: claim, work, and exactly one database write for every way the attempt can end."""
+"""Runs the next job when a queue message arrives: claim, work, and exactly one database write for every way the attempt
+can end.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,10 @@ class Ending(NamedTuple):
     """How an attempt ends.
 
     Attributes:
-        outcome: for the metrics.
-        write: the database write that ends it; nothing is left to write where the runner's own transaction has, or it was lost.
-        code: of its error.
+        outcome: label of the outcome in the metrics.
+        write: the database write that ends it; does nothing if the runner's own transaction has written it, or the
+            lease was lost.
+        code: code of its error.
     """
 
     outcome: str
@@ -73,9 +76,9 @@ class Worker:
     """A worker process: its settings, the database, the storage, the job queue.
 
     Attributes:
-        gpus: that it gives to a job; 1 on a CPU.
-        machines: of the workers that live.
-        stopping: set on a shutdown; the running job then goes back to the queue, and no other one is claimed.
+        gpus: GPUs that it gives to a job; 1 on a CPU.
+        machines: machines of the live workers.
+        stopping: set on a shutdown; the running job then returns to the queue, and no other job is claimed.
     """
 
     settings: WorkerSettings
@@ -149,7 +152,9 @@ class Worker:
                 logger.exception("expired files could not be deleted")
 
     def _count(self, kind: Kind, ending: Ending, written: object) -> None:
-        """Count the attempt, as the database has it now: a failure may have queued the job again, or have left it what it was made for."""
+        """Count the attempt by the job's state in the database: a failed attempt may have requeued the job, or left it
+        succeeded.
+        """
         outcome = ending.outcome
         if outcome == FAILED and isinstance(written, Job) and written.state is not JobState.FAILED:
             outcome = SUCCEEDED if written.state is JobState.SUCCEEDED else RETRIED

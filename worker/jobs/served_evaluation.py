@@ -1,6 +1,6 @@
-"""The self-evaluation of what is served: the trainer's own rows and prompts, through a replica that was certified.
+"""Self-evaluation of the served adapter: the trainer's own rows and prompts, through a certified replica.
 
-It fails no job: what cannot be measured is left out, with a note.
+It never fails a job: measurements that are not possible are left out, with a note.
 """
 
 from __future__ import annotations

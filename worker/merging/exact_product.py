@@ -2,9 +2,10 @@
 
 A product of matrices is a sum per element, and a BLAS library orders that sum by thread count and processor. Here each
 factor is cut into two parts of so few bits that every product and every sum of the parts is exact in float64, whatever
-the order (the error-free splitting of Ozaki, Ogita, Oishi and Rump, "Error-free transformations of matrix multiplication
-by using fast routines of matrix multiplication and its applications", Numerical Algorithms 59, 2012). What is dropped is
-below 2⁻⁴⁰ of the largest product of an element, less than the rounding of any dtype that weights are stored in.
+the order (the error-free splitting of Ozaki, Ogita, Oishi and Rump, "Error-free transformations of matrix
+multiplication by using fast routines of matrix multiplication and its applications", Numerical Algorithms 59, 2012).
+The parts that are dropped are below 2⁻⁴⁰ of the largest product of an element, less than the rounding of any dtype that
+weights are stored in.
 """
 
 from __future__ import annotations

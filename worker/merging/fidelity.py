@@ -36,7 +36,7 @@ effect. Why these: docs/decisions/0026."""
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What :func:`compare` found; `shared/artifacts/merge_fidelity.py` documents the comparisons."""
+    """Result of :func:`compare`; `shared/artifacts/merge_fidelity.py` documents the comparisons."""
 
     positions: int
     adapter: Divergence
@@ -90,10 +90,10 @@ def compare(
 
 
 def memory_needed(base: Path) -> int:
-    """Bytes that :func:`compare` takes at most beside what the imports did, whatever the number of layers.
+    """Return the most bytes that :func:`compare` needs in addition to the imports, whatever the number of layers.
 
-    The weights, the logits of two models and what their comparison makes of them, and small things. Measured: 867 and 917 MB for a bound of
-    1,092 MB (a Qwen3 of 1.67 GB, bench/merge.py).
+    The sum of the weights, the logits of two models, the intermediates of their comparison, and small objects.
+    Measured: 867 and 917 MB for a bound of 1,092 MB (a Qwen3 of 1.67 GB, bench/merge.py).
     """
     vocabulary = parse_model_config(json.loads((base / "config.json").read_bytes())).vocab
     logits = 4 * vocabulary * len(CHATS) * MAX_TOKENS
@@ -111,10 +111,10 @@ def weights_needed(base: Path) -> int:
 
 
 def refuse_without_memory(base: Path) -> None:
-    """Refuse a comparison that this machine cannot hold, before the merge that it would end.
+    """Refuse a comparison that does not fit into this machine's memory, before the merge starts.
 
     Raises:
-        JobFailed: ``OUT_OF_MEMORY``, with what it takes and what there is.
+        JobFailed: ``OUT_OF_MEMORY``, with the bytes needed and available.
     """
     needed, free = memory_needed(base), available_memory()
     if needed > free:
@@ -135,7 +135,7 @@ def probe_ids(base: Path) -> list[list[int]]:
 
 
 def batch_logits(model: torch.nn.Module, probes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Logits of each probe, [tokens, vocabulary], in one pass: what stands behind a token does not change its logits."""
+    """Return logits of each probe, [tokens, vocabulary], in one pass: later tokens do not change a position."""
     length = max(map(len, probes))
     ids = torch.tensor([[*probe, *[0] * (length - len(probe))] for probe in probes])
     batch = model(input_ids=ids, use_cache=False).logits.float()

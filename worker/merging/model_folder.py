@@ -1,7 +1,7 @@
 """A base's folder with an adapter folded into its weights: W' = W + alpha/rank · B·A, shard by shard, piece by piece.
 
-Shards, tensor names and the files beside the weights are the base's. Each tensor keeps its dtype unless another is asked
-for. A shard that was complete before a kill is found by its digest and not written again.
+Shards, tensor names and the files next to the weights are the base's. Each tensor keeps its dtype unless another is
+requested. A shard that was complete before a kill is recognised by its digest and not written again.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class FolderMerge:
     Attributes:
         base: the base's folder, checked.
         adapter: the adapter's folder, checked against its manifest and the base's tensors.
-        manifest: the adapter's.
-        target: the folder to fill; ``merge_progress.json`` is written beside it.
-        dtype: dtype of every floating-point tensor (``float32``, ``bfloat16``, ``float16``); each keeps its own when None.
-        quantised: names of the weights that become what training computed with: NF4 and back.
+        manifest: the adapter's manifest.
+        target: the folder to fill; ``merge_progress.json`` is written next to it.
+        dtype: dtype of every floating-point tensor (``float32``, ``bfloat16``, ``float16``); each keeps its own when
+            None.
+        quantised: names of the weights that are quantised to NF4 and back, as in training.
         double_quant: whether the scales of NF4's blocks were quantised too.
     """
 
@@ -62,11 +63,11 @@ class FolderMerge:
     double_quant: bool = True
 
     def run(self, key: str, shard_written: ShardWritten = lambda _done, _all: None) -> dict[str, str]:
-        """Write the folder, or what an interrupted run left to be written.
+        """Write the folder, or the rest of it after an interrupted run.
 
         Args:
-            key: digest of everything that decides the bytes; what another key's run left is written anew.
-            shard_written: told after each shard.
+            key: digest of everything that decides the bytes; files that a run with another key left are written again.
+            shard_written: called after each shard.
 
         Returns:
             SHA-256 of every file, by name.
@@ -105,7 +106,7 @@ class FolderMerge:
         return out.digest
 
     def _written(self, key: str, info: TensorInfo) -> TensorInfo:
-        """What the merged model stores under a name."""
+        """Return the dtype and size that the merged model stores for a tensor."""
         if key in self.manifest.base_key_map.values() and info.dtype not in TORCH_DTYPES:
             raise ArtifactInvalid(
                 Code.MERGE_DTYPE,
@@ -119,7 +120,9 @@ class FolderMerge:
         return replace(info, dtype=dtype, size=math.prod(info.shape) * TORCH_DTYPES[dtype].itemsize)
 
     def _product(self, key: str, adapter: ShardReader, lora: Tensors) -> ScaledProduct | None:
-        """What the adapter adds to a tensor, oriented as the base stores it; None when it has nothing for it."""
+        """Return the adapter's change to a tensor, oriented as the base stores it; None if the adapter does not change
+        it.
+        """
         if key not in self.manifest.base_key_map.values():
             return None
         a, b = (adapter.tensor(lora[name]).float() for name in peft_keys(key))

@@ -21,7 +21,7 @@ COPY_BYTES = 8 << 20
 
 
 class ShardReader:
-    """Reads a base's shard by offset; its pages are not mapped, so that memory holds what is being merged and no more."""
+    """Reads a base's shard by offset. Its pages are not mapped, so only the tensor being merged is in memory."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb", buffering=0)
@@ -99,7 +99,7 @@ class ShardWriter:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what was written so far, 64 hex digits."""
+        """SHA-256 of the bytes written so far, 64 hex digits."""
         return self._sha256.hexdigest()
 
 

@@ -28,12 +28,12 @@ from worker.training.model.nf4 import through_nf4
 
 
 class FolderWeights(Mapping[str, torch.Tensor]):
-    """Tensors in float32 by the name that the trained class has for them, read anew each time.
+    """Tensors in float32 by their names in the trained class, read again at each access.
 
     Args:
         base: a model's folder.
-        adapter: an adapter's folder, when its layers are asked for too.
-        quantised: names, as the base stores them, of the weights that are given as training computes with them.
+        adapter: an adapter's folder, if its layers are needed too.
+        quantised: names, as the base stores them, of the weights that are returned as training computes with them.
         double_quant: whether the scales of NF4's blocks are quantised too.
     """
 

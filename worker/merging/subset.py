@@ -39,13 +39,13 @@ FAMILY_PREFIXES = {
 
 @dataclass(frozen=True, slots=True)
 class SubsetMerge:
-    """One merge of the original's kind.
+    """One subset merge in the original's format.
 
     Attributes:
-        base_shards: the base's safetensors files, or those of them that hold what the adapter names.
+        base_shards: the base's safetensors files, or those that hold the tensors that the adapter names.
         adapter: ``candle_qlora_adapter.safetensors``.
         meta: the sidecar, version 2 or 3.
-        output: the file to write; it must not be there yet.
+        output: the file to write; it must not exist yet.
     """
 
     base_shards: tuple[Path, ...]

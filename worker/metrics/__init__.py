@@ -1,4 +1,4 @@
-"""Metrics of a worker process: what it counts, and what its trainers and GPUs are like now.
+"""Metrics of a worker process: its counters, and the current state of its trainers and GPUs.
 
 Start with `counters.py`. Imports `shared`.
 """

@@ -1,4 +1,4 @@
-"""What a worker process counts, and the registry that its metrics are in. docs/metrics.md has every name."""
+"""Counters of a worker process, and the registry of its metrics. docs/metrics.md lists every name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SWEEP_SECONDS = (0.01, 0.05, 0.2, 1.0, 5.0, 20.0)
 
 
 class WorkerMetrics:
-    """What a worker counts. The job's own figures are in its row; here is what is summed over all of them."""
+    """Counters of a worker. A job's own figures are in its row; these are totals over all jobs."""
 
     def __init__(self) -> None:
         where = self.registry = process_registry()
@@ -101,16 +101,16 @@ class WorkerMetrics:
         self._retained_out_bytes.inc(size)
 
     def attempted_webhook(self, outcome: Outcome) -> None:
-        """Count an attempt to deliver a webhook by what came of it."""
+        """Count an attempt to deliver a webhook by its outcome."""
         answered = "refused" if outcome.status_code else "unanswered"
         self._webhooks.labels("delivered" if outcome.is_delivered else answered).inc()
 
 
 class StageClock:
-    """How long an attempt is in each stage.
+    """Measures how long an attempt is in each stage.
 
     Args:
-        observe: called with a stage and its seconds when it is over.
+        observe: called with a stage and its seconds when the stage is over.
     """
 
     def __init__(self, observe: Callable[[Stage, float], None]) -> None:

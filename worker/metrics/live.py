@@ -1,4 +1,4 @@
-"""What a worker's trainers and GPUs are like at the moment of a scrape."""
+"""State of a worker's trainers and GPUs at the moment of a scrape."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIVE_FIELDS = {
 
 
 class TrainingNow(Collector):
-    """Gauges of the trainers that run now. Without one there are none: a speed of 0 would be a lie."""
+    """Gauges of the trainers that run now. Without a trainer they have no samples: a speed of 0 would be false."""
 
     def __init__(self) -> None:
         self._steps: dict[str, dict[str, Any]] = {}
@@ -39,7 +39,9 @@ class TrainingNow(Collector):
             self._steps.pop(job_id, None)
 
     def collect(self) -> Iterator[Metric]:
-        """Called at every scrape. A worker trains one job at a time; of several it shows the one that began last."""
+        """Return the metrics at a scrape. A worker trains one job at a time; if several are noted, the one that started
+        last is shown.
+        """
         with self._lock:
             steps = list(self._steps.values())
         for field, (name, meaning) in LIVE_FIELDS.items():
@@ -55,11 +57,11 @@ class TrainingNow(Collector):
 
 
 class GpuMemory(Collector):
-    """Memory of this machine's GPUs, as the driver's program tells it; nothing on a machine without one.
+    """Memory of this machine's GPUs, as the driver's program reports it; no samples on a machine without a GPU.
 
     Args:
-        query: the GPUs.
-        count: how many CUDA would show; with none the driver is not asked.
+        query: returns the GPUs.
+        count: returns the number of GPUs that CUDA exposes; with 0 the driver is not queried.
     """
 
     def __init__(self, query: Callable[[], list[Gpu]] = query_gpus, count: Callable[[], int] = visible_gpus) -> None:

@@ -1,5 +1,5 @@
-"""What `worker/train.py` is made of: a run set up, its steps, loss, optimizer, checkpoints, the adapter.
+"""The parts of `worker/train.py`: a run's setup, its steps, loss, optimizer, checkpoints, the adapter.
 
-Start with `trainer.py`. `data/` is what it sees, `model/` what it trains, `reporting/` what it reports.
-Imports `shared` and what `worker` has below it; no queue and no database.
+Start with `trainer.py`. `data/` prepares its input, `model/` loads the trained model, `reporting/` reports on the run.
+Imports `shared` and the modules of `worker` below it; no queue and no database.
 """

@@ -1,11 +1,11 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped, without pickle.
+"""Checkpoints: all the state that a run needs to continue exactly where it stopped, without pickle.
 
     checkpoints/step-00000120/  adapter_model.safetensors  adapter_config.json  adapter_manifest.json   (servable)
                                 trainer_state.safetensors  (optimizer state, states of all random generators)
                                 trainer_state.json         (step, plan digest, metrics; written last inside)
 
-A checkpoint is written beside its place and renamed, so one that can be seen is complete. The last few epochs' ends are kept, of
-a run of fewer epochs other steps too, and always the newest checkpoint, to go on from.
+A checkpoint is written next to its place and renamed, so a visible one is complete. The last few epochs' ends are kept,
+in a run of fewer epochs other steps too, and always the newest checkpoint, to resume from.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PROGRESS_FIELDS = (
 
 
 class Occasion(Enum):
-    """Why a checkpoint is written."""
+    """Reason for writing a checkpoint."""
 
     EPOCH_END = "epoch_end"
     STEP = "step"
@@ -62,17 +62,18 @@ class Occasion(Enum):
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run is. The data order is a function of seed and step, so the step is the cursor.
+    """State of a run. The data order is a function of seed and step, so the step is the cursor.
 
     Attributes:
-        trained_tokens: real tokens so far, padding left out.
-        metrics: rows of `metrics.csv`.
+        trained_tokens: tokens so far, without padding.
+        metrics: rows of `metrics.csv` so far.
         run_id: the same in all attempts at a run.
         token_budget: tokens of a micro-batch; smaller than planned once a step ran out of memory.
-        non_finite: steps in a row, up to this one, that changed nothing because loss or gradient was not finite.
-        memory_retries: times that a step ran out of memory and was done again in smaller micro-batches.
-        resumed_from: steps at which earlier attempts were taken up.
-        inexact_reasons: why this run is not bit-exact, see :func:`worker.training.reproducibility.inexact_reasons`.
+        non_finite: consecutive steps up to this one that changed nothing because loss or gradient was not finite.
+        memory_retries: number of times that a step ran out of memory and was repeated in smaller micro-batches.
+        resumed_from: steps at which earlier attempts were resumed.
+        inexact_reasons: reasons why this run is not bit-exact, see
+            :func:`worker.training.reproducibility.inexact_reasons`.
         tokens_per_second: mean rate of this attempt, once it has ended; not part of a checkpoint.
         checkpointed_at: monotonic time of this attempt's last checkpoint, or of its start; not part of a checkpoint.
     """
@@ -91,7 +92,7 @@ class Progress:
 
     @property
     def guarantee(self) -> Guarantee:
-        """How this run compares with an equal one, and with one that was never interrupted."""
+        """Guarantee on how this run compares with an equal one, and with one that was never interrupted."""
         return Guarantee.STATE_EXACT if self.inexact_reasons else Guarantee.BIT_EXACT
 
     def add_inexact_reasons(self, *reasons: str) -> None:
@@ -111,10 +112,11 @@ def save_checkpoint(
     *,
     occasion: Occasion = Occasion.STEP,
 ) -> Path:
-    """Write a checkpoint of a step that is done; others that do not belong to the result so far are removed.
+    """Write a checkpoint of a completed step; remove others that are not part of the result so far.
 
     Args:
-        made_on: what the bits of a step depend on, from :func:`worker.training.reproducibility.environment`.
+        made_on: environment that the bits of a step depend on, from
+            :func:`worker.training.reproducibility.environment`.
         base: the base model's folder.
     """
     target = _folder(run_dir, progress.step)
@@ -127,7 +129,7 @@ def save_checkpoint(
 
 
 def occasion_of(checkpoint: Path) -> Occasion:
-    """Why a checkpoint was written; earlier releases have noted interim ones alone."""
+    """Return why a checkpoint was written; earlier releases noted only interim ones."""
     state = read_json(checkpoint / f"{STATE_NAME}.json") or {}
     noted = [occasion for occasion in (Occasion.INTERIM, Occasion.EPOCH_END) if state.get(occasion.value)]
     return noted[0] if noted else Occasion.STEP
@@ -151,7 +153,7 @@ def _remove_others(run_dir: Path, kept: list[Path]) -> None:
 
 
 def checkpoint_at(run_dir: Path, step: int) -> Path | None:
-    """The checkpoint of a step, if there is one."""
+    """Return the checkpoint of a step, or None if it does not exist."""
     folder = _folder(run_dir, step)
     return folder if folder.is_dir() else None
 

@@ -1,8 +1,9 @@
 """Several processes that train one model, each on its share of a step's rows, as started by torchrun.
 
-What is trained is a few LoRA matrices, so there is no wrapper around the model: every process divides its loss by the whole
-step's weight sum and leaves its gradients, they are added up once a step, and all make the same step of the optimizer. The
-numbers are those of one process up to rounding in fp32. Alone, every method is free and does nothing.
+Only a few LoRA matrices are trained, so the model needs no wrapper: every process divides its loss by the whole step's
+weight sum and leaves its gradients, these are added up once per step, and all processes make the same optimizer step.
+The results equal those of one process up to rounding in fp32. In a single process every method is free and does
+nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class DistributedContext:
     """This process among those of its run.
 
     Attributes:
-        rank: counted from 0; the first process writes what a run leaves.
+        rank: counted from 0; the first process writes the run's files.
         size: processes of the run.
     """
 
@@ -42,9 +43,9 @@ class DistributedContext:
 
     @classmethod
     def join(cls, device: torch.device) -> DistributedContext:
-        """Meet the other processes that torchrun has started; alone when it has not.
+        """Join the other processes that torchrun started; return a single-process context without torchrun.
 
-        Scores and counts go between CPUs, gradients between the devices they are on.
+        Scores and counts are exchanged between CPUs, gradients between the devices they are on.
 
         Raises:
             JobFailed: ``SETTINGS_INVALID``: there are more processes than GPUs.
@@ -69,15 +70,15 @@ class DistributedContext:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes."""
+        """Return whether this process writes the run's files."""
         return self.rank == 0
 
     def share(self, lengths: Sequence[int]) -> list[int]:
-        """Which rows are this process's, by their place in ``lengths`` (tokens), in rising order; may be none."""
+        """Return this process's rows as places in ``lengths`` (tokens), in ascending order; may be empty."""
         return share_rows(lengths, self.size)[self.rank]
 
     def main_process_first(self, work: Callable[[], T]) -> T:
-        """The first process works while the others wait, and then find done what it has left in a cache."""
+        """Let the first process work while the others wait; they then use what it left in a cache."""
         if not self.is_main:
             self.barrier()
         result = work()
@@ -109,9 +110,9 @@ class DistributedContext:
         return Score(loss, round(correct) / targets, int(targets))
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Add up the gradients of all processes; a parameter without any anywhere stays without.
+        """Add up the gradients of all processes; a parameter without a gradient anywhere stays without one.
 
-        One flat copy: small beside the activations, which are gone by now.
+        One flat copy: small compared with the activations, which are released by now.
         """
         if self.size == 1:
             return
@@ -124,13 +125,13 @@ class DistributedContext:
             parameter.grad = gradient.view_as(parameter) if processes else None
 
     def refuse_difference(self, facts: Mapping[str, str]) -> None:
-        """Check that all processes work on the same thing.
+        """Check that all processes work with the same inputs.
 
         Args:
-            facts: what must be equal, by name; the same names everywhere.
+            facts: strings that must be equal, by name; every process passes the same names.
 
         Raises:
-            JobFailed: ``PROCESSES_DIFFER``, everywhere, with the names of what differs.
+            JobFailed: ``PROCESSES_DIFFER``, in every process, with the names of the differences.
         """
         if self.size == 1:
             return
@@ -148,9 +149,10 @@ class DistributedContext:
             )
 
     def seed_step(self, seed: int, step: int) -> None:
-        """Start the random generators, which draw dropout masks, anew for this process's part of a step.
+        """Reseed the random generators, which draw dropout masks, for this process's part of a step.
 
-        So no two processes draw the same masks, and a resumed run draws what it would have, from the first one's checkpoint.
+        So no two processes draw the same masks, and a run that resumes from the first process's checkpoint draws the
+        same masks again.
         """
         if self.size > 1:
             digest = hashlib.sha256(f"step-{seed}-{step}-{self.rank}".encode()).digest()
@@ -165,7 +167,7 @@ class DistributedContext:
 
 
 def local_rank() -> int:
-    """Which of this machine's devices is this process's."""
+    """Return the index of this process's device on this machine."""
     return int(os.environ["LOCAL_RANK"]) if under_torchrun() else 0
 
 
@@ -210,7 +212,7 @@ def _all_reduce(tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> Non
 
 def _with_peers(talk: Callable[[], object]) -> None:
     """Raises:
-    PeerLost: another process has ended. RuntimeError: none has, and yet there was no answer in time.
+    PeerLost: another process has ended. RuntimeError: no process has ended, but the answer timed out.
     """
     try:
         talk()

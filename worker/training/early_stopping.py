@@ -12,7 +12,7 @@ Metrics = Sequence[Mapping[str, float]]
 
 
 def is_exhausted(metrics: Metrics, patience: int | None) -> bool:
-    """Whether that many validations have passed since the best one; never without a patience."""
+    """Return whether `patience` validations have passed since the best one; never without a patience."""
     losses = [row[COLUMN] for row in metrics if COLUMN in row]
     return patience is not None and bool(losses) and len(losses) - 1 - losses.index(min(losses)) >= patience
 

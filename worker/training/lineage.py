@@ -1,4 +1,4 @@
-"""What this process trains by: the version, commit and sources of its code, and the packages that are installed."""
+"""Provenance of this process: version, commit and source digest of its code, and the installed packages."""
 
 from __future__ import annotations
 

@@ -19,16 +19,16 @@ def accumulate_gradients(
     device: torch.device,
     weight_sum: float | None = None,
 ) -> Score:
-    """Backward over the micro-batches of one step: the gradient of the mean loss per supervised token of all of them.
+    """Accumulate the gradient of a step's mean loss per supervised token over its micro-batches.
 
-    Each micro-batch weighs what its tokens weigh, so accumulation over unequal lengths equals one large batch exactly.
+    Each micro-batch is weighted by its tokens, so accumulation over unequal lengths equals one large batch exactly.
 
     Args:
-        weight_sum: what the loss is divided by when other processes hold micro-batches of the same step; else these
-            batches' own.
+        weight_sum: divisor of the loss if other processes hold micro-batches of the same step; otherwise these batches'
+            own sum.
 
     Returns:
-        the score of these micro-batches, the loss divided by ``weight_sum``; zeros when there are none.
+        the score of these micro-batches, the loss divided by ``weight_sum``; zeros without micro-batches.
     """
     if not batches:
         return Score(0.0, 0.0, 0)
@@ -52,10 +52,10 @@ def evaluate(
     device: torch.device,
     add_up: Callable[[Sequence[float]], Sequence[float]] = tuple,
 ) -> Score | None:
-    """Score of the model on micro-batches; None when there are none.
+    """Return the model's score on micro-batches; None without targets.
 
     Args:
-        add_up: adds each number up over the processes that share the micro-batches.
+        add_up: sums each number over the processes that share the micro-batches.
     """
     model.eval()
     losses, corrects, weight_sum, targets = [], [], 0.0, 0

@@ -1,7 +1,7 @@
-"""What a training method is: how a file's rows are read, become micro-batches, and micro-batches a loss.
+"""A training method: how rows are read from files, how they become micro-batches, and how these become a loss.
 
-The trainer knows no more of a method than this: steps, memory, several processes, checkpoints, telemetry and the adapter are
-the same for all. The rows, batches and loss of a method are values of its own that only it looks into.
+The trainer knows nothing else about a method: steps, memory, several processes, checkpoints, telemetry and the adapter
+are the same for all. The rows, batches and loss of a method are values of its own that only it inspects.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Example(Protocol):
 
     @property
     def weight_sum(self) -> float:
-        """What the row adds to the divisor of its step's loss."""
+        """Contribution of the row to the divisor of its step's loss."""
 
     @property
     def weight(self) -> float:
-        """Of the whole row: its share of the loss, not of the divisor."""
+        """Weight of the whole row: scales its share of the loss, not of the divisor."""
 
     def unweighted(self) -> Self:
         """The row as validation counts it: without a weight of its own."""
@@ -64,18 +64,21 @@ class Method(Protocol[RowT, BatchT]):
         """Encode the plan's files, or find them encoded in the cache.
 
         Raises:
-            MensError: the data is not what the plan needs.
+            MensError: the data does not fit the plan.
         """
 
     def micro_batches(self, rows: Sequence[RowT], token_budget: int, *, pad_token: int, packed: bool) -> list[BatchT]:
-        """Cut rows (one or more) into micro-batches of at most so many tokens; a longer row is a micro-batch of its own.
+        """Cut rows (one or more) into micro-batches of at most `token_budget` tokens; a longer row is a micro-batch of
+        its own.
 
         Args:
-            packed: whether the model can keep documents apart that stand in one sequence; else rows are padded.
+            packed: whether the model can keep documents apart in one sequence; otherwise rows are padded.
         """
 
     def empty_batch(self) -> BatchT:
-        """Of the same shape and a few positions, with nothing to learn: for a process that has no rows where others have."""
+        """Return a batch of the same shape with a few positions and no targets, for a process that has no rows while
+        others have some.
+        """
 
     def loss(
         self, model: PeftModel, batch: BatchT, device: torch.device, divisor: float = 1.0

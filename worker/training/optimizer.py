@@ -82,7 +82,7 @@ def _restore_8bit(optimizer: Any, parameter: torch.nn.Parameter, stored: dict[st
 
 
 def _place(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> tuple[int, int]:
-    """Where the parameter is among the optimizer's groups: (group, index in it)."""
+    """Return the parameter's place in the optimizer: (group, index in it)."""
     return next(
         (group_index, index)
         for group_index, group in enumerate(optimizer.param_groups)

@@ -1,18 +1,19 @@
-"""What a run may claim: the bytes of any equal run, interrupted or not, or the same state on kernels that may round differently.
+"""Guarantees of a run: the bytes of any equal run, interrupted or not, or the same state on kernels that may round
+differently.
 
 Everything a step depends on is in a checkpoint (weights, optimizer, random generators) or a function of the step (rows,
 their layout, learning rate). On a CPU in fp32, with the same libraries, threads and processes, the same bits come out;
 the tests resume a run from every one of its steps. On an accelerator sums may be taken in another order, run or resumed,
 and a step that ran out of memory and was done in smaller pieces adds up in another order anywhere.
 
-Intel's MKL, which torch multiplies matrices with on a CPU, adds up in an order that depends on where an operand lies in
-memory, unless it is told not to: thin products, as LoRA's are, then differ in their last bits between a weight that was
-made and the same weight read from a file. So it is told, and whether it obeys is measured. It may also take fewer threads on
-a busy machine, unless it is told not to.
+Intel's MKL, which torch uses for matrix products on a CPU, by default adds up in an order that depends on where an
+operand lies in memory: thin products, as LoRA's are, then differ in their last bits between a newly computed weight and
+the same weight read from a file. It may also use fewer threads on a busy machine. Both are switched off here, and
+whether MKL complies is measured.
 
-What is chosen by the memory that is free at a start changes no bit of a CPU's run: frozen weights that are kept dequantised are
-the same numbers. The tokens of a micro-batch are the contract's, or fewer where all the machine's memory is too small for them
-(`worker/training/model/memory_budget.py`): they are compared like the rest of the environment.
+Choices that depend on the memory that is free at the start change no bit of a CPU's run: frozen weights that are kept
+dequantised are the same numbers. The tokens of a micro-batch are the contract's, or fewer if the machine's total memory
+is too small for them (`worker/training/model/memory_budget.py`): they are compared like the rest of the environment.
 """
 
 from __future__ import annotations
@@ -43,34 +44,36 @@ EXPLANATIONS = {
 
 
 class Guarantee(StrEnum):
-    """How a run compares with an equal one, and with one that was never interrupted."""
+    """Guarantee on how a run compares with an equal one, and with one that was never interrupted."""
 
     BIT_EXACT = "bit_exact"
     STATE_EXACT = "state_exact"
 
 
 def fix_order_of_sums() -> None:
-    """Tell MKL, which reads its variables when it first computes; what the operator has set stays."""
+    """Set MKL's variables for a fixed order, which it reads when it first computes; values that the operator has set
+    stay.
+    """
     for name, value in FIXED_ORDER.items():
         os.environ.setdefault(name, value)
 
 
 def order_of_sums() -> str:
-    """What the order of a CPU's sums depends on: ``fixed`` where on nothing, ``by_load``, ``by_place``."""
+    """Return what the order of a CPU's sums depends on: ``fixed`` (nothing), ``by_load`` or ``by_place``."""
     if torch.get_num_threads() > 1 and threads_follow_load():
         return "by_load"
     return "by_place" if products_depend_on_place() else "fixed"
 
 
 def threads_follow_load() -> bool:
-    """Whether a library may take fewer threads while the machine is busy: sums are then cut in other places."""
+    """Return whether a library may use fewer threads while the machine is busy, which changes how sums are split."""
     mkl, openmp = (os.environ.get(name, "").lower() for name in ("MKL_DYNAMIC", "OMP_DYNAMIC"))
     follows_mkl = torch.backends.mkl.is_available() and mkl not in NO  # MKL's own default is yes, OpenMP's is no
     return follows_mkl or openmp not in ("", *NO)
 
 
 def products_depend_on_place() -> bool:
-    """Whether a thin product has other bits when an operand lies elsewhere in memory."""
+    """Return whether a thin product changes its bits when an operand lies elsewhere in memory."""
     one, other = (torch.linspace(-1, 1, rows * 128).sin().view(rows, 128) for rows in (29, 4))
     expected = one @ other.t()
     return any(
@@ -81,14 +84,14 @@ def products_depend_on_place() -> bool:
 
 
 def _placed(tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    """A copy that begins so many bytes past a multiple of 64."""
+    """Return a copy that begins `offset` bytes past a multiple of 64."""
     room = torch.empty(tensor.numel() + 32, dtype=tensor.dtype)
     start = (offset - room.data_ptr()) % 64 // tensor.element_size()
     return room[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
 
 
 def environment(device: torch.device, processes: int = 1) -> dict[str, str | int]:
-    """What a step's bits depend on beside the plan."""
+    """Return the environment that a step's bits depend on in addition to the plan."""
     on_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
@@ -101,10 +104,11 @@ def environment(device: torch.device, processes: int = 1) -> dict[str, str | int
 
 
 def inexact_reasons(saved: dict[str, str | int], here: dict[str, str | int]) -> list[str]:
-    """Why a run that goes on here from a checkpoint is not bit-exact; of a new run, compared with its own environment.
+    """Return why a run that resumes here from a checkpoint is not bit-exact; for a new run, `saved` is its own
+    environment.
 
     Returns:
-        names of what differs, keys of :data:`EXPLANATIONS`, or both; nothing where the run is bit-exact.
+        names of the differences, keys of :data:`EXPLANATIONS`, or both; empty if the run is bit-exact.
     """
     reasons = [name for name in saved.keys() | here.keys() if saved.get(name) != here.get(name)]
     if here["kernels"] == "cuda":

@@ -1,4 +1,4 @@
-"""One step of the optimizer: gradients of all its rows, clipped, applied, reported."""
+"""One optimizer step: gradients of all its rows, clipped, applied, reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from worker.training.trainer import TrainingContext, agree_on_memory
 
 
 def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> StepReport:
-    """One step of the optimizer. One whose loss or gradient is not finite changes nothing and is counted."""
+    """Make one optimizer step. A step whose loss or gradient is not finite changes nothing and is counted."""
     rows, rate = [context.data.row(number) for number in step.rows], context.rate_at(step.number)
     weight_sum = sum(row.weight_sum for row in rows)
     context.distributed.seed_step(context.plan.contract.exec.seed, step.number)
@@ -61,11 +61,11 @@ def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> 
 
 
 def gradients(context: TrainingContext, batches: Sequence[Batch], weight_sum: float) -> Score:
-    """Leave the gradients of a step's micro-batches, and nothing of an earlier try, in the parameters.
+    """Leave the gradients of a step's micro-batches in the parameters, without those of an earlier try.
 
     Args:
-        batches: this process's.
-        weight_sum: of all the step's rows: what the loss is divided by.
+        batches: this process's micro-batches.
+        weight_sum: weight sum of all the step's rows: the divisor of the loss.
     """
     context.optimizer.zero_grad(set_to_none=True)
     return accumulate_gradients(context.method, context.model, batches, context.device, weight_sum=weight_sum)
@@ -83,7 +83,7 @@ def report_step(
     rate: float,
     token_budget: int,
 ) -> StepReport:
-    """What telemetry says of a step, of which other processes may have micro-batches too."""
+    """Return the telemetry report of a step, whose micro-batches may be shared with other processes."""
     lengths = [length for row in rows for length in row.lengths]
     positions, micro_batches = distributed.sum([sum(batch.size for batch in batches), len(batches)])
     return StepReport(
@@ -113,18 +113,19 @@ def retry_on_out_of_memory(
     *,
     retry: bool = True,
 ) -> tuple[T, list[Batch]]:
-    """Do a step's forward and backward pass; when memory runs out again, in half the micro-batch, down to single rows.
+    """Run a step's forward and backward pass; each time memory runs out, repeat it with half the micro-batch, down to
+    single rows.
 
-    The step has the same rows either way, so the same gradient up to rounding. The smaller micro-batch stays for the
-    rest of the run, and is part of its checkpoints. The random generators start where they did.
+    The step has the same rows either way, so the same gradient up to rounding. The smaller micro-batch size stays for
+    the rest of the run, and is part of its checkpoints. The random generators are reset for each repetition.
 
     Args:
-        plan_micro_batches: cuts the step's rows into micro-batches of at most so many tokens.
+        plan_micro_batches: cuts the step's rows into micro-batches of at most the given number of tokens.
         work: the pass over micro-batches; begins without gradients.
-        retry: false where other processes are in the middle of the same pass and could not begin it again.
+        retry: false if other processes are in the middle of the same pass and could not repeat it.
 
     Raises:
-        RuntimeError, MemoryError: the allocator's own complaint, when not even the longest row fits alone.
+        RuntimeError, MemoryError: the allocator's own error, if not even the longest row fits alone.
     """
     batches = plan_micro_batches(progress.token_budget)
     on_cpu = torch.get_rng_state()

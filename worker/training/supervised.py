@@ -35,18 +35,20 @@ class Supervised:
         return [collate([rows[index] for index in group], pad_token, packed=packed) for group in groups]
 
     def empty_batch(self) -> MicroBatch:
-        """One token without a target."""
+        """Return a batch of one token without a target."""
         return empty_batch()
 
     def loss(
         self, model: PeftModel, batch: MicroBatch, device: torch.device, divisor: float = 1.0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weighted sum of cross-entropies in nats (a scalar to differentiate), and how many targets the arg-max predicts.
+        """Return the weighted sum of cross-entropies in nats (a scalar to differentiate), and the number of targets
+        that the arg-max predicts.
 
         Only the hidden rows that predict a target go through the head.
 
         Args:
-            divisor: of the loss; it goes into the weights, which are fp32: a gradient in bf16 would round it.
+            divisor: divisor of the loss; it is applied to the weights, which are fp32: a gradient in bf16 would round
+                it.
         """
         base = model.get_base_model()
         hidden = base.get_decoder()(
@@ -63,7 +65,7 @@ class Supervised:
 
 
 def _documents(batch: MicroBatch, device: torch.device) -> dict[str, object]:
-    """What `worker/training/model/attention.py` needs to keep documents apart."""
+    """Return the arguments that `worker/training/model/attention.py` needs to keep documents apart."""
     if batch.boundaries is None:
         return {}
     longest = int(batch.boundaries.diff().max())

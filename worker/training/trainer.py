@@ -1,4 +1,6 @@
-"""What the training loop works with: model, optimizer, data and their order, and what can be reported of them."""
+"""Objects that the training loop works with: model, optimizer, data and their order, and the facts to report about
+them.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ class TrainingContext:
 
     Attributes:
         step_tokens: tokens of each optimizer step.
-        environment: what a step's bits depend on beside the plan.
+        environment: what a step's bits depend on in addition to the plan.
         base: the base model's folder.
         distributed: this process among those that share the run's steps.
     """
@@ -77,7 +79,7 @@ class TrainingContext:
 
     @property
     def precision(self) -> Precision:
-        """What the frozen base is held in."""
+        """Precision in which the frozen base is held."""
         quantised = self.plan.contract.quant.base is BaseQuant.NF4
         return "nf4" if quantised else compute_dtype_name(self.device)
 
@@ -91,7 +93,9 @@ class TrainingContext:
         return learning_rate(step - 1, self.order.total_steps, self.plan.contract.exec.learning_rate, self.warmup)
 
     def micro_batches(self, rows: Sequence[Example], token_budget: int) -> list[Batch]:
-        """The tensors of this process's share of some rows, in micro-batches of at most so many tokens; may be none."""
+        """Return the tensors of this process's share of some rows, in micro-batches of at most `token_budget` tokens;
+        may be empty.
+        """
         share = [rows[index] for index in self.distributed.share([sum(row.lengths) for row in rows])]
         packed, pad = packs(self.model), int(self.tokenizer.pad_token_id or 0)  # masked: any id will do
         batches = self.method.micro_batches(share, token_budget, pad_token=pad, packed=packed) if share else []
@@ -117,7 +121,7 @@ class TrainingContext:
         )
 
     def machine(self) -> Machine:
-        """What telemetry has to know of the device."""
+        """Return the properties of the device that telemetry needs."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         work = workload(self.config, self.plan.contract.adapter, checkpointing=self.budget.checkpointing)
         peak = dense_bf16_peak(name)
@@ -125,7 +129,7 @@ class TrainingContext:
         return Machine(work=work, peak_flops=of_all, peak_memory=lambda: peak_bytes(self.device))
 
     def engine(self) -> dict[str, object]:
-        """What the trainer decided by itself."""
+        """Return the trainer's own decisions, for reports."""
         return {
             "layout": "packed" if packs(self.model) else "padded",
             **self.budget.as_dict(),
@@ -147,7 +151,7 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path, method: Method[Any, Any
     """Read the data as the training method does, load the base, attach the adapter.
 
     Raises:
-        MensError: data, base or device are not what the plan needs, with the code of what is wrong.
+        MensError: data, base or device do not fit the plan, with the code of the failure.
     """
     contract, base = run.plan.contract, Path(run.inputs.base)
     device, config, tokenizer = pick_device(contract.device, local_rank()), read_config(base), load_tokenizer(base)
@@ -207,7 +211,7 @@ def agree_to_start(context: TrainingContext, progress: Progress) -> None:
 
 
 def agree_on_memory(context: TrainingContext, progress: Progress) -> None:
-    """Where one process ran out of memory all take smaller pieces from now on, and so will a run that goes on from here."""
+    """After one process ran out of memory, make all of them, and runs resumed from here, use smaller micro-batches."""
     smallest, retries = context.distributed.largest([-progress.token_budget, progress.memory_retries])
     progress.token_budget, progress.memory_retries = -int(smallest), int(retries)
     # An equal run on a machine with more free memory adds the same numbers up in another order.

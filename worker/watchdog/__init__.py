@@ -1,4 +1,4 @@
-"""What ends an attempt that uses more than it may, or holds its GPU and gets nowhere. No torch.
+"""Rules that end an attempt that exceeds its limits, or holds its GPU without progress. No torch.
 
 Start with `rules.py`. Imports `shared.errors` and `worker.machine`.
 """

@@ -19,14 +19,14 @@ QUERY = ["nvidia-smi", "--query-gpu=index,uuid,utilization.gpu", "--format=csv,n
 
 
 class IdleWatch:
-    """Compares how long a process group has done nothing with how long it may.
+    """Compares how long a process group has been idle with its limit.
 
     Args:
         group: id of the process group.
-        idle_seconds: how long it may do nothing.
-        sample_seconds: how often it is looked at.
+        idle_seconds: how long it may be idle.
+        sample_seconds: interval between samples.
         clock: monotonic seconds.
-        gpu_share: how busy its busiest GPU is, 0 to 1; None: unknown. 0 where there is none.
+        gpu_share: utilisation of its busiest GPU, 0 to 1; None: unknown. 0 without a GPU.
     """
 
     def __init__(
@@ -87,7 +87,9 @@ def group_cpu_seconds(group: int, proc: Path = Path("/proc")) -> float:
 
 
 def busiest_gpu() -> float | None:
-    """How busy the busiest GPU is that a trainer of this worker sees, 0 to 1; None: it cannot be asked. 0 without any."""
+    """Return the utilisation of the busiest GPU that a trainer of this worker sees, 0 to 1; None if it cannot be
+    queried, 0 without a GPU.
+    """
     if not visible_gpus():
         return 0.0
     try:
@@ -98,10 +100,11 @@ def busiest_gpu() -> float | None:
 
 
 def parse_shares(table: str, visible: str | None) -> float | None:
-    """The highest utilisation in the driver's table, 0 to 1; None where it tells none, e.g. of a GPU in parts (MIG).
+    """Return the highest utilisation in the driver's table, 0 to 1; None if a GPU has no figure, e.g. one in parts
+    (MIG).
 
     Args:
-        table: a line a GPU: index, uuid, percent.
+        table: one line per GPU: index, uuid, percent.
         visible: the value of ``CUDA_VISIBLE_DEVICES``; None: all are seen.
     """
     shares = []

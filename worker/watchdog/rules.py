@@ -18,7 +18,7 @@ from shared.errors import Code, JobFailed
 
 
 class Termination(StrEnum):
-    """Why an attempt was ended: ``details["termination"]`` of its error."""
+    """Reason for ending an attempt: ``details["termination"]`` of its error."""
 
     WALL_CLOCK_CAP = "wall_clock_cap"
     GPU_BUDGET = "gpu_budget"
@@ -39,11 +39,11 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """What a job's attempts may use together; None is no limit.
+    """Limits on what a job's attempts may use in total; None means no limit.
 
     Attributes:
-        cap_seconds: of the installation. wall_seconds: of the job.
-        gpu_minutes: of the job.
+        cap_seconds: the installation's limit. wall_seconds: the job's limit.
+        gpu_minutes: the job's limit.
     """
 
     cap_seconds: float | None = None
@@ -53,12 +53,12 @@ class JobLimits:
 
 @dataclass
 class LimitWatch:
-    """Compares what a job has used with what it may use.
+    """Compares a job's use with its limits.
 
     Attributes:
-        gpus: that this attempt occupies.
-        wall_before: seconds of the attempts before it. gpu_before: their GPU-seconds.
-        clock: monotonic seconds; the attempt begins when this is made.
+        gpus: GPUs that this attempt occupies.
+        wall_before: seconds of earlier attempts. gpu_before: their GPU-seconds.
+        clock: monotonic seconds; the attempt begins when this object is created.
     """
 
     limits: JobLimits
@@ -88,10 +88,10 @@ class LimitWatch:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """What is said of a limit that was passed.
+    """Error texts for an exceeded limit.
 
     Attributes:
-        message: with ``{used}`` and ``{allowed}``, which are counted in ``unit``.
+        message: contains ``{used}`` and ``{allowed}``, counted in ``unit``.
     """
 
     reason: Termination
@@ -135,11 +135,11 @@ _OWN_TIME = _Bound(
 
 @dataclass
 class OrphanWatch:
-    """Notices that a trainer belongs to nobody: its worker has not reached the database for so long that the job is another's.
+    """Notices an orphaned trainer: its worker has not reached the database for so long that another worker has the job.
 
     Attributes:
         contact_at: monotonic seconds of the worker's last heartbeat that arrived.
-        seconds: how long there may be none.
+        seconds: longest time without a heartbeat.
     """
 
     contact_at: Callable[[], float]
@@ -162,10 +162,10 @@ class OrphanWatch:
 
 
 def check_all(watches: Sequence[Watch | None]) -> None:
-    """Check in the order given; None is not watched.
+    """Run the checks in the given order; None entries are skipped.
 
     Raises:
-        JobFailed: of the first that has to end the attempt.
+        JobFailed: from the first watch that ends the attempt.
     """
     for watch in watches:
         if watch is not None:

@@ -1,4 +1,6 @@
-"""Notices a trainer that no longer gets anywhere: it would hold its GPU for ever, alive for all that the worker can see."""
+"""Notices a trainer that makes no more progress: otherwise it would hold its GPU indefinitely while the worker sees it
+alive.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class StallWatch:
         self._longest: float | None = None  # silence between two reports, once a step is done
 
     def note(self, telemetry: Sequence[dict[str, Any]]) -> None:
-        """Take in what the trainer has reported since the last call; may be nothing."""
+        """Take in the trainer's reports since the last call; may be empty."""
         if not telemetry:
             return
         now = self._clock()

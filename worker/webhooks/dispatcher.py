@@ -1,4 +1,4 @@
-"""Rounds of delivering: what is due is claimed and sent, by a few threads, until nothing is due any more."""
+"""Delivery rounds: due webhooks are claimed and sent by a few threads until none is due."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class WebhookDispatcher:
-    """Delivers what is in the outbox.
+    """Delivers the webhooks of the outbox.
 
     Attributes:
-        stopping: set when the process ends; nothing new is begun then.
+        stopping: set when the process ends; no new delivery starts then.
         count: called with the outcome of every attempt.
     """
 
@@ -40,9 +40,10 @@ class WebhookDispatcher:
     _pruned_at: float = float("-inf")
 
     def run_round(self) -> int:
-        """Deliver what is due; returns how many attempts were made.
+        """Deliver the due webhooks; return the number of attempts.
 
-        A thread that waits for a receiver keeps no other endpoint waiting: as soon as one is free, more is claimed.
+        A thread that waits for a slow receiver does not delay other endpoints: as soon as one thread is free, more
+        deliveries are claimed.
 
         Raises:
             Unavailable: ``DATABASE_UNAVAILABLE``.
@@ -64,7 +65,7 @@ class WebhookDispatcher:
         return attempts
 
     def deliver(self, delivery: ClaimedDelivery) -> None:
-        """Make one attempt, and write what came of it."""
+        """Make one attempt, and record its outcome."""
         try:
             outcome = self.sender.send(delivery)
         except Exception as error:

@@ -27,9 +27,9 @@ class PinnedBackend(httpcore.NetworkBackend):
     """Connects to checked addresses only.
 
     Args:
-        allowed: besides public addresses.
-        seconds: for everything on the connections that are made, from now on.
-        resolve: a host's addresses.
+        allowed: addresses allowed besides public ones.
+        seconds: total time for all operations on its connections, from now on.
+        resolve: returns a host's addresses.
     """
 
     def __init__(self, allowed: AllowedTargets, seconds: float, resolve: Resolve | None = None) -> None:
@@ -68,7 +68,9 @@ class PinnedBackend(httpcore.NetworkBackend):
 
 
 class BoundedStream(httpcore.NetworkStream):
-    """A connection whose operations all end by a deadline: httpcore's own time-outs begin anew with every byte that comes."""
+    """A connection whose operations all end by a deadline: httpcore's own timeouts restart with every byte that
+    arrives.
+    """
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: float) -> None:
         self._stream = stream
@@ -91,7 +93,7 @@ class BoundedStream(httpcore.NetworkStream):
         return BoundedStream(self._stream.start_tls(ssl_context, server_hostname, left), self._deadline)
 
     def get_extra_info(self, info: str) -> Any:
-        """What the connection below knows."""
+        """Return the information of the underlying connection."""
         return self._stream.get_extra_info(info)
 
 

@@ -1,4 +1,4 @@
-"""One attempt at a webhook: a signed POST, whose response counts by its status. No redirect is followed, no proxy asked."""
+"""One delivery attempt of a webhook: a signed POST, judged by its response status. No redirects, no proxies."""
 
 from __future__ import annotations
 

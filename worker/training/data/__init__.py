@@ -1,4 +1,4 @@
-"""What the trainer sees: a JSONL file as token ids and labels, in order, packed into batches.
+"""The trainer's input: a JSONL file as token ids and labels, in order, packed into batches.
 
-Start with `dataset.py`. Imports `shared` and `worker.training.metrics`; nothing of `model/` or `reporting/`.
+Start with `dataset.py`. Imports `shared` and `worker.training.metrics`; nothing from `model/` or `reporting/`.
 """

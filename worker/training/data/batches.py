@@ -1,8 +1,9 @@
-"""Which rows a step trains on, and the tensors it does so with: pure functions of seed, epoch and step.
+"""The rows that a step trains on, and their tensors: pure functions of seed, epoch and step.
 
-A step is rows: ``batch_size * grad_accum`` of them, as in every other trainer. How a step is laid out is tokens: its rows
-are packed, best fit decreasing, into micro-batches of at most ``token_budget`` tokens, each one sequence without padding.
-Models that cannot keep documents apart in a sequence get rows of similar length together, padded on the right.
+A step is defined in rows: ``batch_size * grad_accum`` of them, as in every other trainer. Its layout is defined in
+tokens: the rows are packed, best fit decreasing, into micro-batches of at most ``token_budget`` tokens, each one
+sequence without padding. Models that cannot keep documents apart in a sequence get rows of similar length together,
+padded on the right.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class MicroBatch:
         mask: 1 for tokens, 0 for padding, (rows, length); None when packed.
         predictors: positions in the flattened batch whose hidden rows predict a target, (targets,).
         targets: the token ids they must predict, (targets,).
-        weights: what each target counts in the loss: its token's weight times its row's, fp32, (targets,).
-        weight_sum: sum of the tokens' weights, the rows' own left out: what the loss is divided by.
-        tokens: real tokens.
+        weights: weight of each target in the loss: its token's weight times its row's, fp32, (targets,).
+        weight_sum: sum of the tokens' weights, without the rows' own: the divisor of the loss.
+        tokens: number of tokens, without padding.
     """
 
     ids: torch.Tensor
@@ -117,7 +118,7 @@ def pad_rows(rows: Sequence[Row], pad_token: int) -> MicroBatch:
 
 
 def empty_batch() -> MicroBatch:
-    """One token without a target."""
+    """Return a batch of one token without a target."""
     return MicroBatch(
         ids=torch.zeros((1, 1), dtype=torch.int64),
         positions=torch.zeros((1, 1), dtype=torch.int64),

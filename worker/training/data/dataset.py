@@ -1,4 +1,4 @@
-"""What a run trains and validates on, from the plan's files."""
+"""The rows that a run trains and validates on, from the plan's files."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ RowT = TypeVar("RowT")
 
 @dataclass(frozen=True)
 class Data(Generic[RowT]):
-    """Encoded rows, of the kind that the training method reads.
+    """Encoded rows of the kind that the training method reads.
 
     Attributes:
-        rows: the training file's.
-        training: numbers of those that are trained on.
-        difficulties: of those.
-        validation: what the model is validated on: a file of its own, or rows held out of the training file.
-        replay: rows that are mixed into each epoch; empty when there are none.
+        rows: rows of the training file.
+        training: numbers of the rows that are trained on.
+        difficulties: difficulties of those rows.
+        validation: validation rows: a file of its own, or rows held out of the training file.
+        replay: rows that are mixed into each epoch; may be empty.
         probe_rows: sequences with supervised tokens; the first of them become probes (`worker/training/probes.py`).
-        report: what became of the training file's rows.
-        validation_report: the same of the validation file, if there is one.
-        key: digest of all that decided the rows' content.
-        copies: places in ``validation`` of held-out rows whose tokens a row that is trained on has too.
+        report: outcome of preparing the training file.
+        validation_report: the same for the validation file, if one is given.
+        key: digest of everything that decides the rows' content.
+        copies: places in ``validation`` of held-out rows whose tokens equal those of a training row.
     """
 
     rows: Sequence[RowT]
@@ -111,10 +111,11 @@ def find_copies(rows: PreparedRows, training: Numbers, held_out: Numbers) -> fro
 
 
 def refuse_weightless(*weights: Sequence[float] | npt.NDArray[np.float32]) -> None:
-    """The preflight sees the weights of a whole file; which rows are held out or skipped is known only here.
+    """Refuse a run whose training rows all weigh 0. The preflight sees a whole file's weights; only here are held-out
+    and skipped rows known.
 
     Args:
-        weights: of the rows that are trained on, file by file.
+        weights: weights of the training rows, file by file.
 
     Raises:
         DatasetInvalid: ``NOTHING_SUPERVISED``.
@@ -130,7 +131,8 @@ def refuse_weightless(*weights: Sequence[float] | npt.NDArray[np.float32]) -> No
 
 
 def refuse_other_tokens(labeller: Tokenizer, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> None:
-    """The serving tier reads the base with transformers; what it will say of a text must be what is trained on.
+    """Refuse a base whose tokenizer differs in transformers: the serving tier reads it with transformers and must see
+    the tokens of training.
 
     Raises:
         JobFailed: ``TOKENIZER_MISMATCH``.

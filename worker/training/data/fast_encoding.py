@@ -1,7 +1,9 @@
-"""Token ids of many texts as flat arrays: with `tokenizers`, or with the much faster `fastokens` where it is installed.
+"""Encodes many strings into flat arrays of token ids: with `tokenizers`, or with the much faster `fastokens` if it is
+installed.
 
-`fastokens` is young, so it is never believed: what it says is compared with `tokenizers` on texts that are known to be
-hard, and on some rows of every batch of the very data. One other id, and the whole file is encoded with `tokenizers`.
+`fastokens` is young, so it is never trusted: its ids are compared with those of `tokenizers` on strings that are known
+to be hard, and on some rows of every batch of the actual data. If one id differs, the whole file is encoded with
+`tokenizers`.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ class EncodersDiffer(Exception):
 
 
 class Encoder:
-    """Encodes batches of texts.
+    """Encodes batches of strings.
 
     Attributes:
-        library: which library makes the ids.
+        library: library that makes the ids.
     """
 
     def __init__(self, backend: Tokenizer, fast: bool) -> None:
@@ -50,7 +52,7 @@ class Encoder:
         self.library: TokenizerName = "fastokens" if self._fast else "tokenizers"
 
     def encode(self, texts: Sequence[str]) -> Flat:
-        """Ids of texts, with no special tokens added.
+        """Return the ids of the strings, without special tokens.
 
         Raises:
             EncodersDiffer: encode the file again, without the fast library.
@@ -93,7 +95,7 @@ def _call(encode: Callable[[list[str]], tuple[bytes, bytes]], texts: Sequence[st
 
 
 def _compare(backend: Tokenizer, texts: Sequence[str], found: Flat, count: int) -> None:
-    """Compare so many texts, spread over the batch."""
+    """Compare `count` strings, spread over the batch."""
     ids, lengths = found
     ends = np.cumsum(lengths)
     for index in range(0, len(texts), max(1, len(texts) // max(1, count))):
@@ -123,7 +125,7 @@ def byte_lengths(backend: Tokenizer) -> npt.NDArray[np.int64] | None:
 
 
 def is_kept(text: str) -> bool:
-    """Whether the only normalisation that :func:`byte_lengths` puts up with, NFC, leaves the text as it is."""
+    """Return whether NFC, the only normalisation that :func:`byte_lengths` allows, leaves the string unchanged."""
     return text.isascii() or unicodedata.is_normalized("NFC", text)
 
 

@@ -29,7 +29,7 @@ class LabelledRows:
         lengths: int64, (rows,): tokens of each row.
         ids: uint32, (tokens,).
         weights: float32, (tokens,); 0 where a token is not supervised. The first token of a row may have a weight here;
-            it is no target.
+            it is not a target.
     """
 
     lengths: Counts
@@ -41,7 +41,7 @@ class LabelledRows:
         return np.cumsum(self.lengths) - self.lengths
 
     def per_row(self, flags: Flags) -> Counts:
-        """How many tokens of each row a condition holds for."""
+        """Count the tokens of each row for which a condition holds."""
         before: Counts = np.concatenate((np.zeros(1, np.int64), np.cumsum(flags)))
         counts: Counts = before[self.starts + self.lengths] - before[self.starts]
         return counts
@@ -51,7 +51,7 @@ class LabelledRows:
         return self.per_row(self.weights > 0)
 
     def last_supervised(self, last_k: int) -> LabelledRows:
-        """Of each row's supervised tokens keep the last ``last_k``; 0 keeps all."""
+        """Keep only the last ``last_k`` supervised tokens of each row; 0 keeps all."""
         if not last_k:
             return self
         supervised = self.weights > 0
@@ -60,7 +60,7 @@ class LabelledRows:
         return replace(self, weights=np.where(after < last_k, self.weights, 0).astype(np.float32))
 
     def last_tokens(self, limit: int) -> LabelledRows:
-        """Cut rows at the beginning to ``limit`` tokens; what then comes first is no target."""
+        """Cut rows at the beginning to ``limit`` tokens; the token that is then first is not a target."""
         rows = self
         if self.lengths.max(initial=0) > limit:
             to_end = np.repeat(self.starts + self.lengths, self.lengths) - np.arange(len(self.ids))
@@ -122,11 +122,11 @@ class Labeller:
         return self._tokenizer.backend.id_to_token(token_id) or ""
 
     def label(self, rows: Sequence[TrainingRow], chats: Sequence[Chat] | None = None) -> LabelledRows:
-        """The rows' tokens and weights.
+        """Return the rows' tokens and weights.
 
         Args:
-            rows: what to label.
-            chats: the rows as text, where they have been written.
+            rows: rows to label.
+            chats: the rendered rows, if they have been rendered already.
 
         Raises:
             InvalidRequest: ``TEMPLATE_UNSUPPORTED``, with the line number.
@@ -164,7 +164,7 @@ class Labeller:
 
 
 class TokenBytes:
-    """Where the tokens of some rows begin and end, in bytes from the first row's beginning."""
+    """Start and end of the tokens of some rows, in bytes from the first row's beginning."""
 
     def __init__(self, ids: npt.NDArray[np.uint32], lengths: Counts, sizes: Counts) -> None:
         self.ids, self.lengths = ids, lengths
@@ -176,13 +176,13 @@ class TokenBytes:
         self._row_bytes = row_ends - self._row_begins
 
     def agree(self, texts: Sequence[str]) -> Flags:
-        """Of each row, whether its tokens are its text's bytes."""
+        """Return, for each row, whether its tokens are exactly its string's bytes."""
         real = np.array([len(text) if text.isascii() else len(text.encode()) for text in texts], np.int64)
         found: Flags = (self._row_bytes == real) & np.array([is_kept(text) for text in texts], np.bool_)
         return found
 
     def inside(self, spans: Sequence[tuple[int, int, int]]) -> Flags:
-        """Which tokens lie wholly within one of the spans, each (row, start, end)."""
+        """Return which tokens lie completely within one of the spans, each (row, start, end)."""
         row, start, end = np.array(spans, np.int64).reshape(-1, 3).T
         base = self._row_begins[row]
         last = self.starts[row] + self.lengths[row]  # a row whose bytes do not agree must not reach into the next
@@ -201,7 +201,7 @@ class TokenBytes:
 
 
 def _in_bytes(chat: Chat) -> list[tuple[int, int]]:
-    """What is supervised of a chat, in bytes of its text."""
+    """Return the supervised spans of a chat, in bytes of its text."""
     if chat.text.isascii():
         return chat.spans
     found, place, size = [], 0, 0
@@ -213,7 +213,7 @@ def _in_bytes(chat: Chat) -> list[tuple[int, int]]:
 
 
 def by_offsets(tokenizer: Tokenizer, rows: Sequence[TrainingRow], chats: Sequence[Chat]) -> LabelledRows:
-    """Label with the offsets that the tokenizer gives: right for every tokenizer, and slow."""
+    """Label with the offsets that the tokenizer returns: correct for every tokenizer, and slow."""
     labelled = label_chats(tokenizer, chats)
     weights = [_weigh(row, one) for row, one in zip(rows, labelled, strict=True)]
     return LabelledRows(

@@ -1,7 +1,8 @@
 """Packing rows into bins of a fixed number of tokens: best fit decreasing.
 
-Rows are taken longest first, and each goes where it leaves the least room. Open bins are kept by the room they have
-left, and a bit per size says whether there is one, so the tightest bin is found by looking at a few words of bits.
+Rows are taken longest first, and each goes into the bin where it leaves the least room. Open bins are indexed by their
+remaining room, and a bit per size marks whether a bin of that size exists, so finding the tightest bin takes a few
+words of bits.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def efficiency(lengths: Sequence[int], bins: Sequence[Sequence[int]], capacity: int) -> float:
-    """The part of the bins' room that holds tokens; 1.0 when there are no bins."""
+    """Return the share of the bins' room that holds tokens; 1.0 without bins."""
     return sum(lengths[index] for indices in bins for index in indices) / (len(bins) * capacity) if bins else 1.0
 
 

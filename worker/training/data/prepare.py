@@ -1,7 +1,7 @@
-"""From a data file to rows that can be trained on: validated, filtered, written with the template, tokenised, labelled.
+"""Prepares a data file for training: rows are validated, filtered, rendered with the template, tokenised and labelled.
 
-The file is read as a stream and rows are written as they come, so memory does not grow with the file. What was prepared
-once is kept in a cache, by the content of all that decides it; a second job on the same data starts at once.
+The file is read as a stream and rows are written as they arrive, so memory does not grow with the file. Prepared rows
+are kept in a cache, keyed by everything that decides their content; a second job on the same data starts at once.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ FAST_BYTES = 4_000_000
 def prepare(
     path: Path, sha256: str, tokenizer: Tokenizer, contract: FineTuneContract, cache: Path, vocab_size: int
 ) -> PreparedRows:
-    """Prepare a data file, or find it in the cache.
+    """Prepare a data file, or return it from the cache.
 
     Args:
         path: a JSONL file.
-        sha256: of its content.
-        tokenizer: the base's.
-        contract: its data, exec and trajectory sections say how.
+        sha256: SHA-256 of its content.
+        tokenizer: the base's tokenizer.
+        contract: its data, exec and trajectory sections apply.
         cache: folder of prepared files; may be shared by processes and removed at any time between jobs.
         vocab_size: rows of the base's embedding: a row with an id beyond cannot be trained on.
 
@@ -88,7 +88,7 @@ def prepare(
 
 
 def content_key(sha256: str, tokenizer: Tokenizer, contract: FineTuneContract, vocab_size: int) -> str:
-    """Name of the cache's folder: SHA-256 over all that decides what is in it."""
+    """Return the name of the cache folder: SHA-256 over everything that decides its content."""
     dated = any("strftime_now" in one.text for one in (tokenizer.template, tokenizer.tool_template) if one)
     return digest_json(
         {
@@ -146,7 +146,7 @@ def _written(
 
 
 def _may_skip(contract: FineTuneContract) -> bool:
-    """Whether rows that cannot be trained on are left out: leniently, or within a rate that the contract states."""
+    """Return whether rows that cannot be trained on are left out: leniently, or within a rate set by the contract."""
     return contract.data.mode is DataMode.LENIENT or contract.exec.qlora_max_skip_rate is not None
 
 
@@ -208,17 +208,17 @@ def _add(
 
 
 def _reasons(rows: LabelledRows, vocab_size: int) -> npt.NDArray[np.int64]:
-    """Of each row 0, or 1 + the place of its reason in ``SKIPS``."""
+    """Return 0 for each usable row, otherwise 1 + the index of its reason in ``SKIPS``."""
     found = [rows.lengths < 2, rows.per_row(rows.ids >= vocab_size) > 0, rows.targets() == 0]
     return np.select(found, [1, 2, 3], 0)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What has been counted so far; its size does not grow with the file.
+    """Counts so far; the size does not grow with the file.
 
     Attributes:
-        unknown_id: the first token id that the embedding has no row for.
+        unknown_id: the first token id without a row in the embedding.
     """
 
     rows: int = 0

@@ -1,7 +1,8 @@
-"""Prepared rows on disk: flat arrays in a folder that is named by all that decides their content.
+"""Prepared rows on disk: flat arrays in a folder whose name is a digest of everything that decides their content.
 
-A folder appears complete or not at all (written beside, then renamed), and is believed only if every file has the size
-that ``prepared.json`` tells; else it is made again. All arrays are raw and little-endian, read through memory maps.
+A folder appears complete or not at all (written next to its place, then renamed), and is used only if every file has
+the size that ``prepared.json`` records; otherwise it is created again. All arrays are raw and little-endian, read
+through memory maps.
 """
 
 from __future__ import annotations
@@ -42,21 +43,22 @@ TokenizerName = Literal["tokenizers", "fastokens"]
 
 @dataclass(frozen=True, slots=True)
 class PreparationReport:
-    """What became of a file's rows.
+    """Outcome of preparing a file's rows.
 
     Attributes:
-        rows: rows that are there to learn from.
-        tokens: of these rows, after truncation.
+        rows: rows that can be trained on.
+        tokens: tokens of these rows, after truncation.
         supervised_tokens: positions of these rows with a weight over 0.
         truncated_rows: rows that lost their beginning.
         truncated_tokens: tokens lost that way.
-        skipped: rows left out, by reason: ``no_supervised_positions``, ``short_seq``, ``token_id_oob``, and in lenient mode
+        skipped: rows left out, by reason: ``no_supervised_positions``, ``short_seq``, ``token_id_oob``, and in lenient
+            mode
             ``template_refused``.
         skipped_lines: line numbers of the first ``MAX_SKIPPED_LINES`` of them.
         trajectory_weighted: rows whose own weight is not 1.
         trajectory_clamped: rows whose own weight was cut to its bounds.
-        cached: whether it was all found in the cache.
-        seconds: what this call took.
+        cached: whether everything came from the cache.
+        seconds: duration of this call.
         tokenizer: the library that made the ids.
     """
 
@@ -81,10 +83,10 @@ class Row:
     Attributes:
         line: 1-based line in its file.
         ids: uint32, (tokens,).
-        weights: float32, (tokens,): the loss weight of each token as a target; 0 is not supervised. ``weights[0]`` is always
-            0, for nothing predicts the first token.
+        weights: float32, (tokens,): loss weight of each token as a target; 0 is not supervised. ``weights[0]`` is
+            always 0, since nothing predicts the first token.
         difficulty: 1 to 10; 5 when the row has none.
-        weight: of the whole row.
+        weight: weight of the whole row.
     """
 
     line: int
@@ -195,7 +197,7 @@ class RowWriter:
         self._files.close()
 
     def finish(self, report: PreparationReport) -> None:
-        """Close the files and say what they should be."""
+        """Close the files and record their expected sizes."""
         self._files.close()
         sizes = {name: (self._folder / f"{name}.bin").stat().st_size for name in FIELDS}
         index = {"version": FORMAT_VERSION, "sizes": sizes, "report": asdict(report)}
@@ -218,16 +220,16 @@ def open_prepared(folder: Path) -> PreparedRows | None:
 
 
 def _mark_used(folder: Path) -> None:
-    """Say that the folder is in use now: of a full cache, what was used longest ago is removed (docs/retention.md)."""
+    """Record that the folder is in use now: a full cache removes the least recently used (docs/retention.md)."""
     with contextlib.suppress(OSError):  # a cache that is only read
         os.utime(folder / INDEX_NAME)
 
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes ``target`` at the end, and vanishes when something fails.
+    """Yield a folder to write into, which becomes ``target`` at the end and is removed on failure.
 
-    Of several processes that make the same folder at once, one is first; the others' work is thrown away.
+    If several processes create the same folder at once, the first one wins; the others' work is discarded.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     _sweep(target.parent)

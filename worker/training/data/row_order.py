@@ -1,8 +1,8 @@
-"""Which rows an epoch and a step take: order, curriculum (easy rows first) and replay (rows of a second file). Pure.
+"""The rows that an epoch and a step take: order, curriculum (easy rows first) and replay (rows of a second file). Pure.
 
-A pure function of difficulties, sizes, contract and epoch, so a resumed run needs no cursor. The replay file is walked in
-one shuffled order, epoch after epoch and round again: within an epoch no row comes twice, and over a run none comes more
-than once more often than another.
+The order is a pure function of difficulties, sizes, contract and epoch, so a resumed run needs no cursor. The replay
+file is read in one shuffled order, epoch after epoch, from the start again at its end: within an epoch no row occurs
+twice, and over a run the rows' counts differ by at most one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RowOrder:
     """The order of a whole run.
 
     Attributes:
-        difficulties: of the rows that are trained on, (rows,).
+        difficulties: difficulties of the training rows, (rows,).
         replay: rows of the replay file; they are numbered after the others.
     """
 
@@ -82,7 +82,7 @@ class RowOrder:
         return bisect_left(self.last_steps, step) if step else 0
 
     def ends_epoch(self, step: Step) -> bool:
-        """Whether a step is the last one of its epoch."""
+        """Return whether a step is the last one of its epoch."""
         return step.number == self.last_steps[step.epoch]
 
     def left_out(self, epoch: int) -> int:
@@ -92,10 +92,10 @@ class RowOrder:
         return sum(len(self.difficulties) - rows for rows in admitted)
 
     def step_tokens(self, lengths: Indices) -> list[int]:
-        """Tokens of each step of the run.
+        """Return the number of tokens of each step of the run.
 
         Args:
-            lengths: of the rows by their numbers: those that are trained on, then those of the replay file.
+            lengths: lengths of the rows by number: the training rows, then those of the replay file.
         """
         size = self.contract.exec.batch_size * self.contract.exec.grad_accum
         tokens: list[int] = []
@@ -132,7 +132,7 @@ def histogram(difficulties: Difficulties) -> Histogram:
 
 
 def admitted(difficulties: Difficulties, contract: FineTuneContract, epoch: int) -> npt.NDArray[np.bool_]:
-    """Which rows are easy enough for this epoch."""
+    """Return which rows are easy enough for this epoch."""
     mask: npt.NDArray[np.bool_] = difficulties <= highest_difficulty(contract, epoch)
     return mask
 
@@ -157,11 +157,11 @@ def shuffled(indices: Indices, seed: str) -> Indices:
 
 
 def mixed_order(difficulties: Difficulties, replay: int, contract: FineTuneContract, epoch: int) -> Indices:
-    """Indices of the epoch's rows as they are trained on.
+    """Return the indices of the epoch's rows in training order.
 
     Args:
         difficulties: of the training rows, shape (rows,).
-        replay: rows of the replay file; 0 when there is none.
+        replay: number of rows of the replay file; 0 without one.
         contract: curriculum, replay ratio, seed.
         epoch: from 0.
 
@@ -185,7 +185,9 @@ def mixed_order(difficulties: Difficulties, replay: int, contract: FineTuneContr
 
 
 def replay_contract(contract: FineTuneContract) -> FineTuneContract:
-    """The contract under which the replay file is prepared: its context filter is about what is to be learnt now."""
+    """Return the contract that the replay file is prepared under, without its context filter, which concerns only the
+    new data.
+    """
     return contract.model_copy(update={"data": contract.data.model_copy(update={"context_filter": None})})
 
 

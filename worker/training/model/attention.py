@@ -21,7 +21,8 @@ VARLEN_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def can_pack(model: torch.nn.Module, config: PreTrainedConfig) -> bool:
-    """Whether rows of this model may share a sequence: every layer attends, and does so through the interface.
+    """Return whether rows of this model may share a sequence: every layer is an attention layer and uses the attention
+    interface.
 
     A recurrent layer (Qwen3.5's linear attention) would carry its state from one document into the next.
     """
@@ -81,7 +82,7 @@ def _varlen(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """One kernel for all documents; torch counts a window as the positions to the left, without the own one."""
+    """Run one kernel for all documents; torch counts a window as the positions to the left, without the current one."""
     from torch.nn.attention.varlen import varlen_attn
 
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))

@@ -1,11 +1,13 @@
-"""A frozen base in parts, for models that one accelerator cannot hold beside its activations (FSDP, arXiv 2304.11277).
+"""Shards a frozen base for models that one accelerator cannot hold together with its activations (FSDP, arXiv
+2304.11277).
 
-Every process keeps a part of each block's frozen weights, NF4 as it is, and the block's whole weights exist only while it
-works. The adapter is not sharded: its parameters, gradients, optimizer and checkpoints are those of one process, and
-gradients are added up as without sharding (`worker/training/distributed.py`). Embedding and head stay whole.
+Every process keeps a part of each block's frozen weights, in NF4, and a block's complete weights exist only while it
+computes. The adapter is not sharded: its parameters, gradients, optimizer and checkpoints are those of one process, and
+gradients are added up as without sharding (`worker/training/distributed.py`). Embedding and head are not sharded
+either.
 
-Gathering is a collective, so all processes go through the blocks equally often: whoever has fewer micro-batches goes along
-with empty ones.
+Gathering is a collective operation, so all processes run the blocks equally often: a process with fewer micro-batches
+takes part with empty ones.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ T = TypeVar("T")
 
 
 def sharding_is_forced(environment: Mapping[str, str]) -> bool:
-    """Whether the operator wants the base in parts even where it would fit whole."""
+    """Return whether the operator requests sharding even if the base would fit on one device."""
     return environment.get(VARIABLE) == "always"
 
 

@@ -6,13 +6,14 @@ Notation: ``W`` (out, in) is frozen, ``A`` (r, in) and ``B`` (out, r) are learnt
     u  = s g B          (tokens, r)
     dx = g W + u A      dA = uᵀ x      dB = s gᵀ (x Aᵀ)
 
-so beside ``x`` only the thin ``x Aᵀ`` has to be kept. Projections of the same ``x`` share the products with it: their
-A's are stacked, one matrix product takes ``x`` down to all ranks, and their parts of ``dx`` are added up in one buffer.
+so in addition to ``x`` only the thin ``x Aᵀ`` has to be kept. Projections of the same ``x`` share the products with it:
+their A's are stacked, one matrix product takes ``x`` down to all ranks, and their parts of ``dx`` are added up in one
+buffer.
 
 Low-rank products are taken in the dtype of the activations, where matrix units are fast and no second copy of ``x`` is
 needed; sums inside them are fp32. dA and dB leave them as fp32, never rounded to bf16: they are summed over a step's
-micro-batches and then over steps by the optimizer, where what rounding loses would stay lost. On fp32 activations all
-of this is peft's own arithmetic, up to the order of sums.
+micro-batches and then over steps by the optimizer, where rounding errors would accumulate. On fp32 activations all of
+this is peft's own arithmetic, up to the order of sums.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Frozen(Protocol):
         ...
 
     def weight(self) -> Tensor:
-        """(out, in), in the dtype of the activations; may be made anew at each call."""
+        """Weight (out, in), in the dtype of the activations; may be a new tensor at each call."""
         ...
 
 
@@ -61,7 +62,9 @@ def pair_up(scales: Sequence[float], lora: Sequence[Tensor | None]) -> list[Adap
 
 
 def project(x: Tensor, frozen: Sequence[Frozen], adapters: Sequence[Adapter]) -> tuple[list[Tensor], Tensor]:
-    """Outputs (..., out) of projections of the same x (..., in), and their ``x Aᵀ`` beside each other, (tokens, ranks)."""
+    """Return outputs (..., out) of projections of the same x (..., in), and their ``x Aᵀ`` side by side, (tokens,
+    ranks).
+    """
     thin = _all_thin(_rows(x), adapters)
     outputs = []
     for layer, adapter, part in zip(frozen, adapters, _per_adapter(thin, adapters, 1), strict=True):
@@ -75,7 +78,7 @@ def project(x: Tensor, frozen: Sequence[Frozen], adapters: Sequence[Adapter]) ->
 def input_gradient(
     grads: Grads, x: Tensor, slim: Tensor, frozen: Sequence[Frozen], adapters: Sequence[Adapter]
 ) -> Tensor:
-    """dx, the sum over all projections; `slim` holds their u's beside each other, from `slim_gradients`."""
+    """Return dx, the sum over all projections; `slim` holds their u's side by side, from `slim_gradients`."""
     stacked = _stacked_downs(adapters, x.dtype)
     dx = None if stacked is None else slim @ stacked
     for grad, layer in zip(grads, frozen, strict=True):
@@ -85,7 +88,7 @@ def input_gradient(
 
 
 def slim_gradients(grads: Grads, thin: Tensor, adapters: Sequence[Adapter]) -> Tensor:
-    """``u = s g B`` of all projections beside each other, like `thin`: (tokens, ranks)."""
+    """Return ``u = s g B`` of all projections side by side, like `thin`: (tokens, ranks)."""
     slim = torch.empty_like(thin)
     for grad, adapter, part in zip(grads, adapters, _per_adapter(slim, adapters, 1), strict=True):
         if grad is None or adapter.up is None:
@@ -98,7 +101,7 @@ def slim_gradients(grads: Grads, thin: Tensor, adapters: Sequence[Adapter]) -> T
 def adapter_gradients(
     grads: Grads, x: Tensor, thin: Tensor, slim: Tensor, adapters: Sequence[Adapter]
 ) -> list[Tensor | None]:
-    """dA₀, dB₀, dA₁, dB₁, …; None where there is no LoRA or the loss does not depend on the output."""
+    """Return dA₀, dB₀, dA₁, dB₁, …; None without LoRA or if the loss does not depend on the output."""
     learnt = [adapter.down for adapter in adapters if adapter.down is not None]
     if not learnt:
         return [None, None] * len(adapters)
@@ -118,13 +121,13 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _per_adapter(tensor: Tensor, adapters: Sequence[Adapter], dim: int) -> tuple[Tensor, ...]:
-    """Views of the parts that belong to each adapter; empty ones where there is no LoRA."""
+    """Return views of the parts that belong to each adapter; empty ones for layers without LoRA."""
     parts: tuple[Tensor, ...] = tensor.split([adapter.rank for adapter in adapters], dim)
     return parts
 
 
 def _stacked_downs(adapters: Sequence[Adapter], dtype: torch.dtype) -> Tensor | None:
-    """All A's, one below the other: (ranks, in); None when there are none."""
+    """Return all A's, one below the other: (ranks, in); None without LoRA."""
     downs = [adapter.down for adapter in adapters if adapter.down is not None]
     if not downs:
         return None
@@ -173,8 +176,8 @@ class SharedInput(torch.autograd.Function):
 class SwiGlu(torch.autograd.Function):
     """``down(silu(gate(x)) ⊙ up(x))`` (arXiv 2002.05202 §2), each of the three a projection with or without LoRA.
 
-    Of its wide intermediates (tokens, inner) only the outputs of gate and up are kept, two of the four that autograd
-    would keep; their product is taken again in backward.
+    Only the outputs of gate and up are kept from its wide intermediates (tokens, inner), two of the four that autograd
+    would keep; their product is recomputed in backward.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What a fused module holds and when its function stands in for the module's own forward."""
+"""The contents of a fused module, and when its function replaces the module's own forward."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Projection:
         return layer.lora_A[self.adapter].weight, layer.lora_B[self.adapter].weight
 
     def is_as_fused(self) -> bool:
-        """Whether peft would now compute what was fused: this one adapter, switched on, not merged."""
+        """Return whether peft would now compute the fused formula: this one adapter, switched on, not merged."""
         layer: Any = self.module
         return self.adapter is None or (
             not layer.disable_adapters
@@ -85,7 +85,9 @@ class Projection:
 
 
 def _can_fuse(projections: Iterable[Projection], x: Tensor) -> bool:
-    """Autocast would cast between the parts of a function; tensors of inference mode do not tell when they change."""
+    """Return whether x can take the fused path: autocast would cast inside a fused function, and tensors of inference
+    mode do not track changes.
+    """
     return (
         all(one.is_as_fused() and one.dtype == x.dtype for one in projections)
         and not x.is_inference()
@@ -139,7 +141,7 @@ class InputGroup:
 
 
 class _Member:
-    """What replaces the forward of one module of a group."""
+    """Replaces the forward of one module of a group."""
 
     def __init__(self, group: InputGroup, place: int, original: Callable[..., Tensor]) -> None:
         self.group, self.place, self.original = group, place, original
@@ -158,7 +160,7 @@ class FusedMlp:
         self.original: Callable[..., Tensor] = mlp.forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """What replaces the forward of the MLP."""
+        """Replace the MLP's forward: fused if it applies to the input, otherwise the original."""
         if len(args) != 1 or kwargs or not self._is_as_fused(args[0]):
             return self.original(*args, **kwargs)
         return self.compute(args[0])
@@ -178,7 +180,7 @@ class FusedMlp:
 
     @torch.no_grad()
     def agrees_with_original(self) -> bool:
-        """Whether the MLP's own forward is the plain formula; families differ in ways that names do not tell."""
+        """Return whether the MLP's own forward is the plain formula; families differ in ways that names do not show."""
         first = self.projections[0]
         width = first.base.in_features
         x = torch.linspace(-1, 1, PROBE_TOKENS * width, dtype=first.dtype, device=first.base.weight.device)

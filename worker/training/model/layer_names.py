@@ -1,8 +1,8 @@
-"""Two names for one layer: where the text-only class has it, and where the base's files have it.
+"""Two names for one layer: its name in the text-only class, and its name in the base's files.
 
 transformers loads a composite Qwen3.5 (``model.language_model.layers…`` in its files) as a text-only model
 (``model.layers…``), and a bare GPT-2 (``h…``) under ``transformer.h…``. An adapter names its layers as the base's files
-do: the server reads those, and finds nothing to change, without a word, under any other name.
+do: the server reads those, and silently applies nothing under any other name.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ PEFT_PREFIX = "base_model.model"
 
 
 def namespaces(base: Path) -> tuple[str, str]:
-    """What stands before the blocks: (in the class that is trained, in the base's files)."""
+    """Return the prefixes of the blocks' names: (in the class that is trained, in the base's files)."""
     config = parse_model_config(json.loads((base / "config.json").read_bytes()))
     return config.spec.namespace, detect_namespace(config, read_folder_tensors(base))
 
 
 def renamed(weights: Mapping[str, T], source: str, target: str) -> dict[str, T]:
-    """PEFT's weights with their layers moved from one namespace to another; what is outside of it (a head) stays."""
+    """Move the layers of PEFT's weights from one namespace to another; weights outside of it (a head) stay."""
     old, new = (".".join(filter(None, (PEFT_PREFIX, namespace))) + "." for namespace in (source, target))
     outside = f"{PEFT_PREFIX}.lm_head."
     return {

@@ -27,10 +27,10 @@ from worker.training.model.memory_budget import Budget
 
 
 def pick_device(requested: DeviceSection, local_rank: int = 0) -> torch.device:
-    """The device the contract allows: a GPU when there is one, unless the CPU was requested.
+    """Return the device that the contract allows: a GPU if available, unless the CPU was requested.
 
     Raises:
-        ContractRejected: ``GPU_REQUIRED``: this machine has none, and a CPU will not do.
+        ContractRejected: ``GPU_REQUIRED``: this machine has none, and the contract does not allow a CPU.
     """
     if requested.device is not Device.CPU and torch.cuda.is_available():
         return torch.device("cuda", local_rank)
@@ -68,11 +68,12 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def load_base(
     folder: Path, quant: QuantSection, device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.nn.Module:
-    """The frozen base: its linear layers in NF4 (QLoRA, arXiv 2305.14314 §3), or every weight in one dtype.
+    """Load the frozen base: its linear layers in NF4 (QLoRA, arXiv 2305.14314 §3), or every weight in one dtype.
 
     Args:
-        quant: an open precision is NF4.
-        dtype: of activations, of weights that are not quantised, and of dequantised ones; what suits the device when None.
+        quant: an unset precision means NF4.
+        dtype: dtype of activations, of weights that are not quantised, and of dequantised ones; None: the device's
+            default.
     """
     dtype = dtype or compute_dtype(device)
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
@@ -96,7 +97,7 @@ def read_config(base: Path) -> ModelConfig:
 
 
 def packs(model: torch.nn.Module) -> bool:
-    """Whether rows of this model share sequences."""
+    """Return whether rows of this model share sequences."""
     config: PreTrainedConfig = model.config
     return bool(config._attn_implementation == DOCUMENTS)  # noqa: SLF001  # where transformers keeps it
 

@@ -1,8 +1,8 @@
 """Run a peft model's LoRA layers through the fused functions of `worker/training/model/fused_functions.py`.
 
-Only the way in which modules compute is changed, by a forward of their own on the instances concerned. Parameters, names,
-saving, loading, merging and the optimizer see the PEFT model that was there before, and whatever peft is asked to do
-beside training (adapters switched off, merged, unloaded, added) is answered by peft's own forward.
+Only the way in which modules compute changes, by a forward of their own on the instances concerned. Parameters, names,
+saving, loading, merging and the optimizer see the same PEFT model as before, and everything that peft does besides
+training (adapters switched off, merged, unloaded, added) uses peft's own forward.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SHARED_INPUTS = (
 
 @dataclass(frozen=True)
 class FusionReport:
-    """What was fused.
+    """Counts of the fused layers.
 
     Attributes:
         qkv: groups of projections that share their input, mostly one per attention layer.
         mlp: whole SwiGLU MLPs.
         single: LoRA layers with a function of their own.
-        left: LoRA layers that stay with peft's forward: dropout, DoRA, several adapters, other kinds of layers.
-        dequantised_bytes: what the cache of dequantised weights holds.
+        left: LoRA layers that keep peft's forward: dropout, DoRA, several adapters, other kinds of layers.
+        dequantised_bytes: size of the cache of dequantised weights.
     """
 
     qkv: int
@@ -111,14 +111,14 @@ def _modules_of(owners: Iterable[InputGroup | FusedMlp]) -> set[nn.Module]:
 
 
 def _projections_of(parent: nn.Module, names: Sequence[str]) -> list[Projection]:
-    """Those children of that name that can be fused; none when there is no LoRA among them."""
+    """Return the children with the given names that can be fused; empty if none of them has LoRA."""
     children = dict(parent.named_children())
     found = [one for name in names if name in children and (one := _as_projection(children[name]))]
     return found if any(one.adapter is not None for one in found) else []
 
 
 def _as_projection(module: nn.Module) -> Projection | None:
-    """None for what has to stay as it is: see `FusionReport.left`; and what is fused already."""
+    """Return the module as a projection; None if it is fused already or keeps its forward: see `FusionReport.left`."""
     adapter: str | None = None
     base = module
     if isinstance(module, LoraLayer):

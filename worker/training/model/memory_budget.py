@@ -1,10 +1,10 @@
-"""How a run uses the memory there is: tokens a micro-batch, recomputed activations, a cache of dequantised weights.
+"""How a run uses the available memory: tokens per micro-batch, recomputed activations, a cache of dequantised weights.
 
-On an accelerator the plan's own memory arithmetic (`shared/preflight/estimate.py`) decides, fastest choice first: nothing is
-recomputed and micro-batches are large; then the cache is kept if there still is room; only if need be activations are
-recomputed. On a CPU larger micro-batches are not faster, so they are what the contract's batch would be, padded: the same,
-and with it the adapter's bytes, on every machine where that fits. Where it does not, they are cut, then activations are
-recomputed; all the machine's memory decides that, never what of it is free.
+On an accelerator the plan's own memory arithmetic (`shared/preflight/estimate.py`) decides, fastest choice first:
+nothing is recomputed and micro-batches are large; then the cache is kept if room is left; only if necessary are
+activations recomputed. On a CPU larger micro-batches are not faster, so they hold as many tokens as the contract's
+batch, padded: the same, and with them the adapter's bytes, on every machine where they fit. Otherwise they are cut,
+then activations are recomputed; the machine's total memory decides that, never its free memory.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ class Budget:
     """How a run uses memory.
 
     Attributes:
-        tokens: most tokens of a micro-batch; a longer row is one of its own.
+        tokens: most tokens of a micro-batch; a longer row is a micro-batch of its own.
         checkpointing: activations are recomputed in the backward pass.
-        cache_dequantised: the frozen weights are also kept as they are after dequantising: the same numbers, no work.
-        shard_base: each of several processes holds a part of the frozen weights, and gathers a block's when it needs them.
-        predicted_bytes: what the run is expected to take on the device.
+        cache_dequantised: the frozen weights are also kept dequantised: the same numbers without repeated work.
+        shard_base: each of several processes holds a part of the frozen weights, and gathers a block's when it needs
+            them.
+        predicted_bytes: memory that the run is expected to use on the device.
     """
 
     tokens: int
@@ -87,11 +88,12 @@ def cpu_budget(
     free_bytes: int,
     largest_step: int | None = None,
 ) -> Budget:
-    """What the contract's batch would be, padded, within a bound; less where that needs more than ``limit_bytes``.
+    """Return a budget of the contract's batch, padded, within a bound; a smaller one if that needs more than
+    ``limit_bytes``.
 
     Args:
-        free_bytes: decides the cache, which changes no number: it is kept where it takes a small part of them.
-        largest_step: tokens of the largest step, where known: it decides what is predicted, and no number.
+        free_bytes: decides on the cache, which changes no number: it is kept if it needs a small part of them.
+        largest_step: tokens of the largest step, if known: it affects only the predicted bytes.
     """
     sizes = halved(cpu_tokens(contract), contract.exec.seq_len)
     ways = [Way(tokens, recompute) for recompute in (False, True) for tokens in sizes]
@@ -134,7 +136,9 @@ class Way:
 def first_that_fits(
     contract: FineTuneContract, config: ModelConfig, ways: Iterable[Way], limit_bytes: int, *, on_gpu: bool
 ) -> tuple[Way, int]:
-    """The first way that needs at most so many bytes, else the last, of which the attempt will tell; and what it needs."""
+    """Return the first way that needs at most `limit_bytes`, else the last, which the attempt will test; and the bytes
+    it needs.
+    """
     for way in ways:
         needed = predict(contract, config, way, on_gpu=on_gpu)
         if needed <= limit_bytes:

@@ -41,12 +41,16 @@ def quantised_tensors(base: Path) -> set[str]:
 
 
 def has_transposed_layers(base: Path) -> bool:
-    """Whether the base stores its linear layers (in, out), as GPT-2's Conv1D does: bitsandbytes then holds none in NF4."""
+    """Return whether the base stores its linear layers (in, out), as GPT-2's Conv1D does: bitsandbytes then holds none
+    in NF4.
+    """
     return parse_model_config(json.loads((base / "config.json").read_bytes())).spec.transposed
 
 
 def through_nf4(weight: torch.Tensor, double_quant: bool) -> torch.Tensor:
-    """The weight as training computes with it: quantised to NF4 and back, in its own dtype; on a GPU if there is one."""
+    """Return the weight as training computes with it: quantised to NF4 and back, in its own dtype; on a GPU if
+    available.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     packed, state = quantize_4bit(
         weight.to(device), blocksize=BLOCK_SIZE, compress_statistics=double_quant, quant_type="nf4"

@@ -1,4 +1,4 @@
-"""What a run reports: telemetry, metrics, trackers, the summary and the model card.
+"""Reports of a run: telemetry, metrics, trackers, the summary and the model card.
 
-Start with `telemetry.py` (while it trains) or `report.py` (when it is done). Imports anything of `worker.training` below it.
+Start with `telemetry.py` (during training) or `report.py` (after it). Imports anything of `worker.training` below it.
 """

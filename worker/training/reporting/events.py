@@ -63,7 +63,8 @@ TRACKED = {
 
 def refuse_text(payload: Mapping[str, Any]) -> None:
     """Raises:
-    ValueError: a string in a field that may hold none, or one that is no identifier (white space is enough).
+    ValueError: a string in a field that may not hold strings, or one that is not an identifier (e.g. it contains white
+    space).
     """
     for field, value in payload.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""All that is known of a finished run: what its reports and its model card are written from. Values only."""
+"""Facts about a finished run, from which its reports and its model card are written. Values only."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class RunFacts:
     """A finished run.
 
     Attributes:
-        training, validation: what became of the files' rows; ``validation`` is None without a file of its own.
+        training, validation: outcome of preparing the files; ``validation`` is None without a file of its own.
         training_rows, validation_rows: rows trained on and validated on, after the split.
         skips: rows left out, by reason, over the whole run (`Telemetry.skips`).
         rate_at: learning rate of a 1-based step.
         last_epoch_steps: optimizer steps of the last epoch.
-        planned_steps: optimizer steps of the whole run; more than were made when it stopped early.
+        planned_steps: optimizer steps of the whole run; more than were made if it stopped early.
         device: ``cpu`` or ``cuda``; ``device_name`` is the accelerator's own name.
-        engine: what the trainer decided by itself, as plain values, e.g. layout, token budget, checkpointing.
+        engine: the trainer's own decisions as plain values, e.g. layout, token budget, checkpointing.
         evaluation: the adapter measured against its base.
     """
 
@@ -57,7 +57,7 @@ class RunFacts:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether the validation loss got no better for as long as the contract has patience."""
+        """Return whether the validation loss did not improve for as long as the contract's patience."""
         return self.progress.step < self.planned_steps
 
     def series(self, column: str) -> list[tuple[int, float]]:

@@ -1,7 +1,7 @@
-"""``MODEL_CARD.md``: what an adapter is, from what and how it was made, and how well it did; with its curves as a picture.
+"""``MODEL_CARD.md``: description of an adapter, its origin and training, and its results; with its curves as a picture.
 
-Front matter as the Hugging Face hub reads it. Every figure is one that was measured; no text of the data is in it but the sample
-answers, which an operator can leave out; all that people or models have written is escaped.
+The front matter follows the Hugging Face hub. Every figure was measured; it contains no training text except the sample
+answers, which an operator can leave out; all strings that people or models wrote are escaped.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _reproduce(facts: RunFacts, packages: Mapping[str, str]) -> str:
 
 
 def _guarantee(facts: RunFacts) -> str:
-    """What may be said of this run's interruptions and of a second run."""
+    """Return a sentence on this run's interruptions and on how a second run would compare."""
     exact = facts.progress.guarantee is Guarantee.BIT_EXACT
     equal = (
         "Equal plans, packages and thread counts on such a machine give equal bytes."

@@ -1,4 +1,6 @@
-"""What a finished run leaves for people and machines. ``run_summary.json`` is written last: it marks a complete run."""
+"""Files that a finished run leaves for people and machines. ``run_summary.json`` is written last: it marks a complete
+run.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def write_reports(run_dir: Path, facts: RunFacts) -> None:
 
 
 def skip_stats(facts: RunFacts) -> dict[str, Any]:
-    """Which rows were left out and why; line numbers, never text."""
+    """Return which rows were left out and why: line numbers, never their content."""
     return {
         "schema": SKIP_STATS_SCHEMA,
         "run_id": facts.run_id,
@@ -81,7 +83,7 @@ def skip_stats(facts: RunFacts) -> dict[str, Any]:
 
 
 def training_manifest(facts: RunFacts, packages: Mapping[str, str]) -> dict[str, Any]:
-    """What was run, under the original schema's names where the thing is the same, and ours beside them."""
+    """Describe the run, with the original schema's field names where they apply, and our own fields next to them."""
     plan, contract = facts.plan, facts.plan.contract
     return {
         "manifest_schema_version": TRAINING_MANIFEST_VERSION,
@@ -112,7 +114,7 @@ def training_manifest(facts: RunFacts, packages: Mapping[str, str]) -> dict[str,
 
 
 def run_summary(facts: RunFacts) -> dict[str, Any]:
-    """What came out; only values that were measured, null for what was not."""
+    """Return the run's results: only measured values, null for values that were not measured."""
     progress, summary = facts.progress, facts.summary
     losses = [loss for _, loss in facts.series("train_loss")]
     validations = [loss for _, loss in facts.series("valid_loss")]
@@ -152,7 +154,7 @@ def run_summary(facts: RunFacts) -> dict[str, Any]:
 
 
 def objective_note(contract: FineTuneContract) -> str:
-    """What the loss was, in a sentence."""
+    """Describe the loss in a sentence."""
     last = contract.exec.qlora_ce_last_k
     where = f"the last {last} assistant tokens of a row" if last else "all assistant tokens"
     weighted = ", rows weighted by their metadata" if contract.trajectory.enabled else ""
@@ -248,7 +250,7 @@ def _run_fields(facts: RunFacts) -> dict[str, Any]:
 
 
 def _delta_note(facts: RunFacts) -> str | None:
-    """How the validation loss moved, once it was measured twice."""
+    """Describe how the validation loss changed; None before the second measurement."""
     validations = facts.series("valid_loss")
     if len(validations) < 2:
         return None

@@ -19,7 +19,7 @@ TICKS = 5
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line. Colours are from Okabe and Ito's palette, which colour-blind people can tell apart."""
+    """A line in a chart. Colours are from Okabe and Ito's palette, which colour-blind people can tell apart."""
 
     name: str
     points: Points

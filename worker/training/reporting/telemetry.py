@@ -1,4 +1,4 @@
-"""What a run reports while it goes on: `telemetry.jsonl` for machines, `metrics.csv` as OpenAI's result file.
+"""Reports of a run while it trains: `telemetry.jsonl` for machines, `metrics.csv` as OpenAI's result file.
 
 One line per event: ``{"ts_ms", "event", "payload"}``; `docs/runs.md` lists events and fields.
 """
@@ -34,11 +34,11 @@ PROGRESS_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingSummary:
-    """What training took, in this process: a resumed run counts from its checkpoint.
+    """Duration and totals of training in this process: a resumed run counts from its checkpoint.
 
     Attributes:
         wall_secs: from the first step to now, validation and checkpoints included.
-        ms_per_step: of the steps alone; None without one.
+        ms_per_step: mean of the steps alone; None before the first step.
     """
 
     wall_secs: float
@@ -110,7 +110,8 @@ class Telemetry:
         """Write one event.
 
         Raises:
-            ValueError: it holds a string where none may be, or one that is no identifier, or a number that is not finite.
+            ValueError: it holds a string in a field that may not hold one, or one that is not an identifier, or a
+                number that is not finite.
         """
         refuse_text(payload)
         line = {"ts_ms": time.time_ns() // 1_000_000, "event": event, "payload": payload}
@@ -119,7 +120,9 @@ class Telemetry:
         self._told_at = time.monotonic()
 
     def working(self, activity: str) -> None:
-        """Tell that a long part of the run goes on, unless something was told just before: the worker ends a silent trainer."""
+        """Report that a long activity goes on, unless an event was emitted just before: the worker ends a silent
+        trainer.
+        """
         if time.monotonic() - self._told_at >= WORKING_SECONDS:
             self.emit("working", {"activity": activity})
 
@@ -158,7 +161,7 @@ class Telemetry:
         self._track(report.step, payload)
 
     def validation(self, step: int, score: Score | None) -> None:
-        """A validation at a step, if there was one."""
+        """Report a validation at a step, if it has a score."""
         if score:
             loss = finite(score.loss)
             if loss is not None:
@@ -190,16 +193,16 @@ class Telemetry:
         checkpoint: Path | None,
         phase: str | None = None,
     ) -> None:
-        """The end of an epoch.
+        """Report the end of an epoch.
 
         Args:
             epoch: 0-based.
             steps: optimizer steps of this epoch, those of earlier attempts included.
             step: last step of this epoch, over the whole run.
-            score: of the validation at its end, if there was one.
+            score: score of the validation at its end, if any.
             val_steps: rows of that validation.
-            checkpoint: the checkpoint written at its end, if one was.
-            phase: what the curriculum calls it.
+            checkpoint: the checkpoint written at its end, if any.
+            phase: the curriculum's name for it.
         """
         losses = [row["train_loss"] for row in self.rows if step - steps < row["step"] <= step and "train_loss" in row]
         payload = {
@@ -228,7 +231,7 @@ class Telemetry:
         return {f"skip_{reason}": count for reason, count in self.skips.items()}
 
     def summary(self) -> TrainingSummary:
-        """What training took until now."""
+        """Return the duration and totals of training until now."""
         steps = self._pace.steps
         pace = 1000 * self._pace.step_seconds / steps if steps else None
         return TrainingSummary(self._pace.wall_seconds, steps, self._tokens, pace)

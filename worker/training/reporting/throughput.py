@@ -1,4 +1,4 @@
-"""How fast a run is: pace, time left, and the share of the device's peak that it uses (MFU). Pure but for the clock."""
+"""Speed of a run: pace, time left, and the share of the device's peak that it uses (MFU). Pure except for the clock."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FORWARD_SHARE = 1 / 3
 
 
 def peak_bytes(device: torch.device | None = None) -> int:
-    """The most memory in bytes that this process has held so far.
+    """Return the most memory in bytes that this process has held so far.
 
-    On a GPU that is what torch's allocator reserved, beside the device context; on a CPU, or without a device, the resident
-    set of the whole process, Python and libraries included. The two are never to be compared.
+    On a GPU this is the memory that torch's allocator reserved, without the device context; on a CPU, or without a
+    device, the resident set of the whole process, including Python and libraries. The two cannot be compared.
     """
     if device is not None and device.type == "cuda":
         import torch
@@ -37,7 +37,7 @@ def peak_bytes(device: torch.device | None = None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a run trains on, as far as telemetry has to know.
+    """Properties of the device that telemetry needs.
 
     Attributes:
         work: None leaves MFU out.
@@ -59,12 +59,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedWork:
-    """Steps of a run, known before it begins.
+    """Steps of a run that are known before it begins.
 
     Attributes:
-        step_tokens: of each optimizer step, the first one first.
+        step_tokens: tokens of each optimizer step, in order.
         pauses: numbers of the steps after which the run validates and writes a checkpoint, ascending.
-        validation_tokens: of one validation.
+        validation_tokens: tokens of one validation.
     """
 
     step_tokens: Sequence[int]
@@ -73,7 +73,7 @@ class PlannedWork:
 
     @classmethod
     def of_equal_steps(cls, steps: int) -> PlannedWork:
-        """Of steps of which nothing is known but their number."""
+        """Return planned work for steps of which only the number is known."""
         return cls(step_tokens=[1] * steps)
 
 
@@ -100,7 +100,7 @@ class _StepCost:
         self._covariance = (1 - weight) * (self._covariance + weight * off * late)
 
     def seconds(self, steps: int, tokens: int) -> float:
-        """Expected, of so many steps with so many tokens together."""
+        """Return the expected seconds of the given steps with the given tokens in total."""
         highest = self._seconds / self._tokens if self._tokens else 0.0
         slope = min(max(self._covariance / self._variance, 0.0), highest) if self._variance else highest
         return steps * (self._seconds - slope * self._tokens) + slope * tokens
@@ -120,7 +120,7 @@ class Pace:
         self.step_seconds = 0.0
 
     def mark(self) -> None:
-        """What went on since the last step was no step (a validation, a checkpoint): do not count it as one."""
+        """Exclude the time since the last step, which went to a validation or a checkpoint, from the pace."""
         self._mark, self._paused = time.monotonic(), True
 
     @property
@@ -159,7 +159,7 @@ class Pace:
         return self._cost.seconds(left, tokens) + (len(self._work.pauses) - reached) * pause
 
     def _pause_seconds(self, measured: int) -> float:
-        """Expected of one, after so many."""
+        """Return the expected seconds of one pause, after `measured` pauses."""
         if measured:
             return max(self._mark - self._began - self.step_seconds, 0.0) / measured
         return FORWARD_SHARE * self._cost.seconds(0, self._work.validation_tokens)

@@ -43,11 +43,11 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What a tracker gets of a run at its beginning.
+    """Description of a run that a tracker gets at its start.
 
     Attributes:
-        run_id: the same for all attempts at a run, so that a tracker goes on where it was.
-        name: for people.
+        run_id: the same for all attempts at a run, so that a tracker continues the same record.
+        name: display name.
         folder: run folder; only files are written there.
     """
 
@@ -58,7 +58,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """One tracker's client. Called from one thread; any exception drops it."""
+    """A tracker's client. Called from one thread; any exception drops it."""
 
     def start(self, run: TrackedRun) -> None: ...
     def write(self, points: Sequence[Point]) -> None: ...

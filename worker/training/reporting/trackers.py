@@ -1,8 +1,8 @@
 """TensorBoard, MLflow and Weights & Biases on a thread of their own.
 
-A tracker is a convenience. It never slows a step: a queue stands between, and network calls are made by the thread. It
-never fails a run: the first error drops the tracker, and is reported once. What is sent: the plan's values and digests, and
-the scalars of telemetry; no text of the training data, no console output, no code.
+A tracker is a convenience. It never slows a step: events pass through a queue, and a thread makes the network calls. It
+never fails a run: the first error drops the tracker, and is reported once. It receives the plan's values and digests,
+and the scalars of telemetry; no training text, no console output, no code.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Trackers:
             self._inbox.put(Point(step, time.time_ns() // 1_000_000, dict(metrics)))
 
     def finish(self, status: Status) -> None:
-        """End, waiting a bounded time for what is still to be sent. Later calls do nothing."""
+        """End the trackers, waiting a bounded time for pending data. Later calls do nothing."""
         if self._thread:
             self._inbox.put(status)
             self._thread.join(FINISH_SECONDS)
@@ -108,10 +108,10 @@ class Trackers:
 
 
 def trackers_of(environment: Mapping[str, str]) -> Trackers:
-    """The trackers that ``MENS_TRACKERS`` names; the default ones when it is unset or empty.
+    """Return the trackers that ``MENS_TRACKERS`` names; the default ones if it is unset or empty.
 
     Raises:
-        ValueError: a name that is none of them.
+        ValueError: an unknown name.
     """
     text = environment.get(VARIABLE)
     return Trackers(parse_trackers(text) if text else DEFAULT_TRACKERS)
@@ -131,7 +131,7 @@ def run_params(plan: ExecutionPlan) -> dict[str, Value]:
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
-    """Nested sections as ``section.field``; what is null is left out."""
+    """Flatten nested sections into ``section.field``; null values are left out."""
     flat: dict[str, Value] = {}
     for key, inner in value.items():
         if isinstance(inner, Mapping):

@@ -1,6 +1,7 @@
-"""The self-evaluation of a finished run. It fails no run: what cannot be measured is left out, with a note that says why.
+"""The self-evaluation of a finished run. It never fails a run: measurements that are not possible are left out, with a
+note of the reason.
 
-It comes after the adapter is written, so nothing of it can change a byte of one. Equal runs measure equal numbers.
+It runs after the adapter is written, so it cannot change a byte of it. Equal runs measure equal numbers.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ MAX_TRIES = 3
 
 
 class StopRequests(Protocol):
-    """Whether the worker wants the process to end."""
+    """Whether the worker has requested a pause or a cancel."""
 
     @property
     def pause_requested(self) -> bool: ...
@@ -73,11 +74,11 @@ class StopRequests(Protocol):
 
 @dataclass
 class Measured:
-    """A self-evaluation, what it took, and the codes of what failed.
+    """A self-evaluation, its duration, and the codes of its failures.
 
     Attributes:
-        seconds: of the clock.
-        causes: codes of what went wrong, for telemetry.
+        seconds: wall-clock time.
+        causes: codes of the failures, for telemetry.
     """
 
     evaluation: SelfEvaluation
@@ -122,15 +123,15 @@ def evaluate_run(
     """Measure the adapter of a finished run against its base.
 
     Args:
-        inputs: where the run's files are.
-        tries: how often attempts at the run have come this far, this one included.
-        samples: sample answers; as the environment says when None.
-        working: called between rows and tokens, to tell that the run goes on.
-        advance: called with an activity and how much of it is done, of how much.
-        training_seconds: of the training; answers that take more than a tenth of it are left out.
+        inputs: locations of the run's files.
+        tries: number of attempts at the run that reached this point, including this one.
+        samples: number of sample answers; None: the environment's setting.
+        working: called between rows and tokens, to report that the run goes on.
+        advance: called with an activity, how much of it is done, and its total.
+        training_seconds: duration of the training; answers that take more than a tenth of it are left out.
 
     Raises:
-        StopRequested: a stop was requested. Nothing is kept; a run that goes on measures again.
+        StopRequested: a stop was requested. Nothing is kept; a resumed run measures again.
     """
     began = time.monotonic()
     work = _Evaluation(context, inputs, progress.trained_tokens, _check_of(context, stop, working), advance)
@@ -227,7 +228,7 @@ class _Evaluation:
             self.notes.append("A loss is not finite, so losses are not compared.")
 
     def read(self, wanted: int) -> None:
-        """Prompts of so many sample answers, and of the general questions."""
+        """Read the prompts of `wanted` sample answers, and of the general questions."""
         if not wanted:
             self.notes.append("Sample answers are left out, as the operator has set.")
             return
@@ -268,7 +269,7 @@ class _Evaluation:
         )
 
     def result(self) -> SelfEvaluation:
-        """What was measured."""
+        """Return the measurements."""
         return SelfEvaluation(
             source=self._source,
             rows_available=len(self._rows),
@@ -317,7 +318,7 @@ def _check_of(context: TrainingContext, stop: StopRequests, working: Callable[[]
 
 
 def _precision(context: TrainingContext) -> str:
-    """How the trainer holds the base."""
+    """Return the precision in which the trainer holds the base."""
     base = context.plan.contract.quant.base
     if base is not BaseQuant.NONE:
         return base.value

@@ -1,4 +1,4 @@
-"""Sample answers: what base and adapter answer to a few rows, greedily, from the token ids that a request would have."""
+"""Sample answers: greedy answers of base and adapter to a few rows, from the token ids that a request would have."""
 
 from __future__ import annotations
 

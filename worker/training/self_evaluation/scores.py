@@ -20,12 +20,12 @@ SHARE_OF_TRAINING = 10
 
 
 def choose_rows(lengths: Callable[[int], int], rows: int, trained_tokens: int, seed: int) -> list[int]:
-    """Which rows are scored, in the order of a shuffle that the seed decides.
+    """Return the numbers of the rows to score, in an order that the seed decides.
 
     Args:
-        lengths: tokens of a row by its number.
-        rows: how many there are.
-        trained_tokens: of the whole run.
+        lengths: returns the tokens of a row by its number.
+        rows: number of rows.
+        trained_tokens: tokens of the whole run.
     """
     limit = min(MAX_TOKENS, max(MIN_TOKENS, trained_tokens // SHARE_OF_TRAINING))
     chosen: list[int] = []
@@ -39,7 +39,7 @@ def choose_rows(lengths: Callable[[int], int], rows: int, trained_tokens: int, s
 
 
 def shuffled(rows: int, seed: int, count: int = MAX_ROWS) -> list[int]:
-    """The first so many row numbers of an order that the seed alone decides."""
+    """Return the first `count` row numbers of an order that depends only on the seed."""
     return random.Random(f"self-evaluation-{seed}").sample(range(rows), min(count, rows))
 
 
