@@ -1,4 +1,4 @@
-"""What a job is told when it is submitted about the policy of its alias: by what it will be judged, and what of that is not there."""
+"""Submission notices about the policy of a job's alias: the gates that apply, and the inputs that are missing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from shared.gates.policy import GatePolicy, RunTemplate
 
 
 def describe_judgement(view: TenantView, artifact: ArtifactSection | ImportContract, base: str) -> list[NewEvent]:
-    """Events for a job whose alias a policy governs; none for any other job.
+    """Return events for a job whose alias a policy governs; none for any other job.
 
     Args:
-        view: of the job's tenant.
+        view: the view of the job's tenant.
         artifact: whether the job publishes, and the alias that it moves.
         base: name of the job's base, with which the first adapter of a new alias is compared.
     """

@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class BaseFetcher:
-    """One thread, which fetches one base after the other.
+    """One thread that fetches one base after the other.
 
     Args:
-        catalog: reads the catalogue as it is now.
-        settings: where the catalogue and this machine's folders are.
+        catalog: reads the current catalogue.
+        settings: give the locations of the catalogue and of this machine's folders.
     """
 
     def __init__(self, catalog: Callable[[], Catalog], settings: Settings) -> None:
@@ -45,7 +45,7 @@ class BaseFetcher:
         self._done.set()
 
     def fetch_missing(self) -> None:
-        """Fetch every base of the catalogue that is not on this machine yet; what fails is tried again in the next round."""
+        """Fetch every base of the catalogue that this machine lacks; failed downloads are retried in the next round."""
         for base in self._catalog().bases:
             if self._done.is_set():
                 return

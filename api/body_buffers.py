@@ -18,10 +18,10 @@ Hold = Callable[[int], None]
 
 
 class BodyBuffers:
-    """Counts the bytes of one process. Used in one event loop at a time.
+    """Counts the body bytes that one process holds. Used in one event loop at a time.
 
     Args:
-        max_bytes: of one tenant at once.
+        max_bytes: most bytes of one tenant at once.
     """
 
     def __init__(self, max_bytes: int) -> None:

@@ -1,7 +1,8 @@
-"""The capability matrix: what this release supports, beside what the original's two engines did, and what proves each row.
+"""The capability matrix: what this release supports, compared with the original's two engines, and the proof of each
+row.
 
-Served as ``GET /v1/capabilities``. A row whose proof is a gate is refused with that code; a row whose proof is a behaviour
-names the error code that the behaviour shows in. The tests check every row against what it names.
+Served as ``GET /v1/capabilities``. A row whose proof is a gate is refused with that code; a row whose proof is a
+behaviour gives the error code that shows it. The tests check every row against its proof.
 """
 
 from __future__ import annotations
@@ -308,10 +309,10 @@ CAPABILITIES = CapabilityMatrix(
 
 
 def capabilities_here(sandbox: str) -> CapabilityMatrix:
-    """The matrix of this installation.
+    """Return the matrix of this installation.
 
     Args:
-        sandbox: what code runs in here, or why in nothing; a sentence without its full stop.
+        sandbox: the sandbox that code runs in here, or why it runs in none; a sentence without its full stop.
     """
     rows = (
         row.model_copy(update={"mens": f"{row.mens}; here {sandbox}"}) if row.id == "code_of_graders" else row

@@ -1,8 +1,9 @@
-"""A client's connection: uvicorn's HTTP protocol, with limits that hold before a request reaches the application, and with
-answers that need no application.
+"""A client's connection: uvicorn's HTTP protocol, with limits that apply before a request reaches the application, and
+with responses that do not need the application.
 
-uvicorn's own has none for the size of a request's head, for the time that it takes, or for what a client goes on sending after
-it was answered; and its limit on connections refuses everybody while strangers hold idle ones.
+uvicorn's own protocol does not limit the size of a request's head, the time for receiving it, or the bytes that a
+client keeps sending after its response; and its limit on connections refuses every client while strangers hold idle
+ones.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def no_known_response(_url: bytes, _headers: Headers) -> bytes | None:
 
 
 class Phase(Enum):
-    """What the client is sending."""
+    """The part of a request that the client is sending."""
 
     NOTHING = auto()
     HEAD = auto()
@@ -50,12 +51,12 @@ class Phase(Enum):
 
 @dataclass
 class Connections:
-    """What the connections of one server share.
+    """State shared by the connections of one server.
 
     Attributes:
-        known_response: to a GET without a body; None lets the application answer.
-        idle: those without a request in progress, in the order in which they became idle.
-        draining: those that were answered and still send, in the order in which they were answered.
+        known_response: returns the response to a GET without a body; None lets the application answer.
+        idle: connections without a request in progress, in the order in which they became idle.
+        draining: connections that were answered and still send, in the order in which they were answered.
     """
 
     settings: ApiSettings
@@ -77,8 +78,8 @@ class Connection(HttpToolsProtocol):
     """One client's connection.
 
     Args:
-        shared: with the server's other connections.
-        more: uvicorn's.
+        shared: state shared with the server's other connections.
+        more: uvicorn's arguments.
     """
 
     def __init__(self, shared: Connections, **more: Any) -> None:
@@ -95,8 +96,8 @@ class Connection(HttpToolsProtocol):
     # -- the connection --------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a connection. Over the limit one that was answered is closed for it, or the one that has been idle for longest; if
-        there is none, it is refused.
+        """Accept a connection. Over the limit, close a draining one for it, or else the one that has been idle longest;
+        if all have requests in progress, refuse it.
         """
         self._closing = cast(asyncio.Transport, transport)
         super().connection_made(cast(asyncio.Transport, _DrainedTransport(self._closing, self)))
@@ -117,14 +118,16 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def close(self) -> None:
-        """Close the connection at once; what was written is still sent."""
+        """Close the connection at once; data already written is still sent."""
         self._shared.forget(self)
         self.connections.discard(self)
         self._clear_deadline()
         self._closing.close()
 
     def drain(self) -> None:
-        """Close the connection after what was written, when the client has stopped sending, or after :data:`DRAIN_SECONDS`."""
+        """Close the connection after the written data, when the client has stopped sending, or after
+        :data:`DRAIN_SECONDS`.
+        """
         if self._is_draining:
             return
         if self._phase is Phase.NOTHING or self._closing.is_closing():
@@ -141,11 +144,11 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_draining(self) -> bool:
-        """Whether what the client still sends is thrown away."""
+        """Whether data that the client still sends is discarded."""
         return self._is_draining
 
     def shutdown(self) -> None:
-        """End the connection, after the response in progress if there is one; uvicorn calls this when the server stops."""
+        """End the connection, after the response in progress if any; uvicorn calls this when the server stops."""
         if self._is_draining or self in self._shared.idle:
             self.close()
         else:
@@ -154,7 +157,7 @@ class Connection(HttpToolsProtocol):
     # -- what comes ------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came. The parser keeps an unfinished line, so bytes by which it gets no further are counted too."""
+        """Parse received data. The parser keeps an unfinished line, so bytes that do not complete one count too."""
         if self._is_draining or self._is_full:
             return
         self._unparsed += len(data)
@@ -181,7 +184,7 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; what looks like one after a chunked body is counted and not kept."""
+        """Take a header; trailers after a chunked body are counted and not kept."""
         self._head_bytes += len(name) + len(value) + 4  # ": " and the line's end
         self._unparsed = 0
         if self._phase is Phase.HEAD and self._head_bytes <= self._head_limit:
@@ -216,7 +219,7 @@ class Connection(HttpToolsProtocol):
             )
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; after an answer to half a request there is none."""
+        """Wait for the next request; after a response to an incomplete request, drain the connection instead."""
         super().on_response_complete()
         if self._closing.is_closing() or self._is_draining:
             return
@@ -229,9 +232,10 @@ class Connection(HttpToolsProtocol):
             self._become_idle()
 
     def _answer_at_once(self) -> bool:
-        """Send a response that is known already; False: the application has to answer.
+        """Send a response that is already known; return False if the application has to answer.
 
-        Not while a response before it is in progress, or while the client reads none: what waits to be sent stays bounded.
+        Not while an earlier response is in progress, or while the client does not read: the data that waits to be sent
+        stays bounded.
         """
         is_next = self.cycle is None or self.cycle.response_complete
         if not is_next or self.flow.write_paused or self.parser.get_method() != b"GET":
@@ -261,9 +265,11 @@ class Connection(HttpToolsProtocol):
     # -- refusals --------------------------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, or has too large a head; uvicorn calls this when its parser or a callback has failed.
+        """Refuse data that is not HTTP, or a head that is too large; uvicorn calls this when its parser or a callback
+        has failed.
 
-        Of too many requests those that wait are answered, and the connection is closed after the last, as HTTP has it.
+        After too many requests, the waiting ones are answered and the connection is closed after the last, as HTTP
+        requires.
         """
         if self._is_full:
             self.cycle.keep_alive = False
@@ -303,7 +309,7 @@ class Connection(HttpToolsProtocol):
 
 
 def connection_class(shared: Connections) -> type[Connection]:
-    """A class for uvicorn, which makes one of it for each client: a connection that shares what is given."""
+    """Return a connection class for uvicorn, which creates an instance per client; all instances share this state."""
 
     class Shared(Connection):
         def __init__(self, **more: Any) -> None:
@@ -313,9 +319,10 @@ def connection_class(shared: Connections) -> type[Connection]:
 
 
 class _DrainedTransport:
-    """A transport as uvicorn sees it: what uvicorn closes is drained first, and nothing is read while requests wait.
+    """The transport that uvicorn sees: connections that uvicorn closes are drained first, and nothing is read while
+    requests wait.
 
-    The body of a request in progress has been read where another one waits.
+    While a request waits, the body of the request in progress has already been read.
     """
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:

@@ -155,7 +155,7 @@ def ollama_error_body(error: MensError) -> dict[str, str]:
 
 
 def public_message(error: MensError, remedy: str | None = None) -> str:
-    """What callers are told; why the database does not respond, its address among it, is for the log alone."""
+    """Return the message for callers; why the database does not respond, with its address, goes only to the log."""
     is_internal = error.code == Code.DATABASE_UNAVAILABLE
     message = "The database did not respond." if is_internal else error.message
     return f"{message} {error.remedy if remedy is None else remedy}".strip()
@@ -188,18 +188,18 @@ def install(app: FastAPI) -> None:
 
 
 def unexpected_error(method: str, path: str, error: Exception) -> MensError:
-    """What a caller is told of an exception that nobody handled; what it was is for the log alone."""
+    """Return the error that a caller gets for an unhandled exception; its details go only to the log."""
     logger.error("unexpected error in %s %s", method, path, exc_info=error)
     remedy = "The API's log has the details."
     return errors.JobFailed(Code.INTERNAL_ERROR, "The server met an unexpected error.", remedy=remedy)
 
 
 def validation_error(error: RequestValidationError, remedy: str = "") -> InvalidRequest:
-    """The first fault of a body or query, with its field path.
+    """Return the first fault of a body or query, with its field path.
 
     Args:
-        error: what FastAPI found.
-        remedy: where the caller reads what is expected; empty: where this API's own routes describe it.
+        error: FastAPI's error.
+        remedy: points to the description of the expected input; empty: the description of this API's own routes.
     """
     if isinstance(error.body, bytes):  # FastAPI has not parsed it, because it is not declared to be JSON
         return InvalidRequest(
@@ -352,14 +352,14 @@ OUTSIDE = ("path", "query", "header")
 
 
 def describe_faults(errors: Iterable[Mapping[str, Any]], sent: object) -> dict[str, str]:
-    """Reason by field path, in pydantic's order.
+    """Return the reasons by field path, in pydantic's order.
 
-    Pydantic's locations also name the branches of a union that it tried. Those are no fields, so they are left out, and the
-    reasons of all branches are joined.
+    Pydantic's locations also name the branches of a union that it tried. Those are not fields, so they are left out,
+    and the reasons of all branches are joined.
 
     Args:
-        errors: pydantic's.
-        sent: the body that was validated; None when it is not known.
+        errors: pydantic's errors.
+        sent: the body that was validated; None if unknown.
     """
     faults: dict[str, list[str]] = {}
     for error in errors:

@@ -1,4 +1,4 @@
-"""Submission of evaluations: everything that is known before a model is asked is checked, and then a job is queued."""
+"""Submission of evaluations: check everything that can be checked before a model is called, then queue a job."""
 
 from __future__ import annotations
 
@@ -59,19 +59,21 @@ def submit_run(
     """Check a run of an eval completely, write its job, and enqueue it.
 
     Args:
-        services: the API's.
-        view: of the tenant whose run it is.
+        services: the API's services.
+        view: the view of the tenant whose run it is.
         judged: the eval.
-        run: what to ask.
-        name: of the run; empty: its id.
+        run: the requested run.
+        name: name of the run; empty: its id.
         labels: the caller's metadata.
         idempotency_key: the same key and request give the same run.
-        terms: its priority and limits.
+        terms: the job's priority and limits.
 
     Raises:
-        InvalidRequest: ``DATA_SOURCE_UNSUPPORTED``, ``REQUEST_INVALID``, ``EVAL_ITEMS_INVALID``, ``EVAL_TOO_MANY_ITEMS``,
-            ``SANDBOX_UNAVAILABLE``, ``GRADER_UNSUPPORTED``; what a model's request would be refused with.
-        NotFound: ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND``. Conflict: ``IDEMPOTENCY_CONFLICT``. Forbidden: ``QUOTA_EXCEEDED``.
+        InvalidRequest: ``DATA_SOURCE_UNSUPPORTED``, ``REQUEST_INVALID``, ``EVAL_ITEMS_INVALID``,
+            ``EVAL_TOO_MANY_ITEMS``, ``SANDBOX_UNAVAILABLE``, ``GRADER_UNSUPPORTED``; and the codes of refused model
+            requests.
+        NotFound: ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND``. Conflict: ``IDEMPOTENCY_CONFLICT``. Forbidden:
+            ``QUOTA_EXCEEDED``.
     """
     spec = EvalSpec.model_validate(judged.spec)
     source = _supported_source(spec, run)
@@ -110,7 +112,7 @@ def submit_run(
 
 
 def read_content(services: Services, plan: EvaluationPlan) -> list[SourceItem] | None:
-    """The rows that came with a run's request; None: they came as a file, or were deleted since."""
+    """Return the rows that were sent in a run's request; None if they came as a file, or were deleted since."""
     if not plan.items.inline:
         return None
     try:
@@ -176,7 +178,7 @@ def _supported_source(spec: EvalSpec, run: RunSpec) -> FileContent | FileId:
 
 
 def _models(services: Services, view: TenantView, spec: EvalSpec, run: RunSpec) -> tuple[list[ModelTarget], str]:
-    """The models that are asked, and the base of the first; those that judge must be there as well."""
+    """Resolve the models to call and the base of the first; judge models must exist too."""
     for model, number in models_that_judge(spec).items():
         if model not in services.remote_models:
             resolve_model(services, view, model, f"testing_criteria.{number}.model")
@@ -211,10 +213,10 @@ def _models(services: Services, view: TenantView, spec: EvalSpec, run: RunSpec) 
 
 
 def _check_criteria(services: Services, spec: EvalSpec) -> None:
-    """Whether every criterion can be run here; code is compiled in a sandbox of its own.
+    """Check that every criterion can run here; code is compiled in a sandbox of its own.
 
     Raises:
-        InvalidRequest: what `check_runnable` raises, with the criterion as ``param``.
+        InvalidRequest: as from `check_runnable`, with the criterion as ``param``.
     """
     with ExitStack() as stack:
         sandbox = None
@@ -230,7 +232,7 @@ def _check_criteria(services: Services, spec: EvalSpec) -> None:
 
 
 def _check_prompt(run: RunSpec) -> None:
-    """Whether the models here can read what a run shows them, whatever the item.
+    """Check that the served models can read a run's prompt, whatever the item.
 
     Raises:
         InvalidRequest: ``GRADER_UNSUPPORTED``.
@@ -248,7 +250,7 @@ def _check_prompt(run: RunSpec) -> None:
 def _stored_items(
     services: Services, view: TenantView, source: FileContent | FileId
 ) -> Iterator[tuple[File, list[SourceItem] | None]]:
-    """The file of a run's items; of rows that came with the request one is made, which goes again where the run is refused."""
+    """Yield the file of a run's items; inline rows are stored as a file, which is removed if the run is refused."""
     if isinstance(source, FileId):
         yield view.files.get(source.id, f"{SOURCE}.id"), None
         return
@@ -280,7 +282,8 @@ def _check_items(
 
 
 def _check_request(services: Services, file: File, plan: EvaluationPlan) -> None:
-    """The first request as the front door checks it, so that a wrong sampling parameter is told before any is sent.
+    """Check the first request as the API does, so that a wrong sampling parameter is reported before any request is
+    sent.
 
     Raises:
         InvalidRequest: as `api.inference.request_validation`.
@@ -300,7 +303,7 @@ def _check_request(services: Services, file: File, plan: EvaluationPlan) -> None
 
 
 def _estimate(plan: EvaluationPlan, report: ItemsReport) -> dict[str, Any]:
-    """What a run will cost: requests exactly, tokens of prompts roughly, tokens of answers at most."""
+    """Estimate a run's cost: requests exactly, prompt tokens roughly, answer tokens at most."""
     judges = sum(1 for criterion in plan.testing_criteria if criterion.type in ("score_model", "label_model"))
     models = len(plan.models) + plan.noise_floor
     asked = plan.answers * models

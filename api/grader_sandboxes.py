@@ -35,7 +35,7 @@ class GraderSandboxes:
         self._of_tenant: defaultdict[str, CapacityLimiter] = defaultdict(lambda: CapacityLimiter(RUNS_OF_A_TENANT))
 
     def report(self) -> SandboxReport:
-        """What this machine contains code with; blocks for about a second when it is called first."""
+        """Return this machine's sandbox report; the first call blocks for about a second."""
         return report_of_machine(self._choice)
 
     @asynccontextmanager

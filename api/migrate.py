@@ -29,7 +29,7 @@ def migrate(database_url: str, revision: str = "head") -> None:
 
 
 def main() -> int:
-    """Entry point: one line on stderr says why there is no database to migrate, and the status is 1."""
+    """Entry point: on failure print one line to stderr on why the database cannot be migrated, and return 1."""
     try:
         database_url = read_settings(Settings).database_url
         with closing(Database(database_url)) as database:

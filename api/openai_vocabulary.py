@@ -1,6 +1,7 @@
-"""OpenAI's vocabulary of errors: ``type`` and ``code`` of an error on OpenAI's routes, for programs that branch on them.
+"""OpenAI's error vocabulary: ``type`` and ``code`` of an error on OpenAI's routes, for programs that branch on them.
 
-Our own code is beside them, in ``mens.code``, as on every route. Where OpenAI has no code for what happened, ``code`` is ours.
+Our own code is next to them, in ``mens.code``, as on every route. If OpenAI has no code for the error, ``code`` is
+ours.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def openai_code(error: MensError) -> str | None:
 
 
 def openai_type(error: MensError, status: int) -> str:
-    """OpenAI's type: the class of what is wrong."""
+    """Return OpenAI's type: the class of the error."""
     if status == 429:
         return str(error.details.get("limit", "requests"))  # which limit was reached
     if error.code in (Code.QUOTA_EXCEEDED, Code.GPU_MINUTES_EXHAUSTED):

@@ -20,7 +20,7 @@ from api.web.job_polls import unchanged_job
 
 
 def server_config(app: Any, settings: ApiSettings) -> uvicorn.Config:
-    """How uvicorn serves the application."""
+    """Return the uvicorn configuration that serves the application."""
     return uvicorn.Config(
         app,
         host=settings.api_host,

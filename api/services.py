@@ -57,18 +57,21 @@ JOIN_THREADS = 4
 
 @dataclass
 class ShutdownFlag:
-    """Whether the process is shutting down. Not an event: a signal handler sets it, and a lock could block that for ever."""
+    """Whether the process is shutting down. Not an event: a signal handler sets it, and a lock could block that
+    permanently.
+    """
 
     has_begun: bool = False
 
 
 @dataclass(frozen=True)
 class Services:
-    """What the routes work with: the database's verbs, the storage, the job queue, and the gateway to the replicas.
+    """Objects that the routes work with: the database's verbs, the storage, the job queue, and the gateway to the
+    replicas.
 
     Attributes:
         shutdown: whether this process is shutting down.
-        joining: threads that join the parts of uploads, so that large files leave threads to everybody else.
+        joining: threads that join the parts of uploads, so that large files leave threads for other requests.
     """
 
     settings: ApiSettings
@@ -151,14 +154,14 @@ def make_services(
     meter: Meter | None = None,
     replica_limits: ReplicaLimits | None = None,
 ) -> Services:
-    """Make and connect all services; no query or message is sent yet.
+    """Create and connect all services; no query or message is sent yet.
 
     Args:
-        settings: of the process.
-        job_queue: instead of the one that the settings lead to; the others likewise.
-        limiter: of keys.
-        meter: of usage.
-        replica_limits: of the serving tier.
+        settings: settings of the process.
+        job_queue: replaces the one that the settings define; the following arguments likewise.
+        limiter: limiter of keys.
+        meter: meter of usage.
+        replica_limits: limits of the serving tier.
     """
     database, replicas = Database(settings.database_url), ReplicaPool(settings.serving_urls)
     workers = WorkerRegistry(settings.broker_url)

@@ -22,7 +22,7 @@ NameList = Annotated[
 
 
 class ApiSettings(Settings):
-    """Settings of the API tier, beside those that all tiers share (`shared/settings.py`)."""
+    """Settings of the API tier, in addition to those that all tiers share (`shared/settings.py`)."""
 
     api_host: str = Field("127.0.0.1", description="Address to listen on.")
     gate_policy: Path | None = Field(
@@ -115,7 +115,7 @@ class ApiSettings(Settings):
 
     @property
     def file_quota(self) -> FileQuota:
-        """How much a tenant may store."""
+        """Storage quota of a tenant."""
         return FileQuota(self.tenant_max_files, self.tenant_max_bytes)
 
     @property

@@ -1,8 +1,8 @@
-"""Judging shadow traffic: a shadow's answer beside the one that the caller got, by the criteria of an eval.
+"""Judges shadow traffic: compares a shadow's answer with the one that the caller got, by the criteria of an eval.
 
-Nothing of it is in a request's path, and no text of it is stored: an answer is graded in a thread and dropped, and what remains
-is a count, added to the database once a second. After each addition the e-process looks (`shared/statistics/sequential.py`);
-once it shows that the shadow is worse, nothing more is copied.
+Judging runs outside the request's path, and no content is stored: an answer is graded in a thread and dropped, and only
+counts remain, added to the database once a second. After each addition the e-process is updated
+(`shared/statistics/sequential.py`); once it shows that the shadow is worse, copying stops.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ShadowJudge:
         self._storing: asyncio.Task[None] | None = None
 
     def has_decided(self, tenant: str, pair: ShadowPair) -> bool:
-        """Whether this process has seen that a pair is decided."""
+        """Return whether this process has seen that a pair is decided."""
         return (tenant, pair) in self._decided
 
     async def judge(self, copy: JudgedCopy, answer: bytes | None) -> None:
@@ -113,7 +113,7 @@ class ShadowJudge:
     def _passes(
         self, copy: JudgedCopy, criteria: list[Criterion], samples: list[dict[str, Any]], sandbox: Sandbox | None
     ) -> list[bool]:
-        """Whether each answer passes every criterion; runs in a thread."""
+        """Return, for each answer, whether it passes every criterion; runs in a thread."""
 
         def ask(question: dict[str, Any]) -> dict[str, Any]:
             return from_thread.run(self._ask, copy.tenant, question)
@@ -163,7 +163,7 @@ class ShadowJudge:
             await self._store()
 
     async def _store(self) -> None:
-        """Add what waits to the database; what it does not take waits on."""
+        """Add the waiting counts to the database; counts that it does not accept keep waiting."""
         waiting, self._waiting = self._waiting, {}
         for (tenant, pair), counts in waiting.items():
             try:

@@ -88,15 +88,15 @@ def submit_finetune(
     """Check a contract completely, write the job, and enqueue it.
 
     Args:
-        services: the API's.
-        view: of the tenant whose job it is.
-        request: what to train.
+        services: the API's services.
+        view: the view of the tenant whose job it is.
+        request: the requested training.
         labels: the caller's metadata.
         idempotency_key: the same key and request give the same job.
         hyperparameters: OpenAI's three, resolved, for a job of OpenAI's API.
-        requested_model: the foreign name by which such a job names its base; None: the base's own.
-        sent: what a repeated request with the same key must equal; its plan when None.
-        terms: its priority and limits.
+        requested_model: foreign name that such a job uses for its base; None: the base's own name.
+        sent: what a repeated request with the same key must equal; None: its plan.
+        terms: the job's priority and limits.
 
     Raises:
         MensError: see :func:`check_contract`; ``IDEMPOTENCY_CONFLICT``.
@@ -142,16 +142,16 @@ def submit_rows(
     idempotency_key: str | None,
     terms: QueueTerms = DEFAULT_TERMS,
 ) -> Job:
-    """Submit a job whose rows came with the request: they are stored as a file first, as if it had been uploaded.
+    """Submit a job whose rows were sent in the request: they are stored as a file first, as if it had been uploaded.
 
     Args:
-        services: the API's. view: of the tenant whose job it is.
-        rows: of the training file.
+        services: the API's services. view: the view of the tenant whose job it is.
+        rows: rows of the training file.
         flat: the contract, by flat keys (`shared/contract/flat_keys.py`).
         request: makes the job request of the contract. labels, idempotency_key, terms: as in :func:`submit_finetune`.
 
     Raises:
-        MensError: as :func:`submit_finetune`; then no file is left.
+        MensError: as :func:`submit_finetune`; the file is removed then.
     """
     # Before anything is stored; the file's id is not known yet.
     parse_contract(from_flat(flat | {"train_file": "inline"}))
@@ -179,7 +179,7 @@ def submit_rows(
 
 
 def _of_inline_rows(error: DatasetInvalid) -> DatasetInvalid:
-    """The error of the training file that rows became, told of the rows: their caller has sent no file."""
+    """Rewrite an error about the training file to refer to the rows in `data`, since the caller sent no file."""
     if error.param != "data.train_file":
         return error
     message = error.message.replace("the training file", "`data`")
@@ -286,18 +286,19 @@ def submit_judgement(
     *,
     idempotency_key: str | None,
 ) -> Job:
-    """Queue a job that judges an adapter beside what answers for an alias.
+    """Queue a job that judges an adapter against the alias's current target.
 
     Args:
-        services: the API's.
-        view: of the tenant whose alias it is.
-        adapter_id: of a published adapter.
-        alias: that it would answer for.
-        policy_name: by name or digest; None: the policy that governs the alias.
+        services: the API's services.
+        view: the view of the tenant whose alias it is.
+        adapter_id: id of a published adapter.
+        alias: the alias that it would answer for.
+        policy_name: name or digest of a policy; None: the policy that governs the alias.
         idempotency_key: the same key and request give the same job.
 
     Raises:
-        NotFound: ``ADAPTER_NOT_FOUND``; ``POLICY_NOT_FOUND``: also where none governs the alias. Conflict: ``ADAPTER_NOT_SERVABLE``.
+        NotFound: ``ADAPTER_NOT_FOUND``; ``POLICY_NOT_FOUND``: also if no policy governs the alias. Conflict:
+            ``ADAPTER_NOT_SERVABLE``.
     """
     adapter = next(iter(view.adapters.list(ids=[adapter_id])), None) or view.adapters.get(adapter_id)
     if not adapter.published:

@@ -119,5 +119,5 @@ class WorkerSettings(RetentionSettings):
 
     @property
     def stores_checkpoints(self) -> bool:
-        """Return whether checkpoints are stored while a job runs."""
+        """Whether checkpoints are stored while a job runs."""
         return self.store_checkpoints == "always" or (self.store_checkpoints == "auto" and bool(self.s3_bucket))

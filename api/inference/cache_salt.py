@@ -1,6 +1,6 @@
 """Cache salts: keep tenants apart in vLLM's prefix cache.
 
-Without a salt, the time to the first token would tell one tenant whether another had sent the same prompt before.
+Without a salt, the time to the first token would reveal to one tenant whether another had sent the same prompt before.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ FIELD = "cache_salt"
 
 
 def with_cache_salt(body: dict[str, Any], secret: str, tenant: str) -> dict[str, Any]:
-    """The request with its tenant's salt. The caller's own salt is mixed into it, and never used alone.
+    """Return the request with its tenant's salt. The caller's own salt is mixed into it, and never used alone.
 
     Args:
-        secret: of the installation, the same in every API process.
+        secret: the installation's secret, the same in every API process.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``: the caller's own salt is not a text.
+        InvalidRequest: ``REQUEST_INVALID``: the caller's own salt is not a string.
     """
     own = body.get(FIELD)
     if own is not None and not (isinstance(own, str) and own):
@@ -34,9 +34,10 @@ def with_cache_salt(body: dict[str, Any], secret: str, tenant: str) -> dict[str,
 
 @lru_cache(maxsize=1024)
 def _tenant_salt(secret: str, tenant: str) -> str:
-    """The salt of requests without one of their own, and the beginning of all others: a replica tells callers apart by it.
+    """Return the salt of requests without one of their own, and the prefix of all others: a replica tells callers apart
+    by it.
 
-    Only these are cached: callers can make up any number of the others.
+    Only these salts are cached: callers can make up any number of the others.
     """
     return _digest(secret, tenant, None)
 

@@ -1,4 +1,4 @@
-"""How vLLM writes server-sent events."""
+"""Format of the server-sent events that vLLM writes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The gateway: the way of one request to a model, from its body to a response that has begun. Start reading here.
+"""The gateway: the path of a model request from its body to the start of its response. Start reading here.
 
-A model's name resolves to what a replica serves. An alias may be split between adapters; the same user, session or
-conversation gets the same adapter every time. The response header ``X-Mens-Adapter`` names the adapter; to a request by a
-foreign name, ``model`` of the response is that name. A caller who disconnects cancels its request at the replica.
+A model's name resolves to a model that replicas serve. An alias may be split between adapters; the same user, session
+or conversation gets the same adapter every time. The response header ``X-Mens-Adapter`` names the adapter; if the
+request uses a foreign name, the response's ``model`` is that name. A caller who disconnects cancels its request at the
+replica.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ Convert = Callable[[ProxiedResponse, dict[str, Any]], Response]
 
 @dataclass(frozen=True)
 class Gateway:
-    """The way of one request to a model: limits, name, replica, response.
+    """Handles one request to a model: limits, name, replica, response.
 
     Attributes:
         limiter: admits a key.
@@ -67,7 +68,7 @@ class Gateway:
         meter: counts tokens.
         failover: sends a request to replicas.
         shadows: sends copies to shadow adapters.
-        metrics: of this process.
+        metrics: metrics of this process.
         cache_secret: keeps tenants apart in vLLM's prefix cache.
         max_body_bytes: largest request body.
         grammar_limits: largest schemas and grammars of a request.
@@ -93,18 +94,19 @@ class Gateway:
         validate: Validate | None = None,
         convert: Convert | None = None,
     ) -> Response:
-        """A serving replica's response to a request, in the replica's own shape.
+        """Return a serving replica's response to a request, in the replica's own shape.
 
         Args:
-            request: its body is not read yet.
-            key: whose limits and usage count.
-            tenant: whose names count; an operator's key may act for another tenant than its own.
-            path: of the replica.
+            request: the request, its body not read yet.
+            key: key whose limits and usage count.
+            tenant: tenant whose names apply; an operator's key may act for another tenant than its own.
+            path: path on the replica.
             validate: checks the request's body and returns the one to send.
             convert: gives a response the shape that the request's body asks for.
 
         Raises:
-            InvalidRequest: ``REQUEST_INVALID``. TooLarge: ``BODY_TOO_LARGE``. And what ``validate`` and :meth:`open` raise.
+            InvalidRequest: ``REQUEST_INVALID``. TooLarge: ``BODY_TOO_LARGE``. And the errors of ``validate`` and
+                :meth:`open`.
         """
         try:
             body = await read_body(request, self.max_body_bytes)
@@ -124,21 +126,25 @@ class Gateway:
         body: dict[str, Any],
         validate: Validate | None = None,
     ) -> ProxiedResponse | None:
-        """A serving replica's response, begun, its key's slot held and its tokens counted; None: the caller disconnected.
+        """Return a started response of a replica, with its key's slot held and its tokens counted; None if the caller
+        disconnected.
 
         The caller of this method closes the response, by sending it or by ``aclose``.
 
         Args:
-            request: its body is read already; its disconnect is watched, and its headers may choose the adapter.
-            key: whose limits and usage count.
-            tenant: whose names count.
-            path: of the replica.
-            body: what is sent to the replica, except for the model, which may be an alias.
+            request: the request, its body already read; its disconnect is watched, and its headers may choose the
+                adapter.
+            key: key whose limits and usage count.
+            tenant: tenant whose names apply.
+            path: path on the replica.
+            body: the body for the replica, except for the model, which may be an alias.
             validate: checks the body and returns the one to send, once the request has been counted.
 
         Raises:
             TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``.
-            InvalidRequest: ``REQUEST_INVALID``, ``GRAMMAR_TOO_LARGE``, ``GRAMMAR_TOO_DEEP``. NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``, ``BASE_NOT_SERVED``. And what :func:`error_from_replica` returns.
+            InvalidRequest: ``REQUEST_INVALID``, ``GRAMMAR_TOO_LARGE``, ``GRAMMAR_TOO_DEEP``. NotFound:
+                ``MODEL_NOT_FOUND``. Unavailable: ``SERVING_UNAVAILABLE``, ``BASE_NOT_SERVED``. And the errors that
+                :func:`error_from_replica` returns.
         """
         authenticated: Authenticated = request.scope[AUTHENTICATED]
         admission = await self.admit(request, key)
@@ -197,9 +203,10 @@ class Gateway:
     def _offer_to_shadow(
         self, choice: Choice, tenant: str, path: str, forwarded: dict[str, Any]
     ) -> tuple[Callable[[], Awaitable[None]] | None, PassingAnswer | None]:
-        """What offers a copy of a request to the alias's shadow once the caller has its answer, and what keeps that until then.
+        """Return a function that offers a copy of the request to the alias's shadow once the caller has its answer, and
+        the object that keeps the answer until then.
 
-        Both are None for a request that is not copied; the second also for one whose answers are not judged.
+        Both are None for a request that is not copied; the second also for a request whose answers are not judged.
         """
         shadow = choice.routing.shadow if choice.routing else None
         if shadow is None or random.random() >= shadow.share:
@@ -229,7 +236,7 @@ def replica_request_id(request: Request) -> str:
 
 
 def max_wait(headers: Mapping[str, str]) -> float:
-    """The seconds that a request may wait for a replica: what the caller's header says, 60 at most; without it 0.
+    """Return the seconds that a request may wait for a replica: the caller's header, at most 60; without it 0.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``.
@@ -286,9 +293,9 @@ class Choice:
     """The model that answers a request. A base model has neither ``adapter`` nor ``routing``.
 
     Attributes:
-        model: as the replicas know it.
-        name: of the alias, adapter or base.
-        is_foreign: whether the request named it by a foreign name, which its response has then.
+        model: the model as replicas know it.
+        name: name of the alias, adapter or base.
+        is_foreign: whether the request used a foreign name, which the response then contains.
     """
 
     model: ServedModel
@@ -301,11 +308,11 @@ class Choice:
 async def choose_model(
     lookup: LookupCache, tenant: str, body: dict[str, Any], headers: Mapping[str, str] = MappingProxyType({})
 ) -> Choice:
-    """The model that a request's ``model`` means: a base, an alias, an adapter, or what a foreign name stands for.
+    """Resolve a request's ``model``: a base, an alias, an adapter, or the target of a foreign name.
 
     Args:
-        tenant: whose names count, before those of ``shared``.
-        headers: the request's, which may name a session.
+        tenant: tenant whose names apply, before those of ``shared``.
+        headers: the request's headers, which may name a session.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``, ``MODEL_UNCERTIFIED``. InvalidRequest: ``REQUEST_INVALID``: no name.
@@ -345,7 +352,8 @@ async def choose_model(
 
 
 def sticky_key(body: dict[str, Any], session: str = "") -> str:
-    """What stays the same over the requests of one user, session or conversation, so that they get the same adapter.
+    """Return a key that is the same for all requests of one user, session or conversation, so that they get the same
+    adapter.
 
     The user that the request names comes first, then the session, then the beginning of the conversation: everything up to
     its first user message, because a system prompt alone is shared by many conversations.

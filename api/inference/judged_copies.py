@@ -1,4 +1,4 @@
-"""What a judged copy of a request needs: the caller's answer as it passed by, and the request that the shadow adapter gets."""
+"""Inputs for judging a copied request: the caller's answer as it passed by, and the request for the shadow adapter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PassingAnswer:
             self._chunks.clear()
 
     def completion(self) -> dict[str, Any] | None:
-        """The chat completion, also of a stream; None where it was too long, or is none that can be judged."""
+        """Return the chat completion, also from a stream; None if it was too long or cannot be judged."""
         raw = b"".join(self._chunks)
         try:
             return _from_stream(raw) if raw.startswith(DATA) else json.loads(raw)
@@ -41,12 +41,12 @@ class PassingAnswer:
 
 @dataclass(frozen=True, slots=True)
 class JudgedCopy:
-    """A request whose copy is judged beside the caller's answer.
+    """A request whose copy is judged against the caller's answer.
 
     Attributes:
-        tenant: whose request it is.
-        messages: of the request.
-        answer: the caller's, whole by the time that the copy is sent.
+        tenant: tenant that sent the request.
+        messages: messages of the request.
+        answer: the caller's answer, complete by the time that the copy is sent.
     """
 
     tenant: str
@@ -56,7 +56,7 @@ class JudgedCopy:
 
 
 def is_judgeable(path: str, body: Mapping[str, Any]) -> bool:
-    """Whether answers to a request can be judged: a chat with one answer."""
+    """Return whether answers to a request can be judged: a chat with one answer."""
     return path == CHAT and body.get("n") in (None, 1) and isinstance(body.get("messages"), list)
 
 

@@ -1,9 +1,9 @@
-"""Lookup cache: API keys, names of models and base models in memory, which every request to a model needs.
+"""Lookup cache: keeps API keys, model names and base models in memory, since every model request needs them.
 
-A change by this process is visible at once, a change by another process after `POLL_SECONDS` at most: the database counts the
-changes (`shared/database/change_counter.py`), and the whole cache is emptied when the counter has moved. While the database
-does not answer, what was cached when it last answered stays in use for `OUTAGE_SECONDS`. Only what exists is cached: an
-unknown key or name is looked up each time.
+A change by this process is visible at once, a change by another process after at most `POLL_SECONDS`: the database
+counts the changes (`shared/database/change_counter.py`), and the whole cache is emptied when the counter has moved.
+While the database does not respond, entries cached at its last response stay in use for `OUTAGE_SECONDS`. Only existing
+keys and names are cached: an unknown one is looked up each time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Authenticated(NamedTuple):
     """A request's key.
 
     Attributes:
-        secret: of the key, so that whoever responds for long can authenticate it again.
+        secret: the key's secret, so that a long response can authenticate it again.
     """
 
     key: Key
@@ -67,7 +67,7 @@ class Authenticated(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class CacheGeneration:
-    """What was read at one value of the change counter.
+    """Entries that were read at one value of the change counter.
 
     A lookup that is in flight when the generation is replaced adds to the old one, which is no longer used.
     """
@@ -83,8 +83,8 @@ class LookupCache:
     """Keys and names of one installation, cached in one process. Used in one event loop at a time.
 
     Args:
-        database: read for what is not cached; its writes invalidate the cache.
-        catalog_path: the catalogue of base models; read again when the file has changed.
+        database: read for missing entries; its writes invalidate the cache.
+        catalog_path: the catalogue of base models; read again after the file has changed.
 
     Attributes:
         served: models that were looked up, with their bases.
@@ -162,14 +162,15 @@ class LookupCache:
                 await self.authenticate(secret)
 
     def has_known(self, secret: str) -> bool:
-        """Whether the last lookup of a secret found its key, however long ago; so it is no guess."""
+        """Return whether the last lookup of a secret found its key, however long ago; such a secret is not a guess."""
         return _digest(secret) in self._known
 
     async def find(self, tenant: str, name: str) -> Destination | None:
-        """Where a name leads as a tenant sees it: an alias, a published adapter or a foreign name; None: there is none.
+        """Return the destination of a name as a tenant sees it: an alias, a published adapter or a foreign name; None
+        if unknown.
 
         Raises:
-            NotFound: ``MODEL_NOT_FOUND``: a foreign name stands for what is there no longer.
+            NotFound: ``MODEL_NOT_FOUND``: the target of a foreign name no longer exists.
             Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         cached = await self._current()
@@ -179,7 +180,7 @@ class LookupCache:
         return destination
 
     def is_base(self, name: str) -> bool:
-        """Whether a base of the catalogue has a name, as of `POLL_SECONDS` ago at most.
+        """Return whether the catalogue has a base of this name, as of at most `POLL_SECONDS` ago.
 
         Raises:
             InvalidRequest: ``CATALOG_INVALID``.
@@ -279,7 +280,9 @@ class LookupCache:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _write_use(self) -> None:
-        """Write when keys were last used, for people to read; what cannot be written now is written the next time."""
+        """Write when keys were last used, for people to read; entries that cannot be written now are written the next
+        time.
+        """
         self._use_written_at = time.monotonic()
         used, self._used = self._used, {}
         if not used or self._is_down:
@@ -328,5 +331,5 @@ class LookupCache:
 
 
 def _digest(secret: str) -> bytes:
-    """What is kept of a secret. BLAKE2 is quicker here than OpenSSL's functions."""
+    """Hash a secret for storage. BLAKE2 is faster here than OpenSSL's functions."""
     return hashlib.blake2b(secret.encode(), digest_size=32).digest()

@@ -1,8 +1,9 @@
-"""Rejects requests that vLLM would accept but that cannot be meant, or that it would answer otherwise than they say. Pure.
+"""Rejects requests that vLLM would accept although they cannot be intended, or would answer differently from what they
+request. Pure.
 
-Empty `messages`, a message without content, an unknown role, a prompt without text. Each request to OpenAI's Responses
-API is answered by itself: a replica would keep a stored response in its own memory for ever, and no other replica would
-know it, so a request that needs a stored response is refused rather than answered by chance.
+Examples: empty `messages`, a message without content, an unknown role, an empty prompt. Each request to OpenAI's
+Responses API is answered on its own: a replica would keep a stored response in its own memory indefinitely, and no
+other replica would know it, so a request that needs a stored response is refused rather than answered by chance.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ NEED_A_STORED_RESPONSE = ("previous_response_id", "conversation", "background")
 
 
 def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """The body of a chat completion as it is sent to a replica, if its messages can be what the caller meant.
+    """Return the body of a chat completion as it is sent to a replica, if its messages can be intended.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``: no messages, one without content, one by a role that chats do not have, or tools
-            that are no functions. ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``, ``RESPONSE_NOT_STORED``.
+        InvalidRequest: ``REQUEST_INVALID``: no messages, one without content, one by a role that chats do not have, or
+            tools that are not functions. ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``, ``RESPONSE_NOT_STORED``.
     """
     check_chat_fields(body)
     check_nested_chat_fields(body)
@@ -73,9 +74,9 @@ def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def validate_completion(body: dict[str, Any]) -> dict[str, Any]:
-    """The body of a text completion, unchanged, unless its prompt is empty or a field is wrong.
+    """Return the body of a text completion unchanged, unless its prompt is empty or a field is wrong.
 
-    A prompt that is left out is vLLM's to refuse: it takes one as embeddings too.
+    A missing prompt is left for vLLM to refuse, since it also accepts a prompt as embeddings.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``, ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
@@ -138,10 +139,10 @@ def _refuse_unserved_choice(choice: Any) -> None:
 
 
 def with_strict_forced_calls(body: dict[str, Any]) -> dict[str, Any]:
-    """The request, whose tools are strict where ``tool_choice`` forces a call of them.
+    """Return the request with strict tools if ``tool_choice`` forces a call of them.
 
-    vLLM holds a call to the function's schema only when the tool is strict; a forced call would be any JSON, or none at all.
-    ``strict: false`` is no wish for that: LlamaIndex sends it with every tool.
+    vLLM applies the function's schema to a call only if the tool is strict; otherwise a forced call could be any JSON,
+    or missing. ``strict: false`` does not show that the caller wants this: LlamaIndex sends it with every tool.
     """
     tools, choice = body.get("tools"), body.get("tool_choice")
     if not isinstance(tools, list) or not (choice == "required" or isinstance(choice, dict)):

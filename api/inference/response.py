@@ -24,25 +24,27 @@ RECHECK_SECONDS = 1.0
 
 
 class ProxiedResponse(Response):
-    """A replica's response whose first bytes have come. It is read once, and closed once however that ends.
+    """A replica's response whose first bytes have arrived. It is read once, and closed once however that ends.
 
-    Awaited as an ASGI application it sends itself, or what :meth:`converted` made of it, and closes itself. A caller who
-    disconnects ends it, and vLLM stops generating; so does a key that is no longer accepted, of which a stream's last event tells. When the replica disconnects or its engine dies, a stream gets the error as its last event
-    and no end mark; the connection of any other response is closed before its end.
+    Awaited as an ASGI application it sends itself, or the body from :meth:`converted`, and closes itself. It ends when
+    the caller disconnects, so vLLM stops generating, and when the key is no longer accepted, which a stream's last
+    event reports. When the replica disconnects or its engine dies, a stream gets the error as its last event and no end
+    mark; the connection of any other response is closed before its end.
 
     Attributes:
-        passed_headers: for the caller, names in lower case; ``x-mens-adapter`` among them.
+        passed_headers: headers for the caller, names in lower case, including ``x-mens-adapter``.
 
     Args:
         upstream: the replica's response.
-        tap: what the bytes run through.
-        admission: released when all is read, or when this is closed.
-        disconnect: watches the caller; stopped when this is closed.
+        tap: processes the bytes as they pass.
+        admission: released when everything is read, or when this response is closed.
+        disconnect: watches the caller; stopped when this response is closed.
         adapter: id of the adapter that generates the response; None for a base.
-        renamed: the replica's name of the model and the one that the response's ``model`` has instead; None: the same.
-        recheck: looks at the caller's key again, about once a second while a stream lasts; raises ``Unauthenticated``.
-        passing: keeps the bytes as they pass; None: nothing does.
-        on_complete: awaited when all is read.
+        renamed: the replica's name of the model, and the name that replaces it in the response's ``model``; None:
+            unchanged.
+        recheck: checks the caller's key again, about once a second while a stream lasts; raises ``Unauthenticated``.
+        passing: keeps the bytes as they pass; None: they are not kept.
+        on_complete: awaited when everything is read.
     """
 
     def __init__(
@@ -73,10 +75,10 @@ class ProxiedResponse(Response):
         self._ended = False
 
     def converted(self, content: AsyncIterable[bytes], headers: dict[str, str]) -> Self:
-        """This response with another body: the bytes of an iterator over it.
+        """Return this response with another body: the bytes of an iterator over it.
 
         Args:
-            headers: beside those of the replica, or instead of them; names in lower case.
+            headers: added to the replica's headers, or replacing them; names in lower case.
         """
         self._content = content
         self.passed_headers |= headers
@@ -111,7 +113,7 @@ class ProxiedResponse(Response):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Close the replica's response, count what was used, and release the slot."""
+        """Close the replica's response, count its usage, and release the slot."""
         self._disconnect.stop()
         self._upstream.close()
         try:

@@ -55,7 +55,7 @@ def with_refusal(content: bytes) -> bytes:
 
 
 def response_in_openais_shape(content: bytes) -> bytes:
-    """A whole response of the Responses API; what is none, as it is."""
+    """Return a complete Responses API body in OpenAI's shape; other bodies are returned unchanged."""
     try:
         fields = _fields.decode(content)
         return msgspec.json.encode(_response(fields)) if OF_RESPONSES in fields else content
@@ -64,7 +64,7 @@ def response_in_openais_shape(content: bytes) -> bytes:
 
 
 def response_event_in_openais_shape(event: bytes) -> bytes:
-    """An event of a stream with a whole response; what is none, as it is."""
+    """Return a stream event that contains a complete response in OpenAI's shape; other events are unchanged."""
     name, data, content = event.partition(DATA)
     try:
         fields = _fields.decode(content)

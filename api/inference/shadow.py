@@ -1,8 +1,8 @@
-"""Shadow traffic: copies of requests to an adapter that is only watched, without affecting the caller's response.
+"""Shadow traffic: copies of requests to an adapter that is only observed, without affecting the caller's response.
 
-A copy is sent when the caller already has the whole response. Its response is counted and thrown away; where the alias's shadow names an
-eval, it is first judged beside the caller's (`api/shadow_judge.py`). Only a few copies run at once: one that finds no room is
-dropped, so a slow shadow never queues up work on the replicas.
+A copy is sent once the caller has the whole response. Its response is counted and discarded; if the alias's shadow
+names an eval, it is first judged against the caller's (`api/shadow_judge.py`). Only a few copies run at once: a copy
+without a free place is dropped, so a slow shadow never queues up work on the replicas.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ logger = logging.getLogger(__name__)
 
 
 class Judge(Protocol):
-    """Judges copies beside the callers' answers."""
+    """Judges copies against the callers' answers."""
 
     def has_decided(self, tenant: str, pair: ShadowPair) -> bool:
-        """Whether a pair is known to be decided, so that nothing more is copied for it."""
+        """Return whether a pair is known to be decided, so that nothing more is copied for it."""
 
     async def judge(self, copy: JudgedCopy, answer: bytes | None) -> None:
         """Judge and count one copy; ``answer`` is the shadow's, None where it gave none."""
 
     async def close(self) -> None:
-        """Store what is not stored yet."""
+        """Store the counts that are not stored yet."""
 
 
 class ShadowTraffic:
     """The copies in flight, and how many were ``answered``, ``failed`` and ``dropped`` by (alias, adapter).
 
     Args:
-        judge: of copies whose shadow names an eval; None: they are thrown away unread.
+        judge: judges copies whose shadow names an eval; None: they are discarded unread.
         limit: copies in flight at once.
     """
 
@@ -53,11 +53,11 @@ class ShadowTraffic:
         self.counts: Counter[tuple[str, str, str]] = Counter()
 
     async def offer(self, alias: str, adapter: str, send_copy: SendCopy, judged: JudgedCopy | None = None) -> None:
-        """Begin a copy and return at once; without room it is dropped.
+        """Start a copy and return at once; if too many are in flight, it is dropped.
 
         Args:
             send_copy: sends the copy and returns the shadow's response, its body still unread.
-            judged: what it is judged beside; None: it is not.
+            judged: the request and answer that it is judged against; None: it is not judged.
         """
         if len(self._in_flight) >= self._limit:
             self.counts[alias, adapter, "dropped"] += 1
@@ -68,7 +68,7 @@ class ShadowTraffic:
         task.add_done_callback(self._in_flight.discard)
 
     async def close(self) -> None:
-        """Cancel the copies in flight, and store what was judged."""
+        """Cancel the copies in flight, and store the judged counts."""
         tasks = list(self._in_flight)
         for task in tasks:
             task.cancel()

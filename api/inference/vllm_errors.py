@@ -1,8 +1,8 @@
-"""A replica's error response in the API's one error shape: vLLM's message, field and status, with a stable code.
+"""Converts a replica's error response into the API's error shape: vLLM's message, field and status, with a stable code.
 
-An error that is no fault of the caller's request does not look like one: a key that the replica refuses is this
-installation's, and an adapter that the replica does not find is damaged, because only published ones are requested.
-`api/inference/vllm_messages.py` turns what vLLM writes in Python's notation into fields and reasons.
+An error that the caller's request did not cause must not look like one that it did: a key that the replica refuses is
+this installation's, and an adapter that the replica does not find is damaged, because only published ones are
+requested. `api/inference/vllm_messages.py` parses vLLM's messages in Python notation into fields and reasons.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ async def error_from_replica(response: ReplicaResponse, body: dict[str, Any], se
 
 
 def _error_object(content: bytes) -> dict[str, Any]:
-    """The error object of a body, or of a stream's first event; empty when there is none."""
+    """Return the error object of a body, or of a stream's first event; empty if it has none."""
     if content.startswith(ERROR_EVENT):
         content = content.removeprefix(DATA).partition(EVENT_END)[0]
     try:
@@ -118,7 +118,7 @@ def _passed_on(status: int, error: dict[str, Any], body: dict[str, Any]) -> Upst
 
 
 def _default_remedy(param: str | None, *, failed: bool) -> str:
-    """What to do about an error of which nothing is known but the field that it is about."""
+    """Return the remedy for an error of which only the field is known."""
     if failed:
         return "Try again; the serving replica's log has the reason."
     if not param:

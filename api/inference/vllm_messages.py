@@ -159,7 +159,9 @@ def explain_sentence(message: str, param: str | None, body: dict[str, Any]) -> C
 
 
 def _parse_faults(text: str) -> Iterator[Fault]:
-    """The faults of a list; none if the text is not a list. A line that is not a fault is a reason by itself."""
+    """Yield the faults of a list; none if the string is not a list. A line that is not a fault becomes a reason of its
+    own.
+    """
     if head := LISTED.match(text):
         for line in map(str.strip, text[head.end() :].splitlines()):
             if match := LISTED_FAULT.match(line):

@@ -1,4 +1,4 @@
-"""Metrics of an API process: what it counts itself, and what it reads of the installation when it is scraped.
+"""Metrics of an API process: its own counters, and its readings of the installation at each scrape.
 
 Start with `requests.py`. Imports `shared`; no route, no `Services`.
 """

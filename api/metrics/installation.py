@@ -1,4 +1,5 @@
-"""What an API process reads of the installation when it is scraped: jobs, queue and webhooks from the database, replicas as it sees them.
+"""Readings of the installation at each scrape: jobs, queue and webhooks from the database, replicas as this process
+sees them.
 
 Every API process reports the same jobs and webhooks, so a query takes ``max``, never ``sum``, over them (docs/metrics.md).
 """
@@ -30,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 
 class DatabaseReading(Generic[T]):
-    """What scrapes read of the database, once for those within a few seconds.
+    """A reading of the database, shared by scrapes within a few seconds.
 
     Args:
-        read: it.
-        what: it is, for the log.
+        read: reads the database.
+        what: name of the reading in the log.
     """
 
     def __init__(self, read: Callable[[], T], what: str) -> None:
@@ -44,7 +45,7 @@ class DatabaseReading(Generic[T]):
         self._last: T | None = None
 
     def fresh(self) -> T | None:
-        """What was read; None where the database was away."""
+        """Return the reading; None if the database was unavailable."""
         with self._lock:
             if time.monotonic() - self._read_at >= FRESH_SECONDS:
                 try:
@@ -169,8 +170,8 @@ class ReplicasCollector(Collector):
     """The serving replicas as this process sees them.
 
     Args:
-        read: them, as they are now.
-        states: all that there are.
+        read: returns the replicas' current states.
+        states: all possible states.
     """
 
     def __init__(self, read: Callable[[], Iterable[ReplicaNow]], states: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""What an API process counts of its requests: by route, by code of a refusal, by model. docs/metrics.md has every name."""
+"""Counters of an API process's requests: by route, by code of a refusal, by model. docs/metrics.md lists every name."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ class ApiMetrics:
         """Count the tokens of a model's response.
 
         Args:
-            name: of the model, as its request's resolved.
-            amount: what was used.
+            name: name of the model that the request resolved to.
+            amount: the usage.
         """
         model = self._models.of(name)
         self._tokens.labels(model, "prompt").inc(amount.prompt_tokens)

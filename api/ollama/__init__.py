@@ -1,4 +1,4 @@
-"""Ollama's view of chats: its requests as OpenAI's, OpenAI's responses as its own.
+"""Ollama's view of chats: converts its requests to OpenAI's, and OpenAI's responses to its own.
 
-Start with `requests.py`. Imports `shared`, `api.web` and what is below; no route.
+Start with `requests.py`. Imports `shared`, `api.web` and the layers below; no route.
 """

@@ -39,7 +39,7 @@ class CreateEval(EvalSpec):
     metadata: Metadata | None = None
 
     def spec(self) -> EvalSpec:
-        """What it judges, and by what."""
+        """The eval's data source and criteria."""
         return EvalSpec(data_source_config=self.data_source_config, testing_criteria=self.testing_criteria)
 
 
@@ -57,7 +57,7 @@ class CreateEvalRun(RunSpec):
     metadata: Metadata | None = None
 
     def spec(self) -> RunSpec:
-        """What it asks, and of which model."""
+        """The run's data source and models."""
         return RunSpec(data_source=self.data_source, mens=self.mens)
 
 
@@ -142,13 +142,13 @@ def eval_view(found: Eval) -> EvalObject:
 
 
 def run_view(run: EvalRun, job: Job, report_url: str, content: list[SourceItem] | None = None) -> EvalRunObject:
-    """A run in OpenAI's shape.
+    """Return a run in OpenAI's shape.
 
     Args:
-        run: of an eval.
-        job: that carries it out.
-        report_url: of its page.
-        content: rows that came with the request; None where they are not read again: then their file stands for them.
+        run: the stored run.
+        job: the job that executes it.
+        report_url: URL of its page.
+        content: rows that were sent in the request; None if they are not read again: their file then stands for them.
     """
     plan = EvaluationPlan.model_validate(run.plan)
     totals = Totals.model_validate(run.totals or Totals.of(plan))
@@ -185,7 +185,7 @@ def run_view(run: EvalRun, job: Job, report_url: str, content: list[SourceItem] 
 
 
 def _run_facts(run: EvalRun, job: Job, plan: EvaluationPlan, totals: Totals) -> dict[str, Any]:
-    """What OpenAI has no field for."""
+    """Return the facts of a run that OpenAI's shape has no field for."""
     return {
         "job_id": run.job_id,
         "state": job.state,

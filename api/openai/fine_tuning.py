@@ -123,7 +123,7 @@ def _overridden(contract: FineTuneContract, written: Mapping[str, Any], base_rat
 
 
 def _sent_as(path: str, body: CreateFineTuningJob) -> str:
-    """The request's own field that became a field of the contract; of a learning rate, the multiplier."""
+    """Return the request's own field for a field of the contract; for a learning rate, the multiplier."""
     name = next((name for name, resolved in RESOLVED.items() if resolved == path), path.removeprefix("exec."))
     if name not in RESOLVED:
         return name
@@ -139,7 +139,7 @@ def auto_fields(body: CreateFineTuningJob) -> frozenset[str]:
 
 
 def resolve_auto(requested: Hyperparameters, rows: int, rate_of_base: float | None) -> dict[str, float]:
-    """OpenAI's three hyperparameters as numbers, for a training file of so many rows.
+    """Return OpenAI's three hyperparameters as numbers, for a training file of `rows` rows.
 
     The rules are in `shared/contract/auto_hyperparameters.py`.
     """
@@ -210,7 +210,9 @@ def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
 
 
 def to_name(suffix: str | None) -> str | None:
-    """An adapter's name from OpenAI's free-form suffix: lower case, and ``-`` for what a name may not hold."""
+    """Convert OpenAI's free-form suffix to an adapter's name: lower case, and ``-`` for characters that a name may not
+    contain.
+    """
     if suffix is None:
         return None
     return re.sub(r"[^a-z0-9._-]+", "-", suffix.lower()).strip("-._") or None

@@ -95,11 +95,11 @@ class GraderRun(BaseModel):
 
 
 def run_view(grader: Grader, result: Grade | MensError, seconds: float) -> GraderRun:
-    """A run in OpenAI's shape.
+    """Return a grader run in OpenAI's shape.
 
     Args:
-        result: the grade, or why there is none.
-        seconds: how long it took.
+        result: the grade, or the error that prevented it.
+        seconds: duration of the run.
     """
     given = result if isinstance(result, Grade) else Grade(0.0)
     used = [usage.get("total_tokens") for usage in given.usage.values()]
@@ -121,7 +121,7 @@ def run_view(grader: Grader, result: Grade | MensError, seconds: float) -> Grade
 
 
 def is_of_code(error: MensError) -> bool:
-    """Whether an error has one of the flags of Python graders."""
+    """Return whether an error has one of the flags of Python graders."""
     return FLAG_OF.get(error.code, "").startswith("python_grader")
 
 
@@ -135,7 +135,9 @@ def _errors(error: MensError) -> GraderErrors:
 
 
 def _details(error: MensError) -> str:
-    """Of code its message, traceback and what it printed; of a sandbox its code, because OpenAI's field wants a kind."""
+    """Return the details of an error: for code its message, traceback and output; for a sandbox its code, because
+    OpenAI's field wants a kind.
+    """
     if error.code == Code.SANDBOX_FAILED:
         return str(error.code)
     parts = (error.message, error.details.get("traceback"), error.details.get("output"))

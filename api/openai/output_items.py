@@ -1,4 +1,4 @@
-"""OpenAI's output items: what came of each item of a run, in its shape."""
+"""OpenAI's output items: the outcome of each item of a run, in its shape."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def item_view(run: EvalRun, stored: StoredItem) -> OutputItem:
 
 
 def item_position(run_id: str, item_id: str) -> int:
-    """The position in an output item's id.
+    """Return the position in an output item's id.
 
     Raises:
-        NotFound: ``EVAL_ITEM_NOT_FOUND``: it is none of the run's.
+        NotFound: ``EVAL_ITEM_NOT_FOUND``: the id does not belong to the run.
     """
     prefix, _, position = item_id.rpartition("-")
     if prefix != run_id or not re.fullmatch(r"[0-9]{1,9}", position):
@@ -87,7 +87,7 @@ def item_position(run_id: str, item_id: str) -> int:
 
 
 def _results(answer: Answer, plan: EvaluationPlan) -> list[dict[str, Any]]:
-    """What each criterion gave; of an answer that there is not, nothing passed."""
+    """Return each criterion's result; for a missing answer, nothing passed."""
     if not answer.results:
         return [
             {

@@ -1,4 +1,4 @@
-"""OpenAI's shapes of uploads in parts, and what it asks of every uploaded file: its purpose, and how long it lives."""
+"""OpenAI's shapes of uploads in parts, and its requirements for every uploaded file: its purpose and its lifetime."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class UploadPartObject(BaseModel):
 
 def check_purpose(purpose: str) -> str:
     """Raises:
-    InvalidRequest: ``REQUEST_INVALID``: it is none that files are taken for.
+    InvalidRequest: ``REQUEST_INVALID``: not an accepted purpose.
     """
     if purpose in PURPOSES:
         return purpose

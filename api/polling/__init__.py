@@ -1,4 +1,5 @@
-"""What callers poll for, read from the database once for all of them: versions and new events of jobs, places of queued ones, whether it answers.
+"""Data that callers poll for, read from the database once for all of them: versions and new events of jobs, places of
+queued ones, and whether the database responds.
 
 Start with `job_versions.py`. Imports `shared`; no route, no `Services`.
 """

@@ -1,7 +1,8 @@
-"""Event feed: what the streams of job events share, so that many of them cost others little.
+"""Event feed: work that the streams of job events share, so that many of them cost other callers little.
 
-A stream reads the database only when its job has changed (`api/polling/job_versions.py`), streams of one job read it together, and all of
-them in a few threads of their own. A key may have so many streams at once, and so may a tenant with all of its keys.
+A stream reads the database only when its job has changed (`api/polling/job_versions.py`), streams of one job share a
+read, and all reads run in a few threads of their own. The number of concurrent streams is limited per key and per
+tenant.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class EventFeed:
     """Admits the event streams of one process and shares their reads. Used in one event loop at a time.
 
     Args:
-        max_streams: of one key at once.
-        max_tenant_streams: of all keys of a tenant at once.
+        max_streams: most concurrent streams of one key.
+        max_tenant_streams: most concurrent streams of all keys of a tenant.
     """
 
     def __init__(self, max_streams: int, max_tenant_streams: int) -> None:
@@ -39,7 +40,7 @@ class EventFeed:
 
     @contextmanager
     def stream_of(self, key: Key) -> Iterator[None]:
-        """One stream of a key, from before its response begins until it has ended.
+        """Count one stream of a key, from before its response begins until it has ended.
 
         Raises:
             TooMany: ``CONCURRENCY_LIMITED``.

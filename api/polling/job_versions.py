@@ -34,8 +34,8 @@ class JobVersions:
     """Follows jobs. Used in one event loop at a time.
 
     Args:
-        database: read once a poll.
-        poll_seconds: between two reads; what is known is so old at most, and the time of a read older.
+        database: read once per poll.
+        poll_seconds: seconds between two reads; versions are at most this old, plus the duration of a read.
     """
 
     def __init__(self, database: Database, poll_seconds: float) -> None:
@@ -49,9 +49,9 @@ class JobVersions:
         self._polling: asyncio.Task[None] | None = None
 
     async def polls(self, job_id: str) -> AsyncIterator[int | None]:
-        """The job's version after each poll, whether it has changed or not; None: it is not known yet.
+        """Yield the job's version after each poll, whether it has changed or not; None if it is not known yet.
 
-        While the database does not answer there is none.
+        Nothing is yielded while the database does not respond.
         """
         self._streams[job_id] += 1
         try:

@@ -71,11 +71,11 @@ class QueuePlace(BaseModel):
 
 
 class QueuePlaces:
-    """Keeps the places as of the last reading, and has them read anew in a thread of its own.
+    """Keeps the queue places of the last reading, and has them read again in a thread of its own.
 
     Args:
-        reader: of the queue.
-        workers: that live.
+        reader: reads the queue.
+        workers: registry of live workers.
         clock: monotonic seconds.
     """
 

@@ -1,6 +1,6 @@
-"""Readiness: whether the database answers, asked once for all who want to know.
+"""Readiness: whether the database responds, checked once for all callers.
 
-Callers of /ready need no key, so however many they are, they take one thread, which is none of the pool.
+Callers of /ready need no key, so whatever their number, they use one thread, which does not belong to the pool.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ MAX_AGE_SECONDS = 1.0
 
 
 class Readiness:
-    """What one process knows of its database. Used in one event loop at a time.
+    """What one process knows about its database. Used in one event loop at a time.
 
     Args:
-        ping: asks the database, and raises ``Unavailable``.
+        ping: queries the database, and raises ``Unavailable``.
         clock: seconds since any moment.
     """
 

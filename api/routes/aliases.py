@@ -208,12 +208,13 @@ def actor_of(caller: Caller) -> Actor:
 
 
 def author_of(caller: Caller) -> Author:
-    """The caller's key, for what is recorded of policies, and whether it may change what governs."""
+    """Return the caller's key, as recorded for policy changes, and whether it may change assignments."""
     return Author(id=caller.key.id, name=caller.key.name, is_admin=caller.role.includes(Role.ADMIN))
 
 
 def terms_of(services: Services, view: TenantView, caller: Caller, name: str, *, overrides: bool) -> Terms:
-    """What the caller brings to a move: whether it overrides the policy, and what is served now.
+    """Return the caller's terms for moving an alias: whether it overrides the policy, and the bases that are served
+    now.
 
     Raises:
         Forbidden: ``ROLE_INSUFFICIENT``: an override takes an admin.

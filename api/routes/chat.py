@@ -41,11 +41,11 @@ STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-strea
 
 
 def described(*required: str, **fields: dict[str, Any]) -> dict[str, Any]:
-    """What the OpenAPI document says of a request, whose body the route reads itself.
+    """Return the OpenAPI description of a request whose body the route reads itself.
 
     Args:
         required: names of fields, besides ``model``.
-        fields: the schemas of those that a caller cannot guess; docs/openai.md says what becomes of all others.
+        fields: schemas of the fields that a caller cannot guess; docs/openai.md describes all others.
     """
     properties = {"model": {"type": "string", "description": "A base, an adapter's id or an alias."}, **fields}
     session = {

@@ -129,7 +129,7 @@ def delete_file(file_id: Id, services: ServicesDep, view: TenantViewDep) -> Dele
 
 
 def _file_seconds(fields: Mapping[str, str]) -> int | None:
-    """How long the file is to live, from the form's fields."""
+    """Return the file's lifetime from the form's fields."""
     seconds, anchor = fields.get("expires_after[seconds]"), fields.get("expires_after[anchor]", "created_at")
     if anchor != "created_at":
         raise InvalidRequest(

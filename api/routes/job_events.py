@@ -26,10 +26,10 @@ EVENTS_PER_READ = 500
 
 
 class StreamPart(NamedTuple):
-    """What one read of the database adds to a stream.
+    """The events that one database read adds to a stream.
 
     Attributes:
-        events: as they are sent, each with its ``seq``.
+        events: events to send, each with its ``seq``.
         last: ends the stream of a job that has ended.
         has_more: whether another read would add more.
     """
@@ -54,7 +54,9 @@ def first_cursor(
 
 
 async def one_stream(services: ServicesDep, caller: CallerDep) -> AsyncIterator[None]:
-    """One of the key's streams, until the response has ended; a 429 before it begins where there are too many."""
+    """Occupy one of the key's streams until the response has ended; refuse with 429 before it begins if too many are
+    open.
+    """
     with services.event_feed.stream_of(caller.key):
         yield
 

@@ -116,7 +116,7 @@ KINDS = ("finetune", "merge", "import", "evaluate")
 
 
 def _kind_of(body: Any) -> str:
-    """Which body a request has: one without a kind and a contract is flat."""
+    """Return the kind of a request's body: a body without a kind and a contract is flat."""
     if isinstance(body, CreateMerge | CreateImport | CreateEvaluation):
         return body.kind
     if isinstance(body, CreateFromRows):

@@ -168,7 +168,7 @@ def _alias_model(alias: Alias, adapter: Adapter) -> Model:
 
 
 def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The template arguments that a model's chats are written with by default, if there are any."""
+    """Return the default template arguments of a model's chats, if it has any."""
     return {"template_arguments": dict(arguments)} if arguments else {}
 
 

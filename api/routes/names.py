@@ -107,7 +107,7 @@ def delete_name(
 
 
 def _check_kind(caller: Caller, stands_for: StandsFor) -> None:
-    """What a base's name stands for decides what new jobs train, so that takes an admin."""
+    """Require an admin for a name of a base, since its target decides what new jobs train."""
     if stands_for.kind == "base":
         check_role(caller, Role.ADMIN)
 

@@ -1,4 +1,4 @@
-"""What every route has around it: authentication, bodies, parameters of paths and queries, the access log.
+"""Shared parts of all routes: authentication, bodies, parameters of paths and queries, the access log.
 
 Start with `auth.py`. Imports `shared`, `api.services`, `api.inference` and `api.errors`; no route.
 """

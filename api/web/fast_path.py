@@ -1,8 +1,8 @@
 """Fast path for requests to models, whose callers wait for a first token: skips FastAPI's routing and dependencies.
 
-Routing a request and solving its dependencies costs FastAPI as much as the rest of the gateway costs. So `FastPathMiddleware`,
-in front of it, calls the routes whose endpoints take only the services and the caller. What these routes declare still makes
-the OpenAPI document and the access rules, and a request or a route of any other kind takes FastAPI's path.
+FastAPI's routing and dependency resolution cost as much as the rest of the gateway. So `FastPathMiddleware`, in front
+of it, calls the routes whose endpoints take only the services and the caller. The declarations of these routes still
+produce the OpenAPI document and the access rules, and a request or a route of any other kind takes FastAPI's path.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class FastPathCall:
 
     async def __call__(self, request: Request) -> Response:
         """Raises:
-        MensError: what the endpoint raises.
+        MensError: from the endpoint.
         """
         services: Services = request.app.state.services
         authenticated: Authenticated = request.scope[AUTHENTICATED]
@@ -91,7 +91,7 @@ def fast_path_calls(app: FastAPI) -> dict[tuple[str, str], FastPathCall]:
 
 
 def is_simple(dependant: Dependant) -> bool:
-    """Whether an endpoint takes the request, the services and the caller and nothing else, and its route requires no role."""
+    """Return whether an endpoint takes only the request, the services and the caller, and needs no role."""
     assert dependant.call is not None
     calls = [each.call for each in _flat(dependant)]
     known = [call in (get_services, require_caller, require_key) or isinstance(call, HTTPBearer) for call in calls]

@@ -1,7 +1,7 @@
-"""Job polls: the answer 304 to a poll of a job that has not changed, without the database and without the application.
+"""Job polls: answers a poll of an unchanged job with 304, without the database and without the application.
 
-What a poll costs here decides how often dashboards may ask. Such a poll has no line in the access log, of which it would be the
-most, and no id but its caller's. Every other answer to a poll is the route's (`api/routes/jobs.py`).
+The cost of a poll decides how often dashboards may poll. Such a poll has no line in the access log, where polls would
+be the majority, and no id but its caller's. Every other answer to a poll is the route's (`api/routes/jobs.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ RESPONSE = b"HTTP/1.1 304 Not Modified\r\netag: %b\r\n"
 
 
 def unchanged_job(services: Services, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes | None:
-    """Status line and headers of the response to a ``GET`` where it is known at once that it polls a job that its key sees and that has not changed since.
+    """Return status line and headers of the response to a ``GET`` that polls an unchanged job that its key may see;
+    None if that is not known at once.
 
     Args:
-        services: the API's.
-        url: with or without a query, which asks for something only of a job that has changed.
-        headers: of the request, names in lower case.
+        services: the API's services.
+        url: URL with or without a query, which matters only for a job that has changed.
+        headers: headers of the request, names in lower case.
     """
     if not url.startswith(JOB_PATH):
         return None

@@ -15,7 +15,9 @@ from shared.errors import TooMany
 
 
 class LimitHeaders:
-    """Middleware that adds them. What was refused before it was counted, such as a body that is too large, is counted here."""
+    """Middleware that adds rate limit headers. Requests refused before they were counted, such as too large a body, are
+    counted here.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

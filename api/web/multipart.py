@@ -76,18 +76,18 @@ class _BlobTarget(BaseTarget):
 async def receive_file(
     request: Request, writer: BlobWriter, limit: int, too_large: MensError, *, name: str = "file", fields: Sequence[str]
 ) -> ReceivedFile:
-    """Read a multipart body with a file into a writer, which is finished then and not committed.
+    """Read a multipart body with a file into a writer, which is then finished and not committed.
 
     Args:
-        request: whose body is read.
+        request: the request to read.
         writer: receives the file.
         limit: largest file in bytes.
         too_large: the error for a larger one.
-        name: of the form's field that is the file.
+        name: name of the form's field that contains the file.
         fields: form fields to keep; others are ignored.
 
     Raises:
-        MensError: ``too_large``. InvalidRequest: ``REQUEST_INVALID``: no multipart body, or no file in it.
+        MensError: ``too_large``. InvalidRequest: ``REQUEST_INVALID``: not a multipart body, or no file in it.
         DatasetInvalid: ``DATASET_EMPTY``.
     """
     target = _BlobTarget(writer, limit, too_large)

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class NormalizedPath:
-    """Middleware that asks for what a request with a trailing slash, or with the method HEAD, is about."""
+    """Middleware that strips a trailing slash from the path, and answers HEAD as GET without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

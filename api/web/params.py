@@ -32,7 +32,7 @@ Order = Annotated[Literal["asc", "desc"], Query(description="`asc`: the oldest f
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Which page of a list is requested, the oldest first where nothing else is said."""
+    """The requested page of a list, oldest first unless specified otherwise."""
 
     after: str | None
     limit: int
@@ -48,7 +48,7 @@ ListingDep = Annotated[Listing, Depends(listing)]
 
 
 class Identified(Protocol):
-    """What has an id."""
+    """An object with an id."""
 
     id: str
 
@@ -62,7 +62,7 @@ class Page(BaseModel, Generic[Item]):
 
 
 class IdPage(Page[Item], Generic[Item]):
-    """One page of a list, with the ids of its first and last item, as OpenAI has it."""
+    """One page of a list, with the ids of its first and last item, as in OpenAI's API."""
 
     first_id: str | None
     last_id: str | None

@@ -34,11 +34,11 @@ LONGEST_LENGTH = 18
 
 
 class BodyRule(NamedTuple):
-    """How a route takes its body.
+    """Rule for a route's request body.
 
     Attributes:
         limit: largest body in bytes.
-        is_streamed: whether the route reads it piece by piece; else it is complete before the route is called.
+        is_streamed: whether the route reads it piece by piece; otherwise it is complete before the route is called.
         too_large: the error for a larger one.
     """
 
@@ -48,7 +48,7 @@ class BodyRule(NamedTuple):
 
 
 def body_rule(settings: ApiSettings, path: str) -> BodyRule:
-    """How the route of a path takes its body."""
+    """Return the body rule for the route of a path."""
     if path == FILES_PATH:
         limit = settings.max_file_bytes
         return BodyRule(limit + MULTIPART_OVERHEAD_BYTES, is_streamed=True, too_large=file_too_large(limit))
@@ -64,18 +64,20 @@ def body_rule(settings: ApiSettings, path: str) -> BodyRule:
 
 
 async def limited_receive(scope: Scope, receive: Receive, rule: BodyRule, seconds: float, hold: Hold) -> Receive:
-    """What the application receives a body from; a body that is not streamed has come when this returns.
+    """Return the function that the application receives a body from; a body that is not streamed has arrived completely
+    on return.
 
     Args:
-        scope: of the request.
-        receive: the server's.
-        rule: the route's.
-        seconds: longest silence, and lead over :data:`SLOWEST_BYTES_PER_SECOND`.
-        hold: counts the bytes of a body that is not streamed, before they come where their number is declared.
+        scope: the request's scope.
+        receive: the server's function.
+        rule: the route's rule.
+        seconds: longest silence, and allowance over :data:`SLOWEST_BYTES_PER_SECOND`.
+        hold: counts the bytes of a body that is not streamed, before they arrive if their number is declared.
 
     Raises:
-        TooMany: what ``hold`` raises. TooLarge: ``BODY_TOO_LARGE``, ``FILE_TOO_LARGE``. TooSlow: ``REQUEST_TIMEOUT``. Of a streamed body, also what is returned
-            raises them. InvalidRequest: what :func:`refuse_loose_json` raises. ClientDisconnect.
+        TooMany: from ``hold``. TooLarge: ``BODY_TOO_LARGE``, ``FILE_TOO_LARGE``. TooSlow: ``REQUEST_TIMEOUT``. For a
+            streamed body, the returned function raises them too. InvalidRequest: from :func:`refuse_loose_json`.
+            ClientDisconnect.
     """
     has_body, length = False, b"0"
     for name, value in scope["headers"]:

@@ -76,7 +76,7 @@ async def authenticate(services: Services, scope: Scope) -> Authenticated:
 
 
 def _address(scope: Scope) -> str:
-    """Where a request comes from; empty for a socket without an address."""
+    """Return the client address of a request; empty for a socket without an address."""
     return str((scope.get("client") or ("",))[0])
 
 

@@ -20,10 +20,10 @@ def begin_request_span(scope: Scope) -> tuple[Any, Any]:
 
 
 def end_request_span(opened: Any, entered: Any, fields: dict[str, Any]) -> None:
-    """End it.
+    """End the request's span.
 
     Args:
-        fields: of the request's line in the access log.
+        fields: fields of the request's line in the access log.
     """
     route = fields["route"] or ""
     opened.update_name(f"{fields['method']} {route}".strip())

@@ -1,4 +1,4 @@
-"""How often a tenant may do what costs the API itself work: uploads, plans and graders. Dependencies of the routes that do it."""
+"""Per-tenant limits on expensive API calls: uploads, plans and graders. Dependencies of their routes."""
 
 from __future__ import annotations
 

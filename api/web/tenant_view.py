@@ -1,6 +1,6 @@
 """Tenant view: the jobs, files, evals, adapters, aliases, names, policies, receipts and webhook endpoints that a caller sees and may change.
 
-Routes reach these through the view alone, so that none can forget to limit what it returns to the caller's tenant.
+Routes reach these only through the view, so that none can forget to limit its results to the caller's tenant.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class TenantView:
         return job
 
     def change_job(self, change: Callable[[str], Job], job_id: str) -> Job:
-        """The job after a verb of :attr:`jobs`. Whoever polls the job in this process sees the change at once.
+        """Return the job after a verb of :attr:`jobs`. Callers who poll the job in this process see the change at once.
 
         Raises:
-            MensError: what the verb raises.
+            MensError: from the verb.
         """
         job = change(job_id)
         self.job_versions.forget(job_id)

@@ -1,6 +1,8 @@
-"""Unexpected errors: an exception that nobody handles becomes an answer like any other, with its headers and its line in the log.
+"""Unexpected errors: an unhandled exception becomes a response like any other, with its headers and its line in the
+log.
 
-Starlette's own handler is outside every middleware, so that its answers have no request id, and the access log does not see them.
+Starlette's own handler is outside every middleware, so its responses have no request id, and the access log does not
+see them.
 """
 
 from __future__ import annotations

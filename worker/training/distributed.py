@@ -70,7 +70,7 @@ class DistributedContext:
 
     @property
     def is_main(self) -> bool:
-        """Return whether this process writes the run's files."""
+        """Whether this process writes the run's files."""
         return self.rank == 0
 
     def share(self, lengths: Sequence[int]) -> list[int]:

@@ -1,7 +1,8 @@
-"""Failed authentications by client address: who tries unknown keys again and again is told to wait. Kept in each process.
+"""Failed authentications by client address: clients with repeated failures are throttled. Kept in each process.
 
-What is counted are failures, after the lookup: many clients may have one address, and a valid key is never refused for another one's
-guesses, also where this process sees it for the first time. What a guess costs is bounded by how many are looked up at once.
+Only failures are counted, after the lookup: many clients may share one address, and a valid key is never refused
+because of another client's guesses, even when this process sees it for the first time. The cost of guesses is bounded
+by the number of concurrent lookups.
 """
 
 from __future__ import annotations
@@ -49,10 +50,12 @@ class FailedAuthentications:
 
     @asynccontextmanager
     async def lookup(self, address: str) -> AsyncIterator[None]:
-        """Around the lookup of a key that is unknown yet: waits for the address's turn, and counts the key if there is none.
+        """Wrap the lookup of a key that is not known yet: wait for the address's turn, and count a failure if the key
+        does not exist.
 
         Raises:
-            TooMany: ``AUTHENTICATION_THROTTLED``, in place of ``Unauthenticated``: the address has no failure left.
+            TooMany: ``AUTHENTICATION_THROTTLED``, in place of ``Unauthenticated``: the address has used up its
+                failures.
         """
         network = _network(address)
         allowance = self._allowances.setdefault(network, _Allowance(self._per_minute, self._clock()))

@@ -76,14 +76,14 @@ class RateLimiter:
     """Admits requests to models.
 
         admission = await limiter.admit(key)     # first of all, before the body is read
-        headers.update(admission.headers)        # of the response
+        headers.update(admission.headers)        # headers of the response
         await admission.release()                # in the end; for a stream, before its end is sent
 
     Args:
         store: counts and holds slots.
         pauses: seconds between tries for a slot.
         renew_seconds: how often held slots are renewed.
-        tenant_limits: of each tenant but ``shared``, for all of its keys together.
+        tenant_limits: limits of each tenant except ``shared``, for all of its keys together.
     """
 
     def __init__(
@@ -139,11 +139,12 @@ class RateLimiter:
         return Admission(limit_headers(state), lambda: asyncio.shield(self._release(request)), spend)
 
     async def count(self, key: Key, action: str, per_minute: int | None) -> None:
-        """Count something that the key's tenant may do so many times a minute; ``shared`` may do it at any time.
+        """Count an action that the key's tenant may perform a limited number of times per minute; ``shared`` is not
+        limited.
 
         Args:
-            key: of the caller.
-            action: in the plural, as in ``uploads``.
+            key: the caller's key.
+            action: plural noun, e.g. ``uploads``.
             per_minute: None: no limit.
 
         Raises:
@@ -182,7 +183,7 @@ class RateLimiter:
         return accounts
 
     def _spend(self, request: LimitedRequest, tokens: int) -> None:
-        """Count tokens in a task of its own: whoever counts them does not wait."""
+        """Count tokens in a separate task, so that the caller does not wait."""
         if tokens and request.spenders:
             self._in_background(self._spend_each(request, tokens))
 
@@ -206,7 +207,7 @@ class RateLimiter:
             await self._store.release(account, request.slot)
 
     async def _renew(self) -> None:
-        """Renew the held slots again and again, until there are none."""
+        """Renew the held slots repeatedly until none is held."""
         while self._held:
             await asyncio.sleep(self._renew_seconds)
             slots: dict[str, list[str]] = defaultdict(list)
@@ -227,7 +228,7 @@ def make_limiter(broker_url: str, tenant_limits: KeyLimits = UNLIMITED) -> RateL
 
 
 def _limit_state(account: Account, verdict: Verdict) -> dict[str, Any]:
-    """An account's limits and what is left of them: details of an error, and what the headers are made from."""
+    """Return an account's limits and what remains of them, for error details and headers."""
     state: dict[str, Any] = {}
     if account.requests_per_minute is not None:
         state["requests_per_minute"] = account.requests_per_minute

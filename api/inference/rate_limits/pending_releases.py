@@ -22,7 +22,7 @@ class PendingReleases:
 
     Args:
         release: takes an account's name and a slot; raises ``RedisError`` or ``OSError`` while Valkey does not answer.
-        hold: seconds after which a slot is free by itself, and its release no longer pending.
+        hold: seconds after which a slot expires, and its release is no longer pending.
         retry: seconds between two tries.
     """
 

@@ -102,7 +102,7 @@ logger = logging.getLogger(__name__)
 
 
 class Account(NamedTuple):
-    """What has limits: a key, or a tenant with all of its keys. None is no limit."""
+    """An account with limits: a key, or a tenant with all of its keys. None means unlimited."""
 
     name: str
     requests_per_minute: int | None
@@ -128,7 +128,7 @@ class LimitedRequest(NamedTuple):
 
 
 class Refusal(StrEnum):
-    """Which limit is reached."""
+    """The limit that was reached."""
 
     RATE = "rate"
     TOKENS = "tokens"
@@ -136,16 +136,16 @@ class Refusal(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """Whether a request is admitted, and the state of its key. Times are in seconds.
+    """Decision on a request, and the state of its key. Times are in seconds.
 
     Attributes:
-        refusal: None when it is admitted; then it is counted and has its slot.
+        refusal: None if it is admitted; it is then counted and has its slot.
         used: requests that count now, this one included.
-        reset: until none of them counts any more.
-        wait: until one more is admitted; not of ``Refusal.SLOTS``: it is unknown when a slot will be free.
-        account: which the state is of: the one that refuses, or the first.
+        reset: time until none of them counts any more.
+        wait: time until one more is admitted; unknown for ``Refusal.SLOTS``.
+        account: index of the account that the state describes: the one that refuses, or the first.
         spent: tokens that count now.
-        spent_reset: until none of them counts any more.
+        spent_reset: time until none of them counts any more.
     """
 
     refusal: Refusal | None
@@ -286,7 +286,7 @@ class ProcessStore:
         pass
 
     def _free_at(self, counts: dict[int, int], rate: int) -> float:
-        """When so many of the oldest counts have left the window that less than the rate remains."""
+        """Return when enough of the oldest counts will have left the window for less than the rate to remain."""
         left = sum(counts.values())
         for second in sorted(counts):
             left -= counts[second]
@@ -296,11 +296,12 @@ class ProcessStore:
 
 
 class SharedStore:
-    """Counts in Valkey; while Valkey does not answer, in this process, and tries Valkey again after a while. Never raises.
+    """Counts in Valkey; while Valkey does not respond, counts in this process, and tries Valkey again later. Never
+    raises.
 
     Args:
-        valkey: None where there is none that can be used.
-        away_seconds: how long no request is sent to Valkey after it did not answer.
+        valkey: None if Valkey cannot be used.
+        away_seconds: how long Valkey is left alone after it did not respond.
     """
 
     def __init__(self, valkey: ValkeyStore | None, away_seconds: float = AWAY_SECONDS) -> None:

@@ -34,7 +34,7 @@ class ReplicaUnreachable(Exception):
 
 
 class ReplicaDisconnected(Exception):
-    """The connection broke, or what came was not HTTP, or nothing came for too long."""
+    """Connection lost, invalid HTTP, or timeout."""
 
 
 class ReplicaResponse:
@@ -63,14 +63,14 @@ class ReplicaResponse:
 
     @property
     def ok(self) -> bool:
-        """Whether the status is one of success."""
+        """Whether the status is a success."""
         return 200 <= self.status < 300
 
     @property
     def is_error(self) -> bool:
-        """Whether it is an error: by its status, or as a stream whose first event is an error.
+        """Whether the response is an error: by its status, or as a stream whose first event is an error.
 
-        vLLM looks at some fields only once it generates, and has begun a stream by then. The first event is known after
+        vLLM checks some fields only when it generates, after it has started a stream. The first event is known after
         :meth:`read_first`.
         """
         return not self.ok or self._first.startswith(ERROR_EVENT)
@@ -84,15 +84,15 @@ class ReplicaResponse:
         """Wait for the first bytes of the body; :meth:`read_some` returns them again.
 
         Raises:
-            ReplicaDisconnected: before they came.
+            ReplicaDisconnected: the connection ended before they arrived.
         """
         self._first = await self._read()
 
     async def read_some(self) -> bytes:
-        """What has come of the body, at least a byte; nothing at its end, or once it is closed.
+        """Return the received bytes of the body, at least one; empty at its end, or once it is closed.
 
         Raises:
-            ReplicaDisconnected: before the end.
+            ReplicaDisconnected: the connection ended before the body.
         """
         first, self._first = self._first, b""
         try:
@@ -147,11 +147,11 @@ class ReplicaResponse:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request is sent.
+    """Destination of a request.
 
     Attributes:
-        origin: scheme, host and port: what a connection is good for.
-        head: a request's first lines, except for the method and what depends on the content.
+        origin: scheme, host and port, for which connections are reused.
+        head: a request's first lines, without the method and the lines that depend on the content.
     """
 
     origin: tuple[bool, str, int]

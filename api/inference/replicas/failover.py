@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class FirstByteTimeout(Exception):
-    """A stream did not begin in time, and there is another replica."""
+    """A stream did not begin in time, and another replica is available."""
 
 
 REASONS: dict[type[Exception], str] = {
@@ -59,17 +59,17 @@ class Failover:
     async def first_response(
         self, path: str, body: dict[str, Any], model: ServedModel, wait_seconds: float = 0.0, request_id: str = ""
     ) -> ReplicaResponse:
-        """The first response that has begun. The caller closes it.
+        """Return the first response that has begun. The caller closes it.
 
         Args:
-            path: of the replica.
+            path: path on the replica.
             body: the request; its model is replaced, and the model's template arguments are its defaults.
-            model: that is asked; only replicas that serve its base get the request.
-            wait_seconds: how long to wait for a replica to come back when none is left.
-            request_id: by which the replica's log names it, in visible ASCII characters.
+            model: the requested model; only replicas that serve its base get the request.
+            wait_seconds: how long to wait for a replica to come back if none is left.
+            request_id: id of the request in the replica's log, in visible ASCII characters.
 
         Raises:
-            Unavailable: ``SERVING_UNAVAILABLE``; ``BASE_NOT_SERVED``: there are replicas, all of other bases.
+            Unavailable: ``SERVING_UNAVAILABLE``; ``BASE_NOT_SERVED``: all replicas serve other bases.
         """
         self.health.start()  # where the application's lifespan was not run
         self.pool.popularity.count(model, time.monotonic())
@@ -109,7 +109,9 @@ class Failover:
         )
 
     async def _one_is_back(self, model: ServedModel, deadline: float) -> bool:
-        """Wait until a replica that has the model is not down, at least a moment; whether there is one before the deadline (monotonic, s)."""
+        """Wait until a replica that has the model is not down; return whether one is back before the deadline
+        (monotonic, s).
+        """
         while time.monotonic() + WAIT_STEP_SECONDS <= deadline:
             await asyncio.sleep(WAIT_STEP_SECONDS)
             if any(replica.state is not ReplicaState.DOWN for replica in self.pool.having(model)):
@@ -118,12 +120,12 @@ class Failover:
 
 
 class Attempt:
-    """One request on its way from replica to replica.
+    """One request that is tried on one replica after the other.
 
     Attributes:
         tried: the replicas that it was sent to.
-        disconnects: how often a replica took it and disconnected, or lost its engine.
-        reason: why the last was skipped.
+        disconnects: number of replicas that accepted it and then disconnected, or lost their engine.
+        reason: why the last replica was skipped.
     """
 
     def __init__(

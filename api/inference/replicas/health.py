@@ -1,6 +1,8 @@
-"""Health monitor: discovers the serving replicas, checks their health, learns what they serve, and warms those that are new or back.
+"""Health monitor: discovers the serving replicas, checks their health, reads what they serve, and warms new or
+recovered ones.
 
-A replica loads an adapter when it gets the first request for it. Warming is such a request, sent before those of callers.
+A replica loads an adapter when it gets the first request for it. Warming is such a request, sent before the callers'
+requests.
 """
 
 from __future__ import annotations
@@ -142,7 +144,7 @@ class HealthMonitor:
             logger.warning("replica %s is %s, was %s (%s)", replica.url, replica.state, before, error or "it answers")
 
     async def _capabilities(self, url: str) -> ReplicaCapabilities | None:
-        """What a replica serves; None where it does not say so."""
+        """Return a replica's capabilities; None if it does not report them."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
                 response = await self._client.get(f"{url}/mens/limits")

@@ -1,6 +1,6 @@
-"""One kept-alive HTTP/1.1 connection to a replica: sends a request, reads the response as it comes.
+"""One kept-alive HTTP/1.1 connection to a replica: sends a request, reads the response as it arrives.
 
-llhttp parses, as in uvicorn. What replicas do not need is left out: proxies, cookies, redirects, compression.
+llhttp parses, as in uvicorn. Features that replicas do not need are left out: proxies, cookies, redirects, compression.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ NO_BODY = frozenset({204, 304})
 
 
 class BadResponse(Exception):
-    """What came is not HTTP, or not the response to the request."""
+    """The received data is not HTTP, or not the response to the request."""
 
 
 class HttpConnection(asyncio.Protocol):
     """A connection that carries one exchange after the other, in one event loop.
 
         connection.send(request)
-        await connection.head()          # then status and headers are there
+        await connection.head()          # then status and headers are available
         while chunk := await connection.read_some(): ...
         connection.is_reusable()         # for the next exchange
 
-    It raises `BadResponse`, or an `OSError`: the connection broke (`ConnectionError`), or nothing came for too long
+    It raises `BadResponse`, or an `OSError`: the connection broke (`ConnectionError`), or nothing arrived for too long
     (`TimeoutError`).
 
     Attributes:
-        status: of the response.
-        headers: of the response, names in lower case; of a repeated one the last.
-        has_received: whether a byte has come since the request was sent.
+        status: status of the response.
+        headers: headers of the response, names in lower case; the last of repeated ones.
+        has_received: whether a byte has arrived since the request was sent.
 
     Args:
-        silence_seconds: the longest that nothing may come while something is awaited.
+        silence_seconds: longest silence while data is awaited.
     """
 
     def __init__(self, silence_seconds: float) -> None:
@@ -83,10 +83,10 @@ class HttpConnection(asyncio.Protocol):
             await self._more()
 
     async def read_some(self) -> bytes:
-        """What has come of the body, at least a byte; nothing at its end.
+        """Return the received bytes of the body, at least one; empty at its end.
 
         Raises:
-            BadResponse, OSError: before the end.
+            BadResponse, OSError: the connection ended before the body.
         """
         while not self._chunks and not self._complete:
             await self._more()
@@ -97,9 +97,10 @@ class HttpConnection(asyncio.Protocol):
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def is_reusable(self) -> bool:
-        """Whether the exchange has ended, and another can begin.
+        """Return whether the exchange has ended and another can begin.
 
-        Not after a status of 5xx: uvicorn closes the connection after an error that vLLM did not catch, and does not say so.
+        False after a 5xx status: uvicorn closes the connection after an error that vLLM did not catch, without
+        announcing it.
         """
         if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return False

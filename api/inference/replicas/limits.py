@@ -23,7 +23,7 @@ class ReplicaLimits:
     """The replicas' limits, cached for a few seconds.
 
     Args:
-        urls: of every replica.
+        urls: URLs of all replicas.
         key: the serving key.
     """
 
@@ -33,10 +33,11 @@ class ReplicaLimits:
     _read_at: float = 0.0
 
     def limits(self, base_digest: str) -> ServingLimits | None:
-        """The tightest limits of the replicas that serve a base; None when none of them answers.
+        """Return the tightest limits of the replicas that serve a base; None if none of them responds.
 
-        A replica that does not answer is no reason to refuse a job: it may be back before the training ends, and publishing checks
-        again. Where all answer, and none serves the base, these are the limits of others, with another digest.
+        A job is not refused because a replica does not respond: the replica may be back before the training ends, and
+        publishing checks again. If all respond and none serves the base, the limits of the others are returned, with
+        another digest.
         """
         found = self._found()
         limits = [each for each in found if each.base_digest in (base_digest, None)]

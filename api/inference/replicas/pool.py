@@ -1,9 +1,9 @@
-"""Pool of serving replicas: their states, their load, and which one gets the next request.
+"""Pool of serving replicas: their states, their load, and the choice of the replica for the next request.
 
-A model goes only to replicas that serve its base, and always to the same of them (rendezvous hashing), so its adapter stays loaded
-there. A replica that has more than
-its share of the load is passed over for the next in the model's order. Nothing here waits: `api/inference/replicas/health.py`
-and `api/inference/replicas/failover.py` report what they find. All of it runs in the event loop's one thread.
+A model goes only to replicas that serve its base, and always to the same of them (rendezvous hashing), so its adapter
+stays loaded there. A replica that has more than its share of the load is skipped for the next in the model's order.
+Nothing here waits: `api/inference/replicas/health.py` and `api/inference/replicas/failover.py` report their findings.
+All of it runs in the event loop's one thread.
 """
 
 from __future__ import annotations
@@ -64,15 +64,17 @@ class Replica:
 
     Attributes:
         in_flight: requests that were sent and whose responses are not read to the end.
-        failed_checks: health checks in a row that failed.
-        late: streams in a row that began too late.
-        ejections: how often it was slow of late; each doubles the back-off.
+        failed_checks: consecutive failed health checks.
+        late: consecutive streams that began too late.
+        ejections: how often it was slow recently; each time doubles the back-off.
         back_at: when a slow one may get requests again, on the monotonic clock (s).
         was_healthy: it has passed a health check once.
-        last_error: what was last wrong with it, however long ago; what failed before it was first healthy is dropped then.
-        last_error_at: when that was (unix seconds).
-        was_there_at_start: it was serving before this API process began, so it is not warmed when it first passes a check.
-        serves: what it said of itself when it was last checked; None: it has not, so it may serve anything.
+        last_error: its last error, however long ago; errors from before it was first healthy are dropped.
+        last_error_at: time of that error (unix seconds).
+        was_there_at_start: it was serving before this API process started, so it is not warmed when it first passes a
+            check.
+        serves: the capabilities that it reported at its last check; None: it has reported none, so it may serve
+            anything.
         check_now: set to have its health checked at once.
     """
 
@@ -91,11 +93,11 @@ class Replica:
     check_now: asyncio.Event = field(default_factory=asyncio.Event)
 
     def may_have(self, model: ServedModel) -> bool:
-        """Whether it has a model, as far as is known."""
+        """Return whether it may have a model, as far as is known."""
         return self.serves is None or model.is_served_by(self.serves)
 
     def fits(self, model: ServedModel) -> bool:
-        """Whether it is known to serve the very weights that a model was trained on."""
+        """Return whether it is known to serve the exact weights that a model was trained on."""
         return self.serves is not None and model.fit_on(self.serves) is Fit.EXACT
 
     def passed_check(self, now: float) -> bool:
@@ -139,9 +141,9 @@ class Replica:
         self.check_now.set()
 
     def stream_began(self, seconds: float, limit: float, now: float) -> None:
-        """Record that a stream began after so many seconds, or was given up after them.
+        """Record that a stream began after the given seconds, or was given up after them.
 
-        After several late ones in a row the replica is slow, for longer each time.
+        After several consecutive late streams the replica counts as slow, for longer each time.
         """
         if seconds < limit:
             self.late = 0
@@ -230,20 +232,22 @@ class ReplicaPool:
         replica.in_flight -= 1
 
     def having(self, model: ServedModel) -> list[Replica]:
-        """Replicas that have a model, whatever their states, and those that have not said what they serve."""
+        """Return replicas that have a model, whatever their states, and those that have not reported yet."""
         return [replica for replica in self.all if replica.may_have(model)]
 
     def serves(self, model: ServedModel) -> bool | None:
-        """Whether a replica serves a model's base; None: not known, because a replica has not said so yet or there is none."""
+        """Return whether a replica serves a model's base; None if unknown, because a replica has not reported yet or
+        none exists.
+        """
         known = [replica.serves for replica in self.all if replica.serves]
         if any(map(model.is_served_by, known)):
             return True
         return False if known and len(known) == len(self.all) else None
 
     def serves_adapters_of(self, base_digest: str) -> bool | None:
-        """Whether a replica serves the adapters of a base, as the base's own or as its twin's; None: not known.
+        """Return whether a replica serves the adapters of a base, as the base's own or as its twin's; None if unknown.
 
-        A replica that is down may serve another base when it is back, so only replicas that answer can deny it.
+        A replica that is down may serve another base when it is back, so only responding replicas can rule it out.
         """
         answering = [
             replica.serves for replica in self.all if replica.serves and replica.state is not ReplicaState.DOWN
@@ -281,7 +285,7 @@ def in_order(replicas: Iterable[Replica], model: str) -> list[Replica]:
 
 
 def in_flight_limit(replicas: Sequence[Replica]) -> int:
-    """How many requests one of them may have in flight."""
+    """Return how many requests each of them may have in flight."""
     mean = sum(replica.in_flight for replica in replicas) / len(replicas)
     return math.ceil(LOAD_FACTOR * mean + 1)
 

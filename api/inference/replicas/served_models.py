@@ -1,4 +1,6 @@
-"""Which replicas have a model: those that serve its base, by digest. Of bases the catalogue tells it, of adapters their manifests."""
+"""Which replicas have a model: those that serve its base, by digest. A base's digest comes from the catalogue, an
+adapter's from its manifest.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ class ServedModel:
     """A model as the replicas know it, and the base that a replica must serve to have it.
 
     Attributes:
-        name: a base's, or an adapter's id.
-        base: name of the base; for a base its own.
-        base_digest: of the base (`BaseModelEntry.digest`); empty: not known, so every replica may have the model.
-        template_arguments: that its chats are written with, unless a request says otherwise.
-        trained: the weights that an adapter was trained on; None: not known, or the model is a base.
+        name: name of a base, or id of an adapter.
+        base: name of the base; a base's own name.
+        base_digest: digest of the base (`BaseModelEntry.digest`); empty: unknown, so every replica may have the model.
+        template_arguments: template arguments of its chats, unless a request overrides them.
+        trained: the weights that an adapter was trained on; None: unknown, or the model is a base.
     """
 
     name: str
@@ -32,14 +34,14 @@ class ServedModel:
     trained: TrainedWeights | None = None
 
     def is_served_by(self, found: ReplicaCapabilities) -> bool:
-        """Whether a replica that says this of itself has the model; see :meth:`fit_on`."""
+        """Return whether a replica with these capabilities has the model; see :meth:`fit_on`."""
         return self.fit_on(found) is not Fit.NONE
 
     def fit_on(self, found: ReplicaCapabilities) -> Fit:
-        """How what a replica serves suits the model.
+        """Return how well a replica's weights fit the model.
 
-        An adapter is on its base, and on the base's twin unless it was trained on the unquantised base. A base is only where
-        it is served itself: its twin has another name.
+        An adapter fits its base, and the base's twin unless it was trained on the unquantised base. A base fits only
+        where it is served itself: its twin has another name.
         """
         if not self.base_digest:
             return Fit.EXACT
@@ -50,7 +52,9 @@ class ServedModel:
 
 
 class ServedModels:
-    """The models whose bases this process has learnt. Neither a base's digest nor an adapter's base ever changes under its name."""
+    """The models whose bases this process knows. Neither a base's digest nor an adapter's base ever changes under its
+    name.
+    """
 
     def __init__(self) -> None:
         self._catalog: Catalog | None = None
@@ -78,7 +82,7 @@ class ServedModels:
             self._adapters.update(found)
 
     def is_base(self, name: str) -> bool:
-        """Whether the catalogue had a base of this name."""
+        """Return whether the catalogue had a base of this name."""
         return name in self._bases
 
     def merged_digest(self, name: str) -> str | None:

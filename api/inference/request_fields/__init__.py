@@ -1,5 +1,5 @@
-"""The fields of a request to a model: which there are, of which type, how large, and what older ones mean today. Pure.
+"""The fields of a model request: their names, types and limits, and the current meaning of older ones. Pure.
 
-Start with `known.py`: a field that nobody reads is refused and never dropped.
-Imports `shared.errors`; no route, no settings.
+Start with `known.py`: a field that is not read is refused and never dropped. Imports `shared.errors`; no route, no
+settings.
 """

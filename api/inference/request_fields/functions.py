@@ -22,7 +22,7 @@ TRANSLATED_CALL = re.compile(r"^messages\[(\d+)\]\.tool_calls(?:\[0\](?:\.functi
 
 
 def uses_functions(body: JsonObject) -> bool:
-    """Whether a chat describes functions in the old way, and so expects ``function_call`` in the answer."""
+    """Return whether a chat describes functions in the old form, and so expects ``function_call`` in the answer."""
     return body.get("functions") is not None or body.get("function_call") is not None
 
 
@@ -68,7 +68,7 @@ def in_callers_names(error: MensError, body: JsonObject) -> MensError:
 
 
 def callers_field(path: str, body: JsonObject) -> str:
-    """The path in a body of what has another path in :func:`with_tools` of it."""
+    """Return the path in the caller's body of a field that :func:`with_tools` moved to another path."""
     if uses_functions(body):
         for translated, written in TRANSLATED:
             if translated.match(path):
@@ -98,7 +98,7 @@ def _tool_choice(choice: Any) -> Any:
 
 
 def _is_old(message: Any) -> bool:
-    """Whether a message is a function's result, or an assistant's with a call."""
+    """Return whether a message is a function's result, or an assistant's with a call."""
     role = message.get("role") if isinstance(message, dict) else None
     return role == "function" or (role == "assistant" and bool(message.get("function_call")))
 

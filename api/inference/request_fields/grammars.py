@@ -1,7 +1,8 @@
-"""Limits of the texts that vLLM compiles: JSON schemas, regular expressions, grammars, choices.
+"""Limits of the grammars that vLLM compiles: JSON schemas, regular expressions, grammars, choices.
 
-vLLM compiles them in a few threads of its engine, and nothing ends that; so a replica finds out in a process of its own what a text
-costs, and ends that with its caller (docs/serving.md). Texts of any size would still take their turns there.
+vLLM compiles them in a few threads of its engine, and compilation cannot be stopped; so a replica first measures a
+grammar's cost in a separate process, which ends with its caller (docs/serving.md). Unlimited grammars would still
+occupy that process.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ COMPILED = ("json", "regex", "choice", "grammar", "structural_tag", "whitespace_
 
 @dataclass(frozen=True)
 class GrammarLimits:
-    """Limits of what one request may have compiled.
+    """Limits of the grammars of one request.
 
     Attributes:
-        max_bytes: of all its texts together; a schema counts as compact JSON.
-        max_depth: of objects and lists in one another.
+        max_bytes: most bytes of all its grammars together; a schema counts as compact JSON.
+        max_depth: deepest nesting of objects and lists.
     """
 
     max_bytes: int
@@ -58,7 +59,9 @@ class GrammarLimits:
 
 
 def grammars(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What vLLM compiles of a request, each with its field: texts, and JSON values of any kind. Of tools the strict ones."""
+    """Yield the parts of a request that vLLM compiles, each with its field: strings, and JSON values of any kind. Only
+    strict tools count.
+    """
     if isinstance(outputs := body.get("structured_outputs"), dict):
         for name in COMPILED:
             if outputs.get(name):
@@ -76,7 +79,9 @@ def grammars(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def is_deeper(value: Any, depth: int) -> bool:
-    """Whether objects and lists are nested more than so many levels. Looks into a text too, which may be JSON."""
+    """Return whether objects and lists are nested deeper than `depth` levels. Also looks into a string, which may be
+    JSON.
+    """
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value) if value[:1] in "{[" else None

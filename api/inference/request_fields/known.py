@@ -1,4 +1,4 @@
-"""Which fields a request to a model may have: OpenAI's and vLLM's. A field that would be ignored is refused.
+"""The fields that a model request may have: OpenAI's and vLLM's. A field that would be ignored is refused.
 
 vLLM accepts any field and ignores those that it does not know, so a misspelt name would be answered as if it were absent.
 `tests/api/inference/request_fields/test_known.py` compares the lists with the installed vLLM and OpenAI's client.
@@ -271,12 +271,12 @@ def _check(
 
 
 def unknown_field(name: str, known: frozenset[str], parent: str = "") -> InvalidRequest:
-    """The refusal of a field that there is not.
+    """Return the refusal of an unknown field.
 
     Args:
-        name: as the caller wrote it.
-        known: those that there are.
-        parent: the path of the object that has it, with the dot behind.
+        name: the field as the caller wrote it.
+        known: the known fields.
+        parent: path of the containing object, with a trailing dot.
     """
     similar = difflib.get_close_matches(name[:100], known, 1)
     instead = INSTEAD.get(name) or (parent + similar[0] if similar else None)
@@ -290,11 +290,11 @@ def unknown_field(name: str, known: frozenset[str], parent: str = "") -> Invalid
 
 
 def unsupported_field(path: str, only: tuple[Any, ...]) -> InvalidRequest:
-    """The refusal of a field whose value asks for something that nothing serves.
+    """Return the refusal of a field whose value requests an unsupported feature.
 
     Args:
-        path: of the field.
-        only: values that ask for nothing.
+        path: path of the field.
+        only: values that request nothing.
     """
     values = " or ".join(f"`{each!r}`" for each in only if each is not None)
     return InvalidRequest(

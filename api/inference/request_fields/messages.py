@@ -1,6 +1,8 @@
-"""Messages of a request: parts on which vLLM fails or that it leaves out are refused, or translated to what it reads. Pure.
+"""Messages of a request: parts that vLLM fails on or leaves out are refused, or translated to a form that it reads.
+Pure.
 
-vLLM validates messages loosely, for the sake of roles that OpenAI does not have, and reads some parts of them as if it had.
+vLLM validates messages loosely, to allow roles that OpenAI does not have, and then reads some parts as if it had
+validated them.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ JsonObject = dict[str, Any]
 
 
 def check_messages(messages: Any) -> None:
-    """Check the calls and the content parts of a chat's messages. What is no message at all is vLLM's to refuse.
+    """Check the calls and the content parts of a chat's messages. Values that are not messages at all are left for vLLM
+    to refuse.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``.
@@ -56,9 +59,10 @@ def _check_parts(path: str, content: Any) -> None:
 
 
 def with_refusals(messages: list[Any]) -> list[Any]:
-    """A chat's messages in which a refusal of the assistant is its content, as in training rows: vLLM leaves it out.
+    """Return a chat's messages with an assistant's refusal as its content, as in training rows: vLLM leaves refusals
+    out.
 
-    The list itself where there is none.
+    Returns the list itself if no message has a refusal.
     """
     return _translated(messages, _refused)
 
@@ -71,9 +75,10 @@ def _refused(message: JsonObject) -> JsonObject:
 
 
 def with_whole_texts(items: list[Any]) -> list[Any]:
-    """Items of a response's input in which a message of the assistant has one text: of several vLLM reads the first.
+    """Return a response's input items with each assistant message's text parts joined into one: vLLM reads only the
+    first.
 
-    It fails where there is none, or where that is a refusal. The list itself where no message is such.
+    vLLM fails if a message has no text, or if its first part is a refusal. Returns the list itself if nothing changes.
     """
     return _translated(items, _whole)
 

@@ -1,6 +1,7 @@
-"""Which fields the objects inside a request may have: OpenAI's, vLLM's, and those that clients send back of an answer.
+"""The fields that objects inside a request may have: OpenAI's, vLLM's, and those of answers that clients send back.
 
-As in `known.py`, a field that nobody reads is refused; here null counts as absent, for clients send objects as they got them.
+As in `known.py`, a field that is not read is refused; here null counts as absent, since clients send objects back as
+they got them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""What a JSON schema of a tool has wrong, for a refusal that names the place: vLLM says of a forced call only that its tag is invalid. Pure.
+"""Finds the fault in a tool's JSON schema, so that a refusal names its place: for a forced call vLLM only reports that
+its tag is invalid. Pure.
 
-It looks for what xgrammar refuses, and only where vLLM has refused the request: what xgrammar reads nevertheless is never a fault here.
+It looks for constructs that xgrammar refuses, and only after vLLM has refused the request: a construct that xgrammar
+accepts is never a fault here.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 
 
 class SchemaFault(NamedTuple):
-    """A place in a request, and what is wrong there as the end of a sentence about it."""
+    """A place in a request, and its fault as the end of a sentence about it."""
 
     path: str
     reason: str

@@ -1,7 +1,8 @@
-"""Types of the fields that vLLM reads before it has checked them: with a wrong one it fails instead of refusing the request.
+"""Types of the fields that vLLM reads before it checks them: a wrong type makes it fail instead of refusing the
+request.
 
-vLLM answers such a request with 500 and closes the connection. All other fields it checks itself, and says what is wrong.
-`tests/vllm/test_malformed_fields.py` looks for more of them in the installed vLLM.
+vLLM answers such a request with 500 and closes the connection. It checks all other fields itself, and reports the
+fault. `tests/vllm/test_malformed_fields.py` looks for more of them in the installed vLLM.
 """
 
 from __future__ import annotations

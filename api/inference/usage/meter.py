@@ -1,7 +1,7 @@
-"""Usage metering: counts what each key uses of each model, from vLLM's own token numbers.
+"""Usage metering: counts each key's use of each model, from vLLM's own token numbers.
 
-In a request's path there is nothing of it but the taps of `api/inference/usage/taps.py`. The counts are kept in the process and
-added to the database every two seconds; a database that does not answer gets them later.
+Only the taps of `api/inference/usage/taps.py` run in a request's path. The counts are kept in the process and added to
+the database every two seconds; if the database does not respond, they are added later.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class PlainStreamFields(msgspec.Struct):
 
 
 class Meter:
-    """Counts requests and tokens. Everything is called on the event loop's thread.
+    """Counts requests and tokens. Every method is called on the event loop's thread.
 
         body, tap = meter.of(key, model, path, body)
         # a 2xx response:  send tap(chunk) for every chunk; at its end  send tap.end();  always  tap.close()
 
-    A tap that is never closed counts nothing, so it is not closed for a response that is no success.
+    A tap that is never closed counts nothing, so it is not closed for an unsuccessful response.
 
     Args:
-        usage: where the counts are kept.
+        usage: stores the counts.
         interval: seconds between two writes.
     """
 
@@ -92,16 +92,17 @@ class Meter:
         spend: Callable[[int], None] = lambda _: None,
         observe: Callable[[Amount], None] = lambda _: None,
     ) -> tuple[dict[str, Any], Tap]:
-        """The body to send to a replica, which requests usage where vLLM would not return it, and the tap of the response.
+        """Return the body for the replica, which requests usage if vLLM would not return it, and the tap of the
+        response.
 
-        The tap returns to the caller what the caller requested.
+        The caller gets only what it requested.
 
         Args:
             model: an adapter's id or a base's name.
-            path: of the replica.
-            body: the caller's; it is not changed.
+            path: path on the replica.
+            body: the caller's body; it is not changed.
             spend: called with the tokens of the prompt and the answer together, when the tap is closed.
-            observe: called with the amount, then too.
+            observe: called with the amount at the same time.
         """
 
         def count(amount: Amount) -> None:
@@ -128,7 +129,7 @@ class Meter:
         return {**body, "stream": True, "stream_options": with_usage}, tap
 
     async def flush(self) -> None:
-        """Add the counts to the database; what the database does not take stays counted."""
+        """Add the counts to the database; counts that the database does not accept are kept."""
         counted, self._counted = self._counted, {}
         if not counted:
             return
@@ -147,7 +148,7 @@ class Meter:
             self._writing = {}
 
     async def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining counts."""
         self._closing.set()
         if self._task:
             await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)

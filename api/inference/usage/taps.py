@@ -1,8 +1,9 @@
-"""Usage taps: pass the bytes of a replica's response through, and record the token counts that vLLM puts into them.
+"""Usage taps: pass the bytes of a replica's response through, and record the token counts that vLLM adds to them.
 
-vLLM reports a stream's usage only on request. So the gateway always requests it, in every event, to have it also when the
-caller disconnects early; what the caller did not request is cut out again. The cutting needs no JSON parser: inside a JSON
-string a quote is escaped, so ``,"`` is never inside one, and after a string's closing quote comes no letter.
+vLLM reports a stream's usage only on request. So the gateway always requests it, in every event, to have it also when
+the caller disconnects early; parts that the caller did not request are cut out again. The cutting needs no JSON parser:
+inside a JSON string a quote is escaped, so ``,"`` never occurs inside one, and a string's closing quote is never
+followed by a letter.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Kind = TypeVar("Kind")
 
 
 class Tap(ABC):
-    """What a successful response runs through. Used on the event loop's thread.
+    """Processes the bytes of a successful response. Used on the event loop's thread.
 
     Args:
         count: called with the amount when the tap is closed.
@@ -52,15 +53,15 @@ class Tap(ABC):
 
     @abstractmethod
     def __call__(self, chunk: bytes) -> bytes:
-        """Take a chunk of the response; return what the caller gets of it, which may be nothing yet."""
+        """Take a chunk of the response; return the bytes for the caller, possibly none yet."""
 
     def end(self) -> bytes:
-        """What is left for the caller when the response has ended by itself."""
+        """Return the remaining bytes for the caller after the response has ended normally."""
         return b""
 
     @abstractmethod
     def amount(self) -> Amount:
-        """One request, with the tokens that were reported until now."""
+        """Return the usage of one request, with the tokens reported so far."""
 
     def close(self) -> None:
         """Count the amount, however the response ended. The second call does nothing."""
@@ -165,7 +166,7 @@ class Events(Tap):
 
     @abstractmethod
     def _passed(self, event: bytes) -> bytes:
-        """What the caller gets of an event."""
+        """Return the part of an event that the caller gets."""
 
 
 class CompletionEvents(Events):

@@ -1,7 +1,7 @@
 """keys have a tenant, a role and limits; files, jobs, adapters and aliases have a tenant; usage; deleted adapters
 
-What is there becomes the tenant ``shared``'s, and its keys become admins: one team sees no difference. A worker of the
-release before goes on: what it writes is ``shared``'s.
+Existing rows become the tenant ``shared``'s, and its keys become admins: one team sees no difference. A worker of the
+previous release keeps working: its rows belong to ``shared``.
 """
 
 import sqlalchemy as sa

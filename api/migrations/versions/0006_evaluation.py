@@ -1,6 +1,6 @@
-"""evals, their runs, and what came of each item; keys that are made for an attempt at a job
+"""evals, their runs, and the outcome of each item; keys that are made for an attempt at a job
 
-Additive: the release before goes on, and revokes no key of an attempt.
+Additive: the previous release keeps working, but does not revoke the keys of attempts.
 """
 
 import sqlalchemy as sa

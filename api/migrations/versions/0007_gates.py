@@ -1,7 +1,7 @@
-"""policies, what they govern, and receipts; moves of aliases say what they rest on
+"""policies, their assignments, and receipts; alias moves record the evidence that they rest on
 
-Additive: a process of the release before moves aliases without asking for receipts, so policies are assigned once all are new.
-A downgrade forgets policies and receipts.
+Additive: a process of the previous release moves aliases without requiring receipts, so policies are assigned only
+after all processes are upgraded. A downgrade deletes policies and receipts.
 """
 
 import sqlalchemy as sa

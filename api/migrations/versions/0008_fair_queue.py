@@ -1,7 +1,7 @@
 """priorities and limits of jobs, GPU time of attempts, quotas of tenants
 
-Additive. A worker of the release before claims the job that its message names, whatever its place and its tenant's quota; what it runs
-is not counted. A downgrade forgets priorities, quotas and what was counted.
+Additive. A worker of the previous release claims the job that its message names, whatever its place and its tenant's
+quota; its run time is not counted. A downgrade deletes priorities, quotas and counts.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ down_revision = "0007"
 
 
 def job_columns() -> tuple["sa.Column[Any]", ...]:
-    """The new columns of jobs, made anew for each use: a column belongs to one table."""
+    """Return the new columns of jobs, created for each use: a column belongs to one table."""
     return (
         sa.Column("priority", sa.Integer(), nullable=False, server_default="0"),
         sa.Column("max_wall_seconds", sa.Float(), nullable=True),

@@ -1,6 +1,7 @@
-"""endpoints of webhooks, and the outbox of what is delivered to them
+"""webhook endpoints, and the outbox of their deliveries
 
-Additive: what a process of the release before ends is told to no endpoint. A downgrade forgets endpoints and deliveries.
+Additive: jobs that a process of the previous release ends are not reported to any endpoint. A downgrade deletes
+endpoints and deliveries.
 """
 
 import sqlalchemy as sa

@@ -1,9 +1,10 @@
 """the audit log, to which rows are only added
 
-Triggers refuse to change a row, and to delete one that no event ``audit.pruned`` names: its object is the number up to which the log
-was pruned. A later migration that makes the table anew, as SQLite's batch operations do, has to make the triggers anew, too.
+Triggers refuse to change a row, and to delete one that no event ``audit.pruned`` names: its object is the number up to
+which the log was pruned. A later migration that recreates the table, as SQLite's batch operations do, must recreate the
+triggers too.
 
-Additive: what a process of the release before changes is not in the log. A downgrade drops the log; export it first.
+Additive: changes by a process of the previous release are not in the log. A downgrade drops the log; export it first.
 """
 
 import sqlalchemy as sa

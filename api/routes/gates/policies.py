@@ -1,4 +1,6 @@
-"""/v1/policies: what adapters have to show; /v1/policy_assignments: which policy governs an alias, a tenant, the server."""
+"""/v1/policies: requirements for adapters; /v1/policy_assignments: the policy that governs an alias, a tenant or the
+server.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/receipts: what came of judging adapters by policies, and the job that judges one."""
+"""/v1/receipts: outcomes of judging adapters by policies, and the job that judges one."""
 
 from __future__ import annotations
 

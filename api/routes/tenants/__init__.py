@@ -1,4 +1,4 @@
-"""What tenants may have, have used, have changed and permit each other, and where they hear of it; and all of them, for operators.
+"""Quotas, usage, audit, checkpoint permissions and webhooks of tenants; and a list of all tenants, for operators.
 
 Start with `quotas.py`. Imports what every route imports (`api/routes`).
 """

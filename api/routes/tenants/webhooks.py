@@ -1,4 +1,4 @@
-"""/v1/webhook_endpoints: where a tenant's webhooks go, for its admins; OpenAI's routes, and what was delivered beside them."""
+"""/v1/webhook_endpoints: a tenant's webhook endpoints, for its admins; OpenAI's routes, and deliveries in addition."""
 
 from __future__ import annotations
 
