@@ -14,10 +14,10 @@ from typer.main import get_group
 
 @dataclass(frozen=True, slots=True)
 class CommandPlace:
-    """Where a command is found.
+    """Location of a command.
 
     Attributes:
-        name: as it is typed.
+        name: name on the command line.
         target: the module below ``cli.commands`` and, after a colon, its function or Typer application.
         summary: the first paragraph of the command's help, for lists of commands.
         hidden: whether lists leave it out.

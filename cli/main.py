@@ -1,4 +1,4 @@
-"""Entry point of ``mens``: the commands, and one line for every error that ends one."""
+"""Entry point of ``mens``: the commands, and one line for every error that ends a command."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ PLACES = (
 
 
 class Commands(LazyGroup):
-    """All commands; with ``--json``, what is wrong with how one is called is JSON on stdout too."""
+    """All commands; with ``--json``, errors in a call are JSON on stdout too."""
 
     places = PLACES
 
@@ -167,7 +167,7 @@ class Commands(LazyGroup):
 
 
 def message_of(error: Any) -> str:
-    """What click says about a wrong call."""
+    """Return click's message about a wrong call."""
     return str(error.format_message())
 
 
@@ -226,7 +226,9 @@ def main() -> None:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What may still end a command. Asked for when something has: HTTPX alone takes as long to import as all of the rest."""
+    """Return the exceptions that may still end a command. Called only after one did: HTTPX alone takes as long to
+    import as everything else.
+    """
     import httpx
 
     return httpx.HTTPError, OSError, ValueError

@@ -15,13 +15,13 @@ QUERY_SECONDS = 30
 def this_machine(
     device: str = "auto", *, vram_bytes: int | None = None, origin: str = ORIGIN, limits: ServingLimits | None = None
 ) -> Machine:
-    """The machine that a job is planned for.
+    """Describe the machine that a job is planned for.
 
     Args:
-        device: ``cpu``, ``cuda``, or ``auto``: a GPU where this machine has one.
-        vram_bytes: memory of a GPU that may be elsewhere; None: of the smallest one of this machine.
-        origin: where ``device`` is from.
-        limits: of the serving tier.
+        device: ``cpu``, ``cuda``, or ``auto``: a GPU if this machine has one.
+        vram_bytes: memory of a GPU that may be elsewhere; None: that of the smallest GPU of this machine.
+        origin: source of ``device``.
+        limits: limits of the serving tier.
     """
     gpus = [] if device == "cpu" or vram_bytes else query_gpus()
     memory = vram_bytes or min((memory for memory, _ in gpus), default=None)

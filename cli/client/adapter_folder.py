@@ -16,8 +16,8 @@ DESCRIPTION_NAMES = (*SIDECAR_NAMES, CONFIG_NAME)
 
 
 class AdapterFiles(NamedTuple):
-    """What is uploaded: the weights, what describes them, the text of the chat template that was saved with them, and, of an
-    adapter that was exported from Mens, the template's arguments.
+    """Files to upload: the weights, their description, the chat template saved with them, and the template's arguments
+    of an adapter exported from Mens.
     """
 
     weights: Path
@@ -47,7 +47,7 @@ def read_adapter_folder(path: Path, description: Path | None) -> AdapterFiles:
 
 
 def _template_arguments(manifest: Path) -> dict[str, Any]:
-    """The template arguments that a manifest of ours beside the weights has; {} without one that can be read."""
+    """Return the template arguments in a Mens manifest next to the weights; {} if no manifest can be read."""
     try:
         return dict(AdapterManifest.model_validate_json(manifest.read_bytes()).template_arguments or {})
     except (OSError, ValueError):

@@ -15,9 +15,9 @@ SHOWN_CHARS = 300
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The API's error with the fields of :meth:`shared.errors.MensError.as_dict`, its remedy as a command.
+    """Return the API's error with the fields of :meth:`shared.errors.MensError.as_dict`, its remedy as a command.
 
-    What another program has answered, such as a proxy before an API that is down, is ``API_UNAVAILABLE``.
+    A response of another program, such as a proxy in front of an API that is down, becomes ``API_UNAVAILABLE``.
     """
     may_pass = response.is_server_error or response.status_code == httpx.codes.TOO_MANY_REQUESTS
     try:

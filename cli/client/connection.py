@@ -1,7 +1,8 @@
-"""Which installation the command line talks to, and the HTTP client for it.
+"""The installation that the command line talks to, and the HTTP client for it.
 
-``MENS_API_URL`` and ``MENS_API_KEY`` come first; else the connection file that ``mens up`` writes into the home folder, whose
-key is sent to its own address only. An operator's ``MENS_TENANT`` names the tenant to act for (docs/tenants.md).
+``MENS_API_URL`` and ``MENS_API_KEY`` come first; otherwise the connection file that ``mens up`` writes into the home
+folder, whose key is sent only to its own address. An operator's ``MENS_TENANT`` names the tenant to act for
+(docs/tenants.md).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Connection:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
     def is_usable(self) -> bool:
-        """Whether an API responds at the address and accepts the key."""
+        """Return whether an API responds at the address and accepts the key."""
         try:
             with self.client(timeout=3.0) as client:
                 return client.get("/v1/models").status_code == 200
@@ -68,7 +69,7 @@ def saved_connection(home: Path) -> Connection | None:
 
 
 def connect() -> Connection:
-    """The connection of this command; ends the command with advice when there is none."""
+    """Return the connection of this command; end the command with advice if none is configured."""
     home = read_settings(Settings).home
     saved = saved_connection(home)
     given = os.environ.get("MENS_API_URL", "").strip()

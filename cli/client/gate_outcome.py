@@ -1,4 +1,4 @@
-"""What a job's result says of gates and of its alias, on a terminal."""
+"""Describes on a terminal what a job's result contains about gates and its alias."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def describe_gates(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def keeps_alias(result: Mapping[str, Any]) -> bool:
-    """Whether a job's alias stayed where it was."""
+    """Return whether a job's alias was not moved."""
     return not (result.get("alias") or {"moved": True})["moved"]
 
 
 def is_of_gates(event: Mapping[str, Any]) -> bool:
-    """Whether an event tells of a gate, or of an alias that was not moved: the result of the job says the same."""
+    """Return whether an event reports a gate, or an alias that was not moved: the job's result reports the same."""
     data = event.get("data") or {}
     return "gate" in data or (data.get("error") or {}).get("code") in REFUSALS

@@ -15,11 +15,11 @@ LISTED_IDS = 10
 
 
 def resolve_adapter_id(text: str, least_digits: int = 0, tenant: str | None = None) -> str:
-    """The adapter id that an id or its prefix, ``name@`` and digits of its digest, stands for; other names, and a prefix
-    that no adapter has, are returned unchanged. Ends the command when several adapters have the prefix.
+    """Return the adapter id for an id or its prefix, ``name@`` and digits of its digest; other names, and a prefix that
+    no adapter has, are returned unchanged. End the command if several adapters have the prefix.
 
     Args:
-        text: what was typed; a trailing ``…`` says only that something was left out.
+        text: the user's input; a trailing ``…`` only marks an omission.
         least_digits: how many digits of the digest a prefix must have.
         tenant: the tenant whose adapters are searched, as in :func:`cli.client.connection.call`.
     """
@@ -48,7 +48,7 @@ def resolve_job_id(text: str) -> str:
 
 
 def _require_one(typed: str, found: Sequence[str]) -> str:
-    """The only id that was found, or what was typed when there is none; ends the command with a list of several."""
+    """Return the only id that was found, or the input if none was; end the command with a list if there are several."""
     if len(found) > 1:
         listed, more = found[:LISTED_IDS], ["…"] if len(found) > LISTED_IDS else []
         several = f"Several ids begin with {typed}."

@@ -88,7 +88,7 @@ def poll(job_id: str, connection: Connection) -> Iterator[dict[str, Any]]:
 
 
 class _PlainProgress:
-    """Progress on an output that is no terminal: a line when the stage changes, and every few seconds."""
+    """Progress on an output that is not a terminal: a line when the stage changes, and every few seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._stage, self._next = console, "", 0.0
@@ -100,20 +100,20 @@ class _PlainProgress:
 
 
 def describe_wait(job: dict[str, Any]) -> str:
-    """Where a queued job stands and why it waits, in one line."""
+    """Describe in one line a queued job's place and why it waits."""
     # An API of an earlier release gives no place; and one is given to no job that has left the queue meanwhile.
     place = job.get("queue")
     return f"{place['position']} in the queue. {place['explanation']}" if place else ""
 
 
 def describe_stage(job: dict[str, Any]) -> str:
-    """What a job is doing, else its state, in words."""
+    """Return a job's stage, otherwise its state, in words."""
     return str(job["stage"] or job["state"]).replace("_", "-")
 
 
 def describe_progress(job: dict[str, Any]) -> str:
-    """How far a job is, in one line: its steps and loss, shards or items, and while it runs the remaining time; empty where it
-    has made no progress yet.
+    """Describe a job's progress in one line: its steps and loss, shards or items, and while it runs the remaining time;
+    empty before any progress.
     """
     progress = read_progress(job["progress"])
     eta = None

@@ -1,4 +1,4 @@
-"""Whether the command was given ``--json``: then what ends it is JSON too, so that a program reads one format."""
+"""Whether the command has ``--json``: its errors are then JSON too, so that a program reads one format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Json = Annotated[bool, typer.Option("--json", callback=note_json, help="Print JS
 
 
 def wants_json() -> bool:
-    """Whether the command was given ``--json``."""
+    """Return whether the command has ``--json``."""
     return _json.get()
 
 

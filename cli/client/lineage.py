@@ -1,4 +1,6 @@
-"""Where an adapter is from, as rows of text: base, data, contract and template by digest, and the code and packages that trained it."""
+"""The lineage of an adapter as table rows: base, data, contract and template by digest, and the code and packages that
+trained it.
+"""
 
 from __future__ import annotations
 

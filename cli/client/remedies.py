@@ -1,4 +1,4 @@
-"""Remedies of API errors as commands: what a user of the command line does where the API names a route or a header.
+"""Remedies of API errors as commands: the command-line counterpart of a route or a header that the API names.
 
 A remedy is found by the error's code, and by code and field where one code has several. An error that is not listed here
 keeps the API's own remedy, in which routes become the commands that do the same.
@@ -83,7 +83,7 @@ def our_code(error: dict[str, Any]) -> Any:
 
 
 def to_cli_remedy(error: dict[str, Any]) -> str:
-    """What to do about an error of the API, for a user of the command line.
+    """Return the remedy for an API error, for a user of the command line.
 
     Args:
         error: the value of ``error`` in the response.

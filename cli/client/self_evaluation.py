@@ -1,4 +1,4 @@
-"""What a run measured of itself, as lines for a terminal."""
+"""A run's self-evaluation as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ WIDTH = 160
 
 
 def describe_evaluation(values: Mapping[str, Any], label: str, *, brief: bool = False) -> Iterator[str]:
-    """Lines for a job's result or an adapter's metrics; none where nothing was measured.
+    """Yield lines for a job's result or an adapter's metrics; none if nothing was measured.
 
     Args:
-        values: with the self-evaluation under its key.
-        label: what stands before the first line, as wide as the indent of all others.
+        values: contains the self-evaluation under its key.
+        label: prefix of the first line, as wide as the indent of all others.
         brief: show a wrong answer of each kind in place of all answers.
     """
     try:

@@ -51,7 +51,7 @@ class Uploads:
             return self._add(path.name, file)
 
     def add_text(self, name: str, text: str) -> str:
-        """Upload a text as a file of that name; returns its id. Ends the command when it is refused."""
+        """Upload a string as a file of that name; return its id. End the command if it is refused."""
         return self._add(name, text.encode())
 
     def send(self, path: str, **request: Any) -> Any:

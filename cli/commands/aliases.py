@@ -214,14 +214,14 @@ def describe_targets(targets: list[dict[str, Any]]) -> str:
 
 
 def describe_state(state: dict[str, Any] | None) -> str:
-    """Where a move led: to adapters, or, of the time when the name was a foreign one, to what it stood for."""
+    """Describe a name's target before or after a move: adapters, or what it stood for while it was a foreign name."""
     if state is None:
         return "(deleted)"
     return describe_targets(state["targets"]) if "targets" in state else f"{state['kind']} {state['name']}"
 
 
 def describe_alias(alias: dict[str, Any]) -> str:
-    """Where an alias points, in one line."""
+    """Describe an alias's targets in one line."""
     shadow = f" (shadow: {_describe_shadow(alias['shadow'])})" if alias["shadow"] else ""
     return f"{alias['name']} → {describe_targets(alias['targets'])}{shadow}, version {alias['version']}"
 
@@ -258,7 +258,7 @@ def _describe_shadow(shadow: dict[str, Any] | None) -> str:
 
 
 def _describe_gate(gate: dict[str, Any] | None) -> str:
-    """What a move rests on: receipts, or an admin's word against a policy; empty where no policy asked."""
+    """Describe the basis of a move: receipts, or an admin's override of a policy; empty if no policy applied."""
     if gate is None:
         return ""
     return f"OVERRIDE of {gate['policy']['name']}" if gate["override"] else ", ".join(gate["receipts"])
@@ -322,5 +322,5 @@ def _path(name: str) -> str:
 
 
 def if_match(version: int | None) -> dict[str, str]:
-    """The header with which a move is refused when another one came first; none when any version will do."""
+    """Return the header that makes a move fail if another one came first; empty if any version will do."""
     return {} if version is None else {"If-Match": f'"{version}"'}

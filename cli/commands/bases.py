@@ -210,7 +210,7 @@ def list_command(as_json: Json = False) -> None:
 
 
 def where(base: BaseModelEntry) -> str:
-    """Where a base's files are from, for people."""
+    """Describe the origin of a base's files."""
     source = base.source
     if isinstance(source, HubSource):
         return f"{source.repo}@{source.revision[:12]}"
@@ -263,7 +263,7 @@ def build(
     """Make a tiny base unless its folder exists already, and add it to the catalogue.
 
     Raises:
-        MensError: its name is an alias's, or what is in the folder is no base.
+        MensError: its name is an alias's, or the folder does not contain a base.
     """
     check_name(settings, name)
     folder = settings.home / "bases" / name
@@ -278,10 +278,11 @@ def build(
 
 
 def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool = True) -> BaseModelEntry:
-    """Make the dequantised twin of a base and add it to the catalogue.
+    """Create the dequantised twin of a base and add it to the catalogue.
 
     Raises:
-        MensError: the base is missing, its files are not those of the catalogue, or the twin's name is an alias's. ValidationError: ``twin`` is no name.
+        MensError: the base is missing, its files are not those of the catalogue, or the twin's name is an alias's.
+            ValidationError: ``twin`` is not a valid name.
     """
     from shared.base_models.hub import locate
 
@@ -310,11 +311,11 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
     """Copy a merged model out of the storage, verify the copy, and add it to the catalogue.
 
     Args:
-        digest: of the merged model's manifest.
-        name: in the catalogue; None: the adapter's, and ``-merged``.
+        digest: digest of the merged model's manifest.
+        name: name in the catalogue; None: the adapter's name with ``-merged``.
 
     Raises:
-        MensError: there is no such model, what is stored is damaged, or the name is an alias's. ValidationError: no name
+        MensError: the model does not exist or is damaged, or the name is an alias's. ValidationError: not a valid name
             for a base.
     """
     storage = open_storage(settings)
@@ -350,7 +351,7 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
 
 
 def _probes(storage: Storage, digest: str) -> bytes:
-    """What the replicas of a merged model are measured with.
+    """Return the probes that measure the replicas of a merged model.
 
     Raises:
         ArtifactInvalid: ``MODEL_UNCERTIFIED``: an earlier release has merged it.
@@ -369,10 +370,10 @@ def _probes(storage: Storage, digest: str) -> bytes:
 
 
 def merged_base(settings: Settings, digest: str) -> BaseModelEntry | None:
-    """The base that a merged model is, by its digest or the beginning of it; made one first where it is none yet.
+    """Return the base of a merged model, by its digest or a prefix of it; add it to the catalogue first if necessary.
 
     Returns:
-        None: it is the digest of no merged model.
+        None if no merged model has this digest.
 
     Raises:
         MensError: as :func:`add_merged`.
@@ -408,7 +409,7 @@ def entry_and_folder(settings: Settings, model: str) -> tuple[BaseModelEntry, Pa
 
 
 def notes_on(settings: Settings, entry: BaseModelEntry) -> list[str]:
-    """What to know of a base that was added, in sentences."""
+    """Return notes on a base that was added, in sentences."""
     from shared.base_models.hub import locate  # tokenizers and the hub's client are slow to import
     from shared.tokenization.end_tokens import folder_end_token_note
 

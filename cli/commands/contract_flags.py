@@ -1,6 +1,8 @@
-"""Further flags of ``mens train`` and ``mens plan``: every flat name of a contract's field, and what became of the original's other flags.
+"""Further flags of ``mens train`` and ``mens plan``: every flat name of a contract field, and the replacements of the
+original's other flags.
 
-``--qlora-ce-last-k 16 --curriculum --alpha=64`` are fields as they are; a flag that is no field names its replacement.
+``--qlora-ce-last-k 16 --curriculum --alpha=64`` are contract fields; a flag that is not a field reports its
+replacement.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ REPLACED = {
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
-    """The sections that further flags make.
+    """Return the contract sections that further flags define.
 
     Raises:
         ContractRejected: ``CONTRACT_UNSUPPORTED`` for a flag that has a replacement; ``CONTRACT_INVALID`` or
-            ``UNKNOWN_BACKEND`` for one that is no field.
+            ``UNKNOWN_BACKEND`` for one that is not a field.
     """
     flat: dict[str, Any] = {}
     waiting = list(arguments)
@@ -61,7 +63,9 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(text: str, types: frozenset[Any]) -> Any:
-    """The value of a field of these types: a text as it is, names with commas between them as a list, all else as JSON has it."""
+    """Parse the value of a field of these types: a string unchanged, comma-separated names as a list, everything else
+    as JSON.
+    """
     if str in types:
         return text
     try:

@@ -338,7 +338,7 @@ def describe_place(place: dict[str, Any] | None) -> list[str]:
 
 
 def merge_subset(base_shards: list[Path], adapter: Path, meta: Path, output: Path) -> None:
-    """Merge as the original did, and print what was written; ends the command when it is refused."""
+    """Merge in the original's way and print the result; end the command if the merge is refused."""
     try:
         merged = merge_original(base_shards, adapter, meta, output)
     except MensError as error:
@@ -351,10 +351,11 @@ def merge_subset(base_shards: list[Path], adapter: Path, meta: Path, output: Pat
 
 
 def find_base(named: Any) -> dict[str, Any]:
-    """The model that a contract names, else the default one, else the catalogue's only base, else the only served one, as the API describes it.
+    """Return the model that a contract names, else the default one, else the catalogue's only base, else the only
+    served one, as the API describes it.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``, with the bases that there are.
+        NotFound: ``MODEL_NOT_FOUND``, with the available bases.
     """
     name = str(named or DEFAULT_MODEL_ID)
     if model := find(f"/v1/models/{quote(name, safe='')}"):
@@ -412,7 +413,9 @@ def _outcome(job: dict[str, Any]) -> str:
 
 
 def _fidelity(measured: dict[str, Any] | None) -> str:
-    """What was measured of a merged model, in a second line; nothing for one that an earlier release merged."""
+    """Describe the measured fidelity of a merged model in a second line; empty for a model that an earlier release
+    merged.
+    """
     if measured is None:
         return ""
     merge, training, effect = (measured[name] for name in ("adapter_divergence", "training_divergence", "effect"))

@@ -111,7 +111,8 @@ def chat(
 
 
 def look_up(name: str) -> dict[str, Any]:
-    """A model by its name in ``model``, or an adapter that no request can name; ends the command when there is none.
+    """Return a model by its name in ``model``, or an adapter that no request can name; end the command if neither
+    exists.
 
     Returns:
         ``model``: as the list of models shows it; None for an adapter that is not published. ``adapters``: the adapter, or
@@ -141,7 +142,7 @@ def look_up(name: str) -> dict[str, Any]:
 
 
 def describe(name: str, found: dict[str, Any]) -> str:
-    """What was looked up, as text: a paragraph for the base or alias, and one for each adapter."""
+    """Describe the looked-up model: a paragraph for the base or alias, and one for each adapter."""
     model, aliases = found["model"], found["aliases"]
     blocks: list[list[str]] = []
     if foreign := found.get("foreign"):

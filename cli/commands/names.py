@@ -87,7 +87,7 @@ def path_of(name: str) -> str:
 
 
 def _describe(state: dict[str, Any]) -> str:
-    """What a name stands for; of the time when it was an alias, its adapters."""
+    """Describe a name's target; for the time when it was an alias, its adapters."""
     if "targets" in state:
         return ", ".join(target["adapter"] for target in state["targets"])
     return f"{state['kind']} {state['name']}"

@@ -127,10 +127,11 @@ def plan(
 
 
 def _base(named: Any) -> tuple[BaseModelEntry, Path]:
-    """The base model that is named by option, flag or contract file, else the only one or the default one, and its folder.
+    """Return the base model named by option, flag or contract file, else the only one or the default one, and its
+    folder.
 
     Raises:
-        MensError: there is none, or it is no base model.
+        MensError: no base model is found, or the name is not a base model.
     """
     settings = read_settings(Settings)
     if named:

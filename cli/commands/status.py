@@ -1,4 +1,6 @@
-"""``mens probe``, ``mens status`` and ``mens watch-telemetry``: what there is to train on, what runs, how it goes."""
+"""``mens probe``, ``mens status`` and ``mens watch-telemetry``: the hardware to train on, the running jobs, and their
+progress.
+"""
 
 from __future__ import annotations
 

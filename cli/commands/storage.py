@@ -1,4 +1,4 @@
-"""``mens storage``: whether what the database names is in the storage. Works on both, where a tier runs."""
+"""``mens storage``: checks that objects named in the database exist in the storage. Works where a tier runs."""
 
 from __future__ import annotations
 

@@ -107,9 +107,11 @@ def start_failed(error: StackFailed) -> MensError:
 
 
 def chosen_bases(settings: Settings, named: list[str], default_base: bool) -> list[str]:
-    """The bases to serve: those that were named, then the default one, unless it was left out; ends the command when one is missing.
+    """Return the bases to serve: the named ones, then the default one unless excluded; end the command if one is
+    missing.
 
-    Without a named one the default base is built when it is missing; beside another it is served if it is there.
+    Without a named base, the default one is built if it is missing; next to a named base it is served only if it
+    exists.
     """
     if not named and not default_base:
         fail("--no-default-base leaves nothing to serve; name a base with --base.")
@@ -184,11 +186,11 @@ def ensure_base(settings: Settings, base: str) -> str:
 
 
 def start(stack: Stack, console: Console, stop: threading.Event | None = None, wait: float | None = None) -> None:
-    """Start a stack and print which programs are ready, and now and then what is awaited.
+    """Start a stack, print which programs are ready, and from time to time what is awaited.
 
     Args:
         stop: once it is set, this returns at once.
-        wait: seconds until all programs are ready at most; None: as long as they get on.
+        wait: most seconds until all programs are ready; None: as long as they make progress.
 
     Raises:
         Conflict: as :func:`reserve`.

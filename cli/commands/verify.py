@@ -1,4 +1,4 @@
-"""``mens adapter verify``: a folder checked without any server, and what it is made from."""
+"""``mens adapter verify``: checks a folder without any server, and shows its lineage."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ Rows = list[tuple[str, str]]
 
 
 def describe_adapter_folder(folder: Path, trusted: Collection[str] | None) -> tuple[str, Rows]:
-    """Id of a verified adapter, and what it is made from. Raises what :func:`verify_folder` raises."""
+    """Return the id of a verified adapter, and its lineage. Raises the errors of :func:`verify_folder`."""
     manifest, signature = verify_folder(folder, trusted)
     rows = [
         ("files", f"{len(manifest.files)} as published"),
@@ -90,7 +90,7 @@ def describe_adapter_folder(folder: Path, trusted: Collection[str] | None) -> tu
 
 
 def describe_merged_folder(folder: Path, trusted: Collection[str] | None) -> tuple[str, Rows]:
-    """Digest of a verified merged model, and what it is made from.
+    """Return the digest of a verified merged model, and its lineage.
 
     Raises:
         ArtifactInvalid: ``BASE_DIGEST_MISMATCH``, ``BASE_FILE_UNKNOWN``, ``MODEL_UNSIGNED``, ``MODEL_SIGNATURE_INVALID``.
@@ -128,10 +128,10 @@ def _check_folder_name(folder: Path, manifest_name: str, digest: str) -> None:
 
 
 def verify_folder(folder: Path, trusted: Collection[str] | None) -> tuple[AdapterManifest, Signature | None]:
-    """An adapter folder's manifest and signature, once everything in it is as they say.
+    """Verify an adapter folder and return its manifest and signature.
 
     Raises:
-        MensError: with the code of what is wrong; ``ADAPTER_UNSIGNED`` where a signature is asked for.
+        MensError: with the code of the fault; ``ADAPTER_UNSIGNED`` if a signature is required.
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():

@@ -1,4 +1,6 @@
-"""Which weights `mens up` serves of a base: its own, or its dequantised twin's, which hold what NF4 training computes with."""
+"""The weights that `mens up` serves of a base: its own, or its dequantised twin's, which are the weights that NF4
+training computes with.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ QUANTIZATION = "MENS_SERVING_QUANTIZATION"
 
 
 class ServedWeights(StrEnum):
-    """Which weights are served, as an operator says it."""
+    """An operator's choice of the weights to serve."""
 
     AUTO = "auto"
     ORIGINAL = "original"
@@ -41,17 +43,18 @@ class ServedWeights(StrEnum):
 def choose_weights(
     settings: Settings, bases: Sequence[str], weights: ServedWeights, report: Callable[[str], None] = note
 ) -> list[str]:
-    """Names of what is served for each base, in their order: its own, or its twin's, which is made where it is missing.
+    """Return the name of the served model for each base, in order: its own, or its twin's, which is created if it is
+    missing.
 
-    A base that is a twin itself stays as it is named. ``auto`` is the original, unless jobs that leave their precision open are
+    A base that is itself a twin is unchanged. ``auto`` means the original, unless jobs without a set precision are
     trained over NF4 on this machine.
 
     Args:
-        report: receives why a twin is served, by which name, and what making it takes.
+        report: receives why a twin is served, its name, and the cost of creating it.
 
     Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: a twin would be rounded. Unavailable: ``STORAGE_FULL``: a twin that was asked
-            for has no room; and what :func:`cli.commands.bases.dequantize` raises.
+        InvalidRequest: ``SETTINGS_INVALID``: a twin would be rounded. Unavailable: ``STORAGE_FULL``: no room for a
+            requested twin; and the errors of :func:`cli.commands.bases.dequantize`.
     """
     catalog = load_catalog(settings.catalog_path)
     names = [_served_name(settings, catalog, catalog.get(base), weights, report) for base in bases]
@@ -59,7 +62,7 @@ def choose_weights(
 
 
 def tuned_base(settings: Settings, served: str) -> str:
-    """The name by which jobs name a served base: of a twin its original's."""
+    """Return the name that jobs use for a served base: for a twin, its original's."""
     entry = load_catalog(settings.catalog_path).get(served)
     return entry.twin_of.name if entry.twin_of else served
 
@@ -98,7 +101,9 @@ def _served_name(
 
 
 def nf4_reason(settings: Settings, base: BaseModelEntry) -> str | None:
-    """Why a job on a base that leaves its precision open is trained over NF4 on this machine; None: it is not, or that cannot be known."""
+    """Return why a job without a set precision on a base is trained over NF4 on this machine; None if it is not, or if
+    that is unknown.
+    """
     config = _read_config(settings, base)
     machine = this_machine(settings)
     on_gpu = machine.device == "cuda"

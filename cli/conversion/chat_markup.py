@@ -1,6 +1,6 @@
-"""Divides a text at the chat markup in it into turns: the text is what a template once wrote, and its turns are wanted back.
+"""Divides a string into turns at its chat markup: a template once wrote the string, and this recovers the turns.
 
-Nothing of the text is lost: what is neither a turn nor a mark of the family makes the text unreadable.
+Nothing of the string is lost: if a part is neither a turn nor a mark of the family, the string counts as unreadable.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class _Markup:
 
     Attributes:
         header: names the speaker in its group.
-        end: ends a turn; None where the next header does.
-        preamble: whether a text before the first header is a system's turn.
+        end: ends a turn; None if the next header does.
+        preamble: whether content before the first header is a system turn.
     """
 
     header: re.Pattern[str]
@@ -46,7 +46,7 @@ _NAMES = ROLES | {"instruction": "user", "input": "input", "response": "assistan
 
 
 def to_turns(text: str) -> list[Row] | None:
-    """The turns of a text, of which at least one is a user's and one an answer; None when no markup is known in it."""
+    """Return the turns of a string, with at least one user turn and one answer; None if it has no known markup."""
     for turns in _readings(text):
         roles = {turn["role"] for turn in turns}
         if {"user", "assistant"} <= roles:
@@ -63,7 +63,7 @@ def _readings(text: str) -> Iterator[list[Row]]:
 
 
 def _by_headers(text: str, family: _Markup) -> list[Row]:
-    """The turns of a text; an empty list when a part of it would be lost."""
+    """Return the turns of a string; an empty list if a part of it would be lost."""
     headers = list(family.header.finditer(text))
     before = _bare(text[: headers[0].start()])
     if before and not family.preamble:

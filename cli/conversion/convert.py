@@ -1,7 +1,7 @@
-"""Converts a file of another program into rows for training, as a stream, and accounts for every row of it.
+"""Converts a file of another program into training rows, as a stream, and accounts for every row.
 
-What Mens' reader takes as it stands is kept, byte for byte. Everything else is recognised (``shared.datasets.forms``), read as
-a chat (``forms.py``), and then goes through the rules for OpenAI's rows (``rows.py``), so that one mechanism decides.
+Rows that Mens' reader accepts are kept byte for byte. All others are recognised (``shared.datasets.forms``), read as a
+chat (``forms.py``), and then processed by the rules for OpenAI's rows (``rows.py``), so that one mechanism decides.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _NOTES_OF_CHATS = frozenset({Note.SEVERAL_ANSWERS})
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How rows are read.
+    """Rules for reading rows.
 
     Attributes:
-        form: of every row; None to recognise each.
+        form: form of every row; None to recognise each.
         columns: Mens' names by the names of the source's columns; others are left out then.
         tags: names that a program gives to the parts of a turn.
-        options: choices that are the user's.
+        options: the user's choices.
     """
 
     form: RowForm | None = None
@@ -49,7 +49,7 @@ class Rules:
 
 
 class Account(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of one row, a line of the account."""
+    """Outcome of one row: a line of the account."""
 
     line: int
     outcome: str
@@ -70,13 +70,13 @@ def convert_file(
     strict: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> FileReport:
-    """Convert a file or folder; nothing is at ``output`` unless the whole file was read and a row is written.
+    """Convert a file or folder; ``output`` exists only if the whole file was read and a row was written.
 
     Args:
         split: the part of a source that has several.
         account: receives a line for each row.
         strict: write nothing if a row is dropped.
-        progress: is told how many rows were read so far.
+        progress: called with the number of rows read so far.
 
     Raises:
         InvalidRequest: the file cannot be read.

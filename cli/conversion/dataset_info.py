@@ -40,7 +40,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """How the rows of a file are read."""
+    """How to read the rows of a file."""
 
     form: RowForm
     columns: Mapping[str, str]

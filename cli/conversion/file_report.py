@@ -1,4 +1,4 @@
-"""What became of the lines of a converted file."""
+"""Outcome of the lines of a converted file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ MAX_EXAMPLES = 5
 
 
 class FileReport(msgspec.Struct):
-    """What became of a file's lines: ``lines`` is ``kept`` + ``changed`` + ``dropped``.
+    """Outcome of a file's lines: ``lines`` is ``kept`` + ``changed`` + ``dropped``.
 
     Attributes:
-        changes, drops, notes: lines by rule; a line may have several changes and notes, and has one reason to be dropped.
-        examples: of each change, drop and note the first lines.
-        unused_keys: rows that are written, by key of theirs that is not.
-        schemas: those of rows that an installation would not take, and why.
-        forms, file_form: rows by the form that they were in, and the form of the file; empty of OpenAI's files.
-        separator, stop: what the prompts and completions of a file from before chats end with; removed if ``stripped``.
+        changes, drops, notes: lines by rule; a line may have several changes and notes, and has one reason to be
+            dropped.
+        examples: the first lines of each change, drop and note.
+        unused_keys: number of written rows, by key that is left out.
+        schemas: schemas of rows that an installation would not accept, and why.
+        forms, file_form: rows by their form, and the form of the file; empty for OpenAI's files.
+        separator, stop: endings of the prompts and completions in a file from before chats; removed if ``stripped``.
         refused: why the converted file was not written; empty when it was.
     """
 

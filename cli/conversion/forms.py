@@ -1,4 +1,6 @@
-"""Rows in other programs' forms as rows of chats. What a row says that has no place in a chat is named, never left out in silence."""
+"""Converts rows in other programs' forms to rows of chats. Parts of a row without a place in a chat are named, never
+left out silently.
+"""
 
 from __future__ import annotations
 
@@ -109,10 +111,10 @@ class Reading:
 
 
 def to_chat(row: Row, form: RowForm, tags: Tags, outcome: Outcome, *, chosen: bool = False) -> Row:
-    """A row in a known form as a chat; what it does not use is in ``outcome.unused_keys``.
+    """Convert a row in a known form to a chat; unused parts go to ``outcome.unused_keys``.
 
     Args:
-        chosen: of a preference, take the chosen answer.
+        chosen: take the chosen answer of a preference.
 
     Raises:
         Dropped: the row cannot be converted.
@@ -191,7 +193,7 @@ def _sharegpt(reading: Reading) -> list[Row]:
 
 
 def _turn(written: Any, place: str, reading: Reading) -> list[Row]:
-    """A turn of any program as one of a chat; of several calls in one turn one turn with all of them."""
+    """Convert a turn of any program to a chat turn; several calls in one turn stay in one turn."""
     if not isinstance(written, dict):
         raise Dropped(RowCode.ROW_FIELD_TYPE)
     tags = reading.tags
@@ -220,7 +222,7 @@ def _are_parts(value: Any) -> bool:
 
 
 def _calls(value: Any, reading: Reading) -> Row:
-    """A turn that is nothing but a call, or several: JSON in a text, or the object itself."""
+    """Convert a turn that consists only of one or more calls: JSON in a string, or the object itself."""
     try:
         calls = msgspec.json.decode(value) if isinstance(value, str) else value
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -278,7 +280,9 @@ def _alpaca(reading: Reading) -> list[Row]:
 
 
 def _pair(reading: Reading) -> list[Row]:
-    """Question and answer, under the first of their names; what the question is about follows it in a line of its own."""
+    """Return question and answer, under the first of their names; the input or context follows the question on a line
+    of its own.
+    """
     question = reading.take_text(*QUESTIONS)
     about = [reading.take_text(name) for name in ("input", "context") if name not in reading.used]
     answer = reading.take_text(*(name for name in ANSWERS if name not in reading.used))
@@ -312,7 +316,9 @@ def _kto(reading: Reading) -> list[Row]:
 
 
 def _preference(reading: Reading) -> list[Row]:
-    """The chosen answer, with what it answers: a prompt, turns beside it, or the turns before it in the same list."""
+    """Return the chosen answer with its prompt: a prompt field, turns in another field, or the preceding turns in the
+    same list.
+    """
     chosen = reading.take("chosen")
     reading.take("rejected")
     reading.outcome.change(Change.PREFERRED_ANSWER_TAKEN)

@@ -10,7 +10,7 @@ Row = dict[str, Any]
 
 
 class Change(StrEnum):
-    """What was changed in a row."""
+    """A change made to a row."""
 
     TEXT_PARTS_JOINED = "text_parts_joined"
     FUNCTIONS_TO_TOOLS = "functions_to_tools"
@@ -34,7 +34,7 @@ class Change(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a row was dropped; a row that Mens' reader refuses is dropped for that reader's code."""
+    """Reason for dropping a row; a row that Mens' reader refuses is dropped with that reader's code."""
 
     IMAGE = "image"
     AUDIO = "audio"
@@ -54,7 +54,7 @@ class Reason(StrEnum):
 
 
 class Note(StrEnum):
-    """What a row keeps although it has another effect here, or none."""
+    """Part of a row that is kept although it has another effect here, or none."""
 
     PARALLEL_TOOL_CALLS = "parallel_tool_calls"
     STRICT_TOOL = "strict_tool"
@@ -65,7 +65,7 @@ class Note(StrEnum):
 
 
 class Method(StrEnum):
-    """What a job did with its rows."""
+    """Training method of a job."""
 
     SUPERVISED = "supervised"
     DPO = "dpo"
@@ -74,7 +74,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """What ends each prompt and each completion of a file of the time before chats; empty for nothing."""
+    """Endings of each prompt and completion in a file from before chats; empty for none."""
 
     separator: str = ""
     stop: str = ""
@@ -82,12 +82,12 @@ class Markers:
 
 @dataclass(frozen=True, slots=True)
 class RowOptions:
-    """Choices that are the user's.
+    """The user's choices.
 
     Attributes:
-        keep_refusals: a refusal becomes the answer's text; else its row is dropped.
+        keep_refusals: a refusal becomes the answer's content; otherwise its row is dropped.
         developer_as_system: for a base whose template has no role `developer`.
-        as_supervised: of a preference the preferred answer is trained on.
+        as_supervised: train on the preferred answer of a preference.
         split_answers: a chat of several answers becomes a row for each.
         strip: remove these markers.
     """
@@ -101,11 +101,11 @@ class RowOptions:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a row: it is dropped if ``reason`` is not empty, changed if ``changes`` is not, and else kept.
+    """Outcome of a row: dropped if ``reason`` is not empty, changed if ``changes`` is not empty, otherwise kept.
 
     Attributes:
-        schemas: those of the row that an installation would not take, and why.
-        unused_keys: of the row, with a value, that are in no row that is written.
+        schemas: schemas of the row that an installation would not accept, and why.
+        unused_keys: keys of the row with a value that no written row contains.
     """
 
     rows: list[Row] = field(default_factory=list)

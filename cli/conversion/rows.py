@@ -1,6 +1,7 @@
-"""One row of OpenAI's as a row of Mens': kept, changed by named rules, or dropped for a named reason.
+"""Converts one of OpenAI's rows to one of Mens': kept, changed by named rules, or dropped for a named reason.
 
-Converting what was converted changes nothing, and what is not dropped passes ``mens data check``, whose own reader judges it.
+Converting a converted file changes nothing, and every row that is not dropped passes ``mens data check``, whose own
+reader judges it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _task(row: Row) -> Row:
 
 
 def is_preference(row: Row) -> bool:
-    """Whether a row is one of OpenAI's preferences, in its present names or the older ones."""
+    """Return whether a row is one of OpenAI's preferences, in its current or older field names."""
     return isinstance(row.get("input"), dict) and any(isinstance(row.get(name), list) for name in _PREFERRED)
 
 
@@ -223,7 +224,7 @@ def _take_notes(row: Row, outcome: Outcome) -> None:
 
 
 def _one_row_an_answer(row: Row) -> list[Row]:
-    """A row for each answer that is learnt: what is before it, of which nothing else is learnt."""
+    """Return a row for each trained answer, with the turns before it, in which nothing else is trained."""
     rows = []
     for end, message in enumerate(row["messages"]):
         if _is_learnt(message):

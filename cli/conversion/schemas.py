@@ -1,7 +1,7 @@
-"""Whether an installation takes a JSON Schema as the form of an answer, found out without one: nothing of vLLM is needed.
+"""Checks without an installation whether it accepts a JSON Schema as an answer's format; vLLM is not needed.
 
-The serving tier's grammar backend is xgrammar; vLLM refuses what xgrammar would leave out in silence. ``_unsupported`` has vLLM
-0.32's rules, and a test holds the two together.
+The serving tier's grammar backend is xgrammar; vLLM refuses constructs that xgrammar would silently leave out.
+``_unsupported`` has vLLM 0.32's rules, and a test holds the two together.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def refused_schemas(request: Mapping[str, Any]) -> dict[str, str]:
 
 
 def schemas_of(request: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Names and schemas that an answer to a request is held to: of its response format and of its strict tools."""
+    """Yield names and schemas that constrain an answer to a request: of its response format and of its strict tools."""
     form = request.get("response_format")
     if isinstance(form, dict) and form.get("type") == "json_schema":
         given = form.get("json_schema")
@@ -74,7 +74,7 @@ def schema_fault(text: str) -> str:
 
 
 def _unsupported(schema: Mapping[str, Any], at: str = "") -> Iterator[str]:
-    """What the engine refuses of a schema, each with its place."""
+    """Yield the parts of a schema that the engine refuses, each with its place."""
     here = f" at {at}" if at else ""
     yield from (f"{keyword}{here}" for keyword in _unsupported_here(schema))
     for name, value in schema.items():

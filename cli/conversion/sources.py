@@ -59,9 +59,9 @@ class SourceFile(NamedTuple):
     """A file to read.
 
     Attributes:
-        form: of the file.
-        split: the part of a folder of datasets, or the key of a JSON object, where there are several.
-        delimiter: of a table; empty to find it out.
+        form: form of the file.
+        split: the part of a folder of datasets, or the key of a JSON object, if there are several.
+        delimiter: delimiter of a table; empty to detect it.
     """
 
     path: Path
@@ -71,7 +71,7 @@ class SourceFile(NamedTuple):
 
     @property
     def has_json_rows(self) -> bool:
-        """Whether its rows are JSON as somebody wrote them, and not filled up by a table."""
+        """Whether its rows are JSON in their original form, and not filled up by a table."""
         return self.form in (FileForm.JSON_LINES, FileForm.JSON_ARRAY, FileForm.JSON_DOCUMENTS, FileForm.JSON_WRAPPED)
 
 
@@ -79,7 +79,7 @@ def open_source(path: Path, split: str = "", *, is_table: bool = False) -> Sourc
     """Recognise the form of a file or folder.
 
     Args:
-        is_table: the caller names columns, so what is not JSON is a table.
+        is_table: the caller names columns, so a file that is not JSON is a table.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``: a form that cannot be read.
@@ -143,10 +143,10 @@ def _json_lines(file: BinaryIO) -> Iterator[SourceRow]:
 
 
 def _json_values(file: io.TextIOBase, path: Path) -> Iterator[SourceRow]:
-    """The items of a JSON array, or objects one after the other, without the whole text in memory.
+    """Yield the items of a JSON array, or consecutive objects, without holding the whole string in memory.
 
     Raises:
-        InvalidRequest: what follows is not JSON, so that further rows cannot be found.
+        InvalidRequest: the rest is not JSON, so that further rows cannot be found.
     """
     decoder = json.JSONDecoder(parse_constant=_no_number)
     text, place, line, size, is_all = "", 0, 1, _READ_CHARACTERS, False
@@ -255,7 +255,7 @@ def _table_rows(file: io.TextIOBase, source: SourceFile) -> Iterator[SourceRow]:
 
 
 def _cell(text: str) -> Any:
-    """The value of a cell: of a list or an object in JSON, that; of an empty one, None."""
+    """Return the value of a cell: a list or an object in JSON is parsed, an empty cell is None."""
     if text[:1] in ("[", "{") and text[-1:] in ("]", "}"):
         try:
             return msgspec.json.decode(text)

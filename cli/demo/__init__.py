@@ -1,4 +1,4 @@
-"""The demo: what it teaches, and how base and tuned model are compared; an installation is used as any client uses one.
+"""The demo: its lesson, and the comparison of base and tuned model; it uses an installation as any client does.
 
 Start with `lessons.py`. Imports the standard library and rich only; `cli/commands/demo.py` runs it.
 """

@@ -29,12 +29,12 @@ class Comparison:
     tuned: list[str]
 
     def count(self, answers: Sequence[str], check: str) -> int:
-        """How many answers pass one of the lesson's checks."""
+        """Count the answers that pass one of the lesson's checks."""
         passes = self.lesson.checks[check]
         return sum(passes(answer, item.reference) for answer, item in zip(answers, self.lesson.items, strict=True))
 
     def succeeded(self) -> bool:
-        """Whether the tuned model answers enough items right, and the base none."""
+        """Return whether the tuned model answers enough items correctly, and the base none."""
         right, items = list(self.lesson.checks)[-1], len(self.lesson.items)
         return self.count(self.tuned, right) >= self.lesson.required * items and self.count(self.base, right) == 0
 
@@ -61,7 +61,7 @@ class Comparison:
 
 
 def compare(client: OpenAI, lesson: Lesson, tuned: str) -> Comparison:
-    """Ask both models for every item.
+    """Send every item to both models, and return their answers.
 
     Args:
         tuned: id of the tuned model.

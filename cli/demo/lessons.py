@@ -36,12 +36,12 @@ class Lesson:
 
     Attributes:
         base: name in the catalogue.
-        alias: that the job moves to its adapter.
+        alias: alias that the job moves to its adapter.
         train, validation: files of `examples/`; no validation file: rows of the training file are held out.
         contract: sections of the contract that differ from the automatic choice.
         items: prompts that neither file has.
-        checks: what is counted, by its description; the last check is the one that a right answer passes.
-        required: share of the items that the tuned model must answer right.
+        checks: checks that are counted, by description; a correct answer passes the last one.
+        required: share of the items that the tuned model must answer correctly.
         shown: items whose answers are printed.
     """
 
@@ -94,13 +94,13 @@ def support() -> Lesson:
 
 
 def has_the_fields(answer: str, reference: str) -> bool:
-    """Whether an answer is a JSON object with exactly the reference's keys."""
+    """Return whether an answer is a JSON object with exactly the reference's keys."""
     ticket = _object(answer)
     return ticket is not None and ticket.keys() == json.loads(reference).keys()
 
 
 def has_the_values(answer: str, reference: str) -> bool:
-    """Whether an answer is the same JSON object as the reference."""
+    """Return whether an answer is the same JSON object as the reference."""
     return bool(_object(answer) == json.loads(reference))
 
 

@@ -29,10 +29,10 @@ JUDGE = (
 
 
 def to_criterion(text: str) -> dict[str, Any]:
-    """The grader that a check stands for, as it is sent; its name is the check's.
+    """Return the grader for a check, in the form that is sent; its name is the check's.
 
     Raises:
-        InvalidRequest: ``GRADER_INVALID``: there is no such check, or its value is missing or wrong.
+        InvalidRequest: ``GRADER_INVALID``: an unknown check, or its value is missing or wrong.
     """
     name, given, value = text.partition("=")
     sides = {"name": name, "input": ANSWER, "reference": EXPECTED}

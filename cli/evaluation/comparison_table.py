@@ -1,4 +1,4 @@
-"""Comparisons of two models on the same items, as a table that says what was found and what could have been seen."""
+"""Comparisons of two models on the same items, as a table of the results and the smallest visible differences."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def cells(found: Comparison) -> tuple[str, ...]:
 def notes(
     named: Mapping[str, Comparison], margin: float, noise_floors: Mapping[str, float | None] | None = None
 ) -> list[str]:
-    """What a reader may not conclude from a table, in sentences; empty when everything is not worse.
+    """Return sentences on what a reader may not conclude from a table; empty if every result is not worse.
 
     Args:
         named: comparisons by criterion.
-        margin: that they were made with.
-        noise_floors: how far the old model differs from itself by each criterion, where it was asked twice.
+        margin: margin of the comparisons.
+        noise_floors: how far the old model differs from itself by each criterion, if it was run twice.
     """
     lines = []
     for name, found in named.items():
@@ -53,7 +53,9 @@ def notes(
 
 
 def _beside_noise(found: Comparison, floor: float) -> str:
-    """Two things make a difference that is none: answers that vary, which the floor measures, and items that happened to be drawn."""
+    """Describe a difference relative to noise: varying answers, which the floor measures, or the chance selection of
+    items.
+    """
     if abs(found.difference or 0) <= floor:
         return "the difference is noise"
     if found.p_value is not None and found.p_value > 1 - CONFIDENCE:

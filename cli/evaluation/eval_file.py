@@ -1,7 +1,8 @@
-"""What ``mens eval run`` is given: a file of rows, or an eval file with graders beside its rows. Pure but for reading files.
+"""Input of ``mens eval run``: a file of rows, or an eval file with graders next to its rows. Pure except for reading
+files.
 
-An eval file is YAML or JSON: ``testing_criteria`` (OpenAI's graders), ``items`` or ``data`` (a JSONL file beside it), and where they are not
-the defaults ``name``, ``input_messages`` and ``sampling_params``.
+An eval file is YAML or JSON: ``testing_criteria`` (OpenAI's graders), ``items`` or ``data`` (a JSONL file next to it),
+and where the defaults do not fit ``name``, ``input_messages`` and ``sampling_params``.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class EvalFile:
     """An eval with the rows of its run.
 
     Attributes:
-        name: what lists show.
-        items: each is what templates name ``item``.
-        criteria: OpenAI's graders, as they are sent.
+        name: name in lists.
+        items: each is ``item`` in templates.
+        criteria: OpenAI's graders, in the form that is sent.
         input_messages: how an item becomes messages.
         sampling: how a model is sampled.
     """

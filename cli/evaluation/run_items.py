@@ -1,4 +1,6 @@
-"""What came of a run's items, as scores and texts. Pure: output items in OpenAI's shape, with our block ``mens``, go in."""
+"""Outcomes of a run's items, as scores and strings. Pure: the input is output items in OpenAI's shape, with our block
+``mens``.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ class Pairs:
     unpaired: int
 
     def comparisons(self, margin: float) -> dict[str, Comparison]:
-        """By criterion; ``margin`` is what the mean may lose."""
+        """Return the comparisons by criterion; ``margin`` is the allowed loss of the mean."""
         return {
             name: compare(
                 *within_bounds([pair.old for pair in pairs], [pair.new for pair in pairs]),
@@ -59,7 +61,7 @@ def scores(item: OutputItem) -> dict[str, float]:
 
 
 def incumbent(item: OutputItem) -> OutputItem | None:
-    """What the second model answered to the same, in an output item's shape."""
+    """Return the second model's answer to the same item, in an output item's shape."""
     found = (item.get("mens") or {}).get("incumbent")
     return found if isinstance(found, dict) else None
 
@@ -117,7 +119,7 @@ def worst(items: Iterable[OutputItem]) -> list[OutputItem]:
 
 
 def answer(item: OutputItem) -> str:
-    """The text of an answer, with its tool calls; what went wrong where there is none."""
+    """Return the content of an answer with its tool calls; the error if it has none."""
     sample = item.get("sample") or {}
     error, turns = sample.get("error"), sample.get("output") or []
     text = "".join(str(turn.get("content") or "") for turn in turns)
@@ -128,13 +130,13 @@ def answer(item: OutputItem) -> str:
 
 
 def question(item: OutputItem) -> str:
-    """The last turn that was sent; of an answer that a row had, the item itself."""
+    """Return the last turn that was sent; for an answer that a row contained, the item itself."""
     turns = (item.get("sample") or {}).get("input") or []
     return str(turns[-1]["content"]) if turns else json.dumps(item["datasource_item"], ensure_ascii=False)
 
 
 def errors(item: OutputItem) -> list[str]:
-    """Why criteria could not judge an answer, or why there is none; each reason once."""
+    """Return why criteria could not judge an answer, or why it is missing; each reason once."""
     found = [(item.get("sample") or {}).get("error")]
     found += [(result.get("mens") or {}).get("error") for result in item["results"]]
     return list(dict.fromkeys(f"{error.get('code')}: {error.get('message')}" for error in found if error))
@@ -147,7 +149,7 @@ def shortened(text: str) -> str:
 
 
 def as_line(item: OutputItem) -> dict[str, Any]:
-    """An item as it is exported: what it was, what was answered, what that was worth."""
+    """Return an item in its export form: the item, the answers, their scores."""
     second = incumbent(item)
     line = {
         "item": item["datasource_item"],

@@ -1,4 +1,6 @@
-"""A run on a terminal: what passed, what failed and by how much, what could have been seen, and the worst items with their answers."""
+"""A run on a terminal: passed and failed items and by how much, the smallest visible difference, and the worst items
+with their answers.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def print_comparison(
 
 
 def _interval(items: Sequence[OutputItem], criterion: str, passed: int, judged: int) -> str:
-    """Of a criterion's rate: several answers to an item count as that item's."""
+    """Return the interval of a criterion's rate: several answers to an item count as that item's."""
     judgements = [
         (result["passed"], item["datasource_item_id"])
         for item in items

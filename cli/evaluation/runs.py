@@ -22,13 +22,13 @@ SAMPLED_PROMPTS = 8
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run as it is asked for on the command line.
+    """A run as requested on the command line.
 
     Attributes:
         against: the second model of a comparison.
-        samples: answers to each item.
-        margin: what the model may lose.
-        noise_floor: whether the second model is asked twice.
+        samples: number of answers to each item.
+        margin: allowed loss of the model.
+        noise_floor: whether the second model is run twice.
     """
 
     file: EvalFile
@@ -62,7 +62,7 @@ class RunRequest:
 
 
 def prompt_tokens(request: RunRequest) -> float | None:
-    """Tokens of a prompt, the mean of some of them; None where the key may not count tokens, or a prompt is none."""
+    """Return the mean tokens of a sample of prompts; None if the key may not count tokens, or a prompt is invalid."""
     from shared.evaluation.prompts import messages_of  # pydantic models of every kind, which most commands need not
     from shared.evaluation.types import CompletionsSource
 
@@ -81,7 +81,7 @@ def prompt_tokens(request: RunRequest) -> float | None:
 
 
 def create(request: RunRequest) -> dict[str, Any]:
-    """Make the run, and its eval unless there is one of the same content; the run as the API returns it."""
+    """Create the run, and its eval unless one with the same content exists; return the run as the API returns it."""
     file = request.file
     definition = {
         "data_source_config": {"type": "custom", "item_schema": file.item_schema(), "include_sample_schema": True},
@@ -105,7 +105,7 @@ def create(request: RunRequest) -> dict[str, Any]:
 
 
 def find_run(run_id: str) -> dict[str, Any]:
-    """A run by its id; ends the command when there is none."""
+    """Return a run by its id; end the command if it does not exist."""
     # The run of an ``evaluate`` job has the job's id, so the job names the eval.
     job = find(f"/v1/jobs/{_part(run_id)}")
     eval_id = (job or {}).get("plan", {}).get("eval_id")
@@ -121,7 +121,7 @@ def poll(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def second_model(run: Mapping[str, Any]) -> str | None:
-    """The model that the run's is compared with; None when there is none."""
+    """Return the model that the run's model is compared with; None without a comparison."""
     models = run["mens"]["models"]
     return str(models[1]["name"]) if len(models) > 1 else None
 

@@ -25,11 +25,11 @@ def sampler(
     connection: Connection | None,
     wait: Callable[[float], None] = time.sleep,
 ) -> MakeGenerate:
-    """Who answers tasks: the endpoint that a condition names.
+    """Return the generator of answers to tasks: the endpoint that a condition names.
 
     Args:
         connection: the installation whose key is known; no other address gets this key.
-        wait: how seconds pass before a busy server is asked again.
+        wait: called with the seconds to wait before a busy server is retried.
     """
 
     def make(condition: ScorecardCondition, _task: ScorecardTask) -> Generate:

@@ -8,9 +8,9 @@ from cli.client.connection import call, fail
 
 
 def base_of(name: str) -> str:
-    """The base under a model, which is itself when it is one.
+    """Return the base of a model, which is the model itself if it is a base.
 
-    Ends the command for a name that there is not, and for an alias that is split: what it answers is of several adapters.
+    Ends the command for an unknown name, and for a split alias, whose answers come from several adapters.
     """
     mens = call("GET", f"/v1/models/{quote(name, safe='')}")["mens"]
     if mens.get("targets"):

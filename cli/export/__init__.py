@@ -1,4 +1,4 @@
-"""An adapter in the layouts of other programs: what it is written as, for whom, and how they are told of it.
+"""An adapter in the layouts of other programs: the formats, and the instructions for their runtimes.
 
 Start with `formats.py`. Imports `shared` and `cli.client`.
 """

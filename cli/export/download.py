@@ -28,8 +28,8 @@ class Downloaded:
     """An adapter on this machine.
 
     Attributes:
-        folder: holds the adapter's three files, its signature where it has one, and README.md.
-        url: of the API that it came from.
+        folder: holds the adapter's three files, its signature if it has one, and README.md.
+        url: URL of the API that it was downloaded from.
     """
 
     folder: Path
@@ -38,19 +38,19 @@ class Downloaded:
 
     @property
     def files(self) -> list[Path]:
-        """What is exported, in order."""
+        """Files to export, in order."""
         names = (*ADAPTER_FILES, SIGNATURE_NAME, README_NAME)
         return [path for name in names if (path := self.folder / name).is_file()]
 
 
 def download(adapter_id: str, folder: Path) -> Downloaded:
-    """Fetch an adapter into an empty folder and check each byte; ends the command when the API refuses.
+    """Fetch an adapter into an empty folder and check each byte; end the command if the API refuses.
 
     Args:
-        adapter_id: the whole id, whose digest is the manifest's.
+        adapter_id: the full id, whose digest is the manifest's.
 
     Raises:
-        ArtifactInvalid: what arrived is not what the id names.
+        ArtifactInvalid: the received files are not those that the id names.
     """
     connection = connect()
     base = f"/v1/adapters/{quote(adapter_id, safe='')}/files"

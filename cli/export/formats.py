@@ -36,11 +36,11 @@ GIT_ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
 def write(
     found: Downloaded, target: Path, layout: Format, backend: Backend | None, ollama: OllamaModel | None = None
 ) -> str:
-    """Write an adapter into an empty folder; returns what to do with it.
+    """Write an adapter into an empty folder; return the next step for using it.
 
     Args:
-        backend: also write the handoff for this runtime, beside the adapter's files.
-        ollama: what its Modelfile says; for that layout alone, whose handoff is always written.
+        backend: also write the handoff for this runtime, next to the adapter's files.
+        ollama: content of its Modelfile; only for that layout, whose handoff is always written.
     """
     files = list(found.files)
     if backend := Backend.OLLAMA if ollama else backend:

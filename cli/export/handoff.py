@@ -1,4 +1,4 @@
-"""``external_serving_handoff_v1.json``: how another runtime serves what lies beside it."""
+"""``external_serving_handoff_v1.json``: tells another runtime how to serve the files next to it."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Handoff(BaseModel):
 
 
 def handoff_for(backend: Backend, manifest: AdapterManifest, url: str) -> Handoff:
-    """The handoff of an adapter in the folder that the file is written into.
+    """Return the handoff of an adapter in the folder that the file is written into.
 
     Args:
-        url: of the installation that serves it, for clients of OpenAI's API.
+        url: URL of the installation that serves it, for clients of OpenAI's API.
     """
     remote = backend is Backend.OPENAI_COMPATIBLE
     return Handoff(

@@ -17,16 +17,17 @@ def check_installed() -> None:
 
 
 def push(folder: Path, repository: str, *, message: str, endpoint: str | None, private: bool) -> str:
-    """Commit a folder's files to a repository, which is made where there is none; returns the commit's address.
+    """Commit a folder's files to a repository, which is created if it does not exist; return the commit's address.
 
-    The token is the client's: ``HF_TOKEN``, or what `hf auth login` has stored. Ends the command when the hub refuses.
+    The token is the client's: ``HF_TOKEN``, or the one that `hf auth login` has stored. Ends the command if the hub
+    refuses.
 
     Args:
         folder: as ``--format hf`` writes it.
         repository: OWNER/NAME.
-        message: of the commit.
-        endpoint: of the hub; None: the client's, which is ``HF_ENDPOINT`` or the public one.
-        private: whether a repository that is made is private; else its owner's settings decide.
+        message: message of the commit.
+        endpoint: endpoint of the hub; None: the client's, which is ``HF_ENDPOINT`` or the public one.
+        private: whether a new repository is private; otherwise its owner's settings decide.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 

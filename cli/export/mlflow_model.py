@@ -27,10 +27,10 @@ def check_installed() -> None:
 
 
 def write_mlflow_model(files: Sequence[Path], target: Path, manifest: AdapterManifest) -> None:
-    """Write the model into an empty folder. What MLflow adds (an id, the time) makes no two such folders equal.
+    """Write the model into an empty folder. MLflow adds an id and the time, so no two such folders are equal.
 
     Args:
-        files: of the adapter; they become the artifact ``adapter``, which still verifies.
+        files: the adapter's files; they become the artifact ``adapter``, which still verifies.
     """
     with warnings.catch_warnings(action="ignore"):  # MLflow's, at its import, of its own type hints
         _save(files, target, manifest)
@@ -74,7 +74,7 @@ def _save(files: Sequence[Path], target: Path, manifest: AdapterManifest) -> Non
 
 
 def _requirements() -> list[str]:
-    """What the model is loaded with, in the versions that Mens trains with."""
+    """Return the packages that load the model, in the versions that Mens trains with."""
     try:
         declared = [line.partition(";")[0].strip() for line in importlib.metadata.requires("mens") or ()]
     except importlib.metadata.PackageNotFoundError:  # run from its source

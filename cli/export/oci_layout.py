@@ -26,12 +26,12 @@ MEDIA_TYPES = {".safetensors": "application/vnd.safetensors", ".json": "applicat
 
 
 def write_layout(files: Sequence[Path], target: Path, name: str, annotations: Mapping[str, str]) -> str:
-    """Write the layout into an empty folder; returns the manifest's digest, ``sha256:…``.
+    """Write the layout into an empty folder; return the manifest's digest, ``sha256:…``.
 
     Args:
         files: each becomes a layer that keeps its name, as `oras` writes them.
-        name: what the index calls the artifact.
-        annotations: of the manifest.
+        name: the artifact's name in the index.
+        annotations: annotations of the manifest.
     """
     blobs = target / "blobs" / "sha256"
     blobs.mkdir(parents=True)
@@ -54,7 +54,7 @@ def write_layout(files: Sequence[Path], target: Path, name: str, annotations: Ma
 
 
 def is_layout(folder: Path) -> bool:
-    """Whether a folder is an OCI image layout."""
+    """Return whether a folder is an OCI image layout."""
     return (folder / "oci-layout").is_file()
 
 

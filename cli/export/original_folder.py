@@ -1,7 +1,8 @@
-"""The original's layout: its weights file with its tensor names, its manifest of version 3, and its sidecar of version 2 where it can be.
+"""The original's layout: its weights file with its tensor names, its manifest of version 3, and if possible its sidecar
+of version 2.
 
-Tensors are renamed, not read: only the header of the safetensors file is written anew, so no library is needed and each value stays
-as it is.
+Tensors are renamed, not read: only the header of the safetensors file is rewritten, so no library is needed and each
+value stays unchanged.
 """
 
 from __future__ import annotations

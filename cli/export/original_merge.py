@@ -1,4 +1,4 @@
-"""The original's merge on this machine, without a server: the worker's program, and the handoff beside what it wrote."""
+"""The original's merge on this machine, without a server: the worker's program, and the handoff next to its output."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NOTES = (
 
 
 def merge_original(base_shards: list[Path], adapter: Path, meta: Path, output: Path) -> dict[str, Any]:
-    """Merge into one file, and write the handoff; returns digest, layers, and what was skipped.
+    """Merge into one file, and write the handoff; return the digest, the layers, and the skipped tensors.
 
     Raises:
-        MensError: with the code of what is wrong (docs/errors.md, ``MERGE_…``).
+        MensError: with the code of the fault (docs/errors.md, ``MERGE_…``).
     """
     shards = [part for shard in base_shards for part in ("--base-shard", str(shard))]
     # A process of its own: the command line never imports torch.

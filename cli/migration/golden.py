@@ -12,13 +12,13 @@ from shared.errors import ArtifactInvalid, Code
 
 
 class _Request(msgspec.Struct):
-    """What every request of a recorded prompt has; the other fields are not looked at."""
+    """Fields that every request of a recorded prompt has; other fields are not checked."""
 
     messages: list[dict[str, Any]]
 
 
 class GoldenAnswer(msgspec.Struct, frozen=True):
-    """One answer of a line; ``file`` is where its body was kept as it came, with its SHA-256."""
+    """One answer of a line; ``file`` is the path of its unchanged body, with its SHA-256."""
 
     model: str
     sample: int
@@ -39,10 +39,10 @@ class GoldenLine(msgspec.Struct, frozen=True):
 
 
 def decode_line(path: Path, number: int, line: bytes) -> GoldenLine:
-    """A line of a file of recorded answers.
+    """Decode a line of a file of recorded answers.
 
     Raises:
-        ArtifactInvalid: it is none.
+        ArtifactInvalid: it is not such a line.
     """
     try:
         value = msgspec.json.decode(line, type=GoldenLine)
@@ -53,10 +53,11 @@ def decode_line(path: Path, number: int, line: bytes) -> GoldenLine:
 
 
 def check_kept(folder: Path, place: str, answer: GoldenAnswer) -> None:
-    """An answer is the body that was kept when it came: else it was written later, or its file was.
+    """Check that an answer is the body that was kept when it arrived, so that neither it nor its file was written
+    later.
 
     Raises:
-        ArtifactInvalid: it is not.
+        ArtifactInvalid: they differ.
     """
     file = folder / answer.file
     content = file.read_bytes() if file.resolve().is_relative_to(folder.resolve()) and file.is_file() else b""

@@ -1,4 +1,4 @@
-"""Which prompts a tuned model is asked before it ends: none that it was trained on, and the same ones whenever it is run."""
+"""Chooses the prompts for a tuned model before it ends: none that it was trained on, and the same ones on every run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Prompt(msgspec.Struct, frozen=True):
 
     Attributes:
         id: digest of the request.
-        source: ``yours``, ``validation``, ``eval``, ``chat``, ``batch``, ``imported``, or ``training`` when there was nothing else.
+        source: ``yours``, ``validation``, ``eval``, ``chat``, ``batch``, ``imported``, or ``training`` if no other
+            prompts existed.
         request: a chat request without model and sampling.
     """
 
@@ -48,8 +49,8 @@ class Choice(msgspec.Struct, frozen=True):
     """The prompts of a model.
 
     Attributes:
-        left_out: how many were not taken, by reason.
-        notes: what a reader of the comparison has to know.
+        left_out: number of prompts that were not taken, by reason.
+        notes: notes for a reader of the comparison.
     """
 
     prompts: list[Prompt]
@@ -101,10 +102,10 @@ def model_of(name: str) -> str:
 
 
 def file_requests(path: Path, model: str = "") -> Iterator[Request]:
-    """The prompts of a JSONL file's rows; what is no row of a chat is passed over.
+    """Yield the prompts of a JSONL file's rows; lines that are not chat rows are skipped.
 
     Args:
-        model: only requests to this model, where a row says to which it went.
+        model: only requests to this model, if a row names its model.
     """
     with path.open("rb") as lines:
         for line in lines:
@@ -142,7 +143,9 @@ def to_request(row: dict[str, Any]) -> Request | None:
 
 
 def spoken(messages: Iterable[dict[str, Any]]) -> str:
-    """What prompts are compared by: their turns without system text, which all of a file's rows may share."""
+    """Return the string by which prompts are compared: their turns without system content, which all rows of a file may
+    share.
+    """
     turns = (f"<{m.get('role')}> {_text(m)}" for m in messages if m.get("role") not in {"system", "developer"})
     return " ".join(" ".join(turns).lower().split())
 
@@ -169,7 +172,7 @@ class TrainedPrompts:
             self._near.find_and_add(rows)
 
     def reason(self, messages: list[dict[str, Any]]) -> str:
-        """Why a prompt is not asked; empty if it is."""
+        """Return why a prompt is left out; empty if it is used."""
         row = _sketched([spoken(messages)])
         if row.digests[0] in self._exact:
             return "trained on"

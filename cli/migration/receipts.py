@@ -1,4 +1,4 @@
-"""The receipt of a gate: whether a new model may take a tuned model's place, by which evidence, and what it rests on.
+"""The receipt of a gate: whether a new model may replace a tuned model, by which evidence, and on which inputs.
 
 ``gate/MODEL.json`` of an archive. ``gate`` writes it, ``switch`` reads it before it moves a name, ``report``
 shows it. The shape is documented in docs/migration.md.
@@ -21,22 +21,22 @@ LARGE_MARGIN = 0.1
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """One thing that the new model must not be worse in.
+    """One measure in which the new model must not be worse.
 
     Attributes:
-        name: what is compared, e.g. ``similarity``, ``json_valid``, ``eval:Tone/exact``.
-        block: whether it counts for the verdict; one that does not is shown only.
-        old: mean of the recorded answers.
-        new: mean of the new model's answers to the same prompts.
-        value: what is held against ``bound``: ``new - old``, or a rate. None without any pair.
+        name: the measure, e.g. ``similarity``, ``json_valid``, ``eval:Tone/exact``.
+        block: whether it counts for the verdict; otherwise it is only shown.
+        old: mean over the recorded answers.
+        new: mean over the new model's answers to the same prompts.
+        value: the value compared with ``bound``: ``new - old``, or a rate. None without any pair.
         interval: confidence interval of ``value``.
         bound: ``value`` passes when the interval's lower end is not below it.
         items: prompts that were compared.
-        items_needed: prompts that would decide, where these are too few.
-        smallest_visible: the smallest loss that so many prompts show four times out of five.
-        p_value: of the old and the new model being alike, two-sided.
-        reason: why it is not passed, or what a reader has to know.
-        unscored: prompts that are left out because a model that judges gave no score.
+        items_needed: number of prompts that would decide, if these are too few.
+        smallest_visible: the smallest loss that this many prompts detect four times out of five.
+        p_value: two-sided p-value of the old and the new model being alike.
+        reason: why it is not passed, or a note for the reader.
+        unscored: prompts that are left out because a judge model gave no score.
         decisive: whether a model that always scores 0 would fail it. A gate that nonsense passes proves nothing.
     """
 
@@ -62,16 +62,16 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 class GraderCheck(msgspec.Struct, frozen=True):
-    """Whether a grader of OpenAI's gives here the scores that it gave there: on OpenAI's own stored answers.
+    """Whether one of OpenAI's graders gives the same scores here as at OpenAI, on OpenAI's own stored answers.
 
     Attributes:
-        name: of the gate.
+        name: name of the gate.
         compared: stored answers that were graded again.
-        agreeing: how many of them got the stored score.
-        may_block: whether they are enough of them, so that its gate counts for the verdict.
+        agreeing: number of them with the stored score.
+        may_block: whether these are enough for its gate to count for the verdict.
         differences: the first answers with another score: {item, stored, here}.
-        refused: why it cannot be run here; empty when it can.
-        unscored: stored answers for which the model that judges gave no score; they are not among ``compared``.
+        refused: why it cannot be run here; empty if it can.
+        unscored: stored answers that the judge model gave no score; they are not among ``compared``.
     """
 
     name: str
@@ -84,15 +84,15 @@ class GraderCheck(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """How many prompts there were, and what came of them.
+    """Numbers of prompts by their outcome.
 
     Attributes:
         recorded: prompts with an answer of the old model.
-        answered: of them, those with one of the new model too.
-        refused: of them, those that the installation refused; its codes with their counts.
+        answered: prompts with an answer of the new model too.
+        refused: prompts that the installation refused; its codes with their counts.
         reasons: the first message of each of these codes.
-        unbounded: of the answered, those that were requested without the recorded bound on tokens, which is longer than the
-            new model's context.
+        unbounded: answered prompts that were requested without the recorded bound on tokens, because it exceeds the new
+            model's context.
     """
 
     recorded: int
@@ -103,15 +103,15 @@ class Counts(msgspec.Struct, frozen=True):
 
     @property
     def nothing_measured(self) -> bool:
-        """Whether every prompt was refused, so that nothing is known of the new model's answers."""
+        """Whether every prompt was refused, so that nothing is known about the new model's answers."""
         return not self.answered and bool(self.refused)
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """How far the old model's answers to one prompt lie apart: what no successor can be better than.
+    """How far the old model's answers to one prompt differ: no successor can be better than that.
 
     Attributes:
-        prompts: those that were answered more than once.
+        prompts: prompts that were answered more than once.
         similarity: mean of the later answers with the first, as the gate ``similarity`` measures it; None without any.
     """
 
@@ -124,19 +124,19 @@ class Receipt(msgspec.Struct, frozen=True):
 
     Attributes:
         foreign_model: the tuned model's name at OpenAI.
-        mens_model: the adapter, alias or base that was asked, by the name that was given.
-        adapters: immutable ids of the adapters that answered, as the installation says; empty for a base.
-        installation: address of the API that was asked.
-        verdict: ``passed`` when every blocking gate has, and there is one.
+        mens_model: the adapter, alias or base that answered, by the given name.
+        adapters: immutable ids of the adapters that answered, as the installation reports; empty for a base.
+        installation: address of the API.
+        verdict: ``passed`` if at least one blocking gate exists and all have passed.
         reason: why it is not ``passed``.
-        margin: what a mean score may lose.
-        margins: the same for gates whose names fit a pattern, by that.
-        min_prompts: a gate of fewer prompts is shown only.
-        confidence: of each interval's lower end.
+        margin: allowed loss of a mean score.
+        margins: the same for gates whose names match a pattern, by pattern.
+        min_prompts: a gate with fewer prompts is only shown.
+        confidence: confidence of each interval's lower end.
         inputs: SHA-256 of the files that it rests on, by their path in the archive.
-        versions: of Mens and of the libraries that score.
-        made_at: in UTC.
-        judges: the model that has judged, by the name that the graders have.
+        versions: versions of Mens and of the libraries that score.
+        made_at: time in UTC.
+        judges: the model that judged, by the name in the graders.
     """
 
     foreign_model: str
@@ -180,7 +180,7 @@ def write_receipt(folder: Path, receipt: Receipt) -> Path:
 
 
 def read_receipt(folder: Path, model: str) -> Receipt | None:
-    """The receipt of a tuned model; None when there was no gate.
+    """Read the receipt of a tuned model; return None if no gate was run.
 
     Raises:
         ArtifactInvalid: it cannot be read.

@@ -45,23 +45,23 @@ class Question:
 
     @property
     def query(self) -> dict[str, str]:
-        """What it is known by in the archive."""
+        """Identity of the question in the archive."""
         return {"request": digest_json(self.body), "sample": str(self.sample)}
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """How the answer was sampled: what a successor is asked with too."""
+        """Sampling settings of the answer, which a successor's requests use too."""
         return {name: self.body[name] for name in ("temperature", "seed", "max_completion_tokens")}
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a model is asked.
+    """Sampling settings of the requests.
 
     Attributes:
-        samples: answers at ``temperature``, beside the one at temperature 0.
+        samples: answers at ``temperature``, in addition to the one at temperature 0.
         max_answer_tokens: the longest answer.
-        control: whether the base is asked too.
+        control: whether the base answers too.
     """
 
     samples: int = 0
@@ -72,7 +72,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """What a tuned model of a project is asked."""
+    """The requests for a tuned model of a project."""
 
     project: str
     model: str
@@ -82,13 +82,13 @@ class ModelPlan:
 
 @dataclass(slots=True)
 class Recording:
-    """What a run has done.
+    """Outcome of a recording run.
 
     Attributes:
-        known: questions that had their answer already.
-        tokens: as OpenAI counts them, prompts and answers.
-        stopped: why it ended early; empty when it did not.
-        gone: models that OpenAI does not serve any more.
+        known: questions that already had an answer.
+        tokens: OpenAI's token count of prompts and answers.
+        stopped: why it ended early; empty if it did not.
+        gone: models that OpenAI no longer serves.
     """
 
     answered: int = 0
@@ -99,7 +99,7 @@ class Recording:
     gone: list[str] = field(default_factory=list)
 
     def describe(self) -> str:
-        """One line for a person."""
+        """Describe the outcome in one line."""
         parts = [
             f"{self.answered} answers, {self.tokens} tokens",
             f"{self.known} were there",
@@ -111,13 +111,13 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a run may use; None is no bound."""
+    """Limits of a run; None means unlimited."""
 
     requests: int | None = None
     tokens: int | None = None
 
     def reached(self, done: Recording) -> str:
-        """Which bound is reached; empty when none is."""
+        """Return which bound is reached; empty if none is."""
         if self.requests is not None and done.answered + done.refused >= self.requests:
             return "--max-requests is reached"
         if self.tokens is not None and done.tokens >= self.tokens:
@@ -125,14 +125,16 @@ class Bounds:
         return ""
 
     def after(self, done: Recording) -> Bounds:
-        """What is left of the bounds."""
+        """Return the remaining bounds."""
         requests = None if self.requests is None else self.requests - done.answered - done.refused
         return Bounds(requests, None if self.tokens is None else self.tokens - done.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the requests that are still to be sent cost at most. Prompt tokens are a guess, of 4 characters each."""
+    """Upper bound on the cost of the requests that are still to be sent. Prompt tokens are estimated at 4 characters
+    each.
+    """
 
     requests: int
     prompt_tokens: int
@@ -153,7 +155,7 @@ def questions(model: str, choice: Choice, sampling: Sampling) -> Iterator[Questi
 
 
 def sum_estimates(archive: Archive, plans: list[ModelPlan]) -> Estimate:
-    """What the questions cost that the archive has no answer to."""
+    """Return the cost of the questions that the archive has no answer to."""
     left = [
         question for plan in plans for question in plan.questions if not archive.find(key_of(plan.project, question))
     ]
@@ -165,7 +167,7 @@ def sum_estimates(archive: Archive, plans: list[ModelPlan]) -> Estimate:
 def describe_plans(
     plans: list[ModelPlan], cost: Estimate, price_in: float | None, price_out: float | None
 ) -> Iterator[str]:
-    """What is going to be sent, for the person who pays. Prices are the user's own, of a million tokens."""
+    """Describe the requests to be sent, for the person who pays. Prices are the user's own, per million tokens."""
     for plan in plans:
         sources = Counter(prompt.source for prompt in plan.choice.prompts)
         of_sources = ", ".join(f"{count} {source}" for source, count in sources.items()) or "none"
@@ -180,7 +182,7 @@ def describe_plans(
 
 
 def key_of(project: str, question: Question) -> str:
-    """What a question is known by in the archive."""
+    """Return a question's key in the archive."""
     return request_key(project, "POST", "chat/completions", question.query)
 
 
@@ -192,10 +194,11 @@ def record_answers(
     done: Recording,
     advance: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Send the questions that have no answer yet, until a bound is reached. A model that is gone does not stop the others.
+    """Send the questions that have no answer yet, until a bound is reached. A model that is gone does not stop the
+    others.
 
     Args:
-        done: is counted up, so that it says what was spent even when this raises.
+        done: updated as requests are sent, so that it shows the cost even if this raises.
 
     Raises:
         Unauthenticated: the key was refused.
@@ -259,10 +262,10 @@ def _tokens(archive: Archive, entry: Entry) -> int:
 
 
 def write_golden(archive: Archive, plan: ModelPlan) -> int:
-    """Write ``golden/PROJECT/MODEL.jsonl``, a line a prompt with the answers that the archive has; returns how many lines.
+    """Write ``golden/PROJECT/MODEL.jsonl``, one line per prompt with the archive's answers; return the number of lines.
 
-    A line is {id, source, request, model, answers: [{model, sample, sampling, file, sha256, response}]}. What earlier runs have
-    recorded stays: a run without ``--samples`` takes none away.
+    A line is {id, source, request, model, answers: [{model, sample, sampling, file, sha256, response}]}. Answers of
+    earlier runs stay: a run without ``--samples`` removes none.
     """
     path = archive.folder / golden_file(plan.project, plan.model)
     lines = _golden_lines(path)

@@ -21,7 +21,7 @@ SKIPPED_FOLDERS = frozenset(
 
 
 class Kind(StrEnum):
-    """What a place uses; the members' order is that of the report."""
+    """What a place in the code uses; the members' order is that of the report."""
 
     TUNED_MODEL = "tuned model"
     MODEL = "model name"
@@ -44,7 +44,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """How a kind is recognised, and what to do about it."""
+    """How a kind is recognised, and the advice for it."""
 
     kind: Kind
     expression: re.Pattern[str]
@@ -132,7 +132,7 @@ ADVICE = {pattern.kind: pattern.advice for pattern in PATTERNS}
 
 
 def scan(paths: Iterable[Path]) -> Iterator[Finding]:
-    """The findings of files, line by line; a line may have several. What is no text, or too large, is passed over."""
+    """Yield the findings of files, line by line; a line may have several. Binary and too large files are skipped."""
     for path in paths:
         if path.stat().st_size > MAX_FILE_BYTES:
             continue

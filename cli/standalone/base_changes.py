@@ -1,4 +1,4 @@
-"""What is looked at before a base is added to this machine's catalogue, or taken out of it."""
+"""Checks before a base is added to this machine's catalogue, or removed from it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def check_name(settings: Settings, name: str) -> None:
 
 
 def refuse_needed(settings: Settings, entry: BaseModelEntry) -> None:
-    """Refuse to take a base away that something needs: its twins, and what the database of this machine has, if any.
+    """Refuse to remove a base that is still needed: by its twins, or by the database of this machine, if any.
 
     Raises:
-        Conflict: ``MODEL_IN_USE``. Unavailable: ``DATABASE_UNAVAILABLE``: it cannot be known.
+        Conflict: ``MODEL_IN_USE``. Unavailable: ``DATABASE_UNAVAILABLE``: the use cannot be determined.
     """
     twins = [
         base.name
@@ -57,7 +57,9 @@ def refuse_needed(settings: Settings, entry: BaseModelEntry) -> None:
 
 
 def own_folder(settings: Settings, entry: BaseModelEntry) -> Path | None:
-    """The folder that Mens made for a base, ``bases/NAME`` in its home; None: there is none, or another entry has it too."""
+    """Return the folder that Mens created for a base, ``bases/NAME`` in its home; None if it does not exist, or another
+    entry uses it too.
+    """
     catalog, folder = load_catalog(settings.catalog_path), settings.home / "bases" / entry.name
 
     def has_it(base: BaseModelEntry) -> bool:

@@ -25,12 +25,12 @@ SHOWN_TOKENS = 5
 
 @dataclass(frozen=True, slots=True)
 class BaseFacts:
-    """What a base is, by its config.
+    """Properties of a base, from its config.
 
     Attributes:
-        parameters: of the language model; a tied head counts once.
+        parameters: parameters of the language model; a tied head counts once.
         size: bytes of the weight files.
-        context: longest context in tokens; None where the config does not say.
+        context: longest context in tokens; None if the config has none.
     """
 
     family: str
@@ -57,11 +57,11 @@ class BaseFacts:
 
 
 def check_base(folder: Path, report: Callable[[str], None] = note) -> None:
-    """Refuse a folder that can be neither tuned nor served, before it is in a catalogue.
+    """Refuse a folder that can be neither tuned nor served, before it is added to a catalogue.
 
     Args:
-        folder: of the model.
-        report: receives a note where a check was left out.
+        folder: the model's folder.
+        report: receives a note if a check was left out.
 
     Raises:
         MensError: the code of the first check that fails: config, weights by shard, template, tokens without a row of the

@@ -1,4 +1,4 @@
-"""Where a base that is added comes from: a folder, a GGUF file, or a hub repository pinned to a commit."""
+"""Source of a base to add: a folder, a GGUF file, or a hub repository pinned to a commit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_REVISION = "main"
 
 
 def is_gguf(source: str) -> bool:
-    """Whether a source is meant as a GGUF file."""
+    """Return whether a source is meant as a GGUF file."""
     return source.lower().endswith(".gguf")
 
 
@@ -57,7 +57,7 @@ def read_source(source: str, revision: str | None = None) -> LocalSource | HubSo
 
 
 def pinned(repo: str, revision: str | None = None) -> HubSource:
-    """A hub repository at a commit, which is printed where the hub was asked for it.
+    """Return a hub repository at a commit, which is printed if the hub resolved it.
 
     Args:
         repo: OWNER/NAME.
@@ -88,12 +88,12 @@ def add(
     """Fetch a source, check it, compute the digests of its files, and add it to the catalogue.
 
     Args:
-        settings: of the installation.
-        name: in the catalogue.
-        source: a relative path is relative to the catalogue, or, where that is not there, to the working directory.
-        license: for the records.
+        settings: settings of the installation.
+        name: name in the catalogue.
+        source: a relative path is relative to the catalogue, or, if it does not exist there, to the working directory.
+        license: license, for the records.
         learning_rate: as in :class:`BaseModelEntry`.
-        checked: the folder is one that Mens has made.
+        checked: the folder was created by Mens.
 
     Raises:
         MensError: it cannot be fetched, it can be neither tuned nor served, or its name is an alias's.

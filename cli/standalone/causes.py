@@ -1,7 +1,7 @@
-"""Why a program ended: the line of its log that says so, and what to do about it. Pure.
+"""Why a program ended: the line of its log with the cause, and the remedy. Pure.
 
-vLLM's server logs some sixty lines after the line with the cause: the traceback of its engine, then that of the server, which knows
-only that the engine failed. So an exception that repeats another is passed over.
+vLLM's server logs some sixty lines after the line with the cause: the traceback of its engine, then that of the server,
+which knows only that the engine failed. So an exception that repeats another is skipped.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ REMEDIES = (
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a program ended.
+    """Cause of a program's end.
 
     Attributes:
         line: one line, as the program wrote it.
-        remedy: what to do; empty where it is not known, and where the line says it itself.
+        remedy: what to do; empty if it is unknown, or if the line contains it.
         coded: whether it is an error of ours, with a code: nothing but its remedy changes the outcome of another start.
     """
 
@@ -73,10 +73,10 @@ class Cause:
 
 
 def find_cause(log: str) -> Cause | None:
-    """The cause in what a program has written since it was started; None where no line names one.
+    """Return the cause in a program's log since it was started; None if no line names one.
 
     Args:
-        log: of one start, or of several, of which the last counts.
+        log: log of one start, or of several, of which the last counts.
     """
     causes = [cause for line in log.splitlines() if (cause := _cause_of(PREFIX.sub("", line.rstrip())))]
     if coded := [cause for cause in causes if cause.coded]:

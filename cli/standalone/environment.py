@@ -21,13 +21,13 @@ def choose_ports(api_port: int, replicas: Sequence[str]) -> dict[str, str]:
 
 
 def shared_environment(home: Path, base: str, ports: Mapping[str, str], memory: int | None = None) -> dict[str, str]:
-    """Settings of every program; of those of a replica, what the first one has.
+    """Return the settings of every program; where replicas differ, those of the first one.
 
     Args:
         home: the installation's folder.
-        base: that the first replica serves.
+        base: base that the first replica serves.
         ports: see :func:`choose_ports`.
-        memory: bytes that the first replica may use; None: what its own setting says.
+        memory: bytes that the first replica may use; None: its own setting.
     """
     replicas = [port for name, port in ports.items() if name.startswith(SERVING)]
     environment = {
@@ -56,13 +56,14 @@ def _memory_setting(memory: int | None) -> dict[str, str]:
 def replica_environments(
     home: Path, bases: Sequence[str], ports: Mapping[str, str], memory: Sequence[int] = ()
 ) -> dict[str, dict[str, str]]:
-    """What each replica's program has of its own; the first one has nothing, the shared environment is its own.
+    """Return the settings of each replica's own program; the first one's are empty, since the shared environment has
+    its settings.
 
     Args:
         home: the installation's folder.
-        bases: that they serve.
+        bases: bases that they serve.
         ports: see :func:`choose_ports`.
-        memory: bytes that each may use; none: what their own setting says.
+        memory: bytes that each may use; empty: their own setting.
     """
     names = replica_programs(len(bases))
     own: dict[str, dict[str, str]] = {names[0]: {}}

@@ -28,15 +28,16 @@ def add_gguf(
     """Dequantise a GGUF file into ``bases/NAME`` of the home folder, and add that to the catalogue.
 
     Args:
-        settings: of the installation.
-        name: of the base; one that has the name already is replaced where it is of the same file.
+        settings: settings of the installation.
+        name: name of the base; an existing base of that name is replaced if it is from the same file.
         file: the GGUF file; it is not needed afterwards.
-        license: None takes what the file says.
+        license: None takes the file's license.
         learning_rate: as in :class:`BaseModelEntry`.
 
     Raises:
-        MensError: the file is missing, damaged or cannot be converted, the name is taken, or the disk or memory is full.
-        ValidationError: no name for a base.
+        MensError: the file is missing, damaged or cannot be converted, the name is taken, or the disk or memory is
+            full.
+        ValidationError: not a valid name for a base.
     """
     from shared.base_models.gguf_conversion import check_convertible
     from shared.base_models.gguf_file import read_gguf_header

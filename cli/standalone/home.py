@@ -24,14 +24,14 @@ LOCK_POLL_SECONDS = 0.5
 
 
 def lock_home(home: Path) -> int:
-    """Make the folder if it is missing, and lock it, so that two stacks never use the same one.
+    """Create the folder if it is missing, and lock it, so that two stacks never use the same one.
 
     Returns:
         A descriptor; the lock holds as long as a process has it open.
 
     Raises:
         BlockingIOError: another stack has the folder.
-        InvalidRequest: ``SETTINGS_INVALID``: there is no such folder, and none can be made, or it is another user's.
+        InvalidRequest: ``SETTINGS_INVALID``: the folder cannot be created, or belongs to another user.
     """
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,9 @@ def api_key(home: Path) -> str:
 
 
 def installed_database(settings: Settings) -> Database | None:
-    """The database of the installation on this machine; None if there is none, or if only the command line is installed."""
+    """Return the database of the installation on this machine; None without one, or if only the command line is
+    installed.
+    """
     try:
         from shared.database.connection import Database  # slow to import
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""How much of this machine's memory each replica of `mens up` may use: the trainer and the other programs need the rest."""
+"""Memory that each replica of `mens up` may use on this machine: the trainer and the other programs need the rest."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BESIDE_WEIGHTS = 2 << 30
 
 
 def memory_shares(settings: Settings, bases: Sequence[str], memory: int) -> list[int]:
-    """Bytes for each replica: its weights, and an equal part of what is left.
+    """Return bytes for each replica: its weights, and an equal part of the remaining memory.
 
     Args:
-        settings: of the installation; its catalogue says how large the bases are.
-        bases: that the replicas serve, in their order.
-        memory: bytes of this machine or container.
+        settings: settings of the installation; its catalogue gives the sizes of the bases.
+        bases: bases that the replicas serve, in their order.
+        memory: memory of this machine or container in bytes.
     """
     entries = {entry.name: entry for entry in load_catalog(settings.catalog_path).bases}
     weights = [_weight_bytes(settings, entries.get(name)) for name in bases]

@@ -1,6 +1,6 @@
-"""Ports of this machine: a free one, and whether a program answers on its own.
+"""Ports of this machine: finds a free one, and tests whether a program responds on its own.
 
-They are asked many times a second while everything else starts, so asking must cost next to nothing.
+The ports are tested many times a second while everything else starts, so a test must cost almost nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on just now.
+    """Return a loopback port that no program listens on at the moment.
 
-    None of those that the kernel gives to clients and to servers on port 0: a program may take seconds until it listens,
-    or be started again, and meanwhile any connection of this machine could take its port.
+    It is outside the ranges that the kernel gives to clients and to servers on port 0: a program may take seconds until
+    it listens, or be restarted, and meanwhile any connection of this machine could take its port.
 
     Raises:
-        OSError: nobody can listen on loopback here.
+        OSError: listening on loopback is not possible here.
     """
     while True:
         port = secrets.choice(_fixed_ports())  # not of `random`, which tests seed
@@ -49,16 +49,17 @@ def _fixed_ports() -> range:
 
 
 def takes_connections(port: int) -> bool:
-    """Whether somebody listens there."""
+    """Return whether a program listens on the port."""
     with socket.socket() as client:
         client.settimeout(TIMEOUT_SECONDS)
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def responds(port: int, path: str) -> bool:
-    """Whether a GET gets 200.
+    """Return whether a GET gets 200.
 
-    Not by HTTPX: it reads the authorities' certificates for each new client, 30 ms of computing, and asks a proxy of the environment.
+    HTTPX is not used: for each new client it reads the authorities' certificates, 30 ms of computing, and uses a proxy
+    of the environment.
     """
     connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
     try:

@@ -37,7 +37,7 @@ METERED = ("api", "worker", "control")
 
 
 def drain_seconds(settings: Settings) -> float:
-    """How long requests in flight may go on when everything on this machine is stopped."""
+    """Return how long requests in flight may continue when everything on this machine is stopped."""
     return settings.drain_seconds if "drain_seconds" in settings.model_fields_set else DRAIN_SECONDS
 
 
@@ -53,12 +53,12 @@ def metrics_ports(settings: Settings) -> dict[str, int]:
 
 
 def replica_programs(number: int) -> list[str]:
-    """Names of the programs of so many replicas: ``serving``, ``serving-2`` and so on."""
+    """Return the program names of the given number of replicas: ``serving``, ``serving-2`` and so on."""
     return [SERVING, *(f"{SERVING}-{each}" for each in range(2, number + 1))]
 
 
 def programs(replicas: int = 1) -> dict[str, str]:
-    """Command line by name, in the order in which they start, of an installation with so many replicas."""
+    """Return command lines by name, in starting order, for an installation with the given number of replicas."""
     return {
         each: command
         for name, command in PROGRAMS.items()
@@ -73,14 +73,15 @@ def supervisor_config(
     metrics: Mapping[str, int] = MappingProxyType({}),
     replicas: Mapping[str, Mapping[str, str]] = MappingProxyType({SERVING: {}}),
 ) -> str:
-    """Supervisord's configuration: every program in its own process group, restarted when it dies, with a log of its own.
+    """Return supervisord's configuration: every program in its own process group, restarted when it dies, with a log of
+    its own.
 
     Args:
         home: the installation's folder.
         socket: the Unix socket on which supervisord listens.
-        drain_seconds: how long requests in flight may go on when a program is stopped.
-        metrics: the metrics' port by program.
-        replicas: what each replica's program has in its environment beside what all have.
+        drain_seconds: how long requests in flight may continue when a program is stopped.
+        metrics: metrics port by program.
+        replicas: environment of each replica's program in addition to the common one.
     """
     head = (
         f"[supervisord]\nnodaemon=true\nsilent=true\nlogfile={home}/logs/supervisord.log\n"

@@ -1,4 +1,4 @@
-"""Whether a program that is not ready yet gets on: its log grows, or its processes compute."""
+"""Whether a program that is not ready yet makes progress: its log grows, or its processes compute."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LEAST_CPU_SECONDS = 0.05
 
 @dataclass
 class Progress:
-    """What is known of one program's start.
+    """Progress of one program's start.
 
     Attributes:
         log_bytes: size of its log.
-        pid: its process, 0 while there is none.
-        began, advanced: seconds of the clock when it began, and when it was last seen to get on.
+        pid: its process, 0 while it has none.
+        began, advanced: clock seconds of its start, and of its last observed progress.
     """
 
     log_bytes: Callable[[], int]

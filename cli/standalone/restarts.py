@@ -39,7 +39,7 @@ class RestartLog:
         return list(find_restarts(text, self._ended))
 
     def last_end(self, program: str) -> str:
-        """How a program ended the last time, such as "terminated by SIGKILL"; empty where it has not."""
+        """Return how a program ended the last time, such as "terminated by SIGKILL"; empty if it has not."""
         self.read_new()
         return self._last.get(program, "")
 

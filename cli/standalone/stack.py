@@ -57,8 +57,8 @@ class StackFailed(Exception):
     """A stack did not start, or one of its programs keeps dying.
 
     Args:
-        message: which program, and the line with the cause.
-        remedy: what to do, and where the log is.
+        message: the program, and the line with the cause.
+        remedy: what to do, and the path of the log.
     """
 
     def __init__(self, message: str, remedy: str = "") -> None:
@@ -71,12 +71,12 @@ class Stack:
     """One installation on this machine.
 
     Attributes:
-        home: folder in which everything is kept.
+        home: folder of the installation's data.
         base: catalogue name of the base model that is served; it must be in the catalogue already.
-        more_bases: further ones, each served by a replica of its own.
+        more_bases: further bases, each served by a replica of its own.
         api_port: port of the API; 0 picks a free one.
         environment: extra settings of the programs.
-        drain_seconds: how long requests in flight may go on when it stops.
+        drain_seconds: how long requests in flight may continue when it stops.
         connection: address and key of the API, once started.
         settings: environment of the programs, once started.
     """
@@ -135,14 +135,14 @@ class Stack:
         stop: threading.Event | None = None,
         report: Callable[[str], None] | None = None,
     ) -> Iterator[str]:
-        """Wait for every program, yielding its name as it becomes ready; ends early once ``stop`` is set.
+        """Wait for every program, yielding its name as it becomes ready; end early once ``stop`` is set.
 
         Args:
-            seconds: how long at most; None: as long as the programs get on.
-            report: gets a line now and then that says what is awaited.
+            seconds: longest wait; None: as long as the programs make progress.
+            report: called from time to time with a line on what is awaited.
 
         Raises:
-            StackFailed: a program keeps dying, does not get on, or is not ready in time; with the cause from its log.
+            StackFailed: a program keeps dying, makes no progress, or is not ready in time; with the cause from its log.
         """
         waiting = {name: Progress(partial(self._log_size, name), partial(self.pid, name)) for name in self._programs}
         starts: dict[str, set[int]] = defaultdict(set)
@@ -186,22 +186,24 @@ class Stack:
 
     @property
     def started(self) -> bool:
-        """Whether :meth:`start` was called: there are programs to stop."""
+        """Whether :meth:`start` was called, so that there may be programs to stop."""
         return self._supervisor is not None
 
     def _is_hopeless(self, name: str) -> bool:
-        """Whether another start of a replica will end as the last one did: it was refused, or vLLM could not start its engine."""
+        """Return whether another start of a replica will fail like the last one: it was refused, or vLLM could not
+        start its engine.
+        """
         cause = find_cause(self._new_log(name).decode(errors="replace"))
         return name.startswith(SERVING) and cause is not None and (cause.coded or bool(cause.remedy))
 
     def _describe_waiting(self, names: list[str], seconds: float) -> str:
-        """What is awaited, and the last line that the first of it has written."""
+        """Describe what is awaited, and the last log line of the first program."""
         lines = self._new_log(names[0]).decode(errors="replace").rstrip().splitlines()
         last = f": {PREFIX.sub('', lines[-1]).strip()[:LINE_CHARACTERS]}" if lines else ""
         return f"waiting for {', '.join(map(self.label, names))} ({seconds:.0f} s){last}"
 
     def label(self, program: str) -> str:
-        """The name of a program; of a replica with the base that it serves."""
+        """Return the name of a program; for a replica, with the base that it serves."""
         replicas = dict(zip(replica_programs(len(self.bases)), self.bases, strict=True))
         return f"{program} ({replicas[program]})" if program in replicas else program
 
@@ -250,7 +252,9 @@ class Stack:
         return [f"{SUPERVISORD} ended ({how}) and was started again, with all programs; log: {log}"]
 
     def _begin_restart(self, program: str) -> None:
-        """What it logs from now on begins where its log ended at the last call of `new_events`, before it was restarted."""
+        """Let the program's log since this restart begin where it ended at the last call of `new_events`, before the
+        restart.
+        """
         self._restarted.add(program)
         self._log_starts[program] = self._log_sizes.get(program, 0)
 
@@ -263,7 +267,7 @@ class Stack:
         return next((int(process["pid"]) for process in self.processes() if process["name"] == program), 0)
 
     def failure(self, program: str, what: str) -> StackFailed:
-        """The error for a program: the cause that its log names since this start, else the end of what it has logged since then."""
+        """Return the error for a program: the cause in its log since this start, otherwise the end of that log."""
         path, log = self._log(program), self._new_log(program).decode(errors="replace")
         who = f"{self.label(program)} {what}"
         if cause := find_cause(log):

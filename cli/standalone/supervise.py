@@ -1,5 +1,6 @@
-"""``python -m cli.standalone.supervise CONFIG``: supervisord that stops, with all its programs, when the process that started
-it dies. When it is killed itself, so are its programs: nobody would restart them, and they would hold their ports.
+"""``python -m cli.standalone.supervise CONFIG``: supervisord that stops, with all its programs, when the process that
+started it dies. If it is killed itself, its programs are killed too: nothing would restart them, and they would hold
+their ports.
 """
 
 from __future__ import annotations

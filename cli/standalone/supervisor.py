@@ -19,13 +19,13 @@ STOP_POLL_SECONDS = 0.1
 
 
 class Supervisor:
-    """supervisord, its socket, and what is known of its programs.
+    """supervisord, its socket, and the state of its programs.
 
     Args:
         config: its configuration file, which is written before :meth:`start`.
-        environment: variables of its programs, beside those of this process.
-        lock: descriptor of the home folder's lock, which it inherits: as long as its programs run, no other stack may use the
-            folder. None: there is none.
+        environment: variables of its programs, in addition to those of this process.
+        lock: descriptor of the home folder's lock, which it inherits: as long as its programs run, no other stack may
+            use the folder. None: no lock.
     """
 
     def __init__(self, config: Path, environment: Mapping[str, str], lock: int | None) -> None:
@@ -41,7 +41,7 @@ class Supervisor:
         return self._folder / "supervisor.sock"
 
     def start(self) -> None:
-        """Start it, for the first time or again once it has ended; what is left of its programs is killed first."""
+        """Start it, for the first time or again after it has ended; its remaining programs are killed first."""
         self._kill_programs()
         # A session of its own, because Ctrl-C in the terminal must reach this process only, which then stops the programs in
         # order.
@@ -55,7 +55,7 @@ class Supervisor:
         )
 
     def ended(self) -> str | None:
-        """How it has ended, such as "terminated by SIGKILL"; None while it runs."""
+        """How it ended, such as "terminated by SIGKILL"; None while it runs."""
         code = self._process.poll() if self._process else None
         if code is None:
             return None

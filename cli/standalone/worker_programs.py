@@ -17,15 +17,15 @@ _ERRORS: dict[str, type[MensError]] = {
 
 
 def run_worker_program(module: str, *arguments: str, threads: int | None = None) -> None:
-    """Run a program of the worker to its end; what it prints on stderr is shown as it comes.
+    """Run a program of the worker to its end; its output on stderr is shown as it arrives.
 
     Args:
-        module: for `python -m`.
-        arguments: of its command line.
-        threads: that it computes with; None leaves it to the libraries.
+        module: module for `python -m`.
+        arguments: arguments of its command line.
+        threads: number of computing threads; None leaves it to the libraries.
 
     Raises:
-        MensError: the program's own, where it prints one as JSON; else JobFailed: ``PROGRAM_FAILED``.
+        MensError: the program's own, if it prints one as JSON; otherwise JobFailed: ``PROGRAM_FAILED``.
     """
     command = [sys.executable, "-m", module, *arguments]
     # None of these programs needs the hub; and bars of the libraries would be drawn between its own lines.
@@ -44,7 +44,7 @@ def run_worker_program(module: str, *arguments: str, threads: int | None = None)
 
 
 def _printed_error(output: str) -> MensError | None:
-    """The error in the last line of what a program printed, if it is one."""
+    """Return the error in the last line of a program's output, if it is one."""
     lines = output.splitlines() or [""]
     try:
         fields = json.loads(lines[-1])

@@ -298,7 +298,7 @@ def _verdict(report: DataReport, error: MensError | None) -> str:
 
 
 def _held_out(report: DataReport) -> str:
-    """That a job holds some of the rows out, as long as its contract does not say otherwise; the verdict's end."""
+    """Return the verdict's end: how many rows a job holds out, unless its contract says otherwise."""
     ratio = DataSection.model_fields["validation_split_ratio"].default
     rows = 0 if report.validation else validation_split(report.training.trainable_rows, ratio)
     if not rows:

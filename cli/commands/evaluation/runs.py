@@ -203,7 +203,7 @@ def _with_options(
     max_tokens: int | None,
     limit: int | None,
 ) -> EvalFile:
-    """The file with what the command line says beside it."""
+    """Return the eval file with the options of the command line added."""
     criteria = [*file.criteria, *map(to_criterion, checks or ())]
     criteria += [one for path in graders or () for one in read_grader(path)]
     items = file.items[:limit]
@@ -219,7 +219,7 @@ def _with_options(
 
 
 def _cost(request: api.RunRequest) -> str:
-    """What a run takes, in one sentence."""
+    """Describe a run's cost in one sentence."""
     answers = len(request.file.items) * request.samples * request.answers_to_each
     judges = request.requests - answers
     parts = [f"{len(request.file.items)} items, {answers} answers"]
@@ -273,7 +273,7 @@ def _print(run: dict[str, Any], margin: float | None, worst: int, *, as_json: bo
 
 
 def _is_whole(run: dict[str, Any]) -> bool:
-    """Whether a run has all its items; says so when it has not."""
+    """Return whether a run has all its items; print a note if it has not."""
     if run["status"] == "completed":
         return True
     note(f"{run['id']} is {run['status']}: the items that it has, which show nothing of the rest")

@@ -1,4 +1,4 @@
-"""``mens policies`` and ``mens receipts``: what an adapter has to show, and what came of it.
+"""``mens policies`` and ``mens receipts``: requirements for adapters, and the outcomes of judging them.
 
 Start with `policies.py`. Imports `cli.client`, `cli.output`, `shared.gates`.
 """

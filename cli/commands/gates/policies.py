@@ -1,4 +1,6 @@
-"""``mens policies``: what adapters have to show before an alias may point to them; reads, stores and assigns policy files."""
+"""``mens policies``: requirements that adapters must meet before an alias may point to them; reads, stores and assigns
+policy files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mens receipts``: what came of judging adapters by policies: what passed, what failed, and by how much."""
+"""``mens receipts``: outcomes of judging adapters by policies: passed and failed gates, and by how much."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def describe_receipt(found: dict[str, Any]) -> Iterator[str]:
-    """What a receipt is of, in a few lines."""
+    """Yield a few lines that describe a receipt."""
     receipt = found["receipt"]
     base = receipt["serving_base"]
     yield f"{found['id']}  {_outcome(found)}: {found['adapter_id']} under the policy {_policy(receipt)}"
@@ -119,7 +119,7 @@ def describe_receipt(found: dict[str, Any]) -> Iterator[str]:
 
 
 def describe_outcome(found: dict[str, Any]) -> str:
-    """A receipt in one line: what it came to, and what did not pass."""
+    """Describe a receipt in one line: its outcome, and the gates that did not pass."""
     receipt = found["receipt"]
     lacking = ", ".join(row["name"] for row in receipt["gates"] if not row["passed"] and row["block"])
     outcome = _outcome(found) + (f" ({lacking})" if lacking else "")
@@ -128,7 +128,7 @@ def describe_outcome(found: dict[str, Any]) -> str:
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    """The gates as a table: what was found, what is asked, and of how many items."""
+    """Print the gates as a table: the measured value, the required one, and the number of items."""
     print_table(
         ("gate", "outcome", "effect", "found", "asked", "items", "interval", "what was seen"),
         [
@@ -148,7 +148,7 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def next_step(found: dict[str, Any]) -> str:
-    """What to do about a receipt."""
+    """Return the next step after a receipt."""
     receipt, adapter = found["receipt"], found["adapter_id"]
     if found["passed"]:
         return f"next: mens aliases set NAME {adapter}"

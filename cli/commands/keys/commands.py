@@ -39,14 +39,14 @@ app = typer.Typer(
 
 
 def check_tenant(name: str | None) -> str | None:
-    """Callback of a tenant's option: refuses what is no tenant's name, and says what one is."""
+    """Callback of a tenant option: refuse an invalid tenant name and explain the valid form."""
     if name is not None and not re.fullmatch(TENANT_PATTERN, name):
         raise typer.BadParameter(f"{name!r} is not {TENANT_RULE}.")
     return name
 
 
 def check_role(name: str) -> str:
-    """Callback of a role's option: refuses what is no role, and lists the roles."""
+    """Callback of a role option: refuse an unknown role and list the roles."""
     if name not in list(Role):
         raise typer.BadParameter(f"{name!r} is no role; it is one of {', '.join(Role)}.")
     return name
@@ -244,7 +244,7 @@ def revoke(name: KeyName, tenant: Tenant = None) -> None:
 
 
 def _seconds(text: str) -> int | None:
-    """A duration such as ``90d``; None: it is none."""
+    """Parse a duration such as ``90d``; return None if it is invalid."""
     found = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)
     return int(found[1]) * UNIT_SECONDS[found[2]] if found else None
 

@@ -1,4 +1,4 @@
-"""Where ``mens keys`` finds the keys: over the API, or in the database of this machine."""
+"""Access of ``mens keys`` to the keys: over the API, or in the database of this machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class KeyStore(Protocol):
         """All keys, oldest first; revoked ones too."""
 
     def change(self, key_id: str, change: Change) -> KeyRecord:
-        """Change what is given."""
+        """Change the given fields."""
 
     def rotate(self, key_id: str, overlap_seconds: int) -> KeyRecord:
         """Give it a new secret; only this response holds its ``secret``."""
@@ -48,12 +48,12 @@ def key_store(tenant: str | None) -> KeyStore:
 
 
 def find_id(keys: KeyStore, given: str, revoked: bool = False) -> str:
-    """Id of a key that is given by its id, or by its name as long as it is not revoked.
+    """Return the id of a key given by its id, or by its name as long as it is not revoked.
 
-    Ends the command when there is none, and when several keys have the name.
+    Ends the command if no key matches, or if several keys have the name.
 
     Args:
-        revoked: whether a name that no key has now stands for the one that had it.
+        revoked: whether a name without an active key may refer to a revoked one.
     """
     found = keys.all()
     # Ids first: a key that is named like another key's id must not hide that one.
@@ -113,7 +113,9 @@ class RemoteKeys:
 
 @contextmanager
 def _local_command() -> Iterator[None]:
-    """What a command does in the database of this machine: it is in the audit log as the command's, and an error ends it."""
+    """Run a command on the database of this machine: it appears in the audit log as the command's, and an error ends
+    it.
+    """
     from shared.database.audit.actors import AuditActor, acting  # slow to import
 
     try:

@@ -1,4 +1,4 @@
-"""Keys of OpenAI projects for commands, from the environment or a prompt, and clients that show what they do."""
+"""Keys of OpenAI projects for commands, from the environment or a prompt, and clients that show their activity."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ KeyVariables = Annotated[
 
 
 def read_keys(variables: list[str]) -> list[ProjectKey]:
-    """The keys in some variables; on a terminal, one that is not set is asked for.
+    """Return the keys in the given variables; on a terminal, prompt for a variable that is not set.
 
     Raises:
-        Unauthenticated: one is missing, or cannot be a key.
+        Unauthenticated: a key is missing or malformed.
     """
 
     def prompt(variable: str) -> str:
@@ -44,7 +44,7 @@ def read_keys(variables: list[str]) -> list[ProjectKey]:
 
 
 class Activity:
-    """A client, and what it does as one moving line, or as a line from time to time where there is no terminal."""
+    """A client whose activity is shown as one updating line, or without a terminal as a line from time to time."""
 
     def __init__(self, key: ProjectKey, bar: Progress, total: int | None) -> None:
         self.client = OpenAIClient(key, note=bar.console.print if not bar.disable else note)

@@ -1,4 +1,6 @@
-"""``mens migrate openai gate``: is the successor as good as the tuned model? Asks the installation; OpenAI is not asked."""
+"""``mens migrate openai gate``: is the successor as good as the tuned model? Sends requests to the installation, none
+to OpenAI.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ LEAST_MARGIN, MOST_MARGIN = 0.001, 0.9
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """What ``train/PROJECT/MODEL/BASE.json`` says of a successor."""
+    """Fields of ``train/PROJECT/MODEL/BASE.json`` on a successor."""
 
     adapter: str = ""
 
@@ -154,7 +156,7 @@ def gate(
 
 
 def _margins(given: list[str], min_prompts: int) -> Margins:
-    """What gates allow, of ``LOSS`` and ``GATE=LOSS``; a wrong one ends the command."""
+    """Parse the margins of gates from ``LOSS`` and ``GATE=LOSS``; an invalid one ends the command."""
     default, by_gate = DEFAULT_MARGIN, dict[str, float]()
     for text in given:
         gate, _, loss = text.rpartition("=")
@@ -224,7 +226,7 @@ def _show_dry_run(archive: Path, project: str, model: str, named: str, max_judge
 
 
 def _ask(client: httpx.Client, archive: Path, project: str, model: str, name: str, concurrency: int) -> Candidate:
-    """Send what has no answer yet; returns the model that a candidate's name means now."""
+    """Send the prompts that have no answer yet; return the model that a candidate's name currently refers to."""
     candidate = resolve(client, name)
     bodies = pending(archive, model, recorded_prompts(archive, project, model), candidate)
     if bodies:
@@ -243,7 +245,9 @@ def _ask_judges(
     most: int,
     concurrency: int,
 ) -> Judges:
-    """Ask the judges what they have not answered yet, within the bound; returns them with all their answers."""
+    """Send the judges the questions that they have not answered yet, within the bound; return them with all their
+    answers.
+    """
     if not judges.served:
         return judges
     known = read_judgements(contents.folder, model)

@@ -226,7 +226,7 @@ def _check_models(archive: Path, known: Sequence[str], wanted: Sequence[str]) ->
 
 @contextmanager
 def _planner(archive: Path, vram_gb: float | None, *, local: bool) -> Iterator[Planner]:
-    """The installation's planner where there is one, else this machine's."""
+    """Yield the installation's planner if an installation is configured, otherwise this machine's."""
     settings = read_settings(Settings)
     if local or not (os.environ.get("MENS_API_URL", "").strip() or saved_connection(settings.home)):
         yield LocalPlanner(settings, int(vram_gb * GIB) if vram_gb else None)

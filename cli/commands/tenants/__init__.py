@@ -1,4 +1,5 @@
-"""``mens tenants``, ``permissions``, ``usage``, ``webhooks``, ``audit``: what tenants may have, have used and changed, and where they hear of it.
+"""``mens tenants``, ``permissions``, ``usage``, ``webhooks``, ``audit``: quotas, usage, changes and webhooks of
+tenants.
 
 Start with `quotas.py`. Imports `cli.client` and `cli.commands.keys`.
 """

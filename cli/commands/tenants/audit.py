@@ -128,7 +128,9 @@ def _numbers(path: Path, through: int | None) -> set[int]:
 
 
 def _describe(changes: dict[str, Any]) -> str:
-    """Changes in one line, e.g. ``role viewer → admin``, of what is new the value alone; cut where it gets long."""
+    """Describe changes in one line, e.g. ``role viewer → admin``; new fields show only their value, and long lines are
+    cut.
+    """
     line = ", ".join(f"{name} {_step(change['before'], change['after'])}" for name, change in changes.items())
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
 

@@ -22,7 +22,7 @@ Adapter = Annotated[str, typer.Argument(help="Id of an adapter or a checkpoint, 
 
 
 def _check_tenants(names: list[str]) -> list[str]:
-    """Callback of an argument: refuses the first name that is no tenant's."""
+    """Callback of an argument: refuse the first name that is not a valid tenant name."""
     for name in names:
         check_tenant(name)
     return names

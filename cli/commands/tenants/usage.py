@@ -73,7 +73,9 @@ def usage(
 
 
 def _resolve_model(model: str, tenant: str | None) -> list[str]:
-    """The names that usage is recorded under: of an alias its present targets, else the base or the whole adapter id."""
+    """Return the names that usage is recorded under: for an alias its current targets, otherwise the base or the full
+    adapter id.
+    """
     for alias in find_all("/v1/aliases", tenant):
         if alias["name"] == model:
             adapters = [target["adapter"] for target in alias["targets"]]
@@ -86,7 +88,7 @@ def _resolve_model(model: str, tenant: str | None) -> list[str]:
 
 
 def _check_model(name: str, tenant: str | None) -> None:
-    """End the command with ``MODEL_NOT_FOUND`` for a name that is no model, and was none: then it is a typing error."""
+    """End the command with ``MODEL_NOT_FOUND`` if the name is not and never was a model: it is then a typing error."""
     path = quote(name, safe="")
     # A deleted adapter keeps its record.
     is_adapter = find(f"/v1/adapters/{path}", tenant)

@@ -1,4 +1,4 @@
-"""``mens webhooks``: where a tenant's webhooks go, and what was delivered."""
+"""``mens webhooks``: a tenant's webhook endpoints, and their deliveries."""
 
 from __future__ import annotations
 

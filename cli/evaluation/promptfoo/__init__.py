@@ -1,4 +1,5 @@
-"""promptfoo's configuration, read as evals and written from one. What has no counterpart is named, never dropped in silence.
+"""promptfoo's configuration, read as evals and written from one. Parts without a counterpart are named, never dropped
+silently.
 
 Start with `reading.py`. Imports `cli.evaluation.eval_file` and `shared`.
 """

@@ -1,7 +1,8 @@
-"""Which of promptfoo's assertions are which grader, both ways. Pure.
+"""Which of promptfoo's assertions correspond to which grader, both ways. Pure.
 
-An assertion is a test's own, a grader is the whole eval's. So what differs from test to test (the value to compare with) goes into
-the item, and tests of one form share a grader; what cannot vary (a pattern, a schema) belongs to the form.
+An assertion belongs to one test, a grader to the whole eval. So values that differ from test to test (the value to
+compare with) go into the item, and tests of one form share a grader; values that cannot vary (a pattern, a schema)
+belong to the form.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ UNREAD = ("threshold", "weight", "provider", "rubricPrompt", "transform", "conte
 
 
 class NoCounterpart(Exception):
-    """Why an assertion is no grader here, or a grader no assertion there."""
+    """An assertion has no grader as its counterpart, or a grader no assertion."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What tests must share to be judged by one grader.
+    """Properties that tests must share to be judged by one grader.
 
     Attributes:
         key: equal for equal forms.
-        grader: without its name; a reference to the item is to ``item.PLACE``, which is put in later.
-        value: of this test, that goes into its item; None: the form has all.
+        grader: grader without its name; it refers to the item as ``item.PLACE``, which is replaced later.
+        value: this test's value, which goes into its item; None: the form has everything.
     """
 
     key: str
@@ -79,7 +80,7 @@ def _refuse_unread(kind: str, assertion: Mapping[str, Any]) -> None:
 
 
 def _pattern(kind: str, value: Any) -> str:
-    """The regular expression of an assertion; empty for one that is none."""
+    """Return the regular expression of an assertion; empty for an assertion without one."""
     if kind == "regex" and isinstance(value, str):
         return value
     if kind == "starts-with" and isinstance(value, str):

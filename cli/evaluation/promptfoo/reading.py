@@ -23,11 +23,11 @@ TEST_KEYS = ("vars", "assert", "description")
 
 @dataclass
 class Imported:
-    """What a configuration became.
+    """Result of importing a configuration.
 
     Attributes:
         evals: one for each prompt and each form of a test.
-        unused: what of the configuration is not in them, each with its place and the reason.
+        unused: parts of the configuration that they leave out, each with its place and the reason.
     """
 
     evals: list[EvalFile] = field(default_factory=list)
@@ -42,11 +42,11 @@ class _Test:
 
 
 def read_promptfoo(document: Mapping[str, Any], name: str) -> Imported:
-    """The evals of a configuration.
+    """Return the evals of a configuration.
 
     Args:
-        document: what the YAML file holds.
-        name: of the evals, where the configuration has no description.
+        document: content of the YAML file.
+        name: name of the evals if the configuration has no description.
     """
     found = Imported()
     found.unused += [f"{key}: it is not read" for key in document if key not in USED]
@@ -99,7 +99,7 @@ def _messages(text: str) -> list[dict[str, str]]:
 
 
 def _sampling(document: Mapping[str, Any], unused: list[str]) -> dict[str, Any]:
-    """How all providers are sampled; which models they are is said on the command line."""
+    """Return the sampling settings of all providers; the command line names the models."""
     given = document.get("providers") or document.get("targets") or []
     settings = []
     for number, provider in enumerate(given if isinstance(given, list) else [given]):
@@ -194,7 +194,7 @@ def _text_at(path: str, variables: Mapping[str, Any]) -> str:
 
 
 def _template_fault(text: str) -> str:
-    """Why a template is more than names in braces."""
+    """Return why a template is more than names in braces; empty if it is not."""
     rest = PLACEHOLDER.sub("", text)
     if "{{" in rest or "{%" in rest or "{#" in rest:
         return "its template has more than names in braces, such as filters, loops or conditions"

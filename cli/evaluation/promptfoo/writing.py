@@ -16,11 +16,12 @@ SAMPLING = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max
 
 
 def write_promptfoo(evaluation: EvalFile, models: Sequence[str], url: str) -> tuple[dict[str, Any], list[str]]:
-    """A configuration that asks the same models the same, and what of the eval is not in it, with the reason.
+    """Return a configuration that sends the same requests to the same models, and the parts of the eval that it leaves
+    out, with the reason.
 
     Args:
         models: names that the installation serves.
-        url: of the installation's API. promptfoo reads the key from ``MENS_API_KEY``.
+        url: URL of the installation's API. promptfoo reads the key from ``MENS_API_KEY``.
     """
     unused, assertions = [], []
     for grader in evaluation.criteria:

@@ -1,6 +1,8 @@
-"""The environment of lm-evaluation-harness: what `locks/suites.lock` pins, in a folder of its own, made by an explicit command.
+"""The environment of lm-evaluation-harness: the packages that `locks/suites.lock` pins, in a folder of its own, created
+by an explicit command.
 
-It shares nothing with ours, so that its 80 packages decide no version of ours, and a release of ours none of a benchmark's results.
+It shares nothing with ours, so that its 80 packages do not affect our versions, and our releases do not affect
+benchmark results.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ INSTALL_SECONDS = 900
 
 
 def environment_folder(home: Path, lock: Path = LOCK) -> Path:
-    """Where the environment of a lock file is: one folder for each content of the file, so that a new lock is a new environment.
+    """Return the folder of a lock file's environment: one folder per content of the file, so that a new lock gives a
+    new environment.
 
     Raises:
-        NotFound: ``SUITES_NOT_INSTALLED``: there is no such lock file.
+        NotFound: ``SUITES_NOT_INSTALLED``: the lock file does not exist.
     """
     try:
         digest = hashlib.sha256(lock.read_bytes()).hexdigest()

@@ -1,7 +1,7 @@
 """lm-evaluation-harness as a child process that sends its requests to the API, like any other client of it. Start reading here.
 
-The harness makes the prompts, counts their tokens with the base's own tokenizer, and asks ``/v1/completions``: for
-log-probabilities of given texts with ``echo`` and prompts as token ids, else for answers.
+The harness builds the prompts, counts their tokens with the base's own tokenizer, and calls ``/v1/completions``: for
+log-probabilities of given strings with ``echo`` and prompts as token ids, otherwise for answers.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """What is run, for every model alike.
+    """Settings of a run, the same for every model.
 
     Attributes:
-        tasks: names, as the harness knows them.
-        folder: of the user's own tasks; data files in them are relative to it. None: the harness's tasks only.
+        tasks: the harness's task names.
+        folder: folder of the user's own tasks; their data files are relative to it. None: the harness's tasks only.
         tokenizer: the base's folder.
         max_length: tokens of a prompt and its answer; longer prompts lose their beginning.
         chat: whether prompts go through the base's chat template.
-        shots: examples before each question; None: as the task says.
-        limit: items of each task, the first of them; None: all.
+        shots: examples before each question; None: the task's default.
+        limit: number of first items of each task; None: all.
         concurrency: requests at a time.
         online: whether tasks may be fetched from a hub.
     """
@@ -65,12 +65,13 @@ class SuiteRun:
 
 
 def command(python: Path, run: SuiteRun, model: str, url: str, output: Path) -> list[str]:
-    """The harness's command line. The key is not in it: any user of the machine can read those.
+    """Return the harness's command line. It does not contain the key, since any user of the machine can read command
+    lines.
 
     Args:
-        python: of the harness's environment.
+        python: interpreter of the harness's environment.
         model: a name that the API knows.
-        url: of the API.
+        url: URL of the API.
         output: folder for results and items.
     """
     arguments = {
@@ -93,12 +94,12 @@ def command(python: Path, run: SuiteRun, model: str, url: str, output: Path) -> 
 
 
 def environment(key: str, cache: Path, *, online: bool, ours: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The child's environment: the key, a cache of its own, and little of ours; no setting or secret of Mens.
+    """Return the child's environment: the key, a cache of its own, and little of ours; no setting or secret of Mens.
 
     Args:
-        key: for the API.
-        cache: a folder for what data sets leave behind; the user's own is used online, unless there is none.
-        online: whether a hub may be asked.
+        key: key for the API.
+        cache: a folder for cached data sets; online the user's own is used if it exists.
+        online: whether hub requests are allowed.
         ours: the environment of this process.
     """
     passed = PASSED + (PASSED_ONLINE if online else ())
@@ -111,14 +112,15 @@ def environment(key: str, cache: Path, *, online: bool, ours: Mapping[str, str] 
 def run_suite(
     line: Sequence[str], variables: Mapping[str, str], output: Path, folder: Path | None, progress: Progress
 ) -> None:
-    """Run the harness to its end; what it prints is in ``harness.log`` of the output folder.
+    """Run the harness to its end; its output goes to ``harness.log`` in the output folder.
 
     Args:
-        line: of :func:`command`.
-        variables: of :func:`environment`.
-        output: is made.
-        folder: in which the child runs, because tasks name their data files relative to it; None: the output folder.
-        progress: is told how many requests of how many are answered.
+        line: command line from :func:`command`.
+        variables: environment from :func:`environment`.
+        output: folder to create.
+        folder: working folder of the child, because tasks name their data files relative to it; None: the output
+            folder.
+        progress: called with the number of answered requests and their total.
 
     Raises:
         JobFailed: ``SUITE_FAILED``: with the last lines that the harness printed.

@@ -1,4 +1,6 @@
-"""What lm-evaluation-harness found for each item, as scores that can be paired: its own comparison of two models is not paired."""
+"""Results of lm-evaluation-harness for each item, as scores that can be paired: its own comparison of two models is not
+paired.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ ItemKey = tuple[int, str, str, str]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Metric:
-    """A metric of a task. ``filter`` is what was done to the answers before, ``none`` mostly."""
+    """A metric of a task. ``filter`` names the processing of the answers beforehand, mostly ``none``."""
 
     task: str
     filter: str
@@ -42,10 +44,10 @@ class SuiteScores:
 
 
 def read_scores(output: Path) -> SuiteScores:
-    """What one run of the harness has written into its output folder.
+    """Read the results that one run of the harness wrote into its output folder.
 
     Raises:
-        ArtifactInvalid: ``SUITE_OUTPUT_INVALID``: no results, or several, or a line that is none.
+        ArtifactInvalid: ``SUITE_OUTPUT_INVALID``: no results, several, or an invalid line.
     """
     results = sorted(output.rglob("results_*.json"))
     if len(results) != 1:
@@ -72,10 +74,10 @@ def read_scores(output: Path) -> SuiteScores:
 
 
 def paired(old: SuiteScores, new: SuiteScores) -> Iterator[tuple[Metric, list[tuple[ItemKey, float, float]]]]:
-    """For every metric that both have, each item with its old and new score, in the task's order.
+    """Yield, for every metric that both have, each item with its old and new score, in the task's order.
 
     Raises:
-        InvalidRequest: ``SUITE_ITEMS_DIFFER``: the models were not asked the same.
+        InvalidRequest: ``SUITE_ITEMS_DIFFER``: the models did not get the same items.
     """
     for metric in sorted(old.by_metric.keys() | new.by_metric.keys()):
         before, after = old.by_metric.get(metric, {}), new.by_metric.get(metric, {})
@@ -101,7 +103,7 @@ def _take(found: SuiteScores, task: str, line: Mapping[str, Any], higher: Mappin
 
 
 def _no_score(value: Any, higher_is_better: bool | None) -> str:
-    """Why a value is no score from 0 to 1; empty when it is one."""
+    """Return why a value is not a score from 0 to 1; empty if it is one."""
     if higher_is_better is not True:
         return "lower is better, or the task does not say"
     if not isinstance(value, int | float) or not math.isfinite(value):

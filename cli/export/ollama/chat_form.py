@@ -1,8 +1,10 @@
-"""The form of a chat template: what it writes before and after each role's text, found by rendering and checked by rendering.
+"""The form of a chat template: the strings that it writes before and after each role's content, found and verified by
+rendering.
 
-A chat template is a program, and Ollama's are programs of another language. What most of them do is plain, though: constant texts
-around the turns. Those texts are found here by rendering marked chats, and a form counts only when it reproduces what the template
-writes for every probe chat, character by character. A template that does more has no form, and is refused.
+A chat template is a program, and Ollama's are programs in another language. Most of them are simple, though: constant
+strings around the turns. These strings are found here by rendering marked chats, and a form counts only if it
+reproduces the template's output for every probe chat, character by character. A template that does more has no form,
+and is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ CLOCK = "strftime_now"
 
 @dataclass(frozen=True, slots=True)
 class TurnForm:
-    """What is written before and after a turn's text."""
+    """The strings before and after a turn's content."""
 
     before: str
     after: str
@@ -40,14 +42,14 @@ class TurnForm:
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """A chat template as constant texts around the turns.
+    """A chat template as constant strings around the turns.
 
     Attributes:
         start: written first, whatever follows.
-        opening: written next where the first turn is not a system's, e.g. a default system prompt.
-        system: None where the template takes no system turn.
-        user_after_system: what stands before a user's text right after a system's, where that is not ``user.before``.
-        prompt: asks for the answer.
+        opening: written next if the first turn is not a system turn, e.g. a default system prompt.
+        system: None if the template takes no system turn.
+        user_after_system: string before a user's content directly after a system turn, if it is not ``user.before``.
+        prompt: prompt for the answer.
     """
 
     start: str
@@ -59,7 +61,7 @@ class ChatForm:
     prompt: str
 
     def render(self, turns: Sequence[Turn]) -> str:
-        """The text of a chat with the prompt for an answer, in this form; a system turn only where there is a form of it."""
+        """Render a chat with the prompt for an answer in this form; a system turn requires a system form."""
         forms = {"system": self.system, "user": self.user, "assistant": self.assistant}
         parts = [self.start, "" if turns[0]["role"] == "system" else self.opening]
         previous = ""
@@ -73,13 +75,14 @@ class ChatForm:
 
 
 def find_form(template: ChatTemplate, tokens: Sequence[str] = ()) -> ChatForm:
-    """The form of a chat template.
+    """Return the form of a chat template.
 
     Args:
-        tokens: added tokens of the vocabulary; where several forms do the same, the one is taken whose texts begin with a token.
+        tokens: added tokens of the vocabulary; among equivalent forms, the one whose strings begin with a token is
+            used.
 
     Raises:
-        InvalidRequest: ``OLLAMA_TEMPLATE_UNSUPPORTED``, with what the template does that has no form.
+        InvalidRequest: ``OLLAMA_TEMPLATE_UNSUPPORTED``, with the feature of the template that has no form.
     """
     if CLOCK in template.text:
         raise _unsupported("it writes the day's date")
@@ -92,12 +95,12 @@ def find_form(template: ChatTemplate, tokens: Sequence[str] = ()) -> ChatForm:
 
 
 def takes_late_system(form: ChatForm, template: ChatTemplate) -> bool:
-    """Whether the form also holds for a system turn that is not the first one."""
+    """Return whether the form also holds for a system turn that is not the first one."""
     return form.system is not None and _reproduces(form, template, _turns(LATE_SYSTEM, MARKS), refusal_counts=False)
 
 
 def differences(form: ChatForm, template: ChatTemplate) -> list[str]:
-    """What the template does beyond its form, and so a model in Ollama without it, in sentences."""
+    """Return sentences on what the template does beyond its form, which a model in Ollama will lack."""
     cases = {
         "White space around a text is stripped by the base's template and kept here.": _turns(["user"], ["  Qa4w\n"]),
         "Thoughts in earlier answers are removed by the base's template and kept here.": _turns(
@@ -133,7 +136,9 @@ def _candidates(template: ChatTemplate, tokens: Sequence[str]) -> Iterator[ChatF
 
 
 def _with_system(plain: ChatForm, texts: list[str] | None, bos: str) -> Iterator[ChatForm]:
-    """A form completed: by what both kinds of chat begin with, and by the system turn's texts, where it takes one."""
+    """Yield completed forms: with the common beginning of both kinds of chat, and the system turn's strings if the
+    template takes one.
+    """
     head = plain.opening
     if texts is None:
         start = bos if head.startswith(bos) else ""
@@ -154,12 +159,14 @@ def _with_system(plain: ChatForm, texts: list[str] | None, bos: str) -> Iterator
 
 
 def _common(a: str, b: str) -> str:
-    """What both texts begin with."""
+    """Return the common beginning of both strings."""
     return "".join(one for one, other in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def _cuts(text: str, tail: str, tokens: Sequence[str]) -> list[str]:
-    """Beginnings of a text that may be the end of a turn: what ends a chat, what stands before a token, then all, longest first."""
+    """Return beginnings of a string that may be the end of a turn: the end of a chat, strings before a token, then all,
+    longest first.
+    """
     beginnings = [text[:length] for length in range(len(text), -1, -1)]
     at_tokens = [one for one in beginnings if text[len(one) :].startswith(tuple(tokens))]
     whole = [tail] if text.startswith(tail) else []
@@ -178,7 +185,9 @@ def _turns(roles: Sequence[str], texts: Sequence[str]) -> list[Turn]:
 
 
 def _reproduces(form: ChatForm, template: ChatTemplate, chat: list[Turn], *, refusal_counts: bool = True) -> bool:
-    """Whether form and template write the same; a chat that the template refuses is no matter, unless the caller wants it taken."""
+    """Return whether form and template write the same; `refusal_counts` is the result for a chat that the template
+    refuses.
+    """
     text = _render(template, chat, prompt=True)
     return refusal_counts if text is None else text == form.render(chat)
 
@@ -191,7 +200,9 @@ def _render(template: ChatTemplate, chat: list[Turn], *, prompt: bool) -> str | 
 
 
 def _texts_around(template: ChatTemplate, roles: Sequence[str]) -> list[str] | None:
-    """What stands before, between and after the texts of a chat; None where it is refused, or a text is not there as it is."""
+    """Return the strings before, between and after the contents of a chat; None if it is refused, or a content is not
+    rendered unchanged.
+    """
     rest = _render(template, _turns(roles, MARKS), prompt=True)
     found = []
     for mark in MARKS[: len(roles)]:
@@ -203,7 +214,7 @@ def _texts_around(template: ChatTemplate, roles: Sequence[str]) -> list[str] | N
 
 
 def _tail(template: ChatTemplate, roles: Sequence[str]) -> str:
-    """What ends a chat whose last turn is of the last role."""
+    """Return the end of a chat whose last turn is of the last role."""
     return (_render(template, _turns(roles, MARKS), prompt=False) or "").rpartition(MARKS[len(roles) - 1])[2]
 
 

@@ -17,10 +17,10 @@ NEEDS_QUOTING = re.compile(r'\{|"{3,}|[^\n\t\x20-\x7e]')
 
 
 def go_template(form: ChatForm, *, late_system: bool) -> str:
-    """The template's text. It writes what the form does, character by character.
+    """Return the template, which writes the same as the form, character by character.
 
     Args:
-        late_system: whether a system turn may stand elsewhere than first; else such a turn is an error.
+        late_system: whether a system turn may come after the first turn; otherwise such a turn is an error.
     """
     opening = (
         f'{{{{ if and (eq $i 0) (ne .Role "system") }}}}{literal(form.opening)}{{{{ end }}}}' if form.opening else ""

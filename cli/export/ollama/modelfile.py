@@ -1,7 +1,8 @@
-"""The Modelfile: what `ollama create` makes a model of.
+"""The Modelfile, from which `ollama create` creates a model.
 
-Its grammar is that of https://docs.ollama.com/modelfile: an instruction a line, arguments bare, in quotes, or in three quotes over several
-lines. Which architectures Ollama converts is from there and from its source, `convert/convert.go`.
+Its grammar is that of https://docs.ollama.com/modelfile: one instruction per line, arguments bare, in quotes, or in
+three quotes over several lines. The architectures that Ollama converts are taken from there and from its source,
+`convert/convert.go`.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ OLLAMA_NAMES = {"repetition_penalty": "repeat_penalty"}
 
 @dataclass(frozen=True, slots=True)
 class OllamaModel:
-    """What a Modelfile is made of.
+    """Content of a Modelfile.
 
     Attributes:
         source: the argument of FROM.
         with_adapter: ``ADAPTER`` is written too, because the source is the base alone.
-        template: for TEMPLATE.
+        template: the argument of TEMPLATE.
         parameters: names and values for PARAMETER, in order.
-        differences: what the base's chat template does and this one does not, in sentences.
+        differences: features of the base's chat template that this one lacks, in sentences.
     """
 
     source: str
@@ -53,11 +54,11 @@ class OllamaModel:
 
 
 def plan_model(folder: Path, manifest: AdapterManifest, source: str | None) -> OllamaModel:
-    """What Ollama needs to serve an adapter.
+    """Return the settings that Ollama needs to serve an adapter.
 
     Args:
-        folder: of the adapter's merged model, or of the base that it was trained on; every file is checked.
-        source: what Ollama shall build from in place of that folder, e.g. a GGUF file that was made of it; not checked.
+        folder: folder of the adapter's merged model, or of the base that it was trained on; every file is checked.
+        source: source for Ollama in place of that folder, e.g. a GGUF file made from it; not checked.
 
     Raises:
         InvalidRequest: ``OLLAMA_MODEL_UNSUPPORTED`` or ``OLLAMA_TEMPLATE_UNSUPPORTED``; the tokenizer's codes.
@@ -103,7 +104,9 @@ def write_modelfile(model: OllamaModel, manifest: AdapterManifest) -> str:
 
 
 def _is_merged(folder: Path, manifest: AdapterManifest) -> bool:
-    """Whether the folder is the adapter's merged model (else its base), once every file is what was recorded."""
+    """Return whether the folder is the adapter's merged model (otherwise its base), after checking every file against
+    its record.
+    """
     recorded = folder / MODEL_MANIFEST_NAME
     if not recorded.is_file():
         verify_base(manifest, digest_model_folder(folder))
@@ -124,7 +127,7 @@ def _digest(path: Path) -> str | None:
 
 
 def _refuse_architecture(folder: Path, *, with_adapter: bool, converted: bool) -> None:
-    """Refuse what Ollama would; of a model that was converted elsewhere, only the adapter counts."""
+    """Refuse architectures that Ollama refuses; for a model that was converted elsewhere, only the adapter counts."""
     architecture = (_json(folder / "config.json").get("architectures") or ["unknown"])[0]
     if not converted and architecture not in CONVERTED:
         raise _unsupported(f"Ollama does not convert {architecture} from safetensors")
@@ -133,7 +136,7 @@ def _refuse_architecture(folder: Path, *, with_adapter: bool, converted: bool) -
 
 
 def _without_bos(form: ChatForm, folder: Path, bos: str | None) -> ChatForm:
-    """The form as Ollama needs it, which writes a BOS by itself where tokenizer_config.json asks for one."""
+    """Return the form without the BOS that Ollama itself writes if tokenizer_config.json requests one."""
     if not bos or not _json(folder / "tokenizer_config.json").get("add_bos_token"):
         return form
     if not form.start.startswith(bos):
@@ -157,7 +160,9 @@ def _sampling(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _stops(tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """End tokens as texts, for Ollama knows no ids: those that are added tokens, because another's text is part of answers."""
+    """Return end tokens as strings, since Ollama knows no ids: only added tokens, because another token's string may
+    occur in answers.
+    """
     added = set(_added_tokens(tokenizer))
     texts = end_token_texts(tokenizer, tokenizer.end_ids)
     return [("stop", f'"{text}"') for text in texts if text in added and text.isprintable() and '"' not in text]

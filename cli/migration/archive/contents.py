@@ -1,4 +1,4 @@
-"""What an archive holds, read without OpenAI: objects of its lists, and the content of its files."""
+"""Content of an archive, read without OpenAI: objects of its lists, and the content of its files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Contents:
     """The objects of an archive, by project.
 
     Raises:
-        ArtifactInvalid: the folder is no archive.
+        ArtifactInvalid: the folder is not an archive.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,10 +47,10 @@ class Contents:
         return list(self._refused)
 
     def items(self, project: str, path: str, **query: str) -> Iterator[Item]:
-        """The objects of a list, each once.
+        """Yield the objects of a list, each once.
 
         Args:
-            query: what the requests for the list's pages had in their query, e.g. ``model``.
+            query: query parameters of the requests for the list's pages, e.g. ``model``.
         """
         seen = set()
         for entry in self._entries.get((project, path), []):
@@ -72,7 +72,7 @@ class Contents:
         return sorted({*listed, *made})
 
     def last_models(self, project: str) -> list[str]:
-        """Tuned models that are no checkpoints.
+        """Return the tuned models that are not checkpoints.
 
         Raises:
             ArtifactInvalid: the archive has no such project.
@@ -88,10 +88,10 @@ class Contents:
         return self.items(project, "fine_tuning/jobs")
 
     def file(self, project: str, file_id: str) -> Path | None:
-        """The content of a file, if the archive has it.
+        """Return the content of a file if the archive has it.
 
         Raises:
-            ArtifactInvalid: it is not, byte for byte, what was fetched.
+            ArtifactInvalid: it differs from the fetched bytes.
         """
         for entry in self._entries.get((project, url_path("files", file_id, "content")), []):
             path = self.folder / entry.file

@@ -15,14 +15,14 @@ from shared.errors import MensError
 
 @dataclass(slots=True)
 class ProjectExport:
-    """What the archive has of one project now.
+    """The archive's current content of one project.
 
     Attributes:
-        objects: how many objects of each kind.
+        objects: number of objects of each kind.
         refused: requests that OpenAI refused; they are sent again by the next export.
-        notes: lists that may not be whole, and why.
+        notes: lists that may be incomplete, and why.
         sent: requests of this run.
-        failure: why the project could not be read to its end; empty when it was.
+        failure: why the project could not be read to its end; empty if it was.
     """
 
     project: str
@@ -39,7 +39,7 @@ def export_project(
     sections: Collection[Section] = tuple(Section),
     advance: Callable[[str], None] = lambda _: None,
 ) -> ProjectExport:
-    """Fetch what the archive has not got yet of one project. A refusal is counted and does not end the export."""
+    """Fetch the parts of one project that the archive lacks. A refusal is counted and does not end the export."""
     reader = Reader(client, archive, advance)
     result = ProjectExport(client.project, refused=reader.refused, notes=reader.notes)
     try:

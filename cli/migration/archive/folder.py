@@ -1,8 +1,8 @@
-"""The archive: a folder of raw response bodies, readable by its owner only, and the index that says what each one is.
+"""The archive: a folder of raw response bodies, readable only by its owner, and the index that describes each one.
 
-A body is written beside its place and moved there; then a line of the journal says so. The manifest takes in the journal
-last. So a run that is killed anywhere leaves an archive that the next one completes, and one that was never interrupted
-is the same but for its times.
+A body is written next to its place and moved there; then a line of the journal records it. The manifest takes in the
+journal last. So a run that is killed anywhere leaves an archive that the next one completes, and an uninterrupted run
+gives the same archive except for its times.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SECRECY = (
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request and what came of it.
+    """One request and its outcome.
 
     Attributes:
-        file: path of the body in the archive; empty when the request was refused.
-        code: OpenAI's code of a refusal, or ``not_json`` for a body that is none.
+        file: path of the body in the archive; empty if the request was refused.
+        code: OpenAI's code of a refusal, or ``not_json`` for a body that is not JSON.
     """
 
     project: str
@@ -74,7 +74,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def request_key(project: str, method: str, path: str, query: Mapping[str, str]) -> str:
-    """What makes two requests the same one."""
+    """Return the key that identifies equal requests."""
     return " ".join([project, method, path, *(f"{name}={query[name]}" for name in sorted(query))])
 
 
@@ -169,12 +169,12 @@ class Archive:
 
 
 def is_archive(folder: Path) -> bool:
-    """Whether a folder is an archive, finished or not."""
+    """Return whether a folder is an archive, finished or not."""
     return any((folder / name).is_file() for name in (MANIFEST, JOURNAL, INVENTORY, _LOCK))
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the last run on an archive has read every project to its end."""
+    """Return whether the last run on an archive read every project to its end."""
     journal = folder / JOURNAL
     if not (folder / MANIFEST).is_file() or (journal.is_file() and journal.stat().st_size):
         return False
@@ -182,7 +182,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
-    """The entries of an archive by request; what the journal says is newer than the manifest.
+    """Return the entries of an archive by request; the journal is newer than the manifest.
 
     Raises:
         ArtifactInvalid: manifest or journal cannot be read.

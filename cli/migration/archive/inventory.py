@@ -1,4 +1,4 @@
-"""What a project has at OpenAI, and how long it will have it: ``inventory.json`` and the lines of a table."""
+"""A project's objects at OpenAI, and how long they will exist there: ``inventory.json`` and the lines of a table."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class TunedModel(msgspec.Struct, frozen=True):
     """A tuned model.
 
     Attributes:
-        ends_on: its last day; None when it was not announced.
-        date_from: who says so.
-        is_listed: whether OpenAI still lists it; else it is known from its job only.
+        ends_on: its last day; None if not announced.
+        date_from: source of that date.
+        is_listed: whether OpenAI still lists it; otherwise it is known only from its job.
         jobs: the jobs that made it, as far as they are the project's.
-        requests: of the whole organisation in the last 60 days; None when no admin's key was given.
+        requests: requests of the whole organisation in the last 60 days; None without an admin's key.
     """
 
     name: str
@@ -45,12 +45,12 @@ class FileGroup(msgspec.Struct):
 
 
 class ProjectInventory(msgspec.Struct, frozen=True):
-    """What one key can see.
+    """Objects that one key can see.
 
     Attributes:
         jobs: counts by state.
-        files: by purpose.
-        refused: what OpenAI did not list, and why.
+        files: files by purpose.
+        refused: lists that OpenAI refused, and why.
     """
 
     project: str
@@ -78,10 +78,10 @@ def make_inventory(projects: list[ProjectInventory], today: date) -> Inventory:
 
 
 def inspect_project(reader: Reader, today: date, requests: Mapping[str, int] | None = None) -> ProjectInventory:
-    """List what a project has: models, jobs, files, evals and their runs. No content is fetched.
+    """List a project's models, jobs, files, evals and their runs. No content is fetched.
 
     Args:
-        requests: of the last 60 days by model, where that is known.
+        requests: requests of the last 60 days by model, if known.
     """
     makers: dict[str, list[str]] = {}
     states: Counter[str] = Counter()

@@ -40,7 +40,7 @@ class ProjectKey:
     """A key of one OpenAI project.
 
     Attributes:
-        project: what the project is called in the archive: the environment variable that the key is from.
+        project: the project's name in the archive: the environment variable of the key.
     """
 
     project: str
@@ -58,7 +58,7 @@ class ProjectKey:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Status of a response, and the code and message of OpenAI's error, both empty when there is none."""
+    """Status of a response, and the code and message of OpenAI's error, both empty without an error."""
 
     status: int
     code: str = ""
@@ -66,10 +66,10 @@ class Reply:
 
 
 def read_key(variable: str, prompt: Callable[[str], str] | None) -> ProjectKey:
-    """The key of one project, from an environment variable or else from a prompt.
+    """Read the key of one project, from an environment variable or else from a prompt.
 
     Raises:
-        Unauthenticated: there is none, or it cannot be one.
+        Unauthenticated: the key is missing or malformed.
     """
     secret = os.environ.get(variable, "").strip() or (prompt(variable).strip() if prompt else "")
     if not secret:
@@ -193,7 +193,7 @@ def _is_worth_waiting(reply: Reply) -> bool:
 
 
 def _error_of(body: bytes) -> tuple[str, str]:
-    """Code and message of an error response; of one that is not OpenAI's, the beginning of its text."""
+    """Return code and message of an error response; for another program's, the beginning of its body."""
     try:
         error = msgspec.json.decode(body)["error"]
         return str(error.get("code") or error.get("type") or ""), str(error.get("message") or "")

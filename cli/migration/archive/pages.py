@@ -1,4 +1,4 @@
-"""Reads OpenAI's lists, page by page, through an archive: what it has is not requested again."""
+"""Reads OpenAI's lists, page by page, through an archive: archived pages are not requested again."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Reader:
     """Reads one project into an archive.
 
     Attributes:
-        refused: what OpenAI did not give.
-        notes: lists that may not be whole, and why.
+        refused: requests that OpenAI refused.
+        notes: lists that may be incomplete, and why.
         sent: requests of this run.
     """
 

@@ -1,4 +1,4 @@
-"""The sections of an export: what is fetched for each, in the order in which OpenAI takes it away."""
+"""The sections of an export: the objects fetched for each, in the order in which OpenAI removes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When OpenAI ends what: the date of a model's own entry, else one of a table, which says where it is from."""
+"""OpenAI's shutdown dates: the date in a model's own entry, otherwise one from a table, which names its source."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ _TUNED = re.compile(r"ft:(?P<base>[^:]+):(?P<org>[^:]*):(?P<suffix>[^:]*):(?P<id
 
 @dataclass(frozen=True, slots=True)
 class TunedName:
-    """The parts of ``ft:BASE:ORG:SUFFIX:ID``; ``suffix`` is empty where the job had none, ``step`` of what is no checkpoint."""
+    """The parts of ``ft:BASE:ORG:SUFFIX:ID``; ``suffix`` is empty if the job had none, ``step`` is None unless it is a
+    checkpoint.
+    """
 
     base: str
     suffix: str
@@ -39,7 +41,7 @@ class TunedName:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """When a model ends, and who says so; ``day`` is None when neither OpenAI nor the table does."""
+    """When a model ends, and the source of that date; ``day`` is None if neither OpenAI nor the table has one."""
 
     day: date | None
     source: str
@@ -50,19 +52,19 @@ class Ending:
 
 
 def is_tuned(model: str) -> bool:
-    """Whether a model's name is a tuned one's: ``ft:base:…``, or ``base:ft-…`` as it was until 2023."""
+    """Return whether a model's name is a tuned model's: ``ft:base:…``, or ``base:ft-…``, the form until 2023."""
     return model.startswith("ft:") or ":ft-" in model
 
 
 def parse_name(model: str) -> TunedName:
-    """The parts of a tuned model's name; of a name of another form, what is before its first colon is the base."""
+    """Return the parts of a tuned model's name; in other forms, the base is the part before the first colon."""
     if not (found := _TUNED.fullmatch(model)):
         return TunedName(model.partition(":")[0], "", None)
     return TunedName(found["base"], found["suffix"], int(found["step"]) if found["step"] else None)
 
 
 def ending_of(model: str, shutdown_date: object) -> Ending:
-    """When a tuned model ends: what OpenAI says in its entry wins over the table."""
+    """Return when a tuned model ends: the date in OpenAI's entry takes precedence over the table."""
     try:
         return Ending(date.fromisoformat(str(shutdown_date)), MODEL_SOURCE)
     except ValueError:

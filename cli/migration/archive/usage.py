@@ -1,4 +1,4 @@
-"""How often each model was requested lately, if an admin's key of the organisation is given."""
+"""Recent requests of each model, if an admin's key of the organisation is given."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class _Page(msgspec.Struct):
 
 
 def requests_by_model(client: OpenAIClient, today: date) -> Counter[str]:
-    """Requests of the last 60 days, in the whole organisation.
+    """Return the requests of the last 60 days, in the whole organisation.
 
     Raises:
-        Forbidden: the key is no admin's.
+        Forbidden: the key is not an admin's.
         Unauthenticated: the key was refused.
         Unavailable: OpenAI does not respond.
     """

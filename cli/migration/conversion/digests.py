@@ -27,11 +27,11 @@ class DigestSet:
 
     @property
     def runs(self) -> int:
-        """How many arrays are searched."""
+        """Number of arrays to search."""
         return len(self._runs)
 
     def has(self, digests: Digests) -> NDArray[np.bool_]:
-        """Of each digest whether it is in the set."""
+        """Return, for each digest, whether it is in the set."""
         found = np.zeros(len(digests), np.bool_)
         for run in self._runs:
             found |= run[np.minimum(np.searchsorted(run, digests), len(run) - 1)] == digests

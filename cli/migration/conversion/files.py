@@ -1,8 +1,9 @@
-"""Converts a file of OpenAI's rows with bounded memory, and accounts for every line of it.
+"""Converts a file of OpenAI's rows with bounded memory, and accounts for every line.
 
-Lines are converted by themselves first, in several processes where the file is large (``lines.py``). What they are compared with
-is kept here: eight bytes for each row that is written, because a repeated row may be anywhere. Rows that stay as they are come
-from the source again and not from the processes, which would have to hand over nearly the whole file.
+Lines are first converted independently, in several processes if the file is large (``lines.py``). The data that they
+are compared with is kept here: eight bytes for each row that is written, because a repeated row may be anywhere.
+Unchanged rows are read from the source again rather than sent by the processes, which would have to transfer nearly the
+whole file.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class FileTask:
     """A file to convert.
 
     Attributes:
-        output: where the rows go; beside it, with the suffix ``.report.jsonl``, what became of each line.
+        output: file for the rows; next to it, with the suffix ``.report.jsonl``, the outcome of each line.
         trained: digests of the rows of the files that this one validates.
         redaction: applied to each row first.
-        held_out: ids of prompts that the old model was asked, which must not be trained on.
+        held_out: ids of prompts that were sent to the old model, which must not be trained on.
     """
 
     source: Path
@@ -61,13 +62,13 @@ class FileTask:
 def convert_file(
     task: FileTask, progress: Callable[[int], None] = lambda _: None, executor: Executor | None = None
 ) -> tuple[FileReport, DigestSet]:
-    """Convert a file; returns its report and the digests of its rows. Of one that loses too many rows none is written.
+    """Convert a file; return its report and the digests of its rows. If too many rows would be lost, none is written.
 
-    A file that an earlier conversion has written is gone from the beginning, so what is there at the end is of this one.
+    A file that an earlier conversion wrote is removed first, so a file that exists at the end is this conversion's.
 
     Args:
-        progress: is told how many bytes were read so far.
-        executor: processes that convert parts of the file at once (``reading_processes``); what comes of it is the same.
+        progress: called with the number of bytes read so far.
+        executor: processes that convert parts of the file at once (``reading_processes``); the result is the same.
     """
     task.output.unlink(missing_ok=True)
     markers = find_markers(sampled_rows(task.source))
@@ -99,7 +100,7 @@ def convert_file(
 
 
 def report_of(output: Path) -> Path:
-    """Where each line of a converted file is accounted for."""
+    """Return the path of the report that accounts for each line of a converted file."""
     return output.with_suffix(".report.jsonl")
 
 
@@ -112,7 +113,9 @@ def _converted_parts(source: Path, rules: LineRules, executor: Executor | None) 
 
 
 def _compared(converted: ConvertedPart, task: FileTask, seen: DigestSet) -> tuple[list[Outcome], NDArray[np.uint32]]:
-    """What becomes of lines beside all others: the different outcomes, and of each line the number of its own."""
+    """Return the outcomes of lines after comparison with all others: the distinct outcomes, and for each line the
+    number of its own.
+    """
     digests, kinds = np.frombuffer(converted.digests, np.uint64), np.frombuffer(converted.kinds, np.uint32).copy()
     by_itself = converted.outcomes
     repeated_kinds = [replace(outcome, notes=[*outcome.notes, Note.REPEATED]) for outcome in by_itself]
@@ -135,7 +138,7 @@ def _compared(converted: ConvertedPart, task: FileTask, seen: DigestSet) -> tupl
 
 
 def _written(outcomes: list[Outcome]) -> NDArray[np.bool_]:
-    """Of each outcome whether its line's rows are written."""
+    """Return, for each outcome, whether its line's rows are written."""
     return np.array([not outcome.reason for outcome in outcomes], np.bool_)
 
 
@@ -157,10 +160,10 @@ def _described(outcome: Outcome) -> dict[str, Any]:
 
 
 def _rows(source: BinaryIO, converted: ConvertedPart, written: NDArray[np.bool_]) -> Iterator[bytes]:
-    """The rows of a part: those that were rewritten, and between them lines as they stand in the source.
+    """Yield the rows of a part: rewritten rows, and between them unchanged lines from the source.
 
     Args:
-        written: of each line whether its rows are.
+        written: for each line, whether its rows are written.
     """
     ends = np.frombuffer(converted.ends, np.uint64)
     begins = np.concatenate(([np.uint64(converted.part.begin)], ends[:-1]))

@@ -1,4 +1,4 @@
-"""Converts the lines of a file, each by itself. What depends on other lines is decided in ``files.py``."""
+"""Converts the lines of a file independently. Decisions that depend on other lines are made in ``files.py``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KEPT, _KEPT_ANSWERS = Outcome(rows=[{}]), Outcome(rows=[{}], notes=[Note.SEVERA
 
 @dataclass(frozen=True, slots=True)
 class LineRules:
-    """What is done with each line.
+    """Rules for each line.
 
     Attributes:
         redaction: applied to each row first.
@@ -53,15 +53,15 @@ class LineRules:
 
 @dataclass(slots=True)
 class ConvertedPart:
-    """The lines of a part of a file: a few numbers each, and the rows of those that were changed.
+    """The lines of a part of a file: a few numbers each, and the rows of changed lines.
 
     Attributes:
-        outcomes: the different ones; of their rows only the number counts.
-        kinds: of each line, which of the outcomes it has.
-        ends: of each line, where in the file it ends.
-        digests: what rows are compared by.
-        rewritten: by line, counted from 0, the rows that are not that line as it stands in the file.
-        prompts: by line, the id of its row's prompt, where they are needed.
+        outcomes: the distinct outcomes; only the number of their rows counts.
+        kinds: for each line, the number of its outcome.
+        ends: for each line, its end in the file.
+        digests: digests by which rows are compared.
+        rewritten: by line, counted from 0, the rows that differ from that line in the file.
+        prompts: by line, the id of its row's prompt, if needed.
     """
 
     part: FilePart
@@ -138,7 +138,7 @@ def _convert_plain(line: bytes, rules: LineRules) -> tuple[Outcome, None, str] |
 
 
 def _convert_special(line: bytes, rules: LineRules) -> tuple[Outcome, bytes | None, str]:
-    """What becomes of a line, its rows unless it stays as it is, and what they are compared by."""
+    """Return a line's outcome, its rows unless it stays unchanged, and the string by which they are compared."""
     if len(line) > LONGEST_LINE_BYTES:
         return Outcome(reason=Reason.IMAGE if b'"image_url"' in line else RowCode.ROW_TOO_LONG), None, ""
     try:
@@ -161,7 +161,7 @@ def _convert_special(line: bytes, rules: LineRules) -> tuple[Outcome, bytes | No
 
 
 def _text(line: bytes) -> str:
-    """What rows are compared by: the conversation of a chat, else the whole row."""
+    """Return the string by which rows are compared: the conversation of a chat, otherwise the whole row."""
     try:
         return written(decode(line).conversation()) or line.decode()
     except FAILURES:

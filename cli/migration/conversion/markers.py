@@ -1,4 +1,4 @@
-"""Separators and stop tokens of files from before chats: what nearly each prompt or completion ends with."""
+"""Separators and stop tokens of files from before chats: the common endings of nearly all prompts or completions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEWEST_ROWS = 5
 
 
 def find_markers(rows: Iterable[Row]) -> Markers:
-    """What more than 95 % of the first rows' prompts and completions end with."""
+    """Return the endings that more than 95 % of the first rows' prompts and completions share."""
     pairs = [
         (row["prompt"], row["completion"])
         for row in islice(rows, SAMPLED_ROWS)
@@ -25,7 +25,7 @@ def find_markers(rows: Iterable[Row]) -> Markers:
 
 
 def _common_end(texts: list[str]) -> str:
-    """The longest ending that most texts share; none if it is a word's, or a sentence's last character."""
+    """Return the longest ending that most strings share; empty if it is part of a word, or one character."""
     if len(texts) < FEWEST_ROWS:
         return ""
     for length in range(LONGEST_MARKER, 1, -1):

@@ -14,13 +14,15 @@ NEVER_CHANGED = frozenset({"role", "type", "id", "tool_call_id", "tools", "funct
 
 
 class Redaction:
-    """Rules that replace what regular expressions find in the text of a row.
+    """Rules that replace matches of regular expressions in the strings of a row.
 
     Args:
-        path: a file with a rule a line, ``EXPRESSION => REPLACEMENT``; blank lines and those that begin with # are passed over.
+        REPLACEMENT``; blank lines and those that begin with # are passed over. => path: a file with one rule per line,
+            ``EXPRESSION => REPLACEMENT``; blank lines and lines that begin with # are skipped. => REPLACEMENT``; blank
+            lines and those that begin with # are passed over.
 
     Raises:
-        InvalidRequest: a line is no rule.
+        InvalidRequest: a line is not a rule.
     """
 
     def __init__(self, path: Path) -> None:

@@ -72,10 +72,10 @@ class ConvertedFile(msgspec.Struct, frozen=True):
 
 
 def find_files(contents: Contents, originals: Iterable[Path]) -> list[TrainingFile]:
-    """The files of every project, training files first; then the originals that are none of them.
+    """Return the files of every project, training files first; then the originals that belong to none.
 
     Args:
-        originals: files and folders, in which files are found by name and size, as OpenAI lists them.
+        originals: files and folders, in which files are found by the name and size that OpenAI lists.
     """
     local = {(path.name, path.stat().st_size): path for path in _files_in(originals)}
     found = [file for project in contents.projects() for file in _project_files(contents, project)]
@@ -119,7 +119,7 @@ def _training_file(contents: Contents, project: str, file_id: str, item: Item, m
 
 
 def guess_method(path: Path) -> Method:
-    """What a file without a job was for, by its first row."""
+    """Guess the method of a file without a job by its first row."""
     return Method.DPO if is_preference(next(sampled_rows(path), {})) else Method.SUPERVISED
 
 
@@ -137,12 +137,12 @@ def convert_files(
     executor: Executor | None = None,
     formats: Iterable[FormatCheck] = (),
 ) -> list[ConvertedFile]:
-    """Convert every file whose content is there, and write the report.
+    """Convert every file whose content is available, and write the report.
 
     Args:
-        advance: is told a file's name and how many bytes of it were read.
+        advance: called with a file's name and the number of bytes read.
         executor: processes that convert large files.
-        formats: for the report.
+        formats: format checks for the report.
     """
     from cli.migration.conversion.files import FileTask, convert_file  # numpy is slow to import
 
@@ -182,7 +182,7 @@ def convert_files(
 
 
 def _held_out(folder: Path) -> frozenset[str]:
-    """Ids of training prompts that `record` has asked the old model, for want of others."""
+    """Return the ids of training prompts that `record` sent to the old model, for lack of other prompts."""
     lines = (
         decode_line(path, number, line)
         for path in sorted((folder / GOLDEN).rglob("*.jsonl"))

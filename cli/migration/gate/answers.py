@@ -1,4 +1,6 @@
-"""Asks the new model the recorded prompts, and keeps its answers as they come; what has an answer is not sent again."""
+"""Sends the recorded prompts to the new model, and keeps its answers as they arrive; answered prompts are not sent
+again.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,13 @@ WORTH_WAITING = frozenset({408, 409, 429, 500, 502, 503, 504})
 
 
 class NewAnswer(msgspec.Struct, frozen=True):
-    """One line of a model's answers: what came of a request.
+    """One line of a model's answers: the outcome of a request.
 
     Attributes:
-        request: digest of the body that was sent.
+        request: digest of the request body.
         adapter: id of the adapter that answered; empty for a base or a refusal.
-        code: of a refusal; empty for an answer.
-        response: the body as it came.
+        code: code of a refusal; empty for an answer.
+        response: the response body, unchanged.
         unbounded: whether the recorded bound on tokens was left out, because the model's context is shorter.
     """
 
@@ -47,7 +49,7 @@ class NewAnswer(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Why the installation has refused, in its own words."""
+        """The installation's own reason for a refusal."""
         error = self.response.get("error")
         return str((error.get("message") if isinstance(error, dict) else "") or f"status {self.status}")
 
@@ -95,7 +97,7 @@ def answers_file(model: str) -> str:
 
 
 def read_answers(folder: Path, model: str) -> dict[str, NewAnswer]:
-    """The answers so far, by the digest of their request; a line that was being written at a kill is none.
+    """Read the answers so far, by the digest of their request; a line that was cut off by a kill is ignored.
 
     Raises:
         ArtifactInvalid: the file cannot be read.
@@ -104,7 +106,7 @@ def read_answers(folder: Path, model: str) -> dict[str, NewAnswer]:
 
 
 def read_lines(path: Path) -> dict[str, NewAnswer]:
-    """The answers of a file, by the digest of their request; none when there is no file.
+    """Read the answers of a file, by the digest of their request; empty without a file.
 
     Raises:
         ArtifactInvalid: the file cannot be read.
@@ -133,14 +135,14 @@ def ask(
     concurrency: int = 4,
     advance: Callable[[], None] = lambda: None,
 ) -> None:
-    """Send requests, several at once, and append each answer as it comes.
+    """Send requests, several at once, and append each answer as it arrives.
 
     Args:
         file: path of the answers in the archive.
 
     Raises:
-        Unavailable: the installation does not respond; what came until then is kept.
-        NotFound, Unauthenticated, Forbidden: there is no such model, or the key may not request it.
+        Unavailable: the installation does not respond; answers until then are kept.
+        NotFound, Unauthenticated, Forbidden: the model does not exist, or the key may not request it.
     """
     path = folder / file
     make_private(path.parent, folder)
@@ -175,7 +177,9 @@ def _ask(client: httpx.Client, body: dict[str, Any]) -> NewAnswer:
 
 
 def _is_bound_refused(status: int, content: dict[str, Any]) -> bool:
-    """Whether a request may have been refused for its bound: with its prompt longer than the context, or by itself."""
+    """Return whether a request may have been refused for its bound: together with its prompt longer than the context,
+    or on its own.
+    """
     if status != httpx.codes.BAD_REQUEST:
         return False
     error = content.get("error")
@@ -184,7 +188,7 @@ def _is_bound_refused(status: int, content: dict[str, Any]) -> bool:
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:
-    """The JSON object of a response; an empty one where there is none."""
+    """Return the JSON object of a response; an empty one if it has none."""
     try:
         value = response.json()
     except ValueError:

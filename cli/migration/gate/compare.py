@@ -63,12 +63,12 @@ def make_receipt(
     sandbox: Choice = "auto",
     judges: Judges | None = None,
 ) -> Receipt:
-    """Compare the answers that were kept.
+    """Compare the recorded answers and make the receipt.
 
     Args:
-        margins: what mean scores may lose.
-        sandbox: what the user's graders that are code run in.
-        judges: the models that judge, with what they have answered.
+        margins: allowed losses of mean scores.
+        sandbox: the sandbox for the user's code graders.
+        judges: the models that judge, with their answers.
 
     Raises:
         ArtifactInvalid: the archive cannot be read, or prompts have no answer yet.
@@ -119,10 +119,10 @@ def make_receipt(
 def questions_to_judges(
     contents: Contents, project: str, model: str, candidate: Candidate | None, judges: Judges, sandbox: Choice = "auto"
 ) -> list[Body]:
-    """What the models that judge are asked: of recorded and new answers first, then of OpenAI's stored ones.
+    """Return the requests for the judge models: recorded and new answers first, then OpenAI's stored ones.
 
     Args:
-        candidate: None before it has answered: then a new answer is taken to be as long as the recorded one.
+        candidate: None before it has answered: a new answer is then assumed to be as long as the recorded one.
 
     Raises:
         ArtifactInvalid: as :func:`make_receipt`.
@@ -221,7 +221,9 @@ def _self_similarity(prompt: RecordedPrompt) -> float:
 
 
 def _call_gates(pairs: list[Pair], margins: Margins) -> list[Gate]:
-    """Whether the new model calls the same functions with the same arguments, against how often the old one repeats its own calls."""
+    """Compare whether the new model calls the same functions with the same arguments with how often the old one repeats
+    its own calls.
+    """
     mine = [pair for pair in pairs if pair.prompt.answer.tool_calls]
     if not mine:
         return []
@@ -252,7 +254,9 @@ def _form_gates(pairs: list[Pair], margins: Margins) -> list[Gate]:
 
 
 def _verdict(gates: list[Gate]) -> tuple[Status, str]:
-    """What all gates come to. Where the old model hardly ever scores, nonsense loses little, so that its gates prove nothing."""
+    """Return the overall verdict of all gates. If the old model hardly ever scores, even nonsense loses little, so its
+    gates prove nothing.
+    """
     blocking = [gate for gate in gates if gate.block]
     for status in (Status.FAILED, Status.MISSING_EVIDENCE):
         if found := [gate.name for gate in blocking if gate.status is status]:

@@ -1,4 +1,6 @@
-"""One comparison of a gate: scores of both models against what may be lost, and which gates of few prompts are shown only."""
+"""One comparison of a gate: scores of both models against the allowed loss, and which gates with few prompts are only
+shown.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ OF_QUALITY = ("eval:", "label:", SIMILARITY, SAME_CALLS)
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """What a gate allows.
+    """Losses that a gate allows.
 
     Attributes:
-        margin: what a mean score may lose.
-        by_gate: the same for gates whose names fit a pattern such as ``eval:*``; the first that fits counts.
-        min_prompts: a gate of fewer prompts is shown, and counts for no verdict.
+        margin: allowed loss of a mean score.
+        by_gate: the same for gates whose names match a pattern such as ``eval:*``; the first match counts.
+        min_prompts: a gate with fewer prompts is shown, and does not count for the verdict.
     """
 
     margin: float = DEFAULT_MARGIN
@@ -35,7 +37,7 @@ class Margins:
     min_prompts: int = 0
 
     def of(self, gate: str) -> float:
-        """What a gate's mean score may lose."""
+        """Return the allowed loss of a gate's mean score."""
         return next((margin for pattern, margin in self.by_gate.items() if fnmatchcase(gate, pattern)), self.margin)
 
     def shown(self, gate: Gate) -> Gate:
@@ -72,10 +74,10 @@ def compared(
 
 
 def rate(name: str, like: int, items: int, least: float, margins: Margins, *, block: bool) -> Gate:
-    """A gate on the share of answers that are like the recorded ones; its interval is Wilson's.
+    """Return a gate on the share of answers that are like the recorded ones; its interval is Wilson's.
 
     Args:
-        least: the share that is asked; a larger margin lowers it.
+        least: the required share; a larger margin lowers it.
     """
     bound = min(least, 1 - margins.of(name))
     value, sides = like / items, 2 * CONFIDENCE - 1
@@ -91,10 +93,11 @@ def rate(name: str, like: int, items: int, least: float, margins: Margins, *, bl
 
 
 def with_unscored(gate: Gate, unscored: int, most: float) -> Gate:
-    """A gate some of whose prompts no judge has scored. What is left may be the easier ones, so of many it is not passed.
+    """Return a gate with prompts that no judge scored. The rest may be the easier ones, so if many are unscored it is
+    not passed.
 
     Args:
-        most: the share that may be without a score.
+        most: largest share that may be without a score.
     """
     share = unscored / (unscored + gate.items)
     status = Status.MISSING_EVIDENCE if gate.passed and share > most else gate.status

@@ -40,13 +40,13 @@ class ImportedGrader:
     """A criterion of an eval.
 
     Attributes:
-        name: of its gate: ``eval:EVAL/CRITERION``.
-        result_names: what OpenAI's results call it.
-        grader: None when it cannot be one here; ``refused`` says why.
-        items: of the eval, by the id of the prompt that they were made into.
+        name: name of its gate: ``eval:EVAL/CRITERION``.
+        result_names: its names in OpenAI's results.
+        grader: None if it cannot be one here; ``refused`` gives the reason.
+        items: items of the eval, by the id of the prompt that was made from them.
         outputs: OpenAI's stored answers to the eval's items, with their scores.
-        sandbox: where it runs when it is code.
-        judges: asked when it asks a model.
+        sandbox: sandbox for code.
+        judges: answers for a model as the grader.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ImportedGrader:
 
 @contextmanager
 def open_sandbox(contents: Contents, project: str, choice: Choice) -> Iterator[Sandbox | None]:
-    """Where a project's graders that are code run; None where there are none, or nothing here contains code."""
+    """Open the sandbox for a project's code graders; yield None if it has none, or this machine cannot contain code."""
     criteria = (each for found in contents.items(project, "evals") for each in found.get("testing_criteria") or [])
     if not any(criterion.get("type") == "python" for criterion in criteria):
         yield None
@@ -130,11 +130,12 @@ def _import(
 
 
 def score(imported: ImportedGrader, item: Item, answer: Answer) -> float:
-    """Whether an answer passes, as 1 or 0. An answer that is no JSON where JSON is read, or that code raises at, does not pass.
+    """Return 1 if an answer passes, otherwise 0. An answer that is not JSON where JSON is read, or that makes code
+    raise, does not pass.
 
     Raises:
-        InvalidRequest: the grader cannot judge this item, as when a template names a field that it does not have.
-        Unscored: a model that judges has given no score.
+        InvalidRequest: the grader cannot judge this item, e.g. a template names a field that it lacks.
+        Unscored: a judge model gave no score.
     """
     return float(_judge(imported, item, answer)[1])
 
@@ -155,13 +156,13 @@ def _judge(imported: ImportedGrader, item: Item, answer: Answer) -> tuple[float,
 
 
 def questions_of(imported: ImportedGrader, item: Item, answer: Answer) -> Iterator[Body]:
-    """What models are asked to judge an answer."""
+    """Yield the requests to models that judge an answer."""
     if imported.grader is not None:
         yield from judge_questions(imported.grader, item, make_sample(answer.text, answer.tool_calls))
 
 
 def stored_questions(imported: ImportedGrader) -> Iterator[Body]:
-    """What models are asked to judge OpenAI's stored answers again."""
+    """Yield the requests to models that judge OpenAI's stored answers again."""
     for output in imported.outputs:
         if answer := _stored_answer(output):
             yield from questions_of(imported, output.get("datasource_item") or {}, answer)

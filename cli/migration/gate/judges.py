@@ -1,4 +1,4 @@
-"""The models that judge for graders of evals: which model of the installation each is, what it is sent, what it has answered."""
+"""Judge models for the graders of evals: which model of the installation each one is, its requests, its answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ Body = dict[str, Any]
 
 
 class Unscored(Exception):
-    """A judge gave no score: it was not asked, or its answer is none. That says nothing of what was to be judged."""
+    """A judge gave no score: it got no request, or its answer is not a score. That says nothing about the judged
+    answer.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,9 @@ class Judges:
 
     Attributes:
         candidate: id of the model that is judged; no judge may be it.
-        served: the id of the model that is asked, by the name that graders have.
-        refused: why there is none, by the name that graders have.
-        known: answers, by the digest of their request.
+        served: id of the model that judges, by the name in graders.
+        refused: why no model judges, by the name in graders.
+        known: answers by the digest of their request.
     """
 
     candidate: str
@@ -48,10 +50,10 @@ class Judges:
     known: Mapping[str, NewAnswer] = field(default_factory=dict)
 
     def seated(self, grader: Grader) -> Grader:
-        """The grader, asking the models that judge here.
+        """Return the grader with the judge models of this installation.
 
         Raises:
-            InvalidRequest: ``GRADER_UNSUPPORTED``: for one of its models there is none.
+            InvalidRequest: ``GRADER_UNSUPPORTED``: one of its models has no counterpart.
         Conflict: the judge is an alias that is split.
         """
         if isinstance(grader, MultiGrader):
@@ -64,10 +66,10 @@ class Judges:
         return grader.model_copy(update={"model": self.served.get(grader.model, grader.model)})
 
     def ask(self, question: Body) -> Body:
-        """The completion that was given to a question.
+        """Return the completion that was given to a question.
 
         Raises:
-            Unscored: there is none.
+            Unscored: no completion exists.
         """
         answer = self.known.get(digest_json(bounded(question)))
         if answer is None:
@@ -128,7 +130,7 @@ def _refusal(name: str, why: str) -> InvalidRequest:
 
 
 def judge_questions(grader: Grader, item: Mapping[str, Any], sample: Mapping[str, Any]) -> Iterator[Body]:
-    """What the models of a grader are asked of an answer; nothing for an item that the grader cannot judge."""
+    """Yield the requests to a grader's models about an answer; none for an item that the grader cannot judge."""
     if isinstance(grader, MultiGrader):
         for part in grader.graders.values():
             yield from judge_questions(part, item, sample)
@@ -161,7 +163,7 @@ def judgements_file(model: str) -> str:
 
 
 def read_judgements(folder: Path, model: str) -> dict[str, NewAnswer]:
-    """What judges have answered so far, by the digest of their request.
+    """Read the judges' answers so far, by the digest of their request.
 
     Raises:
         ArtifactInvalid: the file cannot be read.

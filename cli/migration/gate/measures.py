@@ -1,4 +1,4 @@
-"""What two answers to one prompt are compared in: labels, similarity, and forms that a program relies on."""
+"""Measures that compare two answers to one prompt: labels, similarity, and forms that a program relies on."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Measure = Callable[[RecordedPrompt, Answer], float | None]
 
 
 def resemblance(answer: Answer, other: Answer) -> float:
-    """How alike two answers are as texts, from 0 to 1: rapidfuzz's ``fuzz.ratio`` over 100."""
+    """Return how similar two answers are as strings, from 0 to 1: rapidfuzz's ``fuzz.ratio`` over 100."""
     return float(fuzz.ratio(answer.spoken, other.spoken)) / 100
 
 
 def matches_label(answer: Answer, label: Answer) -> dict[str, float]:
-    """How an answer matches the answer of a validation row, by the kind of the label.
+    """Return how well an answer matches the answer of a validation row, by the kind of the label.
 
     Returns:
-        ``label:tool_calls``: the calls' names and arguments; ``label:json``: the share of fields that are equal; else
-        ``label:exact``: the texts, without the white space around them.
+        ``label:tool_calls``: the calls' names and arguments; ``label:json``: the share of equal fields; otherwise
+            ``label:exact``: the strings, without surrounding white space.
     """
     if label.tool_calls:
         return {"label:tool_calls": float(tool_calls_equal(answer.tool_calls, _expected(label)))}
@@ -46,7 +46,7 @@ def matches_label(answer: Answer, label: Answer) -> dict[str, float]:
 
 
 def same_calls(answer: Answer, other: Answer) -> float:
-    """How far two answers make the same tool calls, from 0 to 1.
+    """Return how far two answers make the same tool calls, from 0 to 1.
 
     Returns:
         0 unless both call the same functions in the same order; else the share of all their arguments, by name, that are equal as JSON. A
@@ -64,7 +64,9 @@ def same_calls(answer: Answer, other: Answer) -> float:
 
 
 def _call(call: dict[str, Any]) -> tuple[str, dict[str, str]]:
-    """A call's function, and its arguments' JSON texts by name; arguments that are no object are one without a name."""
+    """Return a call's function, and its arguments' JSON strings by name; arguments that are not an object count as one
+    without a name.
+    """
     function = call.get("function") or {}
     text = str(function.get("arguments") or "{}")
     arguments = _json_object(text)
@@ -94,7 +96,7 @@ def _json_object(text: str) -> dict[str, Any] | None:
 
 
 def json_valid(prompt: RecordedPrompt, answer: Answer) -> float | None:
-    """Whether it is JSON, where JSON was requested or the recorded answer is an object or a list."""
+    """Score whether the answer is JSON, if JSON was requested or the recorded answer is an object or a list."""
     wanted = _format(prompt).get("type") in {"json_object", "json_schema"}
     if not wanted and not (prompt.answer.text.strip()[:1] in {"{", "["} and is_json(prompt.answer.text)):
         return None
@@ -102,7 +104,7 @@ def json_valid(prompt: RecordedPrompt, answer: Answer) -> float | None:
 
 
 def schema_valid(prompt: RecordedPrompt, answer: Answer) -> float | None:
-    """Whether the requested JSON Schema describes it."""
+    """Score whether the answer fits the requested JSON Schema."""
     schema = (_format(prompt).get("json_schema") or {}).get("schema")
     if not isinstance(schema, dict):
         return None
@@ -114,7 +116,9 @@ def schema_valid(prompt: RecordedPrompt, answer: Answer) -> float | None:
 
 
 def tool_calls_valid(prompt: RecordedPrompt, answer: Answer) -> float | None:
-    """Whether it calls tools of the request with arguments that their schemas describe, where the recorded answer calls some."""
+    """Score whether the answer calls tools of the request with arguments that fit their schemas, if the recorded answer
+    calls some.
+    """
     if not prompt.answer.tool_calls:
         return None
     tools = [*(prompt.request.get("tools") or ())]
@@ -126,18 +130,18 @@ def tool_calls_valid(prompt: RecordedPrompt, answer: Answer) -> float | None:
 
 
 def finished(_: RecordedPrompt, answer: Answer) -> float | None:
-    """Whether it came to its end by itself, and was not cut off."""
+    """Score whether the answer ended normally and was not cut off."""
     return float(answer.finish_reason in FINISHED) if answer.finish_reason else None
 
 
 def length(prompt: RecordedPrompt, answer: Answer) -> float | None:
-    """Whether it is between half and twice as long as the recorded one."""
+    """Score whether the answer is between half and twice as long as the recorded one."""
     longer, shorter = sorted((len(prompt.answer.spoken), len(answer.spoken)), reverse=True)
     return float(longer <= LENGTH_RATIO * max(shorter, 1))
 
 
 def writing_system(prompt: RecordedPrompt, answer: Answer) -> float | None:
-    """Whether it is written in the letters that the recorded one is written in; None where that one has none."""
+    """Score whether the answer uses the recorded one's writing system; None if that has no letters."""
     wanted = _script(prompt.answer.text)
     return float(_script(answer.text) == wanted) if wanted else None
 

@@ -1,4 +1,4 @@
-"""A comparison's receipt on a terminal: what was measured, what it rests on, and what to do now."""
+"""A comparison's receipt on a terminal: the measurements, their basis, and the next step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def print_receipt(archive: Path, receipt: Receipt) -> None:
 
 
 def _advice(receipt: Receipt) -> str:
-    """What to do now, or what the verdict does not say."""
+    """Return the next step, or a limitation of the verdict."""
     if receipt.counts.nothing_measured:
         return "mend what the refusals say, on the installation or with another --candidate, and run `gate` again"
     if receipt.verdict is Status.MISSING_EVIDENCE:

@@ -21,11 +21,11 @@ DEFAULT_ANSWER_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model answered.
+    """A model's answer.
 
     Attributes:
-        text: its content; empty for one that only calls tools.
-        finish_reason: as OpenAI names it; empty when it was not said.
+        text: its content; empty for an answer that only calls tools.
+        finish_reason: OpenAI's name for it; empty if it was not given.
     """
 
     text: str = ""
@@ -40,13 +40,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class RecordedPrompt:
-    """A prompt, and what the tuned model and its base answered.
+    """A prompt, and the answers of the tuned model and its base.
 
     Attributes:
-        request: as it was sent, without model and sampling.
+        request: the sent request, without model and sampling.
         sampling: how the first answer was sampled.
         samples: further answers of the tuned model, at the temperature of production.
-        control: the base's answer; None when it was not asked.
+        control: the base's answer; None if it got no request.
     """
 
     id: str
@@ -59,7 +59,9 @@ class RecordedPrompt:
 
 
 def answer_of(completion: dict[str, Any]) -> Answer:
-    """The answer in a chat completion; of what is none, an empty one. A legacy function call is one tool call."""
+    """Return the answer in a chat completion; an empty one for other bodies. A legacy function call becomes one tool
+    call.
+    """
     choices = completion.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     given = choice.get("message")
@@ -77,7 +79,7 @@ def calls_of(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _functions(calls: list[dict[str, Any]]) -> list[Any]:
-    """Names and arguments of calls; their ids are made up anew in every answer."""
+    """Return names and arguments of calls; their ids are generated for every answer."""
     return [call.get("function") for call in calls]
 
 
@@ -91,10 +93,11 @@ def recorded_models(folder: Path) -> dict[str, str]:
 
 
 def recorded_prompts(folder: Path, project: str, model: str) -> list[RecordedPrompt]:
-    """The prompts to which the tuned model has answered.
+    """Return the prompts that the tuned model answered.
 
     Raises:
-        ArtifactInvalid: a line cannot be read, is no recorded prompt, or has an answer that is not the one that was kept.
+        ArtifactInvalid: a line cannot be read, is not a recorded prompt, or has an answer that differs from the kept
+            one.
     """
     path = folder / golden_file(project, model)
     found = []

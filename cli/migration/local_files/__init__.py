@@ -1,4 +1,4 @@
-"""An archive from files that a team has, without OpenAI's API: rows, recorded answers and graders.
+"""Creates an archive from files that a team has, without OpenAI's API: rows, recorded answers and graders.
 
-Start with `importing.py`. Imports `cli.migration.archive` and what is beside it, and `shared`.
+Start with `importing.py`. Imports `cli.migration.archive` and the modules next to it, and `shared`.
 """

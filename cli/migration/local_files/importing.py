@@ -28,11 +28,11 @@ IMPORTED = "imported"
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """What a team has of a tuned model.
+    """A team's files on a tuned model.
 
     Attributes:
         model: its name at OpenAI, ``ft:…``.
-        epochs: of its job, as OpenAI's dashboard shows them; None is not known.
+        epochs: epochs of its job, as OpenAI's dashboard shows them; None if unknown.
     """
 
     model: str
@@ -49,14 +49,14 @@ class LocalFiles:
 
 @dataclass(slots=True)
 class ImportedFiles:
-    """What an import has brought.
+    """Result of an import.
 
     Attributes:
-        prompts: with an answer of the tuned model.
-        answers: of it and of its base.
+        prompts: prompts with an answer of the tuned model.
+        answers: answers of it and of its base.
         left_out: answers that were not taken, by reason.
-        again: lines that are a completion that another line has, by its id; they are not taken.
-        alike: lines without an id that say the same as another line; they count as repeated answers.
+        again: lines with the completion of another line, by its id; they are not taken.
+        alike: lines without an id that equal another line; they count as repeated answers.
         scored: answers with stored scores of the graders.
     """
 
@@ -71,7 +71,7 @@ class ImportedFiles:
 
 @dataclass(frozen=True, slots=True)
 class ReadFiles:
-    """What files hold, read and checked; ``done`` counts it."""
+    """Content of files, read and checked; ``done`` counts it."""
 
     files: LocalFiles
     graders: list[Item]
@@ -83,8 +83,8 @@ def read_files(files: LocalFiles) -> ReadFiles:
     """Read and check the files; nothing is written.
 
     Raises:
-        InvalidRequest: ``NAME_INVALID`` for a name that is no tuned model's; as :func:`read_answers_file` and
-            :func:`read_graders_file`. ArtifactInvalid: no answer is left that could be compared.
+        InvalidRequest: ``NAME_INVALID`` for a name that is not a tuned model's; as :func:`read_answers_file` and
+            :func:`read_graders_file`. ArtifactInvalid: no comparable answer is left.
     """
     if not is_tuned(files.model):
         message = f"{files.model!r} is no tuned model's name at OpenAI."
@@ -103,7 +103,7 @@ def read_files(files: LocalFiles) -> ReadFiles:
 
 
 def write_files(archive: Archive, read: ReadFiles) -> None:
-    """Write what was read into an archive, in the place of what an earlier import wrote for the model."""
+    """Write the read files into an archive, replacing those of an earlier import for the model."""
     _add_job(archive, read.files)
     if read.graders:
         _add_eval(archive, read.files.model, read.graders, read.answers)
@@ -112,7 +112,9 @@ def write_files(archive: Archive, read: ReadFiles) -> None:
 
 
 def _each_once(given: Iterable[RecordedAnswer], done: ImportedFiles) -> Iterator[RecordedAnswer]:
-    """Answers, those of one completion once. Without an id nobody knows whether the same words are one answer or two."""
+    """Yield answers, each completion once. Without an id it is unknown whether equal answers are one or two, so both
+    are kept.
+    """
     ids: set[str] = set()
     texts: set[str] = set()
     for answer in given:

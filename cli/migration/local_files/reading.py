@@ -1,4 +1,4 @@
-"""Reads files of recorded answers and of graders; what is none is refused with its line."""
+"""Reads files of recorded answers and of graders; invalid entries are refused with their line."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ SHOWN_FAULTS = 10
 
 
 class LineFault(ValueError):
-    """Why a line is no recorded answer."""
+    """Why a line is not a recorded answer."""
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True):
     """A line of a file of answers, read.
 
     Attributes:
-        item: what graders find as ``item``.
-        scores: that OpenAI's graders gave, by the grader's name.
+        item: the value of ``item`` in graders.
+        scores: scores of OpenAI's graders, by the grader's name.
     """
 
     model: str
@@ -43,13 +43,13 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
 
 
 def read_answers_file(path: Path, model: str) -> list[RecordedAnswer]:
-    """The answers of a JSONL file, as docs/migration.md describes its lines.
+    """Read the answers of a JSONL file, whose lines docs/migration.md describes.
 
     Args:
         model: the tuned model; answers of its base are a control.
 
     Raises:
-        InvalidRequest: ``ANSWER_LINE_INVALID``: lines are none, each with its number and reason.
+        InvalidRequest: ``ANSWER_LINE_INVALID``: lines are invalid, each with its number and reason.
     """
     found: list[RecordedAnswer] = []
     faults: list[tuple[int, str]] = []
@@ -73,7 +73,7 @@ def read_answers_file(path: Path, model: str) -> list[RecordedAnswer]:
 
 
 def _read_answer(line: bytes, model: str) -> RecordedAnswer:
-    """An answer; a `LineFault` says why the line is none."""
+    """Parse an answer; a `LineFault` gives the reason why the line is not one."""
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -102,7 +102,7 @@ def _read_answer(line: bytes, model: str) -> RecordedAnswer:
 
 
 def _response(row: dict[str, Any]) -> dict[str, Any]:
-    """The chat completion of a line; a `LineFault` says why there is none."""
+    """Return the chat completion of a line; a `LineFault` gives the reason why it has none."""
     choices, answer = row.get("choices"), row.get("answer")
     if isinstance(answer, str) and choices is None:
         choices = [{"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": None}]
@@ -125,7 +125,7 @@ def _response(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sampling(row: dict[str, Any]) -> dict[str, Any]:
-    """How the line says that it was sampled, over temperature 0 and the seed that `record` has."""
+    """Return the line's sampling settings, over temperature 0 and the seed of `record`."""
     given = {name: row[name] for name in SAMPLING if _is_number(row.get(name))}
     bound = next((row[name] for name in BOUNDS if _is_number(row.get(name))), None)
     return GREEDY | given | ({"max_completion_tokens": bound} if bound else {})
@@ -136,10 +136,11 @@ def _is_number(value: object) -> bool:
 
 
 def read_graders_file(path: Path) -> list[Item]:
-    """OpenAI's graders in a file: one object, a list of them, an eval with ``testing_criteria``, or a line each.
+    """Read OpenAI's graders from a file: one object, a list of them, an eval with ``testing_criteria``, or one per
+    line.
 
     Raises:
-        InvalidRequest: ``GRADER_INVALID``: one is none, with its line or place.
+        InvalidRequest: ``GRADER_INVALID``: an entry is not a grader, with its line or place.
     """
     content = path.read_bytes()
     try:

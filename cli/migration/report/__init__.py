@@ -1,4 +1,4 @@
-"""The report for the person who signs: what was kept, lost and proven of each tuned model, as one HTML file.
+"""The report for the person who signs: which parts of each tuned model were kept, lost and proven, as one HTML file.
 
 Start with `facts.py`. Imports `shared` and the steps before.
 """

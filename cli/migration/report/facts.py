@@ -1,6 +1,7 @@
-"""What an archive says of each tuned model, whichever steps were done. Start reading here; `page.py` makes it a page.
+"""Facts of an archive about each tuned model, whichever steps were done. Start reading here; `page.py` renders them as
+a page.
 
-Nothing is sent: days left are counted from the dates that the archive has.
+Nothing is sent: days left are computed from the dates in the archive.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LONGEST_SHOWN = 2_000
 
 
 class Switched(msgspec.Struct, frozen=True):
-    """What ``switch/MODEL.json`` says."""
+    """Content of ``switch/MODEL.json``."""
 
     alias: str = ""
     adapter: str = ""
@@ -41,7 +42,7 @@ class Switched(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """Answers to one prompt, side by side; None for one that there is not."""
+    """Answers to one prompt, side by side; None for a missing one."""
 
     source: str
     prompt: str
@@ -53,7 +54,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class ConvertedRows(msgspec.Struct, frozen=True):
-    """What became of the rows of a file of the model's jobs; ``lines`` is None for a file that is missing."""
+    """Outcome of the rows of a file of the model's jobs; ``lines`` is None for a file that is missing."""
 
     name: str
     lines: int | None = None
@@ -113,7 +114,7 @@ class _ConvertedFile(msgspec.Struct, frozen=True):
 
 
 class ConvertReport(msgspec.Struct, frozen=True):
-    """What is read of ``convert-report.json``."""
+    """The part of ``convert-report.json`` that is read."""
 
     files: list[_ConvertedFile]
 
@@ -122,8 +123,8 @@ class Facts(msgspec.Struct, frozen=True):
     """The whole report.
 
     Attributes:
-        steps: which were done.
-        refused: what OpenAI refused to give, by its reason.
+        steps: whether each step was done.
+        refused: number of OpenAI's refusals, by reason.
     """
 
     made_on: date
@@ -135,13 +136,14 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def collect(folder: Path, today: date, samples: int) -> Facts:
-    """The facts of an archive.
+    """Collect the facts of an archive.
 
     Args:
-        samples: of each model, how many prompts are shown with their answers: half of them those whose answers differ most.
+        samples: number of prompts per model that are shown with their answers; for half of them, those whose answers
+            differ most.
 
     Raises:
-        ArtifactInvalid: the folder is no archive, or a file in it cannot be read.
+        ArtifactInvalid: the folder is not an archive, or a file in it cannot be read.
     """
     contents = Contents(folder)
     known = _endings(contents)
@@ -172,7 +174,9 @@ def collect(folder: Path, today: date, samples: int) -> Facts:
 
 
 def _endings(contents: Contents) -> dict[str, tuple[str, Ending]]:
-    """Project and end of each tuned model, of the inventory and of what was exported; checkpoints are in their models."""
+    """Return project and end of each tuned model, from the inventory and the export; checkpoints belong to their
+    models.
+    """
     found: dict[str, tuple[str, Ending]] = {}
     path = contents.folder / INVENTORY
     if path.is_file():

@@ -73,7 +73,7 @@ def _number(value: float | None) -> str:
 
 
 def _proof(model: ModelFacts) -> str:
-    """What is proven of a model's successor, in a few words."""
+    """Describe in a few words what is proven about a model's successor."""
     if model.receipt is None:
         return "not compared" if model.recorded else "cannot be compared: nothing was recorded"
     if model.receipt.counts.nothing_measured:
@@ -87,7 +87,7 @@ def _proof(model: ModelFacts) -> str:
 
 
 def _rows_kept(model: ModelFacts) -> str:
-    """How many rows are left of those that were converted."""
+    """Describe how many of the converted rows were kept."""
     known = [(file.lines, file.kept + file.changed) for file in model.rows if file.lines is not None]
     if not known:
         return "no rows converted"

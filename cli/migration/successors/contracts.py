@@ -1,4 +1,4 @@
-"""From a job at OpenAI to the contract that trains its successor: what is taken, what is dropped, and why. Pure."""
+"""Converts a job at OpenAI to the contract that trains its successor: what is taken, what is dropped, and why. Pure."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LARGEST_SEED = 2**31 - 1
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where one value of a contract is from.
+    """Origin of one value of a contract.
 
     Attributes:
-        field: of the contract, or of OpenAI's job where the value is dropped.
-        openai: the job's value, as OpenAI gives it.
-        value: what the contract has; None where it is dropped.
-        reason: why.
+        field: field of the contract, or of OpenAI's job if the value is dropped.
+        openai: the job's value at OpenAI.
+        value: the contract's value; None if it is dropped.
+        reason: reason for the value.
     """
 
     field: str
@@ -45,7 +45,7 @@ class ConvertedModel:
 
     Attributes:
         train: its converted training file.
-        rows: of that file.
+        rows: number of rows of that file.
         validation: its converted validation file, if it had one.
     """
 
@@ -67,7 +67,7 @@ class Unplannable:
 
 
 class Converted(msgspec.Struct, frozen=True):
-    """What became of a file's rows (`cli/migration/conversion/files.py:FileReport`), as far as it is read here."""
+    """The fields of a file's report that are read here (`cli/migration/conversion/files.py:FileReport`)."""
 
     method: Method
     rows: int
@@ -90,7 +90,7 @@ class ConvertedFiles(msgspec.Struct, frozen=True):
 
 
 def tuned_models(contents: Contents) -> Iterator[ConvertedModel | Unplannable]:
-    """Every tuned model of an archive that is no checkpoint, with its converted files.
+    """Yield every tuned model of an archive that is not a checkpoint, with its converted files.
 
     Raises:
         ArtifactInvalid: nothing was converted yet.
@@ -188,7 +188,7 @@ def _batch_size(given: Any, rules: Mapping[str, float]) -> Source:
 
 
 def _dropped(job: Item, given: Mapping[str, Any]) -> Iterator[Source]:
-    """What a job has that its successor's contract has no place for."""
+    """Yield the values of a job that have no place in its successor's contract."""
     known = {"n_epochs", "batch_size", "learning_rate_multiplier"}
     for name in sorted(given.keys() - known):
         yield Source(name, given[name], None, "dropped: it belongs to another method than supervised tuning")

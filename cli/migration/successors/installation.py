@@ -59,7 +59,7 @@ class Installation:
         return response.json()
 
     def find(self, path: str) -> Any | None:
-        """The JSON body of a GET; None when there is no such thing."""
+        """Return the JSON body of a GET; None if the object does not exist."""
         try:
             return self.call("GET", path)
         except NotFound:
@@ -84,7 +84,7 @@ class Installation:
 
 
 def _error_of(response: httpx.Response) -> MensError:
-    """One of our own errors from a response; of another program's, what it says."""
+    """Return one of our own errors from a response; for another program's response, its content."""
     kind = NotFound if response.status_code == httpx.codes.NOT_FOUND else MensError
     try:
         error = response.json()["error"]

@@ -1,4 +1,6 @@
-"""Who answers whether a successor can be trained on a base: the installation itself, or this machine without one."""
+"""Checks whether a successor can be trained on a base: with the installation itself, or with this machine if none is
+configured.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ class Planner(Protocol):
     """Plans a contract for a base.
 
     Attributes:
-        place: what it plans for, in words.
+        place: description of the machine that it plans for.
     """
 
     place: str
@@ -31,7 +33,7 @@ class Planner(Protocol):
         """Names of the catalogue's bases, each with its own learning rate if it has one."""
 
     def plan(self, sections: dict[str, Any], train: Path, validation: Path | None) -> dict[str, Any]:
-        """The plan and what the preflight found, as ``POST /v1/plans`` gives them.
+        """Return the plan and the preflight's findings, as ``POST /v1/plans`` returns them.
 
         Raises:
             MensError: the job could not run there.
@@ -57,7 +59,7 @@ class InstallationPlanner:
 
 
 class LocalPlanner:
-    """Plans on this machine's catalogue, for this machine's GPU, or for its main memory where there is none."""
+    """Plans on this machine's catalogue, for this machine's GPU, or for its main memory without a GPU."""
 
     def __init__(self, settings: Settings, vram_bytes: int | None = None) -> None:
         self._settings = settings

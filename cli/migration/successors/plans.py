@@ -26,14 +26,14 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class TrainingEstimate(msgspec.Struct, frozen=True):
-    """What training takes, as the preflight says; None is unknown.
+    """Requirements of training, as the preflight reports them; None is unknown.
 
     Attributes:
-        parameters: of the base.
+        parameters: parameters of the base.
         context: tokens that the base can read.
         tokens: trained tokens of all epochs.
-        memory_bytes: of the device; ``memory_budget`` is what it has for it.
-        seconds: from the rate of earlier jobs on this base.
+        memory_bytes: memory needed on the device; ``memory_budget`` is the available part.
+        seconds: duration by the rate of earlier jobs on this base.
     """
 
     parameters: int
@@ -49,11 +49,11 @@ class SuccessorPlan(msgspec.Struct, frozen=True):
     """``plans/PROJECT/MODEL/BASE.json``; its contract may be edited before ``train``.
 
     Attributes:
-        model: the tuned model at OpenAI, and ``job`` what made it.
-        name: of the adapter.
+        model: the tuned model at OpenAI, and ``job`` the job that made it.
+        name: name of the adapter.
         contract: sections of the fine-tune contract, without the files' ids.
-        sources: where its values are from.
-        warnings: what rows say that will not be learnt as they say it.
+        sources: origins of its values.
+        warnings: parts of the rows that will not be trained as they stand.
         planned_for: the installation, or the machine.
     """
 
@@ -73,7 +73,7 @@ class SuccessorPlan(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Of contract and data: what makes two trainings the same one."""
+        """Digest of contract and data, which identifies equal trainings."""
         data = [rows and rows.sha256 for rows in (self.train, self.validation)]
         return digest_json({"contract": self.contract, "data": data, "name": self.name})
 
@@ -153,10 +153,10 @@ def write_plan(folder: Path, plan: SuccessorPlan) -> Path:
 
 
 def read_plans(folder: Path, models: Sequence[str] = ()) -> list[SuccessorPlan]:
-    """The plans of an archive, of all models or of some.
+    """Read the plans of an archive, of all models or of some.
 
     Raises:
-        ArtifactInvalid: a plan cannot be read, or its rows have changed since; NotFound: there is none.
+        ArtifactInvalid: a plan cannot be read, or its rows have changed since; NotFound: no plan exists.
     """
     plans = [_read(path) for path in sorted((folder / PLANS).glob("*/*/*.json"))]
     plans = [plan for plan in plans if not models or plan.model in models]

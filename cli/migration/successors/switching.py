@@ -24,12 +24,12 @@ MAX_REASON = 500
 
 
 class Switch(msgspec.Struct, frozen=True):
-    """``switch/MODEL.json``: what was moved, and on which evidence.
+    """``switch/MODEL.json``: the move of an alias, and its evidence.
 
     Attributes:
-        verdict: of the receipt; empty where there was none.
-        receipt: SHA-256 of the receipt; empty where there was none.
-        override_reason: why it was done without a passed gate; empty where it passed.
+        verdict: verdict of the receipt; empty without a receipt.
+        receipt: SHA-256 of the receipt; empty without a receipt.
+        override_reason: why it was done without a passed gate; empty if the gate passed.
     """
 
     model: str
@@ -46,7 +46,7 @@ class Switch(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A switch that may be made: the alias, the adapter, and what the histories will say."""
+    """A switch that may be made: the alias, the adapter, and the entries for the histories."""
 
     model: str
     alias: str
@@ -134,7 +134,7 @@ def aliases_for(models: Iterable[str]) -> dict[str, str]:
 
 
 def _refusal(folder: Path, model: str, receipt: Receipt | None, adapter: str) -> str:
-    """Why a receipt does not allow the switch; empty when it does."""
+    """Return why a receipt does not allow the switch; empty if it does."""
     if receipt is None:
         return "there is no receipt of a gate"
     if receipt.verdict is not Status.PASSED:

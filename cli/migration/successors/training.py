@@ -22,8 +22,8 @@ class Training(msgspec.Struct, frozen=True):
 
     Attributes:
         plan: digest of the contract and the data.
-        state: of the job, as last seen.
-        adapter: its id, once there is one.
+        state: state of the job, as last seen.
+        adapter: the adapter's id, once it exists.
         error: why it failed: code and message; empty otherwise.
     """
 
@@ -78,7 +78,7 @@ def training_file(project: str, model: str, base: str) -> str:
 
 
 def read_training(folder: Path, plan: SuccessorPlan) -> Training | None:
-    """The training of a plan; None when there was none.
+    """Read the training of a plan; return None if none was started.
 
     Raises:
         ArtifactInvalid: it cannot be read.
