@@ -42,7 +42,7 @@ def corpus() -> list[str]:
 
 
 def chat_mix(count_tokens: Callable[[str], int], rows: int, seed: int = 7) -> list[dict[str, Any]]:
-    """That many chats of one to three exchanges, 40 to 50 % of their tokens the assistant's."""
+    """Return `rows` chats of one to three exchanges, 40 to 50 % of their tokens the assistant's."""
     draw = random.Random(seed)
     sentences = [(text, count_tokens(text)) for text in corpus()]
     chats: list[dict[str, Any]] = []

@@ -32,10 +32,10 @@ def bench_parser(module: str, description: str | None) -> argparse.ArgumentParse
 
 
 def parse_options(parser: argparse.ArgumentParser, smoke: Mapping[str, Any]) -> argparse.Namespace:
-    """The parsed command line.
+    """Return the parsed command line.
 
     Args:
-        smoke: defaults that replace the parser's in a smoke run; what is given on the command line wins over both.
+        smoke: defaults that replace the parser's in a smoke run; the command line takes precedence over both.
     """
     if parser.parse_args().smoke:
         parser.set_defaults(**smoke)

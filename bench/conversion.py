@@ -1,7 +1,8 @@
-"""``mens migrate openai convert`` beside ``mens data check``, on a file with images; run by ``python -m bench.data``.
+"""``mens migrate openai convert`` compared with ``mens data check``, on a file with images; run by ``python -m
+bench.data``.
 
-100,000 rows as OpenAI takes them, of which 7 % have images. Converting a file accounts for each of its lines and writes it
-anew; it should take no longer than the report on the same file does. Each reads it in a process of its own, in turns.
+100,000 rows in OpenAI's form, of which 7 % have images. Converting a file accounts for each of its lines and writes it
+again; it should take no longer than the report on the same file. Each reads it in a process of its own, in turns.
 """
 
 from __future__ import annotations

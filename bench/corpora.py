@@ -1,4 +1,5 @@
-"""Files of chats for the data benches: the same chats, written in different ways. All text and all values are made up.
+"""Files of chats for the data benches: the same chats, written in different ways. All content and all values are made
+up.
 
 Every corpus has chats of lognormal length, 85 % English with a few accents, the rest German, French, Russian and Chinese.
 
@@ -50,7 +51,7 @@ class Corpus:
 
     Attributes:
         characters: median length of a chat's content.
-        dress: adds to a row what its source would have added.
+        dress: adds to a row the fields that its source would have added.
     """
 
     characters: float
@@ -58,10 +59,10 @@ class Corpus:
 
 
 def write_file(path: Path, corpus: Corpus, size: int, bad_every: int = 0) -> int:
-    """Write a file of about ``size`` bytes: a block of chats again and again, each row with its number.
+    """Write a file of about ``size`` bytes: a block of chats repeatedly, each row with its number.
 
     Args:
-        bad_every: every so many lines, one is bad; 0 makes none.
+        bad_every: interval of bad lines; 0 makes none.
 
     Returns:
         Number of its lines.
@@ -113,7 +114,7 @@ def _plain(_: random.Random, row: Row) -> Row:
 
 
 def _export(draw: random.Random, row: Row) -> Row:
-    """The row with what a chat system knows about a conversation and its messages."""
+    """Return the row with the fields that a chat system adds to a conversation and its messages."""
     messages: list[Row] = []
     for message in row["messages"]:
         parent = messages[-1]["message_id"] if messages else None

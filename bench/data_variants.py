@@ -2,7 +2,7 @@
 
     python -m bench.data_variants VARIANT FILE
 
-What a variant imports is not counted.
+The imports of a variant are not counted.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
 
 
 def cpu_seconds() -> float:
-    """Of all threads of this process, and of its children that have ended."""
+    """Return the CPU seconds of all threads of this process, and of its ended children."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 

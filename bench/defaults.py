@@ -101,7 +101,7 @@ def run_recipe(base: Path, folder: Path, name: str, recipe: str) -> dict[str, An
 
 
 def write_replay(base: Path, path: Path) -> None:
-    """General requests with the base's own greedy answers: what it should go on doing."""
+    """Write general requests with the base's own greedy answers, whose behaviour training should preserve."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base)

@@ -79,12 +79,12 @@ OVER = threading.Event()
 
 @dataclass
 class RunOutcome:
-    """A run that is over.
+    """A finished run.
 
     Attributes:
-        digest: of everything that the run is for.
-        guarantee: what the run itself claims.
-        attempts, kills, pauses, holds: what it went through.
+        digest: digest of all its results.
+        guarantee: the guarantee that the run reports.
+        attempts, kills, pauses, holds: number of each during the run.
     """
 
     digest: str = ""
@@ -164,7 +164,7 @@ def make_jobs(folder: Path, options: argparse.Namespace) -> dict[str, Path]:
 
 @contextmanager
 def busy_processors(count: int) -> Iterator[None]:
-    """Processes that keep so many processors busy."""
+    """Keep the given number of processors busy with processes."""
     burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -175,13 +175,13 @@ def busy_processors(count: int) -> Iterator[None]:
 
 
 def train(plan: Path, folder: Path, threads: int, options: argparse.Namespace, seed: float) -> RunOutcome:
-    """One run, in as many attempts as it takes.
+    """Make one run, in as many attempts as it takes.
 
     Args:
-        seed: of everything that happens to it.
+        seed: seed of all its disturbances.
 
     Raises:
-        BenchFailed: an attempt failed by itself.
+        BenchFailed: an attempt failed on its own.
     """
     draw, outcome = random.Random(seed), RunOutcome()
     checkpoint: Path | None = None
@@ -223,7 +223,7 @@ def attempt(
     untold: bool,
     disturbed_steps: int,
 ) -> int:
-    """One process of the trainer, and what happens to it within so many steps; its exit code."""
+    """Run one process of the trainer, disturbed within `disturbed_steps` steps; return its exit code."""
     free_bytes = draw.choice([0, 1 << 40])  # none for a cache of dequantised weights, or plenty
     command = [sys.executable, "-m", "bench.starved_trainer", str(free_bytes), str(plan), str(run_dir)]
     command += ["--resume", str(checkpoint)] if checkpoint else []
@@ -287,7 +287,7 @@ def disturb(
 
 
 def steps_done(run_dir: Path) -> int:
-    """Steps of this attempt that are told so far."""
+    """Return the number of steps that this attempt has reported so far."""
     path = run_dir / TELEMETRY_NAME
     return path.read_bytes().count(b'"event": "step"') if path.exists() else 0
 

@@ -143,7 +143,8 @@ def measure_runs(options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def measure_sandbox(items: int) -> tuple[str, float]:
-    """The sandbox's level, and items a second of a trivial grader, asked by as many threads as it grades at once.
+    """Return the sandbox's level, and items per second of a trivial grader, called by as many threads as it grades at
+    once.
 
     Raises:
         BenchFailed: this machine has no sandbox, or a score is wrong.

@@ -1,9 +1,9 @@
-"""What ``python -m bench.evaluate`` measures, each in a process of its own; prints seconds.
+"""Variants of ``python -m bench.evaluate``, each in a process of its own; prints seconds.
 
     python -m bench.evaluate_variants evaluate JOB            a worker that carries a run out, from claim to success
     python -m bench.evaluate_variants client PLAN CONCURRENCY the same requests, with nothing else done
 
-Both ask the API of ``MENS_API_URL``.
+Both call the API of ``MENS_API_URL``.
 """
 
 from __future__ import annotations

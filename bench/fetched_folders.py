@@ -1,4 +1,4 @@
-"""Folders of `.tools/` (git-ignored), each filled once: what tests and benches fetch, and what they make of it."""
+"""Folders of `.tools/` (git-ignored), each filled once: downloads of tests and benches, and files made from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ TOOLS = (ROOT / ".tools").resolve()
 
 
 def fetched(name: str, fetch: Callable[[Path], None]) -> Path:
-    """A folder of .tools/ that ``fetch`` fills: complete, or not there. Of several processes, one fills it and the others wait."""
+    """Return a folder of .tools/ that ``fetch`` fills: complete or absent. With several processes, one fills it and the
+    others wait.
+    """
     folder = TOOLS / name
     if not folder.exists():
         TOOLS.mkdir(exist_ok=True)

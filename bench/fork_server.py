@@ -1,8 +1,8 @@
 """Runs modules as ``python -m`` would, each in a fork of this process: ``python -m bench.fork_server``.
 
-Requests are lines of JSON on standard input: the names of modules to import, which nothing responds to; or a module,
-arguments, environment, and files for its output and its errors, for which the exit code comes back as a line. The process
-imports what it is told to and does nothing else before it forks: autograd, tokenizers and Arrow start threads when they are
+Requests are lines of JSON on standard input: the names of modules to import, which get no response; or a module,
+arguments, environment, and files for its output and its errors, for which the exit code comes back as a line. The
+process only imports the requested modules before it forks: autograd, tokenizers and Arrow start threads when they are
 first used, and a thread does not survive a fork.
 """
 

@@ -55,7 +55,7 @@ LAST_EVENT = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where requests are sent, with which key, and for which model."""
+    """URL, key and model of requests."""
 
     url: str
     key: str
@@ -91,7 +91,7 @@ class Connection:
 
 
 async def stream(endpoint: Endpoint, tokens: int, connection: Connection) -> tuple[float, int, float]:
-    """One streamed completion.
+    """Request one streamed completion.
 
     Returns:
         Seconds to the first event, events, seconds to the last.
@@ -117,7 +117,7 @@ class Gateway:
 
     Args:
         endpoints: by variant: ``direct``, ``gateway``, ``bare`` and further ones.
-        options: of the command line.
+        options: options of the command line.
     """
 
     def __init__(self, endpoints: dict[str, Endpoint], options: argparse.Namespace) -> None:
@@ -221,7 +221,9 @@ def percentile(values: list[float], at: int) -> float:
 
 @contextmanager
 def fake_endpoints(pace: float, foreign_names: int) -> Iterator[dict[str, Endpoint]]:
-    """The fake replica, the API in front of it, asked for an alias, the bare proxy, and an API with foreign names."""
+    """Yield the fake replica, the API in front of it, called with an alias, the bare proxy, and an API with foreign
+    names.
+    """
     with ExitStack() as stack:
         made, *named = (
             stack.enter_context(

@@ -1,4 +1,4 @@
-"""What ``python -m bench.gateway`` measures: a fake replica, the API in front of it, and the bare proxy.
+"""Variants of ``python -m bench.gateway``: a fake replica, the API in front of it, and the bare proxy.
 
 python -m bench.gateway_variants PORT PACE    the fake replica
 """

@@ -102,8 +102,8 @@ class Comparison:
     """The variants of one comparison.
 
     Args:
-        trainers: what runs them.
-        options: of the command line.
+        trainers: runs them.
+        options: options of the command line.
 
     Attributes:
         failures: reasons of the variants that failed.
@@ -137,7 +137,7 @@ class Comparison:
         return outcomes
 
     def train(self, variant: str, run_name: str) -> Outcome:
-        """One run of a variant.
+        """Make one run of a variant.
 
         A peer runs as fast as it can: its activations are recomputed only once it has run out of memory without that.
 
@@ -218,7 +218,9 @@ class Comparison:
         return met
 
     def memory(self, ours: Outcome, limit: Roofline) -> list[bool]:
-        """G4: the peak against the floor with its activations, and against what the trainer predicted at its start."""
+        """Judge G4: the peak compared with the floor with its activations, and with the trainer's own prediction at its
+        start.
+        """
         memory, budget = ours.facts.get("memory", {}), ours.facts.get("budget", {})
         predicted = budget.get("predicted_bytes") or memory.get("predicted_bytes")
         floor = limit.memory_floor(budget)

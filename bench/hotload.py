@@ -164,7 +164,7 @@ class Bench:
         await self._finish_and_request("gateway", name, self.adapters.make(name))
 
     async def certified(self, name: str) -> None:
-        """The same after the replica was asked to verify the adapter, and for a token of it."""
+        """Measure the same after requesting verification of the adapter from the replica, and one token of it."""
         stored = self.adapters.make(name)
         began = time.perf_counter()
         await self._to_replica.call(self.replica, "GET", f"/mens/adapters/{stored.adapter_id}")
@@ -184,7 +184,7 @@ class Bench:
         self._record("alias", await self._alias_resolved(stored) - committed)
 
     async def _alias_resolved(self, stored: StoredAdapter) -> float:
-        """When the alias, which pointed to another adapter before, first meant this one.
+        """Return when the alias, which pointed to another adapter before, first resolved to this one.
 
         Raises:
             BenchFailed: it does not within seconds.
@@ -256,10 +256,10 @@ def added_ms(times: dict[str, list[float]], row: str, at: int) -> float:
 
 @contextmanager
 def started(options: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """What names the installation: a new one, or the one that runs.
+    """Yield the settings that identify the installation: a new one, or the running one.
 
     Raises:
-        PeerMissing: the environment names no installation that runs.
+        PeerMissing: the environment does not name a running installation.
     """
     if options.running:
         yield running_installation(HOME)
@@ -272,7 +272,7 @@ def started(options: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 
 def capacity(options: argparse.Namespace) -> dict[str, int]:
-    """How many adapters of which rank fit into the memory of a server, and its KV cache."""
+    """Return how many adapters of which rank fit into a server's memory, and the size of its KV cache."""
     return CAPACITY | {"serving_max_lora_rank": options.rank} | cache_of(BASES[options.base])
 
 

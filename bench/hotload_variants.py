@@ -1,4 +1,4 @@
-"""What ``python -m bench.hotload`` measures: a whole installation, a plain vLLM beside it, adapters, and finished jobs."""
+"""Variants of ``python -m bench.hotload``: a whole installation, a plain vLLM, adapters, and finished jobs."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class AdapterFactory:
     """Makes adapters without training: random ones, which a replica loads like any other.
 
     Args:
-        settings: of the installation.
+        settings: settings of the installation.
         base: name of the adapters' base.
-        rank: of the adapters.
+        rank: rank of the adapters.
     """
 
     def __init__(self, settings: Settings, base: str, rank: int) -> None:
@@ -114,7 +114,7 @@ class Worker:
     """Finishes jobs as the worker does, in a process that is not the API's.
 
     Args:
-        settings: of the installation.
+        settings: settings of the installation.
         base: name of the jobs' base.
     """
 
@@ -156,19 +156,19 @@ class Worker:
 
 
 def cache_of(base: str) -> dict[str, int]:
-    """The KV cache of a server of this base, as a serving setting; none: what the replica chooses by itself."""
+    """Return the KV cache of a server of this base, as a serving setting; empty if the replica chooses it."""
     return {"serving_kv_cache_bytes": CACHE_BYTES} if base == SMOLLM2 else {}
 
 
 @contextmanager
 def installation(home: Path, base: str, capacity: dict[str, int], *, smoke: bool) -> Iterator[Stack]:
-    """The whole installation around one base.
+    """Run the whole installation around one base.
 
     Args:
         home: an empty folder.
         base: one of ``bench.bases.BASES``.
-        capacity: what fits into memory, as serving settings.
-        smoke: whether a base that is made is one for a smoke run.
+        capacity: numbers and sizes that fit into memory, as serving settings.
+        smoke: whether a new base is one for a smoke run.
     """
     add_base(Settings(home=home), base, smoke=smoke)
     environment = {f"MENS_{name.upper()}": str(value) for name, value in capacity.items()}
@@ -178,13 +178,14 @@ def installation(home: Path, base: str, capacity: dict[str, int], *, smoke: bool
 
 @contextmanager
 def plain_vllm(home: Path, base: str, key: str, capacity: dict[str, int]) -> Iterator[str]:
-    """URL of a vLLM with a replica's engine options and nothing of Mens: no guard, no resolver, its own load route.
+    """Yield the URL of a vLLM with a replica's engine options and nothing of Mens: no guard, no resolver, its own load
+    route.
 
     Args:
-        home: of the installation that the replica is one of.
-        base: that it serves.
-        key: the replica's, and this server's.
-        capacity: of the replica, as serving settings.
+        home: home folder of the replica's installation.
+        base: base that it serves.
+        key: key of the replica and of this server.
+        capacity: the replica's capacity, as serving settings.
     """
     own: dict[str, Any] = {"serving_key": key, "serving_port": free_port(), **capacity}
     settings = ServingSettings(home=home, serving_base=base, **own)

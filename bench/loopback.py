@@ -28,12 +28,12 @@ def free_port() -> int:
 def server(
     arguments: list[str], url: str, seconds: float, environment: Mapping[str, str], log: Path | None = None
 ) -> Iterator[None]:
-    """A Python process that responds at ``url`` within the block, and is stopped with all its children after it.
+    """Run a Python process that responds at ``url`` within the block, and stop it with all its children afterwards.
 
     Args:
-        arguments: of the interpreter.
+        arguments: arguments of the interpreter.
         url: responds once it is ready.
-        seconds: the longest to wait for that.
+        seconds: longest wait for that.
         environment: variables to add.
         log: receives its output; None discards it.
 
@@ -57,7 +57,7 @@ def server(
 
 
 def stop_group(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process that leads a group, and kill what is left of the group."""
+    """Stop a process that leads a group, and kill the rest of the group."""
     try:
         process.terminate()
         process.wait(STOP_SECONDS)
@@ -71,11 +71,11 @@ def wait(url: str, seconds: float, process: subprocess.Popen[bytes] | None = Non
     """Wait until a server responds.
 
     Args:
-        seconds: the longest to wait.
-        process: the server's; once it has ended, there is nothing to wait for.
+        seconds: longest wait.
+        process: the server's process; once it has ended, waiting stops.
 
     Raises:
-        OSError: it does not.
+        OSError: it did not respond.
     """
     deadline = time.monotonic() + seconds
     # A proxy that the environment names would look for the server on its own machine.

@@ -1,4 +1,6 @@
-"""The manifest of an adapter that was made and not trained: true in what a merge reads, zeros in its digests."""
+"""The manifest of an adapter that was generated, not trained: valid in the fields that a merge reads, zeros in its
+digests.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def compare(options: argparse.Namespace) -> bool:
 
 
 def measure(processes: Processes, folder: Path, rounds: int) -> dict[str, list[Facts]]:
-    """What each variant took, in turns; the last result of each is left in its folder."""
+    """Measure each variant, in turns; the last result of each is left in its folder."""
     outcomes: dict[str, list[Facts]] = {name: [] for name in VARIANTS}
     for number in range(rounds):
         for name, ones in outcomes.items():
@@ -79,7 +79,7 @@ def measure(processes: Processes, folder: Path, rounds: int) -> dict[str, list[F
 
 
 def run_module(processes: Processes, module: str, *arguments: str) -> Facts:
-    """What a module of this bench says, run in a process of its own: this one never imports torch."""
+    """Return the output of a module of this bench, run in a process of its own: this process never imports torch."""
     output = processes.run(Path(sys.executable), module, *arguments)
     facts: Facts = json.loads(output.strip().splitlines()[-1])
     return facts
@@ -96,11 +96,11 @@ def report(
     """Print the table and the goal.
 
     Args:
-        made: what is known of the base.
-        agreement: of our values with those of peft in float32.
+        made: facts of the base.
+        agreement: agreement of our values with those of peft in float32.
 
     Raises:
-        BenchFailed: in a smoke run, the values are further apart than a rounding.
+        BenchFailed: in a smoke run, the values differ by more than a rounding.
     """
     print("variant     seconds   lowest  highest  CPU seconds  memory MB")
     for name, ones in outcomes.items():

@@ -1,4 +1,5 @@
-"""How far the product's merged model is from peft's: ``python -m bench.merge_agreement FOLDER`` prints one line of JSON.
+"""Agreement of the product's merged model with peft's: ``python -m bench.merge_agreement FOLDER`` prints one line of
+JSON.
 
 FOLDER has ``base`` and the results of two variants of ``bench/merge_variants.py``, ``mens`` and ``peft-f32``.
 """
@@ -16,16 +17,16 @@ CANCELLED = 1e-6
 
 
 def agreement(folder: Path) -> tuple[float, int]:
-    """How far our values are from those of peft in float32.
+    """Measure how far our values are from those of peft in float32.
 
     Where base and adapter nearly cancel out, float32 has the rounding errors of the larger terms: differences below a
     millionth of the tensor's mean size are no difference.
 
     Returns:
-        The share of the values that are equal, and how many steps of bfloat16 the others are apart at most.
+        the share of equal values, and the largest difference of the others in steps of bfloat16.
 
     Raises:
-        SystemExit: the two models have other tensors.
+        SystemExit: the two models have different tensors.
     """
     found, expected, base = (_locate(folder / name) for name in ("mens", "peft-f32", "base"))
     if found.keys() != expected.keys():

@@ -71,7 +71,9 @@ def make_adapter(folder: Path, config: dict[str, object]) -> None:
 
 
 def main() -> int:
-    """Make both, and print bytes of the base and of its largest tensor, and what the comparison of a merge announces."""
+    """Create both, and print the bytes of the base and of its largest tensor, and the predicted memory of a merge's
+    comparison.
+    """
     folder, family, *size = sys.argv[1:]
     hidden, layers, vocabulary = map(int, size)
     base, config = Path(folder) / "base", model_config(family, hidden, layers, vocabulary)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 
 def peak_bytes() -> int:
-    """Largest resident set of this program alone: Linux counts a parent's memory into ru_maxrss of what it starts."""
+    """Return the largest resident set of this program alone: Linux counts a parent's memory into ru_maxrss of its
+    children.
+    """
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024

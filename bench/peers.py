@@ -1,7 +1,7 @@
-"""The environment of the peers that are measured against: ``.cache/bench-venv``, as ``locks/bench.lock`` pins it.
+"""The environment of the peers in comparisons: ``.cache/bench-venv``, as ``locks/bench.lock`` pins it.
 
-It stands on the environment that runs the bench: peers and product share one build of torch, transformers, peft and
-bitsandbytes, on a CPU and on a GPU, and the lock has only what the product does not need.
+It extends the environment that runs the bench: peers and product share one build of torch, transformers, peft and
+bitsandbytes, on a CPU and on a GPU, and the lock lists only packages that the product does not need.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PYTHON = FOLDER / "bin" / "python"
 
 
 def require(*modules: str) -> None:
-    """Check that this environment has what a bench imports.
+    """Check that this environment has the modules that a bench imports.
 
     Raises:
         PeerMissing: it lacks a module.
@@ -36,13 +36,13 @@ def require(*modules: str) -> None:
 
 
 def peers_python(*modules: str) -> Path:
-    """The interpreter that has the peers; installs them when the lock or this environment has changed.
+    """Return the interpreter that has the peers; install them if the lock or this environment has changed.
 
     Args:
-        modules: what the bench imports beyond the lock, e.g. ``unsloth``, which has no build for a CPU.
+        modules: modules that the bench imports beyond the lock, e.g. ``unsloth``, which has no build for a CPU.
 
     Raises:
-        PeerMissing: they cannot be installed, or one of ``modules`` is not there.
+        PeerMissing: they cannot be installed, or one of ``modules`` is missing.
     """
     pins = LOCK.read_text()
     if all(_is_installed(pin) for pin in pins.split()):
@@ -62,7 +62,7 @@ def peers_python(*modules: str) -> Path:
 
 
 def product_modules() -> str:
-    """Where this environment has its modules; one folder for all checkouts whose ``.venv`` is a link to the same."""
+    """Return the module folder of this environment; one for all checkouts whose ``.venv`` is a link to the same."""
     return str(Path(sysconfig.get_path("purelib")).resolve())
 
 
@@ -75,7 +75,7 @@ def _is_installed(pin: str) -> bool:
 
 
 def _install() -> None:
-    """Make the environment anew, with uv where there is one: it takes a tenth of pip's time.
+    """Create the environment again, with uv if available: it takes a tenth of pip's time.
 
     Raises:
         PeerMissing: uv or pip ended with an error.

@@ -36,13 +36,13 @@ SMOKE = {"rounds": 1, "seconds": 0.2, "upload_mb": 2, "steady_seconds": 0.3, "ro
 
 
 class Poller:
-    """Sends one request again and again over kept-alive connections.
+    """Sends one request repeatedly over kept-alive connections.
 
     Args:
-        url: of the server.
-        path: of the request.
-        headers: of the request.
-        status: that every answer must have.
+        url: URL of the server.
+        path: path of the request.
+        headers: headers of the request.
+        status: status that every answer must have.
     """
 
     def __init__(self, url: str, path: str, headers: dict[str, str], status: int) -> None:
@@ -52,7 +52,8 @@ class Poller:
         self._request = ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     def per_second(self, seconds: float, connections: int) -> float:
-        """Answers per second, as fast as so many connections get them; the client only sends, and counts the ends of heads.
+        """Return the highest rate of answers per second over `connections` connections; the client only sends, and
+        counts the ends of heads.
 
         Raises:
             BenchFailed: an answer has another status.
@@ -111,7 +112,9 @@ def measure_speeds(pollers: dict[str, Poller], options: argparse.Namespace) -> b
 
 
 def measure_load(installation: Installation, options: argparse.Namespace) -> bool:
-    """The 99th percentile of polls, with nothing beside them and beside an upload and validations; returns whether it may be so."""
+    """Measure the 99th percentile of polls, alone and during an upload and validations; return whether it is within the
+    limit.
+    """
     quiet: list[float] = []
     busy: list[float] = []
     validations = 0

@@ -1,4 +1,5 @@
-"""What ``python -m bench.poll`` measures: an API with a running job, the load beside it, and a route that returns a constant.
+"""Variants of ``python -m bench.poll``: an API with a running job, the concurrent load, and a route that returns a
+constant.
 
 python -m bench.poll_variants PORT    the constant
 """
@@ -27,10 +28,10 @@ class Installation:
     """A served API.
 
     Attributes:
-        url: of the API.
-        job_path: of a running job.
-        poll_headers: of a poll that finds the job unchanged.
-        contract: that a plan validates.
+        url: URL of the API.
+        job_path: path of a running job.
+        poll_headers: headers of a poll that finds the job unchanged.
+        contract: contract that a plan validates.
     """
 
     url: str
@@ -39,10 +40,10 @@ class Installation:
     contract: dict[str, Any]
 
     def upload_and_validate(self, size: int) -> int:
-        """Upload a file of so many bytes; meanwhile plan a job, which validates its training file, again and again.
+        """Upload a file of `size` bytes; meanwhile repeatedly plan a job, which validates its training file.
 
         Returns:
-            how many plans were made.
+            the number of plans.
         """
         import httpx
 
@@ -79,7 +80,7 @@ def _multipart(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def busy_installation(home: Path, rows: int, *, smoke: bool) -> Iterator[Installation]:
-    """An API around the tiny base, with a running job and a training file of so many rows."""
+    """Run an API around the tiny base, with a running job and a training file of `rows` rows."""
     import httpx
 
     from api.migrate import migrate

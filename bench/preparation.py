@@ -36,13 +36,13 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Size:
-    """How much is prepared.
+    """Amount of data to prepare.
 
     Attributes:
         rows: chats of the file.
         vocabulary: tokens of the tokenizer.
-        library_text: whether the text has the standard library's too, beside the repository's.
-        copies: how many times as long the file is that memory is measured on.
+        library_text: whether the corpus includes the standard library's text, in addition to the repository's.
+        copies: length factor of the file that memory is measured on.
     """
 
     rows: int = 12_000
@@ -58,8 +58,8 @@ class Preparation:
     """Measures the variants on one file of chats.
 
     Args:
-        rounds: of each variant.
-        smoke: run at a size of seconds, and judge no goal.
+        rounds: rounds of each variant.
+        smoke: run at a size that takes seconds, and judge no goal.
 
     Raises:
         PeerMissing: a library that a variant needs is not installed.
@@ -99,7 +99,7 @@ class Preparation:
             return self.report(found, identical, self.memory_growth(processes, chats, base, folder, found["mens"][0]))
 
     def _run(self, processes: Processes, variant: str, chats: Path, base: Path, out: Path) -> Facts:
-        """What one variant measured."""
+        """Return one variant's measurements."""
         python = Path(sys.executable) if variant.startswith("mens") else self._peers
         # Threads of the tokenizers are part of what is measured; after a fork they would hang.
         parallel = "false" if self._smoke else "true"
@@ -153,7 +153,7 @@ class Preparation:
 
 
 def same_rows(ours: Path, theirs: Path) -> bool:
-    """Whether ids, supervised tokens and lengths of every row are equal."""
+    """Return whether ids, supervised tokens and lengths of every row are equal."""
     import numpy as np
 
     one, other = np.load(ours), np.load(theirs)

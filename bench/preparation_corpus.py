@@ -69,7 +69,7 @@ def _docstrings() -> Iterator[str]:
 
 
 def make_base(folder: Path, texts: list[str], vocabulary: int) -> None:
-    """Train a byte-level BPE of so many tokens and write the tokenizer files of a base."""
+    """Train a byte-level BPE with `vocabulary` tokens and write the tokenizer files of a base."""
     bpe = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -110,7 +110,7 @@ def _chat(draw: random.Random, texts: list[str], sizes: list[int], tokens: float
 
 
 def _stretch(draw: random.Random, texts: list[str], sizes: list[int], tokens: float) -> str:
-    """Paragraphs that follow each other, cut at a word to about so many tokens."""
+    """Return consecutive paragraphs, cut at a word to about `tokens` tokens."""
     place, taken, have = draw.randrange(len(texts)), [], 0
     while have < tokens and place < len(texts):
         left = tokens - have

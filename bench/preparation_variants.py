@@ -1,8 +1,8 @@
-"""One variant of ``bench/preparation.py`` in a process of its own: prints what it measured as one line of JSON.
+"""One variant of ``bench/preparation.py`` in a process of its own: prints its measurements as one line of JSON.
 
     python -m bench.preparation_variants VARIANT CHATS BASE OUT
 
-Imports and start are not counted; what is counted stands at each variant.
+Imports and start are not counted; each variant states what is counted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def mens(path: Path, base: Path, out: Path, *, fast: bool) -> Facts:
 
 
 def trl(path: Path, base: Path, out: Path, *, processes: int, packing: bool) -> Facts:
-    """Counted: `SFTTrainer`'s own preparation of a data set that is already read; reading it is reported beside."""
+    """Counted: `SFTTrainer`'s own preparation of a data set that is already read; reading it is reported separately."""
     import torch
     from datasets import disable_progress_bars, load_dataset
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -114,7 +114,7 @@ def trl(path: Path, base: Path, out: Path, *, processes: int, packing: bool) -> 
 
 
 def save(path: Path, ids: Any, supervised: Any, lengths: Any) -> None:
-    """What was made of every row. The first token is no target, whatever a trainer writes there."""
+    """Save the result for every row. The first token is not a target, whatever a trainer writes there."""
     supervised = np.array(supervised)
     supervised[np.cumsum(lengths) - lengths] = False
     np.savez(path, ids=np.asarray(ids, np.uint32), supervised=supervised, lengths=np.asarray(lengths, np.int64))

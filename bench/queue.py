@@ -85,10 +85,10 @@ def worker(environment: dict[str, str], log: Path) -> Iterator[None]:
 
 
 class Starts:
-    """Measures how long the worker takes to begin what it is sent.
+    """Measures how long the worker takes to start a job that it is sent.
 
     Args:
-        home: of the installation. broker_url: of its Valkey.
+        home: home folder of the installation. broker_url: URL of its Valkey.
     """
 
     def __init__(self, home: Path, broker_url: str) -> None:
@@ -141,8 +141,8 @@ class QueuePoller:
     """Polls a queued job over one connection.
 
     Args:
-        home: of an installation, which is made. queued: jobs before the one that is polled.
-        broker_url: of the Valkey that both installations use.
+        home: home folder of a new installation. queued: number of jobs before the polled one.
+        broker_url: URL of the Valkey that both installations use.
     """
 
     def __init__(self, home: Path, queued: int, broker_url: str) -> None:
@@ -171,7 +171,7 @@ class QueuePoller:
             self._connection.close()
 
     def poll(self) -> int:
-        """One poll; returns the position that it shows."""
+        """Poll once; return the position in the response."""
         began = time.perf_counter()
         self._connection.request("GET", f"/v1/jobs/{self._job}", headers=self._headers)
         response = self._connection.getresponse()

@@ -1,7 +1,7 @@
 """The worker that ``python -m bench.queue`` measures: ``celery -A bench.queue_variants worker``.
 
-It is the product's own Celery application, with two things beside it: a task that only says when it runs (the bare round trip), and merge
-jobs that say when their runner starts and then succeed.
+It is the product's own Celery application, with two additions: a task that only reports when it runs (the bare round
+trip), and merge jobs that report when their runner starts and then succeed.
 """
 
 from __future__ import annotations

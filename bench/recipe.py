@@ -1,8 +1,8 @@
 """One LoRA recipe for several trainers: same base, same encoded rows in the same steps, same rates, same initial adapter.
 
-The product's trainer is run as the product runs it (``python -m worker.train plan.json run_dir``); a peer gets the rows
-that the product's tokenisation made, in the order of the product's steps, and is run by ``bench/train_variants.py`` in the
-peers' environment. ``bench/training_inputs.py`` makes the base, the plan and the recipe.
+The product's trainer runs as in the product (``python -m worker.train plan.json run_dir``); a peer gets the rows from
+the product's tokenisation, in the order of the product's steps, and is run by ``bench/train_variants.py`` in the peers'
+environment. ``bench/training_inputs.py`` makes the base, the plan and the recipe.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Quant = Literal["nf4", "none"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What every trainer is given.
+    """Inputs of every trainer.
 
     Attributes:
         base: model folder.
         rows: ``{"input_ids", "labels"}`` of each row (label -100: not supervised), in the order of the steps.
-        held_out: rows for the comparison of losses alone.
+        held_out: rows used only to compare losses.
         rates: learning rate of each optimizer step.
-        rows_per_batch: rows of a micro-batch, where a trainer counts in rows.
+        rows_per_batch: rows of a micro-batch, for trainers that count in rows.
         device: ``cpu`` (fp32) or ``cuda`` (bf16).
     """
 
@@ -80,15 +80,15 @@ class Recipe:
 
 @dataclass(frozen=True)
 class InputsRequest:
-    """What ``bench/training_inputs.py`` makes.
+    """Files for ``bench/training_inputs.py`` to make.
 
     Attributes:
-        base: shape of the one that is made, whose vocabulary is the most that the tokenizer may have; or a model's folder.
-        rows: of the training file.
-        held_out_rows: of the validation file.
+        base: shape of a new base, whose vocabulary bounds the tokenizer's; or a model's folder.
+        rows: rows of the training file.
+        held_out_rows: rows of the validation file.
         execution: fields of the contract's section ``exec`` beyond the recipe's defaults.
-        device: where it is trained, ``cpu`` or ``cuda``.
-        pretraining_steps: of a base that is made; 0 leaves its weights random, because speed does not depend on them.
+        device: device of the training, ``cpu`` or ``cuda``.
+        pretraining_steps: steps of a new base; 0 leaves its weights random, because speed does not depend on them.
     """
 
     base: Shape | str
@@ -102,13 +102,13 @@ class InputsRequest:
 
 @dataclass
 class Outcome:
-    """What one trainer did.
+    """Result of one trainer.
 
     Attributes:
         tokens_per_second: useful tokens per second of the timed steps.
         tokens_per_cpu_second: the same by the CPU time of all threads, which other programs disturb less.
-        losses: mean loss per supervised token of each step; empty where a step has other rows than the recipe's.
-        grad_norms: before clipping.
+        losses: mean loss per supervised token of each step; empty if a step has other rows than the recipe's.
+        grad_norms: gradient norms before clipping.
         peak_bytes: device memory on a GPU, resident set on a CPU.
         adapter: folder of the adapter.
         facts: further measurements of the variant.
@@ -127,10 +127,10 @@ class Trainers:
     """The product's trainer and its peers, on one recipe.
 
     Args:
-        processes: where they run.
+        processes: runs them.
         folder: receives inputs and run folders.
         request: base, rows and settings.
-        threads: of each trainer.
+        threads: threads of each trainer.
 
     Raises:
         VariantFailed: the inputs cannot be made.
@@ -152,8 +152,8 @@ class Trainers:
 
         Args:
             run_name: name of the run folder.
-            module: what runs the trainer.
-            arguments: for the module, before the plan and the run folder.
+            module: module that runs the trainer.
+            arguments: arguments of the module, before the plan and the run folder.
 
         Raises:
             VariantFailed: it ended with an error.
@@ -207,9 +207,9 @@ class Trainers:
 
         Args:
             run_name: name of the run folder.
-            module: what runs the peer.
+            module: module that runs the peer.
             recompute: recompute activations in the backward pass instead of storing them.
-            steps: the first ones alone; None: all.
+            steps: number of first steps to run; None: all.
 
         Raises:
             VariantFailed: it ended with an error.
@@ -234,7 +234,9 @@ class Trainers:
 
 
 def step_and_checkpoint_ms(events: list[dict[str, Any]]) -> tuple[list[float], float]:
-    """Milliseconds of each timed step by itself, and of all checkpoints with their validation, the last step's too."""
+    """Return the milliseconds of each timed step alone, and of all checkpoints with their validation, including the
+    last step's.
+    """
     steps, checkpoints, last = [], 0.0, 0
     for event in (one for one in events if one["event"] in {"step", "checkpoint"}):
         if event["event"] == "checkpoint":

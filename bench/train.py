@@ -32,11 +32,11 @@ class Goals:
     """The goals on one base.
 
     Attributes:
-        name: of the goals where the base is held in ``quant``.
+        name: name of the goals with the base in ``quant``.
         hf, trl: least ratio of the product's speed to theirs.
         loss: largest relative difference to `transformers.Trainer`.
         memory: largest ratio of the product's peak memory to that of `transformers.Trainer`; None: not judged.
-        by_cpu_time: whether speeds are by CPU time.
+        by_cpu_time: whether speeds are measured by CPU time.
     """
 
     name: str
@@ -162,10 +162,10 @@ def report(outcomes: dict[str, list[Outcome]], losses: dict[str, float], options
     """Print the table and the goals.
 
     Returns:
-        Whether all goals are met.
+        whether all goals are met.
 
     Raises:
-        BenchFailed: in a smoke run, the product and `transformers.Trainer` have learnt something else.
+        BenchFailed: in a smoke run, the product and `transformers.Trainer` have learned different things.
     """
     goals, smoke = GOALS[options.base], options.smoke
     medians = {name: statistics.median(one.tokens_per_second for one in ones) for name, ones in outcomes.items()}

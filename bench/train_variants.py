@@ -61,7 +61,7 @@ def adapted(recipe: Recipe) -> PeftModel:
 
 
 class StepClock(TrainerCallback):
-    """When each optimizer step ended, what it cost, and how many real tokens it had."""
+    """Records when each optimizer step ended, its cost, and its number of tokens without padding."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -137,7 +137,7 @@ def optimizer_of(model: torch.nn.Module, recipe: Recipe) -> tuple[torch.optim.Op
 
 
 def hugging_face(recipe: Recipe, folder: Path) -> Outcome:
-    """`transformers.Trainer` with peft: what most people run first."""
+    """Train with `transformers.Trainer` and peft, the usual first choice."""
     clock, tokenizer, model = StepClock(), AutoTokenizer.from_pretrained(recipe.base), adapted(recipe)
     trainer = counting(transformers.Trainer, clock)(
         model=model,

@@ -1,8 +1,8 @@
-"""Makes what the trainers of one comparison share: base, chats, the product's plan, and the recipe that follows from it.
+"""Makes the shared inputs of the trainers in one comparison: base, chats, the product's plan, and the resulting recipe.
 
     python -m bench.training_inputs REQUEST_JSON FOLDER
 
-The request is an ``InputsRequest`` of ``bench/recipe.py``. Written are ``tiny/`` (the base, where one is made),
+The request is an ``InputsRequest`` of ``bench/recipe.py``. It writes ``tiny/`` (the base, if one is made),
 ``train.jsonl``, ``held_out.jsonl``, ``plan.json`` and ``recipe.json``.
 """
 
@@ -95,9 +95,9 @@ def plan_run(base: Path, chats: list[Chat], held_out: list[Chat], folder: Path, 
 
     Args:
         base: model folder.
-        held_out: the validation file. There must be one, because a split would also change the rows' order.
-        folder: where the files are written.
-        request: what else the contract says.
+        held_out: rows of the validation file. They are required, because a split would also change the rows' order.
+        folder: folder for the files.
+        request: further values of the contract.
     """
     train, validation = write_chats(folder / "train.jsonl", chats), write_chats(folder / "held_out.jsonl", held_out)
     defaults = {"epochs": 1, "seq_len": 2048, "batch_size": 8, "grad_accum": 2, "seed": 7}

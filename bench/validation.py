@@ -1,9 +1,10 @@
-"""The report on a training file, beside merely loading it with ``datasets`` (goal C3); run by ``python -m bench.data``.
+"""The report on a training file, compared with merely loading it with ``datasets`` (goal C3); run by ``python -m
+bench.data``.
 
-For each corpus of ``bench/corpora.py``, every variant reads the same file in a process of its own, in turns (A B C A B C …),
-and medians are compared. A process's start and imports are not counted. The goal is set on every corpus. Beside it stand the
-pass that only checks the rows, parsers, and pydantic; they have no goal. Speeds per CPU second, of all threads and
-processes, are shown too: they stay the same on a machine that has other work.
+For each corpus of ``bench/corpora.py``, every variant reads the same file in a process of its own, in turns (A B C A B
+C …), and medians are compared. A process's start and imports are not counted. The goal is set on every corpus. The
+table also shows the pass that only checks the rows, parsers, and pydantic; they have no goal. Speeds per CPU second, of
+all threads and processes, are shown too: they stay the same on a machine that has other work.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Validation:
     """Measures the variants on corpora.
 
     Args:
-        size: bytes of a file.
-        rounds: of each variant.
+        size: size of a file in bytes.
+        rounds: rounds of each variant.
         smoke: whether goals are not judged.
 
     Raises:
@@ -101,10 +102,10 @@ class Validation:
         return speeds
 
     def _run(self, processes: Processes, variant: str, path: Path, lines: int) -> dict[str, float]:
-        """What one variant measured on a file.
+        """Return one variant's measurements on a file.
 
         Raises:
-            BenchFailed: it has not read every line.
+            BenchFailed: it did not read every line.
         """
         python = self._peers if variant in PEERS else Path(sys.executable)
         output = processes.run(python, "bench.data_variants", variant, str(path), **environment_of(variant))
@@ -123,5 +124,5 @@ class Validation:
 
 
 def environment_of(variant: str) -> dict[str, str]:
-    """What a variant's process gets besides: the peer may use every processor, as the report does."""
+    """Return additions to a variant's environment: the peer may use every processor, as the report does."""
     return {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))} if variant == "datasets" else {}
