@@ -19,7 +19,7 @@ with without_collections():
     from shared.settings import read_settings
 
 SWITCH_SECONDS = 0.0005
-"""How long a thread at work on the database or a data file may keep the event loop, and every stream, waiting."""
+"""How long a thread that works on the database or a data file may block the event loop, and with it every stream."""
 
 
 def main() -> None:

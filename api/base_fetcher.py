@@ -15,7 +15,7 @@ from shared.errors import MensError
 from shared.settings import Settings
 
 POLL_SECONDS = 60.0
-"""How often the catalogue is looked through for bases that are new, or that could not be fetched before."""
+"""How often the catalogue is searched for bases that are new, or that could not be fetched before."""
 
 logger = logging.getLogger(__name__)
 

@@ -23,17 +23,17 @@ from api.settings import ApiSettings
 from shared.errors import Code, InvalidRequest, MensError, TooLarge, TooSlow, Unavailable
 
 BODY_HEADERS = (b"content-length", b"transfer-encoding", b"expect", b"upgrade")
-"""A request with one of them is the application's."""
+"""A request with one of these headers is left to the application."""
 DRAIN_SECONDS = 10.0
-"""How long a client may go on sending a request that was answered already. A connection that is closed with unread bytes makes
-the client's system throw the answer away."""
+"""How long a client may keep sending a request that was already answered. If a connection is closed with unread bytes,
+the client's system discards the answer."""
 MAX_PIPELINED = 16
-"""Requests of one connection that wait for the response to one before them."""
+"""Requests of one connection that may wait for the response to an earlier one."""
 
 Headers = list[tuple[bytes, bytes]]
 KnownResponse = Callable[[bytes, Headers], bytes | None]
-"""Status line and headers of the response, which has no body, to a URL as it was sent and headers with names in lower case; None: it
-is not known at once."""
+"""Returns status line and headers of the response, which has no body, for a URL as sent and headers with names in lower
+case; None if it is not known at once."""
 
 
 def no_known_response(_url: bytes, _headers: Headers) -> bytes | None:

@@ -55,14 +55,14 @@ TYPES = {
 }
 RETRY_AFTER_SECONDS = 2
 ERROR_CODE = "mens_error_code"
-"""Name in a request's state of the code of the error that it got."""
+"""Name in a request's state of the code of its error."""
 CLIENT_GONE = 499
 """Status in the log for a caller that disconnected; it is never received."""
 OPENAI_PATHS = (
     "/v1/files", "/v1/uploads", "/v1/fine_tuning", "/v1/models", "/v1/chat", "/v1/completions", "/v1/responses", "/v1/embeddings",
     "/v1/evals", "/v1/webhook_endpoints",
 )  # fmt: skip
-"""Beginnings of the paths where OpenAI's clients expect OpenAI's statuses and codes."""
+"""Prefixes of the paths where OpenAI's clients expect OpenAI's statuses and codes."""
 OLLAMA_PATHS = "/api/"
 SEE_OLLAMA_ROUTES = "Of Ollama's API there are /api/chat, /api/generate, /api/tags and /api/version."
 SEE_TAGS = "List what there is with GET /api/tags."
@@ -344,9 +344,9 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 NOT_JSON = "json_invalid"
-"""FastAPI's type of fault of a body that is no JSON."""
+"""FastAPI's fault type for a body that is not JSON."""
 UNKNOWN_KIND = "unknown_kind"
-"""Our type of fault of a body whose ``kind`` is none of a route's; pydantic gives it no field."""
+"""Our fault type for a body whose ``kind`` the route does not have; pydantic gives it no field."""
 OUTSIDE = ("path", "query", "header")
 """Parts of a request where a field may be, besides the body."""
 

@@ -40,7 +40,7 @@ from shared.hashing import digest_json
 from shared.sandbox.client import Sandbox
 
 INLINE_NAME = "eval-items.jsonl"
-"""File name of rows that came with a run."""
+"""File name of rows that were sent in a run's request."""
 SOURCE = "data_source.source"
 LARGEST_SEED = 2**31 - 1
 

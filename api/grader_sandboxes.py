@@ -15,9 +15,9 @@ from shared.sandbox.probe import report_of_machine
 
 RUNS_AT_ONCE = 4
 RUNS_OF_A_TENANT = 1
-"""Further runs of a tenant wait for its own; those of others do not wait for them while there is one of all runs left."""
+"""Concurrent runs of one tenant: further ones wait, without delaying other tenants' runs as long as a place is free."""
 KEPT = 2
-"""Sandboxes that wait for the next run: a start takes a tenth of a second."""
+"""Sandboxes kept for the next run: a start takes a tenth of a second."""
 
 
 class GraderSandboxes:

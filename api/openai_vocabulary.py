@@ -26,9 +26,9 @@ CODES: dict[Code, str] = {
     Code.ROUTE_NOT_FOUND: "unknown_url",
 }
 FIELD_CODES = frozenset({Code.REQUEST_INVALID, Code.REQUEST_REJECTED, Code.CONTRACT_INVALID, Code.NAME_INVALID})
-"""Ours for a wrong field, where OpenAI's says in what way it is wrong."""
+"""Our codes for a wrong field, for which OpenAI's code names the kind of fault."""
 FAULTS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
-"""OpenAI's code for a fault of pydantic's."""
+"""OpenAI's code for each of pydantic's faults."""
 
 
 def openai_code(error: MensError) -> str | None:

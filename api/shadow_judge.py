@@ -35,7 +35,7 @@ from shared.statistics.sequential import is_worse
 
 STORE_SECONDS = 1.0
 MOST_CHARACTERS = 32_000
-"""Of both answers together: graders read them in this process."""
+"""Most characters of both answers together: graders read them in this process."""
 KEPT_EVALS = 256
 
 logger = logging.getLogger(__name__)

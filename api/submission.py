@@ -26,7 +26,7 @@ from shared.preflight.types import InputFile, JobRequest, Preflight
 from shared.worker_registry import common_machine
 
 INLINE_NAME = "inline.jsonl"
-"""File name of rows that came with a job."""
+"""File name of rows that were sent in a job's request."""
 
 
 def check_contract(services: Services, view: TenantView, request: JobRequest) -> Preflight:

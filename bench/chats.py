@@ -17,10 +17,10 @@ MEDIAN_TOKENS, SIGMA = 269, 0.994
 LONGEST_TOKENS = 16_000
 ANSWER_SHARE = 0.45
 TURN_OVERHEAD_TOKENS = 5
-"""The template's marks around a message."""
+"""Tokens that the template adds around a message."""
 
 Sentence = tuple[str, int]
-"""A text and its number of tokens."""
+"""A string and its number of tokens."""
 
 
 def example_texts() -> list[str]:

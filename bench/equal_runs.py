@@ -52,7 +52,7 @@ from worker.run_folder import (
 )
 
 SMOKE = {"runs": 2, "at_once": 2, "jobs": ["two-threads"], "epochs": 1, "hidden": 64, "burners": 0, "seed": 0}
-"""By that seed, one run ends by itself, and the other is held, killed after its checkpoint and resumed."""
+"""With that seed, one run ends normally, and the other is held, killed after its checkpoint and resumed."""
 JOBS: dict[str, dict[str, Any]] = {
     "plain": {"threads": 1, "adapter": {"rank": 8, "alpha": 16}},
     "two-threads": {"threads": 2, "adapter": {"rank": 4, "alpha": 8}},
@@ -62,19 +62,19 @@ JOBS: dict[str, dict[str, Any]] = {
         "optimizer": {"kind": "paged_adamw_8bit"},
     },
 }
-"""Every job is trained many times: threads of its processes, and sections of its contract."""
+"""Jobs, each trained many times: threads of its processes, and sections of its contract."""
 KILLED, PAUSED, STOPPED = 0.4, 0.15, 0.3
 """Shares of the attempts that are killed, paused, or held for a moment."""
 MAX_DISTURBED = 4
-"""Attempts at one run that something may happen to; the next one is left alone."""
+"""Attempts at one run that may be disturbed; the next one is left alone."""
 DISTURBED_STEPS = 5
-"""Steps of an epoch after which something may happen; it has six."""
+"""Steps of an epoch after which a disturbance may happen; it has six."""
 COMPARED = 2
-"""Runs of a job that have to say `bit_exact`: with fewer nothing would be compared."""
+"""Runs of a job that must report `bit_exact`: with fewer nothing would be compared."""
 UNTOLD = {"MKL_CBWR": "OFF", "MKL_DYNAMIC": "TRUE"}
 RUN_SECONDS = 900.0
 OVER = threading.Event()
-"""Set once the bench ends, early or not: what still trains is killed."""
+"""Set once the bench ends, early or not: trainers that still run are killed."""
 
 
 @dataclass

@@ -38,7 +38,7 @@ from bench.smollm2 import SMOLLM2
 
 MAX_ADDED_MS_P50, MAX_ADDED_MS_P99, MIN_KEPT = 1.0, 3.0, 0.97
 MAX_NAMES_MS_P50 = 0.05
-"""What an installation with foreign names may add to one without: less than can be told apart."""
+"""What an installation with foreign names may add to the time of one without: too little to be measured."""
 SMOKE = {
     "rounds": 1,
     "requests": 3,
@@ -49,7 +49,7 @@ SMOKE = {
 }
 REAL = {"rounds": 5, "requests": 40, "warm_up": 10, "tokens": 128, "streams": [1, 16]}
 RUNNING = ("MENS_API_URL", "MENS_API_KEY", "MENS_SERVING_URLS", "MENS_SERVING_KEY", "MENS_SERVING_BASE")
-"""Variables that name an installation which runs: its API with a key, its one replica with its key, and its base."""
+"""Variables that identify a running installation: its API with a key, its one replica with its key, and its base."""
 LAST_EVENT = b"data: [DONE]\n\n"
 
 

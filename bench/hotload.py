@@ -40,10 +40,10 @@ from shared.settings import Settings
 MAX_SHARE_MS = 50.0
 CAPACITY = {"serving_max_loras": 4, "serving_max_cpu_loras": 8}
 OTHERS, OTHER_TOKENS, OTHER_SECONDS = 3, 4, 0.25
-"""Other adapters that are requested meanwhile, for so many tokens, each so often, at each server."""
+"""Other adapters that are requested meanwhile, tokens of each request, and seconds between requests, at each server."""
 ALIAS = "latest"
 HOME = "MENS_HOME"
-"""Variable that names the folder of an installation which runs, besides those of `bench/gateway.py`."""
+"""Variable with the folder of a running installation, in addition to those of `bench/gateway.py`."""
 KNOWN_SECONDS = 5.0
 SMOKE = {"adapters": 2, "warm_up": 1}
 

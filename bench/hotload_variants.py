@@ -43,7 +43,8 @@ from shared.settings import Settings
 
 START_SECONDS = 180.0
 CACHE_BYTES = 1 << 30
-"""KV cache of a server of the real base: more than sixteen streams need, and as much for the replica as for the plain vLLM."""
+"""KV cache of a server of the real base: more than sixteen streams need, and the same for the replica as for the plain
+vLLM."""
 
 
 @dataclass(frozen=True)

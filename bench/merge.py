@@ -27,7 +27,7 @@ from bench.processes import Processes, variant_processes
 
 VARIANTS = ("mens", "peft-f32", "peft-bf16")
 FIDELITY = "fidelity"
-"""No variant of the merge: the comparison after it."""
+"""Not a variant of the merge: the comparison after it."""
 FAMILIES = ("qwen3", "llama-tied")
 PRELOADED = ("bench.merge_inputs", "bench.merge_variants", "bench.merge_agreement")
 TARGET = 1.5

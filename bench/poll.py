@@ -31,7 +31,7 @@ from bench.poll_variants import Installation, busy_installation, constant_server
 
 MIN_RATIO, MAX_P99_RATIO = 2.0, 3.0
 STEADY_SECONDS = 0.005
-"""Between two polls of the steady rate."""
+"""Seconds between two polls of the steady rate."""
 SMOKE = {"rounds": 1, "seconds": 0.2, "upload_mb": 2, "steady_seconds": 0.3, "rows": 40}
 
 

@@ -23,7 +23,7 @@ from bench.processes import Processes, variant_processes
 
 TARGET, PACKING_TARGET = 10.0, 0.995
 MEMORY_LIMIT = 100_000_000
-"""Bytes that preparing the long file may take beyond the short one."""
+"""Bytes that preparing the long file may take in addition to the short one."""
 VARIANTS = {  # name in the table: argument of bench/preparation_variants.py
     "mens": "mens",
     "mens, tokenizers": "mens-tokenizers",

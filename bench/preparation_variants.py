@@ -24,7 +24,7 @@ CAPACITY = 8192
 """Tokens of a bin, and of the longest row: no row of the chats is longer, so no variant truncates."""
 VOCAB_ROWS = 1 << 20
 COMPARED_ROWS = 50_000
-"""A longer file is there to measure memory only."""
+"""A longer file only serves to measure memory."""
 Facts = dict[str, Any]
 
 

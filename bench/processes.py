@@ -15,11 +15,11 @@ from bench.command import BenchFailed
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-"""Of every variant, where it is given nothing else: offline, and one thread."""
+"""Default environment of every variant: offline, and one thread."""
 FORK_SERVER = "MENS_BENCH_FORK_SERVER"
 """Two descriptors: the standard input and output of a process that variants of smoke runs are forked from."""
 LINE_BYTES = 64
-"""More than a line with an exit code has."""
+"""Upper bound of the bytes in a line with an exit code."""
 
 
 class VariantFailed(BenchFailed):

@@ -42,7 +42,8 @@ MAX_RATIO, SLACK_MS, MAX_POLL_RATIO = 2.0, 5.0, 1.2
 SMOKE = {"jobs": 2, "queued": 20, "polls": 30, "warm_up": 1}
 START_SECONDS, ANSWER_SECONDS = 60, 30
 PAUSE_SECONDS = 1.5
-"""Before each measurement: a worker that has just ended a task looks for the next message once a second, and waits for it after that."""
+"""Pause before each measurement: a worker that has just ended a task checks for the next message once a second, and
+waits for it after that."""
 TENANTS = ("shared", "acme", "beta", "gamma", "delta")
 
 

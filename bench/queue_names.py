@@ -2,4 +2,4 @@
 
 PING = "bench.ping"
 STARTED = "bench:started"
-"""The list of moments at which things began: monotonic nanoseconds, the same clock in every process of a machine."""
+"""The list of start times: monotonic nanoseconds, the same clock in every process of a machine."""

@@ -24,7 +24,8 @@ from bench.shapes import Shape
 UNTIMED_STEPS = 2
 EncodedRow = dict[str, list[int]]
 Quant = Literal["nf4", "none"]
-"""What the frozen base is held in: NF4 with double quantisation, or as it is stored, in float32 on a CPU and in bf16 on a GPU."""
+"""How the frozen base is held: in NF4 with double quantisation, or as it is stored, in float32 on a CPU and in bf16 on
+a GPU."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from cli.standalone.worker_programs import run_worker_program
 from shared.errors import Unavailable
 
 SMOLLM2 = "smollm2"
-"""In the catalogue, and of the benches' option `--base`."""
+"""Name in the catalogue, and value of the benches' option `--base`."""
 CONVERTER = ROOT / "worker" / "bases" / "gguf_base.py"
 
 

@@ -32,7 +32,7 @@ from worker.training.schedule import learning_rate
 
 MAX_POSITIONS = 40_960
 TOKENIZER_VOCABULARY = 4096
-"""Tokens at most; the text has few words, so a larger embedding has rows that nothing uses."""
+"""Most tokens; the corpus has few words, so a larger embedding would have unused rows."""
 LONGEST_MINUTES = 1440
 NEVER = 1_000_000
 """Steps between checkpoints that a run of this size does not reach: speed is measured without them."""

@@ -13,7 +13,7 @@ from shared.errors import Code, ContractRejected
 
 ExportFolder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export.")]
 EXPORT = Path("openai-archive")
-"""Where it is, unless another place is given."""
+"""Default folder of the archive."""
 TemplateArgument = Annotated[
     list[str] | None,
     typer.Option(

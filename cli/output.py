@@ -12,7 +12,7 @@ from rich.table import Table
 
 ADAPTER_ID = re.compile(r"(@[0-9a-f]{12})[0-9a-f]{52}\b")
 LEFT_OUT = "…"
-"""`cli/client/id_prefixes.py` takes an id that ends with it."""
+"""`cli/client/id_prefixes.py` accepts an id that ends with it."""
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 

@@ -28,7 +28,8 @@ REQUEST_SECONDS = 10.0
 MAX_PARALLEL_REPLICAS = 16
 MAX_DELETIONS_PER_ROUND = 200
 ROUND_SECONDS = 20.0
-"""Limit of all requests to one replica in a round, so that the round acts on what is confirmed and sees new deletions."""
+"""Limit of all requests to one replica in a round, so that the round acts on confirmed unloads and sees new
+deletions."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class UnloadOutcome(Enum):
 
 
 Outcomes = dict[str, UnloadOutcome]
-"""One replica's, by adapter id; an adapter that is missing was not requested in this round."""
+"""One replica's outcomes by adapter id; an adapter that is missing was not requested in this round."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ EXIT_CANCELLED = 11
 EXIT_PEER_LOST = 12
 """This process of several ended because another one had; only the launcher sees it (`worker/torchrun.py`)."""
 EXIT_STORAGE_FULL = 13
-"""The disk of the run folder is full, so full that nothing in it says so."""
+"""The disk of the run folder is so full that the error could not be written there."""
 
 PAUSE_SIGNAL = signal.SIGUSR1
 CANCEL_SIGNAL = signal.SIGTERM
@@ -44,7 +44,7 @@ class StopRequested(Exception):
 
 
 PEER_LOST_NOTE = "this process could not reach the others"
-"""How a process ends its log that only ends because another one did."""
+"""Last log line of a process that ends only because another one did."""
 
 
 class PeerLost(Exception):

@@ -48,7 +48,7 @@ from worker.training.model.nf4 import has_transposed_layers, quantised_tensors
 from worker.training.reporting.telemetry import Telemetry
 
 ENGINE_VERSION = 2
-"""Raised when the same merge would give other bytes: what an older release left unfinished is then written anew."""
+"""Increased when the same merge would give other bytes: unfinished output of an older release is then written again."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -45,7 +45,7 @@ OWN_TOKENIZERS: Mapping[Family, type[PreTrainedTokenizerFast]] = {
     Family.QWEN2: Qwen2Tokenizer,
     Family.QWEN3_5: Qwen3_5Tokenizer,
 }
-"""Families whose texts transformers, and with it vLLM, divides by rules of their own, whatever tokenizer.json says."""
+"""Families whose input transformers, and with it vLLM, splits by rules of their own, whatever tokenizer.json says."""
 BATCH_DOCUMENTS = 16
 PEAK_LEARNING_RATE = 3e-3
 WARMUP_FRACTION = 0.05

@@ -13,7 +13,7 @@ from typing import Any
 from shared.errors import Code, InvalidRequest
 
 FIELD = "cache_salt"
-"""vLLM's field: a prompt's cached blocks are keyed by it, besides their tokens."""
+"""vLLM's field: a prompt's cached blocks are keyed by it, in addition to their tokens."""
 
 
 def with_cache_salt(body: dict[str, Any], secret: str, tenant: str) -> dict[str, Any]:

@@ -44,14 +44,14 @@ from shared.observability.log_context import add_log_ids
 from shared.strict_json import refuse_loose_json
 
 MAX_EXPLAINED_BYTES = 1 << 20
-"""Of a body that is no JSON: to parse a larger one once more, for its field, would keep other callers waiting."""
+"""Largest invalid JSON body that is parsed again to find its field: parsing a larger one would block other callers."""
 LIMIT_HEADERS = "mens_limit_headers"
 """Name in a request's state of the headers with its key's limits, once it is counted."""
 REQUEST_ID = "mens_request_id"
 """Name in a request's state of its id: visible ASCII characters."""
 SESSION_HEADER = "x-session-id"
 WAIT_HEADER = "mens-max-wait"
-"""How many seconds the caller would rather wait for a replica than get 503."""
+"""Header with the seconds that the caller prefers to wait for a replica instead of getting 503."""
 MAX_WAIT_SECONDS = 60.0
 
 Validate = Callable[[dict[str, Any]], dict[str, Any]]

@@ -12,7 +12,7 @@ from shared.database.gates.shadow_comparisons import ShadowPair
 
 CHAT = "/v1/chat/completions"
 MAX_ANSWER_BYTES = 512 << 10
-"""Of one answer as it passes by; a longer one is not judged, and not held."""
+"""Largest answer that is kept as it passes by; a longer one is not judged."""
 
 
 class PassingAnswer:

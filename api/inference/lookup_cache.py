@@ -36,22 +36,23 @@ from shared.database.routing import Destination, Routing
 from shared.errors import MensError, NotFound, Unavailable
 
 POLL_SECONDS = 0.2
-"""Between two reads of the counter; with the query, well under the quarter of a second that the documentation promises."""
+"""Seconds between two reads of the counter; with the query, well under the quarter of a second that the documentation
+promises."""
 READ_SECONDS = 2.0
-"""How long one read of the counter may take before the database counts as not answering."""
+"""How long one read of the counter may take before the database counts as unresponsive."""
 OUTAGE_SECONDS = 60.0
 MAX_AGE_SECONDS = 10.0
-"""Nothing is cached for longer, so that changes by a writer that does not count them (the release before, a person with SQL)
-become visible too."""
+"""Longest age of cached entries, so that changes by a writer that does not count them (the previous release, a person
+with SQL) become visible too."""
 MAX_KNOWN_KEYS = 100_000
 USE_SECONDS = 60.0
-"""Between two writes of when keys were last used."""
+"""Seconds between two writes of when keys were last used."""
 
 logger = logging.getLogger(__name__)
 now_seconds = time.time
-"""The clock by which secrets end."""
+"""The clock that decides when secrets expire."""
 AUTHENTICATED = "mens.authenticated"
-"""Where in the ASGI scope the request guard puts :class:`Authenticated`."""
+"""Key in the ASGI scope under which the request guard stores :class:`Authenticated`."""
 
 
 class Authenticated(NamedTuple):
@@ -74,7 +75,7 @@ class CacheGeneration:
 
     keys: dict[bytes, Key] = field(default_factory=dict)
     ends: dict[bytes, datetime] = field(default_factory=dict)
-    """Until when a secret is accepted, of those that end by themselves."""
+    """Expiry of accepted secrets, for those that have one."""
     destinations: dict[tuple[str, str], Destination] = field(default_factory=dict)
     certificates: dict[str, list[BaseCertificate]] = field(default_factory=dict)
 

@@ -28,7 +28,7 @@ INSTEAD_OF_CONTENT = {
     "assistant": ("tool_calls", "reasoning", "reasoning_content", "refusal"),
     "developer": ("tools",),
 }
-"""By role, the fields of a message that may stand for its content."""
+"""By role, the fields of a message that may replace its content."""
 NEED_A_STORED_RESPONSE = ("previous_response_id", "conversation", "background")
 
 

@@ -20,7 +20,7 @@ from shared.errors import MensError, Unauthenticated
 
 ADAPTER_HEADER = "x-mens-adapter"
 RECHECK_SECONDS = 1.0
-"""Between two looks at the key of a stream, which may be revoked before the stream ends."""
+"""Seconds between two checks of a stream's key, which may be revoked before the stream ends."""
 
 
 class ProxiedResponse(Response):

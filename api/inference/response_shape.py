@@ -30,7 +30,7 @@ LOGPROBS = b'"logprobs":{"content":'
 WITH_REFUSAL = b'"logprobs":{"refusal":null,"content":'
 
 OPTIONAL = frozenset(("text", "user"))
-"""The same of a response."""
+"""The same for a response."""
 OPTIONAL_OF_TOOL = frozenset(("allowed_callers", "async", "defer_loading", "description", "namespace", "output_schema"))
 OPTIONAL_OF_FORMAT = frozenset(("description",))
 OF_RESPONSES = "incomplete_details"

@@ -19,7 +19,7 @@ from api.inference.replicas.client import ReplicaResponse
 from shared.database.gates.shadow_comparisons import ShadowPair
 
 MAX_COPIES = 4
-"""Copies in flight at once in one API process, while they are judged too."""
+"""Copies in flight at once in one API process, including while they are judged."""
 
 SendCopy = Callable[[], Awaitable[ReplicaResponse]]
 logger = logging.getLogger(__name__)

@@ -20,10 +20,11 @@ from api.inference.vllm_messages import FIRST_WORD, PROMPT, ClientError, explain
 from shared.errors import Code, MensError, Unavailable
 
 MAX_CHARS = 2000
-"""What is read and passed on of a replica's message: vLLM repeats in it what the caller wrote, however long that is."""
+"""Characters of a replica's message that are read and passed on: vLLM repeats the caller's input in it, however long
+that is."""
 UNANSWERABLE = "Internal server error"
-"""vLLM's whole message, with status 500, when it can choose no token: a grammar such as ``root ::= root`` allows none. Or when
-a grammar takes too much of its time (`serving/grammars/vllm_patch.py`)."""
+"""vLLM's whole message, with status 500, when it can choose no token: a grammar such as ``root ::= root`` allows none.
+Or when a grammar takes too much of its time (`serving/grammars/vllm_patch.py`)."""
 logger = logging.getLogger(__name__)
 
 

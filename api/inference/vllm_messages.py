@@ -19,14 +19,14 @@ from shared.errors import Code
 LISTED = re.compile(r"\d+ validation errors?:\n")
 _TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 LISTED_FAULT = re.compile(rf"\{{'type': '(?P<type>\w+)', 'loc': (?P<loc>{_TEXT}), 'msg': (?P<msg>{_TEXT})[,}}]")
-"""The beginning of a fault. What follows may be cut off, or be no literal."""
+"""The beginning of a fault. The rest may be cut off, or not be a literal."""
 PRINTED = re.compile(r"\d+ validation errors? for \w+\n")
 PRINTED_FAULT = re.compile(r"^(?P<loc>\S.*)\n  (?P<msg>.+?) \[type=(?P<type>\w+), input_value=", re.MULTILINE)
 PYTHON_TYPE_ERROR = re.compile(r"'\w+' object (?:is not|has no|does not) ")
-"""A ``TypeError`` of vLLM's own code, as for ``"messages": null``."""
+"""A ``TypeError`` in vLLM's own code, as for ``"messages": null``."""
 INDEX = re.compile(r"\.(\d+)(?=\.|$)")
 DISCRIMINATORS = ("type", "role")
-"""Fields whose value says which branch of a union is meant."""
+"""Fields whose value selects the branch of a union."""
 
 PROMPT = ("messages", "prompt", "input")
 """Fields that may hold the prompt."""
@@ -36,13 +36,13 @@ CALLERS_NAMES = {
     "max_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens"),
     "logprobs": ("top_logprobs", "logprobs"),
 }
-"""vLLM's setting, and the fields that become it; the first that is there counts."""
+"""vLLM's setting, and the fields that become it; the first one present counts."""
 FIRST_WORD = re.compile(r"\A`?(\w+)")
 OPERATORS_ADVICE = re.compile(
     r" (?:To increase this limit, set|Set|Make sure that) [^.]{0,200}?(?:VLLM_|--|max_model_len)[^.]{0,200}\."
     r"| Please reduce the length of the input prompt\."
 )
-"""For the operator of the server; and, of a prompt that is too long, what the remedy here says."""
+"""Advice for the operator of the server; and, for a prompt that is too long, text that duplicates the remedy here."""
 
 
 class ClientError(NamedTuple):
@@ -73,7 +73,7 @@ class KnownSentence(NamedTuple):
 
 
 INVALID_TAG = re.compile("Invalid structural tag specification")
-"""Of a forced call whose function's parameters cannot be compiled, or of a tag that the caller wrote."""
+"""Message about a forced call whose function's parameters cannot be compiled, or about a tag that the caller wrote."""
 KNOWN_SENTENCES = (
     KnownSentence(
         re.compile(r"This model's maximum context length is|The decoder prompt \(length"),

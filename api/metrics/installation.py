@@ -25,7 +25,7 @@ from shared.observability.bounded_label import BoundedLabel
 
 T = TypeVar("T")
 FRESH_SECONDS = 5.0
-"""Scrapes within it share one read of the database."""
+"""Scrapes within this time share one read of the database."""
 
 logger = logging.getLogger(__name__)
 

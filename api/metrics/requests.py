@@ -17,7 +17,7 @@ from shared.observability.metrics_listener import process_registry
 TENANT = "mens_tenant"
 """Name in a request's state of its key's tenant."""
 MODEL = "mens_model"
-"""Name in a request's state of the model that answers it, by the name that the caller's resolved to."""
+"""Name in a request's state of the model that answers it, by its resolved name."""
 STREAM_TYPES = (b"text/event-stream", b"application/x-ndjson")
 TOO_MANY = 429
 ROUTE_SECONDS = (0.005, 0.02, 0.1, 0.5, 2.5, 10.0, 60.0)

@@ -19,9 +19,9 @@ RUNNER_OPTIONS = frozenset(
         "vocab_only", "use_mmap", "use_mlock", "embedding_only",
     }
 )  # fmt: skip
-"""Options of how Ollama loads a model. Here that is decided by the settings of the serving tier."""
+"""Options of how Ollama loads a model. Here the settings of the serving tier decide that."""
 RENAMED = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
-"""Options that have another name in vLLM; the rest have the same."""
+"""Options with another name in vLLM; the others have the same name."""
 
 
 def _refuse_unless_empty(value: Any) -> None:

@@ -56,7 +56,7 @@ RESOLVED = {
 """OpenAI's hyperparameters, and the fields that they become."""
 
 FIELDS = {"data.train_file": "training_file", "data.validation_file": "validation_file", "model.hf_repo": "model"}
-"""Fields of the contract that have another name in OpenAI's request."""
+"""Fields of the contract with another name in OpenAI's request."""
 
 
 def to_contract(

@@ -32,7 +32,7 @@ DETAILS_OF = {
     "python_grader_runtime_error": "python_grader_runtime_error_details",
     "python_grader_server_error": "python_grader_server_error_type",
 }
-"""The field beside a flag that says more."""
+"""The field next to a flag that gives the details."""
 
 
 class ValidateGrader(Closed):

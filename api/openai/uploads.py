@@ -14,7 +14,7 @@ from shared.errors import Code, InvalidRequest
 
 PURPOSES = ("fine-tune", "evals")
 SHORTEST_SECONDS, LONGEST_SECONDS = 3600, 2_592_000
-"""How long a file that is to expire may live: an hour to 30 days."""
+"""Shortest and longest lifetime of a file that expires: an hour to 30 days."""
 
 
 class ExpiresAfter(Closed):

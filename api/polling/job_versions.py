@@ -21,11 +21,11 @@ from shared.database.tenancy import TenantName, visible_to
 from shared.errors import MensError
 
 FOLLOWED_SECONDS = 30.0
-"""How long a job is read after the last question about it."""
+"""How long a job is read after the last request about it."""
 MAX_ASKED_JOBS = 5_000
-"""Jobs that are read because of questions; for more, the database is asked each time."""
+"""Most jobs that are read because of requests; beyond that, each request queries the database."""
 MAX_MISSED_POLLS = 3
-"""After so many polls without an answer, and a second, nothing is known any more."""
+"""After this many polls without a response, and a second, all versions count as unknown."""
 
 logger = logging.getLogger(__name__)
 

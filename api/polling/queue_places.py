@@ -18,11 +18,11 @@ from shared.worker_registry import WorkerRegistry, common_machine
 
 REFRESH_SECONDS = 2.0
 LARGEST_SHARE = 0.01
-"""Of the time that reading the queue may take: a longer queue is read less often."""
+"""Largest share of the time that reading the queue may take: a longer queue is read less often."""
 WAIT_SECONDS = 0.5
 """How long the first poll of a new job waits for its place."""
 ETAG_SECONDS = 60
-"""An estimate that moves by less is no reason to send a job again."""
+"""A job is not sent again for an estimate that moves by less than this."""
 
 EXPLANATIONS = {
     Reason.NEXT: "It is claimed by the next free worker.",

@@ -13,7 +13,7 @@ from functools import cached_property
 from anyio import CapacityLimiter, to_thread
 
 MAX_AGE_SECONDS = 1.0
-"""How old an answer may be, counted from when the database was asked."""
+"""Largest age of a result, counted from the start of the database check."""
 
 
 class Readiness:

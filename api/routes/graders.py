@@ -27,9 +27,10 @@ router = APIRouter(
 )
 
 RUNS_AT_ONCE = CapacityLimiter(8)
-"""A run that waits for a model that judges holds its thread. Other routes have threads of their own, so they do not wait for it."""
+"""Concurrent runs: a run that waits for a judge model holds its thread. Other routes have threads of their own, so they
+do not wait for it."""
 SANDBOXED_AT_ONCE = CapacityLimiter(GRADER_RUNS_AT_ONCE)
-"""Threads of runs that have got a sandbox: as many as there are of these, so that none waits here."""
+"""Threads of runs that have a sandbox: as many as sandboxes, so that none waits here."""
 
 
 @router.post("/validate")

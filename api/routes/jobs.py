@@ -112,7 +112,7 @@ class CreateEvaluation(QueueTerms):
 
 
 KINDS = ("finetune", "merge", "import", "evaluate")
-"""What a caller may write as ``kind``."""
+"""Values of ``kind`` that a caller may send."""
 
 
 def _kind_of(body: Any) -> str:

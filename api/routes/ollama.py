@@ -79,7 +79,8 @@ BODY: dict[str, Any] = {
         },
     }
 }
-"""The route reads the body itself, within the size limit, so FastAPI does not describe it."""
+"""Request body in the OpenAPI document: the route reads it itself, within the size limit, so FastAPI does not describe
+it."""
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {NDJSON: {}}}}
 """A response that may be a stream, for the OpenAPI document."""
 

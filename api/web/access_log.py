@@ -18,7 +18,7 @@ from shared.observability.tracing import is_tracing
 
 ID_HEADER = b"x-request-id"
 CALLERS_ID = re.compile(rb"[!-~]{1,128}")
-"""Ids of callers that are kept: visible ASCII. They go into headers and logs of other processes too."""
+"""Callers' ids that are kept: visible ASCII. They also go into headers and logs of other processes."""
 
 logger = logging.getLogger(__name__)
 

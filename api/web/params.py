@@ -12,7 +12,7 @@ from pydantic import BaseModel
 Item = TypeVar("Item")
 
 NO_NUL = r"^[^\x00]*$"
-"""PostgreSQL takes no text with a NUL character."""
+"""PostgreSQL rejects strings with a NUL character."""
 Id = Annotated[str, Path(max_length=256, pattern=r"^[^\x00]+$")]
 IdempotencyKey = Annotated[
     str | None,

@@ -28,9 +28,9 @@ UPLOAD_ROWS = (
 )
 PART_PATH = re.compile(r"/v1/uploads/[^/]+/parts")
 SLOWEST_BYTES_PER_SECOND = 16 << 10
-"""A body that comes more slowly than this runs out of its time."""
+"""A body that arrives more slowly than this times out."""
 LONGEST_LENGTH = 18
-"""Digits of a Content-Length that is worth reading."""
+"""Most digits of a Content-Length that is parsed."""
 
 
 class BodyRule(NamedTuple):

@@ -21,7 +21,7 @@ from shared.errors import Code, MensError, TooSlow, Unauthenticated
 from shared.observability.log_context import add_log_ids
 
 KEYED_PATHS = ("/v1/", "/api/")
-"""Beginnings of the paths that require a key: all but those of `api/routes/health.py`, and those where nothing is."""
+"""Prefixes of the paths that require a key: all but those of `api/routes/health.py`, and unknown paths."""
 BEARER = "bearer"
 
 

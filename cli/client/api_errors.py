@@ -11,7 +11,7 @@ from cli.client.remedies import our_code, to_cli_remedy
 from shared.errors import Code
 
 SHOWN_CHARS = 300
-"""How much is shown of what another program has answered."""
+"""Characters shown of another program's response."""
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from shared.errors import Code
 from shared.gate_outcome import GateStatus, overall_outcome
 
 ALIAS_NOT_MOVED = 3
-"""Exit code of a command whose job succeeded, and whose alias stayed where it was."""
+"""Exit code of a command whose job succeeded but whose alias was not moved."""
 REFUSALS = (Code.GATE_MISSING, Code.GATE_STALE, Code.GATE_FAILED)
 
 

@@ -11,7 +11,7 @@ from shared.errors import Code, Conflict
 WHOLE_ADAPTER_ID = r"[^@]+@[0-9a-f]{64}"
 JOB_ID_CHARS = len("ftjob-") + 26
 LISTED_IDS = 10
-"""How many ids are listed when a prefix is that of several."""
+"""Number of ids listed if several have the prefix."""
 
 
 def resolve_adapter_id(text: str, least_digits: int = 0, tenant: str | None = None) -> str:

@@ -24,7 +24,7 @@ from shared.job_progress import (
 POLL_SECONDS = 0.5
 SECONDS_PER_LINE = 5.0
 OUTAGE_SECONDS = 60.0
-"""How long an API that does not respond is waited for."""
+"""Longest wait for an API that does not respond."""
 FINAL = ("succeeded", "failed", "cancelled")
 
 

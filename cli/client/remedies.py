@@ -74,7 +74,7 @@ COMMANDS = {
     r"DELETE /v1/fine_tuning/checkpoints/MODEL/permissions/ID": "`mens permissions delete ADAPTER TENANT`",
     r"GET /v1/evals[^\s,;]*?(?=[.,;]?(\s|$))": "`mens eval list`",
 }
-"""Routes in the API's own remedies that a command does."""
+"""Routes in the API's own remedies, and the commands that replace them."""
 
 
 def our_code(error: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from shared.model_card.self_evaluation import KEY, SampleAnswer, SelfEvaluation, summarize
 
 WIDTH = 160
-"""Characters of a text on one line."""
+"""Most characters of a string on one line."""
 
 
 def describe_evaluation(values: Mapping[str, Any], label: str, *, brief: bool = False) -> Iterator[str]:

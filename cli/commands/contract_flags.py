@@ -33,7 +33,7 @@ REPLACED = {
     "max_runtime_secs": "Cancel a job with `mens jobs cancel ID`.",
     "persistent": "Workers are persistent.",
 }
-"""Flags of the original command that are no field of the contract (mens-spec.md §14)."""
+"""Flags of the original command that are not contract fields (mens-spec.md §14)."""
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ console, errors = Console(), Console(stderr=True)
 GIB = 1 << 30
 LAST_EVENTS = 10
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
+"""Exit code after Ctrl-C, as in shells."""
 JobId = Annotated[str, typer.Argument(help="Id of the job, e.g. ftjob-01…, or its beginning.")]
 JobJson = Annotated[
     bool, typer.Option("--json", callback=note_json, help="Print the whole job as JSON; progress goes to stderr.")

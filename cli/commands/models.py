@@ -20,7 +20,7 @@ from cli.commands.gates.receipts import describe_outcome
 from cli.output import print_table
 
 NUMBERS = {"effect": "effect_rms_nats", "engine error": "engine_error_rms_nats", "base shift": "base_shift_rms_nats"}
-"""What is shown of a certificate, in nats; docs/certificates.md explains the numbers."""
+"""Figures of a certificate that are shown, in nats; docs/certificates.md explains them."""
 
 app = typer.Typer(help="List every name that `model` accepts: bases, adapters, aliases; show one; delete an adapter.")
 

@@ -26,9 +26,10 @@ from shared.preflight.types import Machine
 from shared.settings import Settings
 
 BYTES_PER_SECOND = 20e6
-"""How fast a twin is made on a slow core, of the base's files; measured: 269 MB of bfloat16 in 14 s of processor time."""
+"""Speed of creating a twin on a slow core, in bytes of the base's files; measured: 269 MB of bfloat16 in 14 s of
+processor time."""
 DISK_RESERVE = 1 << 30
-"""Bytes that stay free on the disk beside a twin: jobs write there too."""
+"""Bytes that stay free on the disk in addition to a twin: jobs write there too."""
 QUANTIZATION = "MENS_SERVING_QUANTIZATION"
 
 

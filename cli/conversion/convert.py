@@ -26,9 +26,9 @@ from shared.errors import Code, InvalidRequest
 
 PROGRESS_ROWS = 1_000
 _NEVER_KEPT = frozenset({RowForm.SHAREGPT, RowForm.GEMINI, RowForm.TEXT})
-"""Forms that Mens' reader takes in no case, so that it need not be asked."""
+"""Forms that Mens' reader never accepts, so that rows need not be tried with it."""
 _NOTES_OF_CHATS = frozenset({Note.SEVERAL_ANSWERS})
-"""Notes that matter where OpenAI's training ends, and not here."""
+"""Notes that matter for training at OpenAI, but not here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from shared.errors import Code, InvalidRequest
 
 _ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
 _NAMES = {"messages": "conversations", "kto_tag": "label"}
-"""Our names by LLaMA-Factory's, where they are others."""
+"""Our names by LLaMA-Factory's, if they differ."""
 _DEFAULT_COLUMNS = {
     "alpaca": {"prompt": "instruction", "query": "input", "response": "output", "history": "history"},
     "sharegpt": {"messages": "conversations"},

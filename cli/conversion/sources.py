@@ -30,9 +30,9 @@ from shared.datasets.rows import RowCode
 from shared.errors import Code, InvalidRequest
 
 LONGEST_VALUE_BYTES = 64 << 20
-"""A line or a JSON object that is longer is not decoded."""
+"""A line or JSON object that is longer is not decoded."""
 MAX_WRAPPED_BYTES = 1 << 30
-"""Of a JSON object with all rows inside of it, which is read at once."""
+"""Largest JSON object that contains all rows, which is read at once."""
 _READ_CHARACTERS = 1 << 20
 _MARK = codecs.BOM_UTF8
 

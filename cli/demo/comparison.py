@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 64
 REQUESTS_AT_ONCE = 24
-"""A replica on a CPU reads all weights for each token of a batch, so that more answers at once cost little."""
+"""A replica on a CPU reads all weights for each token of a batch, so further concurrent answers cost little."""
 
 
 @dataclass(frozen=True, slots=True)

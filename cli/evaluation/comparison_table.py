@@ -9,7 +9,7 @@ from typing import Any
 from shared.statistics.paired import CONFIDENCE, Comparison, Status
 
 COLUMNS = ("items", "old", "new", "difference", "95 % each end", "visible", "verdict")
-"""``visible``: the smallest difference that so many items show with a power of .8."""
+"""``visible``: the smallest difference that this many items show with a power of .8."""
 VERDICTS = {Status.PASSED: "not worse", Status.FAILED: "worse", Status.MISSING_EVIDENCE: "too few items"}
 
 

@@ -16,7 +16,7 @@ from shared.errors import MensError
 from shared.hashing import digest_json
 
 DIGEST = "mens_digest"
-"""Key of an eval's metadata: by it an eval of the same content is found again."""
+"""Key of an eval's metadata, by which an eval with the same content is found again."""
 SAMPLED_PROMPTS = 8
 
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from shared.datasets.duplicates import SketchedRows
 
 PROMPT_FIELDS = ("tools", "functions", "response_format", "parallel_tool_calls", "tool_choice")
-"""What a request has beside its messages that changes the answer and that rows, chats and batches have kept."""
+"""Fields of a request, besides its messages, that change the answer and that rows, chats and batches have kept."""
 NOT_SENT = ("weight", "refusal", "annotations", "audio", "id")
 TYPICAL_ROW_BYTES = 200
 ROWS_AT_ONCE = 2_000
 SET_ASIDE = 10
-"""Of training rows, when there is nothing else, each tenth is asked and not trained on again."""
+"""If only training rows are available, one in this many is sent as a prompt and not trained on again."""
 
 Request = dict[str, Any]
 

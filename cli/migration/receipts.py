@@ -17,7 +17,7 @@ from shared.statistics.paired import Status
 
 GATE = "gate"
 LARGE_MARGIN = 0.1
-"""A loss that a reader would not expect behind the word passed."""
+"""A loss above this is more than a reader expects from the word passed."""
 
 
 class Gate(msgspec.Struct, frozen=True):

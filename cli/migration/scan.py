@@ -17,7 +17,7 @@ MAX_SHOWN = 120
 SKIPPED_FOLDERS = frozenset(
     {"node_modules", "__pycache__", "venv", "dist", "build", "target", "vendor", "site-packages"}
 )
-"""Folders that hold other people's code, beside those whose name begins with a dot."""
+"""Folders with other people's code, in addition to those whose name begins with a dot."""
 
 
 class Kind(StrEnum):

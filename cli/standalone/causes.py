@@ -16,12 +16,12 @@ MOST_CHARACTERS = 600
 PREFIX = re.compile(
     r"^(?:\([\w.-]+ pid=\d+\) )?(?:(?:ERROR|CRITICAL|WARNING|INFO) +\d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?"
 )
-"""vLLM writes the process, the level, the time and the place before each line, also of a traceback."""
+"""vLLM writes the process, the level, the time and the place before each line, including those of a traceback."""
 EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?(?P<name>[A-Z]\w*(?:Error|Exception|Exit|Interrupt)): (?P<message>.+)$")
 CODED = re.compile(r"^(?P<code>[A-Z][A-Z0-9_]{3,}): (?P<message>.+)$")
 PYDANTIC = re.compile(r"^ {2}(?:Value error|Assertion failed), (?P<message>.+?)(?: \[type=\w+, .*)?$")
 SERVER_LINE = re.compile(r"^ERROR:\s+(?P<message>\[Errno \d+\] .+)$")
-"""Uvicorn's."""
+"""An error line of Uvicorn."""
 REPEATS = re.compile(
     r"Engine core initialization failed|See root cause above|EngineCore failed|Worker failed with error|^\d+ validation errors? for"
 )

@@ -14,9 +14,9 @@ from shared.errors import MensError
 from shared.settings import Settings
 
 SERVING_SHARE, MOST_SHARE = 0.6, 0.9
-"""Of the memory, for all replicas together: in general, and where weights need more than that."""
+"""Share of the memory for all replicas together: by default, and if the weights need more than that."""
 BESIDE_WEIGHTS = 2 << 30
-"""What a replica needs beside its weights: the engine, adapters, and the KV cache of a few sequences."""
+"""Memory of a replica in addition to its weights: the engine, adapters, and the KV cache of a few sequences."""
 
 
 def memory_shares(settings: Settings, bases: Sequence[str], memory: int) -> list[int]:

@@ -15,7 +15,7 @@ from pathlib import Path
 TIMEOUT_SECONDS = 2.0
 FIRST_PORT, PORTS = 10_000, 1 << 16
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""Where Linux says which ports it gives to whoever asks for any."""
+"""Linux's range of ephemeral ports."""
 
 
 def free_port() -> int:

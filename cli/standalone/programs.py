@@ -20,20 +20,21 @@ PROGRAMS = {
     "serving": "{python} -m serving",
     "api": "{python} -m api",
 }
-"""Command line by name, in the order in which they start. They stop in reverse order, one after the other, so that the API
-still reaches its replica and its broker for the requests in flight. ``control`` is the sweeper and its schedule, with a thread
-for each of its duties."""
+"""Command line by name, in the order in which they start. They stop in reverse order, one after the other, so that the
+API still reaches its replica and its broker for the requests in flight. ``control`` is the sweeper and its schedule,
+with a thread for each of its duties."""
 SERVING = "serving"
 """Program of the first replica; the others' names begin with it."""
 DRAINED = (SERVING, "api")
-"""Programs that finish their requests in flight when they are stopped, by the beginning of their names. Their child processes get
-no signal: vLLM's engine would end at once."""
+"""Programs that finish their requests in flight when they are stopped, by prefix of their names. Their child processes
+get no signal: vLLM's engine would end at once."""
 DRAIN_SECONDS = 10.0
-"""How long requests in flight may go on unless ``MENS_DRAIN_SECONDS`` is set: less than elsewhere, so that Ctrl-C ends soon."""
+"""How long requests in flight may continue unless ``MENS_DRAIN_SECONDS`` is set: less than elsewhere, so that Ctrl-C
+ends soon."""
 END_SECONDS = 10
 """How long a program may take to end after that."""
 METERED = ("api", "worker", "control")
-"""Programs that listen for a scraper, each on a port of its own. A replica shows its metrics where it serves."""
+"""Programs that listen for a scraper, each on a port of its own. A replica serves its metrics on its own port."""
 
 
 def drain_seconds(settings: Settings) -> float:

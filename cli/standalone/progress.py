@@ -10,7 +10,7 @@ import psutil
 
 CHECK_SECONDS = 5.0
 LEAST_CPU_SECONDS = 0.05
-"""Less than this between two checks is what an idle process takes."""
+"""CPU seconds between two checks below which a process counts as idle."""
 
 
 @dataclass

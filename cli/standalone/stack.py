@@ -43,9 +43,9 @@ from shared.settings import Settings
 
 SUPERVISORD = "supervisord"
 STALL_SECONDS = 300.0
-"""A program that neither logs nor computes for so long will not get ready."""
+"""A program that neither logs nor computes for this long will not become ready."""
 HANG_SECONDS = 30.0
-"""The same of one whose log names a cause."""
+"""The same for a program whose log names a cause."""
 REPORT_SECONDS = 20.0
 MAX_STARTS = 3
 """How often one program may start until all are ready; one that starts more often keeps dying."""

@@ -17,11 +17,11 @@ from shared.graders.remote_models import RemoteModels
 from shared.sandbox.client import Sandbox
 
 Post = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""Sends a request to a route and returns the response's object; raises a MensError when there is none."""
+"""Sends a request to a route and returns the response's object; raises a MensError if there was no valid response."""
 OF_THE_WHOLE = (Unavailable, NotFound)
-"""Errors that no item is to blame for: the next one would meet them too."""
+"""Errors that are independent of the item: the next one would meet them too."""
 REPEATED = 10
-"""First items whose scores by code are computed twice, to find code that does not give the same every time."""
+"""Number of first items whose code scores are computed twice, to find code that is not deterministic."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ ATTEMPTS = 6
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 60.0
 LIMIT_PATIENCE_SECONDS = 900.0
-"""How long a limit of the tenant is waited for, before the attempt ends and the job waits in the queue."""
+"""How long to wait for a tenant limit before the attempt ends and the job returns to the queue."""
 READ_SECONDS = 600.0
 WORTH_REPEATING = frozenset({408, 409, 500, 502, 503, 504})
 AWAY = frozenset({503})
-"""What says that a part of the system is away, and not that this request cannot be served."""
+"""Statuses of an unavailable part of the system, as opposed to a request that cannot be served."""
 
 
 class DoorClosed(Exception):

@@ -32,9 +32,10 @@ from shared.graders.types import ScoreModel
 from worker.evaluation.run import RunningJob, evaluate_model
 
 MOST_ITEMS = 100_000
-"""Answers of one run, as the API bounds them for runs by default (`MENS_MAX_EVAL_ITEMS`)."""
+"""Most answers of one run, as the API bounds them for runs by default (`MENS_MAX_EVAL_ITEMS`)."""
 NO_EVIDENCE = (NotFound, InvalidRequest, JobFailed)
-"""Errors that are a run's own and last: it is no evidence then, and its gates say why. Others end the attempt, which is repeated."""
+"""Final errors of a run itself: the run is then missing evidence, and its gates give the reason. Other errors end the
+attempt, which is repeated."""
 
 
 def run_policy(

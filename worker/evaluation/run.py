@@ -40,15 +40,15 @@ from worker.settings import WorkerSettings
 STORE_SECONDS = 1.0
 STORE_ITEMS = 64
 MOST_WAITING = 1024
-"""Results that wait for a database that is away, before the attempt ends."""
+"""Most results that wait for an unavailable database before the attempt ends."""
 POLL_SECONDS = 0.2
 SANDBOXED_AT_ONCE = 4
-"""Items whose code runs at once, on a machine with so many cores: each may take 2 GB."""
+"""Items whose code runs at once, on a machine with at least this many cores: each may take 2 GB."""
 READ_AHEAD = 2
-"""Items that wait for each one that is being asked: enough that none waits for the next batch to be stored."""
+"""Items that wait per running item: enough that none waits for the next batch to be stored."""
 
 Judge = Callable[[int, int, SourceItem], Judged]
-"""What comes of an item: its index, the index of the answer to it, and the item."""
+"""Judges an item: its index, the index of the answer to it, and the item."""
 
 
 class RunningJob(Protocol):

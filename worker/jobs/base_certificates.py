@@ -33,7 +33,7 @@ from worker.settings import WorkerSettings
 
 REQUEST_SECONDS = 60.0
 PROBES_DTYPE = "float32"
-"""In which a merge computes its probes, whatever a replica will serve: it runs where no replica is known yet."""
+"""Dtype in which a merge computes its probes, whatever a replica will serve: it runs where no replica is known yet."""
 logger = logging.getLogger(__name__)
 
 

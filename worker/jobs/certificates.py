@@ -24,10 +24,10 @@ from worker.probe_chats import EncodedChats
 
 NOISE_FACTOR = 3.0
 ENGINE_ERROR_LIMITS = {"float32": 1e-4}
-"""By the served dtype; RMS. Measured in fp32: 1.3e-6."""
+"""Limits by served dtype; RMS. Measured in fp32: 1.3e-6."""
 LOW_PRECISION_LIMIT = 0.05
-"""For every other dtype; RMS. Two engines that round to 8 bits at different places agree no better: measured 0.017, and
-0.027 for an adapter on every layer of a Qwen3.5."""
+"""Limit for every other dtype; RMS. Two engines that round to 8 bits at different places agree no better: measured
+0.017, and 0.027 for an adapter on every layer of a Qwen3.5."""
 
 Scores = Sequence[Sequence[float]]
 """Log-probabilities of the probe positions, by probe."""

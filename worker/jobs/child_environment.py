@@ -45,7 +45,7 @@ NAMES = frozenset(
         "MENS_OTLP_ENDPOINT",
     ]
 )
-"""Of the machine, and the six settings that the trainer reads itself."""
+"""Variables of the machine, and the six settings that the trainer reads itself."""
 PREFIXES = (
     *(
         "LC_",
@@ -64,9 +64,10 @@ PREFIXES = (
     *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "GOMP_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "MALLOC_"),
     *("MLFLOW_", "WANDB_", "TENSORBOARD_", "OTEL_"),
 )
-"""Of libraries: devices, threads, caches, and the trackers and the receiver of traces, whose keys the trainer uses."""
+"""Prefixes of libraries' variables: devices, threads, caches, and the trackers and the receiver of traces, whose keys
+the trainer uses."""
 HUB_KEYS = frozenset({"HF_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"})
-"""The base is on the disk before a child starts."""
+"""Keys of the hub, which a child does not need: the base is on the disk before it starts."""
 
 
 def child_environment(given: Mapping[str, str], threads: int, processes: int) -> dict[str, str]:

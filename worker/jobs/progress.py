@@ -10,7 +10,7 @@ from shared.database.records import NewEvent
 from shared.job_progress import JobProgress, MergeProgress, SelfEvaluationProgress, TrainingProgress
 
 MAX_METRIC_EVENTS = 200
-"""About as many step events as a job keeps, however many steps it has; progress itself is always current."""
+"""Approximate number of step events that a job keeps, however many steps it has; progress itself is always current."""
 
 PROGRESS_FIELDS = {
     "step": "step",
@@ -24,7 +24,7 @@ PROGRESS_FIELDS = {
     "progress_fraction": "fraction",
 }
 EVALUATION_EVENT = "self_evaluation_progress"
-"""The trainer's line on how far its self-evaluation is."""
+"""The trainer's event on the progress of its self-evaluation."""
 WARNINGS = ("gpu_fallback", "tracker_failed")
 
 

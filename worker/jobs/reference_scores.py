@@ -25,7 +25,7 @@ from worker.run_folder import ADAPTER_FOLDER, PLAN_NAME, PROBES_NAME, SCORES_NAM
 
 PROGRAM = "worker.score"
 PARITY_FOLDER = "parity"
-"""In the attempt's run folder; one folder inside for each base and dtype that replicas serve."""
+"""Folder in the attempt's run folder, with one folder for each base and dtype that replicas serve."""
 
 
 @dataclass

@@ -36,7 +36,8 @@ from worker.run_folder import EVALUATION_NAME, EVALUATION_ROWS_NAME, SUMMARY_NAM
 REQUEST_SECONDS = 120.0
 MAX_TOKENS = 8_192
 ROWS_AT_ONCE = 4
-"""So that a request is short, and base and adapter are measured on the same rows when the time ends."""
+"""Rows per request: few, so that a request is short, and base and adapter are measured on the same rows when the time
+ends."""
 
 
 def evaluate_served(attempt: Attempt, adapter_id: str, certificates: Mapping[str, Any], run_dir: Path) -> None:

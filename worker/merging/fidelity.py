@@ -25,13 +25,13 @@ from worker.merging.streamed_model import FolderWeights, streamed_model
 from worker.probe_chats import CHATS, UNICODE, encode_chats
 
 BLOCK = re.compile(r"\.(\d+)\.")
-"""The number of a block in a tensor's name: the first, for experts have numbers too."""
+"""The number of a block in a tensor's name: the first one, since experts have numbers too."""
 SMALL_BYTES = 256 << 20
 MAX_TOKENS = 32
-"""Of a probe; the last ones. Six probes and 150,000 tokens of vocabulary make logits of 115 MB."""
+"""Last tokens of a probe that are used. Six probes and 150,000 tokens of vocabulary make logits of 115 MB."""
 LIMITS = {"float32": 1e-6, "float16": 1e-4, "bfloat16": 1e-2}
-"""Largest mean KL (nats) by the dtype that is stored: some 300 times what a tiny model's rounding does, and below any adapter's
-effect. Why these: docs/decisions/0026."""
+"""Largest mean KL (nats) by stored dtype: some 300 times the effect of a tiny model's rounding, and below any adapter's
+effect. The reasons are in docs/decisions/0026."""
 
 
 @dataclass(frozen=True, slots=True)

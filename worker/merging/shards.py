@@ -14,9 +14,9 @@ import torch
 from shared.base_models.weights import TensorInfo
 
 TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""Dtypes whose tensors can be merged or converted; a tensor of another one is copied as it is."""
+"""Dtypes whose tensors can be merged or converted; a tensor of another dtype is copied unchanged."""
 STORED_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-"""torch's name, as a contract has it → safetensors' name."""
+"""torch's name, as used in a contract → safetensors' name."""
 COPY_BYTES = 8 << 20
 
 

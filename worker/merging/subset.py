@@ -34,7 +34,8 @@ FAMILY_PREFIXES = {
     "Qwen3.5": ("model.language_model.",),
     "Qwen2": ("model.layers.", "model.embed_tokens."),
 }
-"""How the base's tensors of a family begin, as the original tells them apart; ``lm_head.weight`` may be any's."""
+"""Prefixes of a family's tensors in the base, by which the original distinguishes families; ``lm_head.weight`` occurs
+in any."""
 
 
 @dataclass(frozen=True, slots=True)

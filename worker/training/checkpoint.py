@@ -57,7 +57,7 @@ class Occasion(Enum):
     STEP = "step"
     """``exec.checkpoint_every``."""
     INTERIM = "interim"
-    """Only to go on from: it is no part of the run's result."""
+    """Only to resume from: it is not part of the run's result."""
 
 
 @dataclass(slots=True)

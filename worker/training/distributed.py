@@ -26,7 +26,8 @@ from worker.training.metrics import Score
 T = TypeVar("T")
 
 PATIENCE = dt.timedelta(hours=1)
-"""How long a process waits for another. One that ends is noticed at once; the first may encode a large file alone."""
+"""Longest wait of a process for another. An ended process is noticed at once; the first may encode a large file
+alone."""
 
 
 @dataclass(frozen=True, slots=True)

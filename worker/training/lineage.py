@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("shared", "worker")
 GIT_SHA_VARIABLE = "MENS_GIT_SHA"
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "tokenizers", "safetensors", "numpy")
-"""Those that a result depends on."""
+"""Packages that a result depends on."""
 
 
 def lineage() -> Lineage:

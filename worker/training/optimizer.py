@@ -20,7 +20,7 @@ from shared.contract.sections import FineTuneContract, OptimizerKind
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
 CODE_BOOKS = ("qmap1", "qmap2")
-"""Constants that all parameters share: made anew, never stored."""
+"""Constants that all parameters share: recreated, never stored."""
 
 
 def build_optimizer(

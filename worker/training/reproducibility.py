@@ -27,10 +27,11 @@ import torch
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 FIXED_ORDER = {"MKL_CBWR": "AUTO", "MKL_DYNAMIC": "FALSE"}
-"""MKL's variables: the same order of sums wherever operands lie, and as many threads however busy the machine is."""
+"""MKL's variables: the same order of sums wherever operands lie, and the same number of threads however busy the
+machine is."""
 NO = ("false", "0", "no", "off")
 OFFSETS = (4, 8, 16, 24, 32, 40, 48)
-"""Bytes past a multiple of 64, torch's own alignment; what is read from a safetensors file lies at any multiple of 8."""
+"""Bytes past a multiple of 64, torch's own alignment; data read from a safetensors file lies at any multiple of 8."""
 
 
 ACCELERATOR, OUT_OF_MEMORY, NOT_RECORDED = "accelerator", "out_of_memory", "not_recorded"

@@ -13,7 +13,8 @@ from worker.machine import QUERY_SECONDS, visible_gpus, visible_names
 from worker.watchdog.rules import Termination
 
 IDLE_SHARE = 0.05
-"""A process group that uses less of one processor, with GPUs that are busy for a smaller share of the time, does nothing."""
+"""A process group is idle if it uses less than this share of one processor, and its GPUs are busy for a smaller share
+of the time."""
 SAMPLE_SECONDS = 15.0
 QUERY = ["nvidia-smi", "--query-gpu=index,uuid,utilization.gpu", "--format=csv,noheader,nounits"]
 

@@ -12,7 +12,8 @@ from shared.errors import Code, JobFailed
 from worker.watchdog.rules import Termination
 
 STALL_FACTOR = 20
-"""A silence is a stall when it is so many times as long as the longest one so far, checkpoints included; within validations the trainer reports."""
+"""A silence is a stall if it is this many times the longest one so far, checkpoints included; within validations the
+trainer reports."""
 
 
 class StallWatch:

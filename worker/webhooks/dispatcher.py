@@ -16,9 +16,9 @@ from worker.settings import WorkerSettings
 from worker.webhooks.sender import WebhookSender
 
 THREADS = 16
-"""Endpoints that are sent something at once, by one process: each has one at a time."""
+"""Endpoints that one process sends to at once: each gets one delivery at a time."""
 ROUND_SECONDS = 60.0
-"""Nothing new is begun after that: the next round deletes what is old, and then goes on."""
+"""After this time no new delivery starts: the next round removes old rows, and then continues."""
 PRUNE_SECONDS = 3600.0
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,10 @@ from shared.webhooks.targets import AllowedTargets, check_url
 from worker.webhooks.pinned_network import PinnedBackend, Resolve
 
 ATTEMPT_SECONDS = 15.0
-"""For connecting, sending and the response's head together, after the host was resolved; Standard Webhooks names 15 to 30 s."""
+"""For connecting, sending and the response's head together, after the host was resolved; Standard Webhooks recommends
+15 to 30 s."""
 READ_BYTES = 512
-"""Of the body of a refusal, for its tenant to read; no other body is read."""
+"""Bytes of a refusal's body that are read, for its tenant; no other body is read."""
 USER_AGENT = "Mens-Webhooks/1"
 
 

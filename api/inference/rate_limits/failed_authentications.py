@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from shared.errors import Code, TooMany, Unauthenticated
 
 MAX_ADDRESSES = 10_000
-"""Addresses that are remembered, those that tried last; the rest begin anew."""
+"""Addresses that are remembered, by latest attempt; all others start from zero."""
 IPV6_PREFIX = 64
 """One client may have all addresses of a network of this size."""
 MAX_LOOKUPS = 2
-"""Keys of one address that are unknown yet and are looked up at the same time; further ones wait for their turn."""
+"""Concurrent lookups of keys from one address that are not known yet; further ones wait for their turn."""
 
 
 @dataclass(slots=True)

@@ -69,7 +69,7 @@ class Admission:
 
 
 FREE = Admission()
-"""Of a key without limits."""
+"""Admission of a key without limits."""
 
 
 class RateLimiter:

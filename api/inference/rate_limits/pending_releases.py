@@ -10,7 +10,8 @@ from redis.exceptions import RedisError
 
 RETRY_SECONDS = 1.0
 MAX_PENDING = 10_000
-"""Releases that are kept, so that a long outage fills no memory; a slot beyond them is free when its hold is over."""
+"""Releases that are kept, so that a long outage does not fill the memory; a slot beyond them is free when its hold is
+over."""
 
 Release = Callable[[str, str], Awaitable[None]]
 

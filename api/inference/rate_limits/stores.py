@@ -27,7 +27,7 @@ WINDOW_SECONDS = 60
 HOLD_SECONDS = 60
 TIMEOUT_SECONDS = 1.0
 AWAY_SECONDS = 10.0
-"""How long no request is sent to Valkey after it did not answer."""
+"""How long no request is sent to Valkey after it did not respond."""
 
 ACQUIRE = """
 local time = redis.call('TIME')

@@ -24,8 +24,8 @@ KEEPALIVE_SECONDS = 4.0
 PASSED_HEADERS = ("content-type", "x-request-id", "retry-after")
 """Headers of a replica's response that the caller gets."""
 ENGINE_DEAD = re.compile(rb'"message": ?"EngineCore encountered an issue')
-"""vLLM's response to requests in flight when its engine dies. In what a caller wrote the quotes are escaped, so it cannot look
-like this."""
+"""vLLM's response to requests in flight when its engine dies. In strings that a caller wrote the quotes are escaped, so
+they cannot look like this."""
 _CONNECTION_ERRORS = (BadResponse, OSError)
 
 

@@ -40,7 +40,7 @@ REASONS: dict[type[Exception], str] = {
     ReplicaUnreachable: "accepts no connection",
     ReplicaDisconnected: "disconnected",
 }
-"""Why a replica was skipped, as callers get it."""
+"""Reasons for skipping a replica, as callers get them."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import cast
 import httptools
 
 MAX_BUFFERED_BYTES = 1 << 18
-"""Of a response that is not read; then the replica has to wait."""
+"""Largest unread part of a response; beyond that the replica has to wait."""
 MAX_HEAD_BYTES = 1 << 16
 NO_BODY = frozenset({204, 304})
 

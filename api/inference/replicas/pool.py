@@ -24,13 +24,13 @@ from shared.replicas import Fit, ReplicaCapabilities, ServedBaseName
 LOAD_FACTOR = 1.25
 """A replica takes at most this many times the mean of requests in flight, and one."""
 FAILED_CHECKS = 3
-"""Health checks in a row that fail before a replica is down; a refused connection is enough by itself."""
+"""Consecutive failed health checks before a replica counts as down; a refused connection is enough on its own."""
 LATE_STREAMS = 3
-"""Streams in a row that begin too late before a replica is taken out as slow."""
+"""Consecutive streams that begin too late before a replica is taken out as slow."""
 FIRST_BACKOFF_SECONDS = 10.0
 LONGEST_BACKOFF_SECONDS = 300.0
 FORGET_SECONDS = 600.0
-"""A replica that was not slow for so long begins with the first back-off again."""
+"""A replica that was not slow for this long starts with the first back-off again."""
 POPULARITY_MINUTES = 5
 
 
@@ -38,12 +38,12 @@ class ReplicaState(StrEnum):
     """State of a serving replica as this API process sees it."""
 
     NEW = "new"
-    """It has passed no health check yet."""
+    """It has not passed a health check yet."""
     WARMING = "warming"
-    """It answers, and loads the most requested adapters."""
+    """It responds, and loads the most requested adapters."""
     UP = "up"
     SLOW = "slow"
-    """It answers, but its streams began too late several times in a row."""
+    """It responds, but its streams began too late several times in a row."""
     DOWN = "down"
 
 
@@ -52,8 +52,9 @@ PREFERENCE = (
     frozenset({ReplicaState.NEW, ReplicaState.WARMING, ReplicaState.SLOW}),
     frozenset({ReplicaState.DOWN}),
 )
-"""Which replicas get requests; each group only when there is none of the groups before. A late response is better than none,
-and a replica that was down may be back since its last health check: a connection that is refused costs nothing."""
+"""States of replicas that get requests, in order of preference; a group is used only if all earlier ones are empty. A
+late response is better than none, and a replica that was down may be back since its last health check: a refused
+connection costs nothing."""
 
 logger = logging.getLogger(__name__)
 

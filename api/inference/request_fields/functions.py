@@ -17,7 +17,7 @@ TRANSLATED = (
     (re.compile(r"^tools\b"), "functions"),
     (re.compile(r"^tool_choice(\.function)?\b"), "function_call"),
 )
-"""Beginnings of a field's path in a translated body, and as the caller wrote them."""
+"""Prefixes of a field's path in a translated body, and in the caller's."""
 TRANSLATED_CALL = re.compile(r"^messages\[(\d+)\]\.tool_calls(?:\[0\](?:\.function\b)?)?")
 
 

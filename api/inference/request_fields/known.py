@@ -164,13 +164,13 @@ WITHOUT_EFFECT = frozenset(
         "safety_identifier",
     ]
 )
-"""Fields of OpenAI's that change no answer, there or here: labels, and hints that only make an answer come sooner."""
+"""Fields of OpenAI's that change no answer, there or here: labels, and hints that only make an answer faster."""
 _RENDERED: dict[str, tuple[Any, ...]] = {
     "mm_payload": (None, "tensors"),
     "return_mm_kwargs": (None, True),
     "return_token_offsets": (None, False),
 }
-"""Fields of vLLM's that it reads where a prompt is rendered without an answer, which no route here does."""
+"""Fields that vLLM reads when it renders a prompt without an answer, which no route here does."""
 ONLY: dict[str, tuple[Any, ...]] = _RENDERED | {
     "audio": (None,),
     "best_of": (None, 1),
@@ -180,7 +180,7 @@ ONLY: dict[str, tuple[Any, ...]] = _RENDERED | {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
-"""Fields that nothing serves, and the values that ask for nothing."""
+"""Fields that are not served, and the values that request nothing."""
 CHAT_OPENAI = (WITHOUT_EFFECT | ONLY.keys() | {"store", "functions", "function_call"}) - CHAT - {"best_of"}
 COMPLETION_OPENAI = frozenset({"best_of"})
 ONLY_RESPONSE: dict[str, tuple[Any, ...]] = _RENDERED | {
@@ -199,7 +199,7 @@ INSTEAD = {
     "guided_decoding_backend": "structured_outputs",
     "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
 }
-"""Fields of earlier releases of vLLM, and what they are called today."""
+"""Fields of earlier releases of vLLM, and their current names."""
 
 
 TOKEN_IDS = (
@@ -209,7 +209,7 @@ TOKEN_IDS = (
     "logprob_token_ids",
     "enable_response_messages",
 )
-"""Fields that have token ids in the answer."""
+"""Fields that add token ids to the answer."""
 
 
 def refuse_token_ids(body: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ MESSAGE = frozenset(
         "tools",
     ]
 )
-"""Of a chat's message. ``parsed`` and the like are what clients add to an answer, and send back with it."""
+"""Fields of a chat message. Clients add ``parsed`` and the like to an answer, and send them back with it."""
 CALL = frozenset(("id", "type", "function", "index", "cache_control", "provider_specific_fields"))
 CALLED_FUNCTION = frozenset(("name", "arguments", "parsed_arguments", "provider_specific_fields"))
 RESPONSE_TOOL = FUNCTION | frozenset(("type", "allowed_callers", "async", "output_schema"))
@@ -52,7 +52,7 @@ ONLY_NESTED: dict[tuple[str, str], tuple[Any, ...]] = {
     ("reasoning", "mode"): (None, "standard"),
     ("reasoning", "summary"): (None,),
 }
-"""Fields of a response's objects that nothing serves, and the values that ask for nothing."""
+"""Fields of a response's objects that are not served, and the values that request nothing."""
 
 
 def check_nested_chat_fields(body: dict[str, Any]) -> None:

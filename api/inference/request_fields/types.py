@@ -18,7 +18,7 @@ from shared.errors import Code, InvalidRequest
 SMALLEST, LARGEST = -(1 << 63), (1 << 64) - 1
 """Integers beyond these cannot be sent to vLLM's engine."""
 TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
-"""Names in ``vllm_xargs`` that vLLM takes for settings of its own, and then fails."""
+"""Names in ``vllm_xargs`` that vLLM interprets as its own settings, and then fails."""
 
 
 def check_types(body: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from shared.database.usage import Account, Amount, Usage
 
 FLUSH_SECONDS = 2.0
 CLOSE_SECONDS = 10.0
-"""How long a shutdown waits for the database."""
+"""Longest wait of a shutdown for the database."""
 COMPLETIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
 RESPONSES = "/v1/responses"
 

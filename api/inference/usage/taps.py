@@ -31,10 +31,10 @@ NO_CHOICES = b'"choices":[]'
 CHOICES_END = b"]"
 CHOICE = re.compile(rb',"choices":\[\{"index":(\d+)')
 WITH_PART = tuple(b"event: response.%s." % what for what in (b"output_item", b"content_part"))
-"""Events that have an item of a response, or a part of one."""
+"""Events that contain an item of a response, or a part of one."""
 RESPONSE_ENDS = tuple(b"event: response.%s\n" % how for how in (b"completed", b"incomplete", b"failed"))
 WITH_RESPONSE = (*RESPONSE_ENDS, b"event: response.created\n", b"event: response.in_progress\n")
-"""Events that have the whole response."""
+"""Events that contain the whole response."""
 
 Kind = TypeVar("Kind")
 

@@ -18,7 +18,8 @@ from shared.scorecard.promotion import MAX_CYCLES, MAX_EVENTS, PromotionCycle, P
 router = APIRouter(tags=["promotions"], dependencies=[*TRAINER, GRADER_LIMIT])
 
 RUNS_AT_ONCE = CapacityLimiter(2)
-"""An evaluation computes intervals for up to ten seconds, in steps of milliseconds; more at once would take the time of other requests."""
+"""Concurrent evaluations: one computes intervals for up to ten seconds, in steps of milliseconds; more would delay
+other requests."""
 
 
 class EvaluatePromotion(BaseModel):

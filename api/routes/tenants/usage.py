@@ -28,7 +28,7 @@ def _check_day(text: object) -> object:
 
 
 Day = Annotated[date, BeforeValidator(_check_day)]
-"""Without the check, pydantic takes a number for a time in seconds."""
+"""Without the check, pydantic interprets a number as a time in seconds."""
 From = Annotated[Day | None, Query(alias="from", description="First day, UTC; by default 29 days before the last.")]
 To = Annotated[Day | None, Query(description="Last day, UTC; today by default.")]
 GroupBy = Annotated[

@@ -31,7 +31,7 @@ Url = Annotated[str, StringConstraints(min_length=1, max_length=MAX_URL_CHARS)]
 EventTypes = Annotated[
     list[EventType], Field(min_length=1, max_length=100), AfterValidator(lambda types: list(dict.fromkeys(types)))
 ]
-"""Each once, in the order given."""
+"""Each type once, in the given order."""
 
 
 class CreateEndpoint(BaseModel):

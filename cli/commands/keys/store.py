@@ -18,9 +18,9 @@ from shared.settings import Settings, read_settings
 KeyRecord = dict[str, Any]
 """A key as ``GET /v1/keys`` shows it."""
 Limits = dict[str, int | None]
-"""Fields of :class:`KeyLimits`; None is no limit."""
+"""Fields of :class:`KeyLimits`; None means unlimited."""
 Change = dict[str, Any]
-"""Fields of ``PATCH /v1/keys/{id}``, times as text."""
+"""Fields of ``PATCH /v1/keys/{id}``, times as strings."""
 
 
 class KeyStore(Protocol):

@@ -30,7 +30,7 @@ from shared.settings import Settings, read_settings
 
 app = typer.Typer()
 switch_app = typer.Typer()
-"""By itself, because `--help` lists steps in the order of their use, and `gate` comes before it."""
+"""Separate, because `--help` lists steps in the order of their use, and `gate` comes before it."""
 console = Console(stderr=True)
 GIB = 1 << 30
 NO_PROMISE = "No base is promised to be as good as the model that it succeeds: `gate` compares them."

@@ -19,7 +19,7 @@ from cli.output import print_table
 PATH = "/v1/audit"
 PAGE = 1000
 WIDTH = 80
-"""Of the changes in a table; `--json` has all of them."""
+"""Width of the changes in a table; `--json` has all of them."""
 app = typer.Typer(
     no_args_is_help=True,
     help="The audit log: who made, changed and deleted keys, limits, jobs, files, models, aliases, policies and webhooks.\n\n"

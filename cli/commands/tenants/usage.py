@@ -19,7 +19,7 @@ from cli.output import print_table
 
 PAGE = 1000
 COLUMNS = {"day": ("day",), "key": ("key_name", "key_id"), "model": ("model",)}
-"""Columns of each group. A line is identified by the ids among them: names of keys may be used again."""
+"""Columns of each group. The ids among them identify a line: names of keys may be reused."""
 FIGURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 KEY_ID = r"key-[0-9a-z]{26}"
 FIRST_DAY = "0001-01-01"

@@ -16,7 +16,7 @@ from typing import Any
 ANSWER = "{{ sample.output_text }}"
 OPERATIONS = {"equals": "eq", "not-equals": "ne", "contains": "like", "icontains": "ilike"}
 SIMILARITIES = {"bleu": ("bleu", 0.5), "gleu": ("gleu", 0.5), "meteor": ("meteor", 0.5), "rouge-n": ("rouge_1", 0.75)}
-"""By promptfoo's name: ours, and promptfoo's threshold where none is given. Its settings of each are its own."""
+"""By promptfoo's name: ours, and promptfoo's default threshold. Its settings of each are its own."""
 UNREAD = ("threshold", "weight", "provider", "rubricPrompt", "transform", "contextTransform", "config")
 
 

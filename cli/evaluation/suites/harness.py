@@ -33,7 +33,7 @@ PASSED = (
     "no_proxy",
 )
 PASSED_ONLINE = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "HF_ENDPOINT", "HF_TOKEN", "HF_HOME")
-"""What tasks of a hub are fetched with. Without ``--online`` nothing is."""
+"""Variables for fetching tasks from a hub. Without ``--online`` nothing is fetched."""
 Progress = Callable[[int, int], None]
 
 

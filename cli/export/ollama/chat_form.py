@@ -17,7 +17,7 @@ from shared.errors import Code, InvalidRequest
 from shared.tokenization.chat_template import ChatTemplate, Turn
 
 MARKS = ("Qa4w", "Qb4w", "Qc4w", "Qd4w")
-"""Texts that no template changes or writes by itself."""
+"""Strings that no template changes or writes on its own."""
 PROBE_TEXTS = ("plain", 'two\nlines, "quoted" & <tagged>', "{{ .Content }} {% tags %}", "数据, żółć 🙂", "a brace {")
 PROBE_CHATS = (
     ("user",),
@@ -27,7 +27,7 @@ PROBE_CHATS = (
     ("user", "assistant", "user", "assistant", "user"),
     ("system", "user", "assistant", "user", "assistant", "user"),
 )
-"""Chats as a template of Ollama's gets them: turns of one role that follow each other have been joined."""
+"""Chats as a template of Ollama's gets them: consecutive turns of one role have been joined."""
 LATE_SYSTEM = ("user", "assistant", "system", "user")
 CLOCK = "strftime_now"
 

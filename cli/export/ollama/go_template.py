@@ -12,7 +12,7 @@ import re
 from cli.export.ollama.chat_form import ChatForm, TurnForm
 
 UNSUPPORTED_ROLE = '{{ index "no turn of this role here" 99 }}'
-"""Fails when it is reached: a turn is refused, and never left out in silence. Go's message quotes it."""
+"""Fails when it is reached: a turn is refused, and never silently left out. Go's message quotes it."""
 NEEDS_QUOTING = re.compile(r'\{|"{3,}|[^\n\t\x20-\x7e]')
 
 

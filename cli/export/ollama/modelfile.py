@@ -26,11 +26,11 @@ from shared.tokenization.tokenizer import Tokenizer
 
 MODELFILE_NAME, ADAPTER_FOLDER = "Modelfile", "adapter"
 CONVERTED = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"})
-"""Architectures of ours that Ollama converts from safetensors."""
+"""Supported architectures that Ollama converts from safetensors."""
 CONVERTED_WITH_ADAPTER = frozenset({"LlamaForCausalLM", "MistralForCausalLM"})
-"""Those of them that it also converts adapters for."""
+"""Those of them for which it also converts adapters."""
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""generation_config.json's names and vLLM's defaults. All are written, because Ollama's own defaults are others."""
+"""generation_config.json's names and vLLM's defaults. All are written, because Ollama's own defaults differ."""
 OLLAMA_NAMES = {"repetition_penalty": "repeat_penalty"}
 
 

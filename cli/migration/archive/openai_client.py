@@ -26,9 +26,9 @@ TIMEOUT_SECONDS = 120.0
 ATTEMPTS = 8
 LONGEST_BACKOFF_SECONDS = 60.0
 LONGEST_WAIT_SECONDS = 900.0
-"""A `Retry-After` beyond this ends the command; run again, it takes up where it stopped."""
+"""A `Retry-After` beyond this ends the command; the next run continues where it stopped."""
 NOT_WORTH_WAITING = ("insufficient_quota", "billing_hard_limit_reached")
-"""Codes of a 429 that no waiting can help."""
+"""Codes of a 429 that waiting cannot resolve."""
 SECRET = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}")
 """A key, whole or shortened as OpenAI quotes it."""
 

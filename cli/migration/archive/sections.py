@@ -13,7 +13,7 @@ from cli.migration.archive.shutdown_dates import is_tuned
 MAX_CHATS = 2_000
 """Stored chats of one model that are fetched; each costs a request."""
 TUNING_PURPOSES = ("fine-tune", "fine-tune-results", "evals", "batch", "batch_output")
-"""Purposes of files that are fetched; files of other purposes have nothing to do with tuning, and are listed only."""
+"""Purposes of files that are fetched; files with other purposes are unrelated to tuning, and are only listed."""
 
 
 class Section(StrEnum):

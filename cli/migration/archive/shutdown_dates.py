@@ -24,7 +24,7 @@ TUNED_MODELS_END: dict[str, date] = {
     "gpt-4.1-2025-04-14": _JANUARY,
     "gpt-4.1-mini-2025-04-14": _JANUARY,
 }
-"""Last day of the tuned models of a base. A base that is not listed is looked up without its date, then not at all."""
+"""Last day of the tuned models of a base. A base that is not listed is looked up again without its date suffix."""
 _TUNED = re.compile(r"ft:(?P<base>[^:]+):(?P<org>[^:]*):(?P<suffix>[^:]*):(?P<id>[^:]+)(?::ckpt-step-(?P<step>\d+))?")
 
 

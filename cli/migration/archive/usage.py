@@ -13,7 +13,7 @@ from cli.migration.archive.openai_client import OpenAIClient
 from shared.errors import Code, Forbidden
 
 DAYS = 60
-"""The time that OpenAI itself looks at: without a request in it, an organisation may not train any more."""
+"""The period that OpenAI itself considers: an organisation without a request in it may not train any more."""
 PATH = "organization/usage/completions"
 
 

@@ -29,10 +29,10 @@ from cli.migration.conversion.redaction import Redaction
 from shared.datasets.file_parts import ahead, split_file
 
 MAX_LOSS = 0.05
-"""Share of a file's lines that may be lost for their images before it is not written."""
+"""Share of a file's lines that may be lost because of their images; beyond that the file is not written."""
 READ_BYTES = 1 << 19
 PARTS_AHEAD = 4
-"""Parts that wait, converted: of a file whose rows all change, so many of 4 MB each are in memory."""
+"""Converted parts that may wait: for a file whose rows all change, this many of 4 MB each are in memory."""
 _IN_TRAINING_FILE = Outcome(reason=Reason.IN_TRAINING_FILE)
 _ASKED = Outcome(reason=Reason.ASKED_OF_THE_OLD_MODEL)
 

@@ -25,7 +25,7 @@ from shared.datasets.rows import RowCode
 from shared.hashing import digest_json
 
 LONGEST_LINE_BYTES = 64 << 20
-"""OpenAI takes ten images of 10 MB in a row; what is longer is not decoded."""
+"""OpenAI accepts ten images of 10 MB in a row; a longer line is not decoded."""
 BATCH_BYTES = 1 << 18
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Rows with one of these are looked at closely; any other that Mens' reader accepts is kept, byte for byte.
@@ -33,7 +33,7 @@ _SPECIAL = re.compile(
     rb'"(?:weight|functions?|function_call|refusal|audio|tools|name|input|parallel_tool_calls|developer|response_format)"'
 )
 _KEPT, _KEPT_ANSWERS = Outcome(rows=[{}]), Outcome(rows=[{}], notes=[Note.SEVERAL_ANSWERS])
-"""What becomes of most lines; never changed."""
+"""Outcomes of most lines; never changed."""
 
 
 @dataclass(frozen=True, slots=True)

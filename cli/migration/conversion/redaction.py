@@ -10,16 +10,15 @@ from shared.errors import Code, InvalidRequest
 
 ARROW = " => "
 NEVER_CHANGED = frozenset({"role", "type", "id", "tool_call_id", "tools", "functions"})
-"""Keys whose values are not what a person or a model has written."""
+"""Keys whose values were not written by a person or a model."""
 
 
 class Redaction:
     """Rules that replace matches of regular expressions in the strings of a row.
 
     Args:
-        REPLACEMENT``; blank lines and those that begin with # are passed over. => path: a file with one rule per line,
-            ``EXPRESSION => REPLACEMENT``; blank lines and lines that begin with # are skipped. => REPLACEMENT``; blank
-            lines and those that begin with # are passed over.
+        path: a file with one rule per line, ``EXPRESSION => REPLACEMENT``; blank lines and lines that begin with # are
+            skipped.
 
     Raises:
         InvalidRequest: a line is not a rule.

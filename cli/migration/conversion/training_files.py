@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DATA, REPORT = "data", "convert-report.json"
 ORIGINALS = "originals"
-"""Where files go that belong to no file of the archive."""
+"""Folder for files that belong to no file of the archive."""
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ from shared.statistics.paired import CONFIDENCE, Status
 
 DEFAULT_MARGINS = Margins()
 MOST_UNSCORED = 0.05
-"""Share of a grader's prompts that may be without a score when its gate passes."""
+"""Largest share of a grader's prompts without a score with which its gate may pass."""
 LIBRARIES = ("mens", "rapidfuzz", "nltk", "jsonschema-rs", "regex")
 MORE_EVIDENCE = (
     "nothing says whether answers are right: the archive has no grader that agrees with OpenAI's scores and no labels, or the tuned model "

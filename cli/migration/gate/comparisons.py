@@ -19,7 +19,7 @@ DEFAULT_MARGIN = 0.03
 SIMILARITY = "similarity"
 SAME_CALLS = "same_calls"
 OF_QUALITY = ("eval:", "label:", SIMILARITY, SAME_CALLS)
-"""Beginnings of the names of gates that say whether an answer is right; the others say whether it has the right form."""
+"""Prefixes of the gates that measure whether an answer is right; the others measure whether it has the right form."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,11 @@ LEAST_AGREEMENT = 0.99
 SCORE_TOLERANCE = 0.01
 SHOWN_DIFFERENCES = 5
 OF_THE_ANSWER = frozenset({Code.GRADER_SAMPLE_INVALID, Code.GRADER_FAILED})
-"""What gives an answer 0, at OpenAI too: it is no JSON where JSON is read, or code raises."""
+"""Codes that give an answer 0, at OpenAI too: it is not JSON where JSON is read, or code raises."""
 OF_THE_JUDGE = frozenset({Code.GRADER_MODEL_REFUSED, Code.GRADER_MODEL_ANSWER_INVALID})
-"""What a model that judges is to blame for: no score."""
+"""Codes that the judge model is responsible for: no score."""
 NOT_SENT = ("id",)
-"""What OpenAI adds to a criterion."""
+"""Fields that OpenAI adds to a criterion."""
 
 
 @dataclass(slots=True)

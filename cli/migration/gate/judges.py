@@ -21,7 +21,7 @@ from shared.graders.types import Grader, LabelModel, MultiGrader, ScoreModel
 from shared.hashing import digest_json
 
 JUDGE_ANSWER_TOKENS = 1024
-"""Longest answer of a judge whose grader says nothing of it."""
+"""Longest answer of a judge whose grader sets no limit."""
 OF_MODELS = frozenset({"score_model", "label_model"})
 
 Body = dict[str, Any]

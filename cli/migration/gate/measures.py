@@ -17,10 +17,10 @@ from shared.graders.types import ExpectedCall
 
 FINISHED = frozenset({"stop", "tool_calls", "function_call"})
 LENGTH_RATIO = 2.0
-"""An answer between half and twice as long as the recorded one is as long."""
+"""An answer between half and twice the recorded length counts as equally long."""
 
 Measure = Callable[[RecordedPrompt, Answer], float | None]
-"""A score from 0 to 1 of an answer; None where the prompt is none that it concerns."""
+"""A score from 0 to 1 of an answer; None if it does not apply to the prompt."""
 
 
 def resemblance(answer: Answer, other: Answer) -> float:
@@ -165,7 +165,7 @@ PAIRED: dict[str, Measure] = {
 }
 """Forms in which the new model must not be worse than the old one."""
 ALIKE: dict[str, tuple[Measure, float]] = {"writing_system": (writing_system, 0.95), "length": (length, 0.8)}
-"""Forms that are held against the recorded answer, and the least share of answers that is like it; a larger
+"""Forms that are compared with the recorded answer, and the least share of answers that must be like it; a larger
 margin lowers it."""
 SHOWN_ONLY = frozenset({"length"})
 """A shorter answer may be the better one."""

@@ -23,7 +23,7 @@ from shared.hashing import digest_file, digest_json
 
 PROJECT = "local-files"
 IMPORTED = "imported"
-"""Source of a prompt whose answer was brought in a file, and the name of the eval that graders from a file are in."""
+"""Source of a prompt whose answer was read from a file, and the name of the eval for graders from a file."""
 
 
 @dataclass(frozen=True, slots=True)

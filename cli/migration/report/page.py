@@ -34,7 +34,7 @@ STEPS = {
     "switch": "names were moved",
 }
 REPLACED_BY_IMPORT = ("inventory", "export", "record")
-"""Steps that an archive made of files has no need of."""
+"""Steps that an archive made of files does not need."""
 
 
 def render_page(facts: Facts) -> str:

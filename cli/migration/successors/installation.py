@@ -16,7 +16,7 @@ from shared.errors import Code, MensError, NotFound
 from shared.hashing import digest_file
 
 UPLOADS = "uploads.json"
-"""Ids of uploaded files by installation and content, so that a step that is run again uploads nothing twice."""
+"""Ids of uploaded files by installation and content, so that a repeated step uploads nothing twice."""
 TIMEOUT_SECONDS = 600.0
 MAX_WAITS = 20
 

@@ -21,9 +21,9 @@ from tokenizers import Tokenizer, pre_tokenizers
 from worker.training.data.prepared import TokenizerName
 
 Flat = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]
-"""Ids of all texts end to end, and the number of each text's."""
+"""Ids of all strings end to end, and the number of ids of each."""
 FIRST_COMPARED, COMPARED = 32, 2
-"""Rows that are compared of the first batch, and of every later one."""
+"""Rows that are compared in the first batch, and in every later one."""
 HARD_TEXTS = (
     "",
     " Two  words\n\n\tand Ångström, e\u0301, 数据 🙂, don't 12345 x_y(): \n",
@@ -105,7 +105,7 @@ def _compare(backend: Tokenizer, texts: Sequence[str], found: Flat, count: int) 
 
 
 UNKNOWN = 1 << 40
-"""Length of an id that stands for no known text: no sum with one in it is right, and sums still rise."""
+"""Length of an id without a known string: no sum that contains it is right, and sums still rise."""
 
 
 def byte_lengths(backend: Tokenizer) -> npt.NDArray[np.int64] | None:

@@ -46,11 +46,11 @@ BATCH_CHARACTERS = 1 << 20
 """A batch ends at the row that reaches this; a row has at most a million bytes."""
 DEFAULT_DIFFICULTY = 5
 SKIPS = ("short_seq", "token_id_oob", "no_supervised_positions")
-"""Why a row is left out; the first reason that holds is counted."""
+"""Reasons for leaving a row out; the first that applies is counted."""
 REFUSED = "template_refused"
-"""Why a row is left out in lenient mode, before it has tokens."""
+"""Reason for leaving a row out in lenient mode, before it has tokens."""
 FAST_BYTES = 4_000_000
-"""From this size of a file on, loading the faster tokenizer pays."""
+"""Smallest file in bytes for which loading the faster tokenizer pays off."""
 
 
 def prepare(

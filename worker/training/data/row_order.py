@@ -121,7 +121,7 @@ class RowOrder:
 
 
 Difficulties = npt.NDArray[np.uint8]
-"""Of every row that is trained on, 1 to 10."""
+"""Difficulties of the training rows, 1 to 10."""
 Indices = npt.NDArray[np.int64]
 
 

@@ -22,9 +22,9 @@ from shared.preflight.memory import cache_bytes
 from shared.preflight.types import Configuration
 
 MAX_TOKENS = 65_536
-"""Larger micro-batches keep an accelerator no busier."""
+"""Larger micro-batches do not use an accelerator better."""
 ENOUGH_TOKENS = 8_192
-"""Micro-batches of this size are worth more than activations that need no recomputing."""
+"""Tokens below which a smaller micro-batch is not preferred to recomputing activations in a larger one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ TEXT_FIELDS = frozenset(
         "validation_file",
     }
 )
-"""The only fields that hold strings: ids, digests, folder names, words of a fixed list."""
+"""The only fields that may hold strings: ids, digests, folder names, words of a fixed list."""
 _IDENTIFIER = re.compile(r"[\w.@:/+=-]{0,200}", re.ASCII)
 TRACKED = {
     "loss": "train/loss",

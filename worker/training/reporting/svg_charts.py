@@ -13,7 +13,7 @@ Points = Sequence[tuple[float, float]]
 WIDTH, PANEL_HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 72, 16, 34, 40
 MAX_POINTS = 500
-"""Points of a drawn line; longer series are averaged in as many pieces, so a picture stays small."""
+"""Points of a drawn line; longer series are averaged into this many pieces, so a picture stays small."""
 TICKS = 5
 
 

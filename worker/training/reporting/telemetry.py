@@ -29,7 +29,7 @@ METRIC_COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_m
 LOSS_SMOOTHING = 0.1
 WORKING_SECONDS = 5.0
 PROGRESS_SECONDS = 1.0
-"""How long a part of a run that reports its result at its end may be silent before it tells that it goes on."""
+"""Longest silence of a part that reports its result only at its end, before it reports that it goes on."""
 
 
 @dataclass(frozen=True, slots=True)

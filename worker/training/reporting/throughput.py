@@ -19,7 +19,7 @@ RATE_SMOOTHING = 0.2
 COST_SMOOTHING = 0.1
 STEPS_BEFORE_ETA = 8
 FORWARD_SHARE = 1 / 3
-"""Of a training step's time: what a validation takes for a token, until one has been measured."""
+"""Share of a training step's time per token that a validation is assumed to take until one has been measured."""
 
 
 def peak_bytes(device: torch.device | None = None) -> int:

@@ -19,9 +19,9 @@ TENSORBOARD_FLUSH_SECONDS = 5
 PROJECT = "mens"
 """MLflow's experiment and W&B's project, unless their own variables say otherwise."""
 MLFLOW_BATCH = 100
-"""Metrics or parameters a request; MLflow takes 1,000 metrics and 100 parameters."""
+"""Metrics or parameters per request; MLflow accepts 1,000 metrics and 100 parameters."""
 WANDB_START_SECONDS = 20.0
-"""How long W&B's server may take to take a run; with the client's 90 the trainer would wait for it at its end."""
+"""Longest start of a run at W&B's server; with the client's 90 s the trainer would wait for it at its end."""
 Value = str | int | float | bool | None
 
 

@@ -24,11 +24,11 @@ from worker.training.reporting.tracker_clients import CLIENTS, Point, Status, Tr
 
 __all__ = ["DEFAULT_TRACKERS", "Status", "TrackerName", "Trackers", "parse_trackers", "run_params", "trackers_of"]
 FINISH_SECONDS = 30.0
-"""How long a finished run waits for what is still to be sent."""
+"""Longest wait of a finished run for data that is still to be sent."""
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-"""MLflow would otherwise try for many minutes before it says that its server is away."""
+"""Otherwise MLflow would retry for many minutes before it reports that its server is unavailable."""
 DISCRETION = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
-"""The clients' own reports to their makers are off, unless the operator turns them on."""
+"""Turns the clients' own reports to their makers off, unless the operator turns them on."""
 VARIABLE = "MENS_TRACKERS"
 
 

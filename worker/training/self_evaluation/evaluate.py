@@ -60,7 +60,7 @@ from worker.training.trainer import TrainingContext
 SAMPLES_VARIABLE = "MENS_SAMPLE_ANSWERS"
 DEFAULT_SAMPLES = 8
 MAX_TRIES = 3
-"""So often a run is ended while it measures itself; after that it finishes without."""
+"""After this many interruptions of its self-evaluation a run finishes without it."""
 
 
 class StopRequests(Protocol):

@@ -23,7 +23,7 @@ from worker.training.trainer import TrainingContext
 
 MAX_PROMPT_TOKENS = 1_024
 MAX_CANDIDATES = 64
-"""So many rows are looked at for prompts of that length."""
+"""Number of rows that are searched for prompts of that length."""
 
 
 def read_prompts(

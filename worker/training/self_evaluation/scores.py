@@ -16,7 +16,7 @@ MAX_ROWS = 128
 MIN_TOKENS = 2_048
 MAX_TOKENS = 32_768
 SHARE_OF_TRAINING = 10
-"""Tokens of the scored rows are at most a tenth of those trained on: both passes cost less than a fifteenth of the run."""
+"""The scored rows have at most a tenth of the trained tokens: both passes cost less than a fifteenth of the run."""
 
 
 def choose_rows(lengths: Callable[[int], int], rows: int, trained_tokens: int, seed: int) -> list[int]:
