@@ -32,7 +32,7 @@ def main() -> None:
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
-    # The objects of the application live for ever: later collections, for which callers wait, need not look at them.
+    # The application's objects are permanent: later collections, which delay callers, need not scan them.
     gc.freeze()
     listener = listen(app.state.services.metrics.registry, settings)
     with suppress(KeyboardInterrupt):  # uvicorn has stopped in its own way, and then raises the signal again

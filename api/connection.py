@@ -154,7 +154,7 @@ class Connection(HttpToolsProtocol):
         else:
             super().shutdown()
 
-    # -- what comes ------------------------------------------------------------------------------------------------------
+    # -- received data -------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         """Parse received data. The parser keeps an unfinished line, so bytes that do not complete one count too."""

@@ -241,7 +241,7 @@ def _meant(path: str, found: Sequence[Mapping[str, Any]], *, is_in_contract: boo
     if is_in_contract and inner:
         near = nearest_field(inner)
         return near and f"{block}.{near}"
-    # Elsewhere only the fields that are missing beside it are known.
+    # Otherwise only the other missing fields are known.
     parent, _, name = path.rpartition(".")
     beside = [
         str(fault["loc"][-1])
@@ -255,7 +255,7 @@ def _meant(path: str, found: Sequence[Mapping[str, Any]], *, is_in_contract: boo
 def _not_json(fault: Mapping[str, Any], body: object, remedy: str) -> InvalidRequest:
     """The error of a body that FastAPI could not parse, with the place where its JSON ends to be any."""
     position = fault["loc"][-1]
-    # Python counts characters, the caller's editor and the model routes' errors bytes.
+    # Python counts characters; the caller's editor and the model routes' errors count bytes.
     byte = len(body[:position].encode(errors="surrogatepass")) if isinstance(body, str) else position
     reason = str(fault.get("ctx", {}).get("error", "")) or "it cannot be parsed"
     return InvalidRequest(
@@ -308,7 +308,7 @@ def refused_fields_at(path: str, error: MensError) -> JSONResponse:
 
 
 def _handle_http_exception(request: Request, error: HTTPException) -> Response:
-    # A slash in an alias's name, quoted as it has to be in a path, matches no route, so no route refused the name.
+    # A slash in an alias's name, quoted as required in a path, matches no route, so no route refused the name.
     _, _, name = request.url.path.partition("/v1/aliases/")
     has_slash = bool(name) and b"%2f" in request.scope.get("raw_path", b"").lower()
     if error.status_code == HTTPStatus.NOT_FOUND and has_slash and (fault := describe_bad_name(name)):

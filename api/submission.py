@@ -125,7 +125,7 @@ def submit_finetune(
             *(NewEvent(level="warn", message=advice) for advice in checked.advice),
             *describe_judgement(view, plan.contract.artifact, plan.base.name),
         ],
-        # The queue's forecast has a word of its own for a job of unknown length: a guess is one.
+        # The queue's forecast has its own value for a job of unknown length; a guess counts as unknown.
         expected_seconds=checked.estimate.seconds if checked.estimate.time.basis == "measured" else None,
     )
     return submit(services, view, submission, terms)
@@ -153,7 +153,7 @@ def submit_rows(
     Raises:
         MensError: as :func:`submit_finetune`; the file is removed then.
     """
-    # Before anything is stored; the file's id is not known yet.
+    # Checked before anything is stored, when the file's id is not known yet.
     parse_contract(from_flat(flat | {"train_file": "inline"}))
     with services.storage.writer() as writer:
         for row in rows:
@@ -164,7 +164,7 @@ def submit_rows(
     try:
         contract = parse_contract(from_flat(flat | {"train_file": file.id}))
         asked = request(contract)
-        # Not the plan: the file has another id each time.
+        # Not the plan, because the file has another id each time.
         sent = {"rows": sha256, "flat": flat, "preset": asked.preset, "domain": asked.domain, "name": asked.name}
         job = submit_finetune(
             services, view, asked, labels=labels, idempotency_key=idempotency_key, sent=sent, terms=terms

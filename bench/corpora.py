@@ -67,7 +67,7 @@ def write_file(path: Path, corpus: Corpus, size: int, bad_every: int = 0) -> int
     Returns:
         Number of its lines.
     """
-    # Making a chat takes longer than writing it, so chats come again; their numbers keep rows from being duplicates.
+    # Making a chat takes longer than writing it, so chats repeat; their numbers keep rows from being duplicates.
     lines = list(_lines(corpus, min(size, BLOCK_BYTES)))
     written = number = 0
     with path.open("wb") as file:

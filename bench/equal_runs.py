@@ -231,7 +231,7 @@ def attempt(
         process = subprocess.Popen(
             ["nice", "-n", str(draw.randrange(10)), *command],
             cwd=ROOT,
-            # Threads that wait for each other do so asleep: awake they take the processors that all these runs share.
+            # Threads wait for each other asleep: busy waiting would take the processors that all these runs share.
             env=os.environ
             | surroundings(draw)
             | (UNTOLD if untold else {})

@@ -136,7 +136,7 @@ def measure_runs(options: argparse.Namespace) -> dict[str, list[float]]:
         runs = Evaluations(made, Path(folder), options.concurrency)
         runs.client(options.warm_up)
         for number in range(options.rounds):
-            # What the first leaves behind falls on another each time.
+            # After-effects of the first fall on another one each time.
             for name in list(found)[:: 1 if number % 2 else -1]:
                 found[name].append(getattr(runs, name)(options.items))
     return found
@@ -178,7 +178,7 @@ def measure(options: argparse.Namespace) -> bool:
         seconds = statistics.median(found[name])
         print(f"{label:<28}{seconds:>10.2f}{options.items / seconds:>10.0f}")
     print(f"{f'sandbox, {level}':<28}{options.graded / graded:>10.2f}{graded:>10.0f}")
-    # By rounds: a slow moment of the machine then falls on both.
+    # In rounds, so that a slow moment of the machine affects both.
     ratio = statistics.median(run / bare for run, bare in zip(found["evaluate"], found["client"], strict=True))
     facts = {"items": options.items, "concurrency": options.concurrency, "answer_ms": options.answer_ms}
     met = [

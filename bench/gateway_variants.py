@@ -80,7 +80,7 @@ class FakeReplica:
         due = time.perf_counter()
         for index in range(request["max_tokens"]):
             if index:
-                # By the clock: sleeping for the pace each time would add up what every sleep oversleeps.
+                # By the clock: sleeping for the pace each time would accumulate the excess of every sleep.
                 due += self._pace
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
             await send({"type": "http.response.body", "body": chunk, "more_body": True})

@@ -70,7 +70,7 @@ def train_variant(variant: str, plan: str, run_dir: str) -> int:
         return dequantised(load_base(*arguments, **named))
 
     load_base = load.load_base
-    # `patch.object` fails where the trainer no longer has what is to be replaced; an assignment would change nothing.
+    # `patch.object` fails if the trainer no longer has the target; an assignment would silently change nothing.
     with ExitStack() as changes:
         if variant != "quiet":
             changes.enter_context(patch.object(trainer, "choose_budget", budget))
@@ -91,7 +91,7 @@ def dequantised(model: torch.nn.Module) -> torch.nn.Module:
             plain = torch.nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
             plain.weight = torch.nn.Parameter(weight.to(module.compute_dtype), requires_grad=False)
             model.set_submodule(name, plain)
-    # Else peft would wrap the plain layers as quantised ones.
+    # Otherwise peft would wrap the plain layers as quantised ones.
     model.is_quantized = model.is_loaded_in_4bit = False  # type: ignore[assignment]
     return model
 

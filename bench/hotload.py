@@ -128,7 +128,7 @@ class Bench:
         for number in range(adapters + warm_up):
             if number == warm_up:
                 self.times.clear()
-            # Another variant begins each time: whatever one leaves behind falls on all of them.
+            # Another variant begins each time, so that after-effects of one are spread over all of them.
             for at in range(len(variants)):
                 await variants[(at + number) % len(variants)](f"new-{number}-{at}")
         for task in tasks:

@@ -119,7 +119,7 @@ def measure_load(installation: Installation, options: argparse.Namespace) -> boo
     busy: list[float] = []
     validations = 0
     poller = Poller(installation.url, installation.job_path, installation.poll_headers, 304)
-    # The load comes from another process: what a poll waits for in this one would count as the server's.
+    # The load runs in another process: delays of a poll in this one would count as the server's.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         pool.submit(int).result()
         for _ in range(options.load_rounds):

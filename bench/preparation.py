@@ -101,7 +101,7 @@ class Preparation:
     def _run(self, processes: Processes, variant: str, chats: Path, base: Path, out: Path) -> Facts:
         """Return one variant's measurements."""
         python = Path(sys.executable) if variant.startswith("mens") else self._peers
-        # Threads of the tokenizers are part of what is measured; after a fork they would hang.
+        # The tokenizers' threads are part of the measurement; after a fork they would hang.
         parallel = "false" if self._smoke else "true"
         output = processes.run(
             python,

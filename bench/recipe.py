@@ -176,7 +176,7 @@ class Trainers:
             raise BenchFailed("the product's learning rates are not the peers'")
         summary = json.loads((run_folder / "run_summary.json").read_text())
         start = next(event["payload"] for event in events if event["event"] == "train_start")
-        # Peers write no checkpoint while they train; what the product's cost is goal G5's.
+        # Peers write no checkpoint while they train; the cost of the product's is goal G5.
         step_ms, checkpoint_ms = step_and_checkpoint_ms(events)
         cpu = [report.get("cpu_seconds", math.nan) for report in reports]
         tokens = self.recipe.tokens(UNTIMED_STEPS)

@@ -72,7 +72,7 @@ class StepClock(TrainerCallback):
         self.pending = 0
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        # Kernels run asynchronously: without it a step would end before its work.
+        # Kernels run asynchronously: otherwise a step would end before its work.
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.ends.append(time.perf_counter())
@@ -159,7 +159,7 @@ def trl(recipe: Recipe, folder: Path, setting: str) -> Outcome:
     clock, tokenizer = StepClock(), AutoTokenizer.from_pretrained(recipe.base)
     chosen = arguments(recipe, folder) | {"max_length": recipe.seq_len} | TRL_SETTINGS[setting]
     if setting == "single":
-        # A step still has as many rows as the product's.
+        # A step still has as many rows as the product's step.
         chosen["gradient_accumulation_steps"] = recipe.rows_per_batch * recipe.grad_accum
     if setting.startswith("packed"):
         chosen |= packed_steps(recipe, chosen["per_device_train_batch_size"])
@@ -216,7 +216,7 @@ def evaluate(recipe: Recipe, adapters: dict[str, str]) -> dict[str, float]:
     for name, folder in adapters.items():
         model = frozen_base(recipe)
         for module in model.modules():
-            # Else bitsandbytes goes over to its inference layout in eval mode, which computes in bf16 (decision 0008).
+            # Otherwise bitsandbytes takes its inference layout in eval mode, which computes in bf16 (decision 0008).
             if isinstance(module, Linear4bit):
                 module.support_avx512bf16_for_cpu = False
         tuned = PeftModel.from_pretrained(model, folder).eval()

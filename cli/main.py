@@ -216,7 +216,7 @@ def main() -> None:
     """Run ``mens``. An error that no command has caught ends it with one line and exit code 1."""
     try:
         app()
-    # Commands report errors of the API themselves, so what arrives here is mostly a setting that is wrong.
+    # Commands report errors of the API themselves, so errors that arrive here are mostly wrong settings.
     except MensError as error:
         _end(str(error), error.as_dict())
     except _failures() as error:

@@ -36,7 +36,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, header
     if not console.is_terminal or shown is None:
         if console.is_terminal or header:
             typer.echo("\t".join(columns))
-        # A terminal wraps these lines itself, so what is copied from them is whole.
+        # The terminal wraps these lines itself, so copied values stay complete.
         for row in lines:
             typer.echo("\t".join(row))
         return

@@ -131,7 +131,7 @@ class AdapterRemover:
                     progress = replica.unload(adapter_id, self.settings.drain_seconds)
                 except Unavailable as error:
                     logger.warning("%s: %s", replica.url, error)
-                    # It would not respond to the other requests either.
+                    # The other requests would get no response either.
                     return dict.fromkeys(ids, UnloadOutcome.FAILED) | outcomes
                 except MensError as error:
                     logger.warning("%s does not unload %s: %s", replica.url, adapter_id, error)

@@ -58,9 +58,9 @@ app.conf.update(
     # A message stays in the queue until a thread is free, so that another worker can take it.
     worker_disable_prefetch=True,
     worker_send_task_events=False,
-    # The lease says who owns a job; a lost connection to the broker does not.
+    # The lease decides who owns a job, not the connection to the broker.
     worker_cancel_long_running_tasks_on_connection_loss=False,
-    # A message expires when the next one is sent, so that a stopped control worker finds one of each kind and no backlog.
+    # A message expires when the next one is sent, so a restarted control worker finds one of each kind, no backlog.
     beat_schedule={
         task: {"task": task, "schedule": seconds, "options": {"expires": seconds}}
         for task, seconds in (
@@ -244,12 +244,12 @@ def end_with_beat(sender: Any, **_: Any) -> None:
 
 
 def _exit_after(child: int) -> None:
-    # Celery reaps it when it stops it. The child closes every descriptor, so that its sentinel would tell nothing.
+    # Celery reaps the child when it stops it. The child closes every descriptor, so its sentinel would report nothing.
     with suppress(ChildProcessError):
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     if not worker().stopping.is_set():
         logging.getLogger(__name__).critical("The scheduler's process has ended, so this worker ends too.")
-        # At once, as if it had been killed: a task may hold up an orderly end for minutes, and each can be run again.
+        # At once, as after a kill: a task may delay an orderly shutdown for minutes, and each task can be repeated.
         os._exit(1)
 
 

@@ -132,7 +132,7 @@ class MachineReporter:
     def _run(self) -> None:
         self._report(None)
         while not self._done.is_set():
-            # Found once in a process.
+            # Determined once per process.
             self._report(report_of_machine(self._sandbox).statement)
             self._done.wait(self._every)
 

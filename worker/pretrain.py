@@ -51,7 +51,7 @@ PEAK_LEARNING_RATE = 3e-3
 WARMUP_FRACTION = 0.05
 # The usual 0.02 suits wide models; 128 units would start with logits so flat that a hundred steps are lost.
 INITIALIZER_RANGE = 0.12
-# What is said where a request names no temperature. At 1, one word in a few is one that so small a model did not mean.
+# Default temperature of requests. At 1, every few words such a small model picks a wrong one.
 TEMPERATURE = 0.2
 IGNORED_LABEL = -100
 
@@ -225,7 +225,7 @@ def pretrain(model: PreTrainedModel, documents: Sequence[Document], steps: int, 
 def _batches(documents: Sequence[Document], rng: random.Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield (input ids, labels), both [batch, time], indefinitely; documents of similar length share a batch."""
     while True:
-        # The jitter changes who sits together from epoch to epoch, at the price of a little padding.
+        # The jitter changes the groups from epoch to epoch, at the cost of a little padding.
         order = sorted(documents, key=lambda document: len(document) + rng.uniform(0, 8))
         groups = [order[i : i + BATCH_DOCUMENTS] for i in range(0, len(order), BATCH_DOCUMENTS)]
         rng.shuffle(groups)

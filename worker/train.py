@@ -278,7 +278,7 @@ def finish(
     if context.distributed.is_main:
         manifest = save_adapter(context.model, context.tokenizer, context.plan, progress.step, folder, context.base)
         write_probes(context.run_dir, probes)
-    # A kill from here on costs no step. The adapter is written, so a disk without room for this costs the run nothing.
+    # A kill after this loses no step. The adapter is written, so a full disk here does not harm the run.
     checkpoint(context, progress, telemetry, Occasion.INTERIM, optional=True)
     tries = count_try(context, progress)
     if not (context.distributed.is_main or context.budget.shard_base):

@@ -30,12 +30,12 @@ class DisconnectWatcher:
         assert task is not None
         before = task.cancelling()
         self._working, self._cancelled = task, False
-        # The watching task is made only when the work has to wait for something: most of it does not.
+        # The watching task is created only when the work has to wait: most of it does not.
         asyncio.get_running_loop().call_soon(self._begin)
         try:
             return await work
         except asyncio.CancelledError:
-            # A cancellation that did not come from here, alone or beside ours, goes on.
+            # A cancellation from elsewhere, alone or together with ours, is passed on.
             if not self._cancelled or task.cancelling() > before + 1:
                 raise
             return None

@@ -276,7 +276,7 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:
-        # The decoder takes half of a surrogate pair at the end of a text for the end of the body, and names no field.
+        # The decoder mistakes half a surrogate pair at the end of a string for the body's end, and names no field.
         if len(raw) <= MAX_EXPLAINED_BYTES:
             refuse_loose_json(bytes(raw))
         raise InvalidRequest(
@@ -328,7 +328,7 @@ async def choose_model(
     if lookup.is_base(model):
         await lookup.check_offered(model)
         return Choice(lookup.served.of(model), model)
-    # PostgreSQL takes no NUL character in a text, and no name of ours has an unprintable one.
+    # PostgreSQL rejects NUL characters in strings, and no name of ours has an unprintable one.
     found = await lookup.find(tenant, model) if model.isprintable() else None
     if found is None or found.routing is None:
         name = found.name if found else model

@@ -306,7 +306,7 @@ class LookupCache:
         async with self._refreshing:
             if wanted is not None and self._writes_seen >= wanted:
                 return
-            # Both before the read: a write or a lookup that comes during it is not covered by its result.
+            # Both before the read: its result does not cover a write or a lookup during the read.
             writes, began = self._writes, time.monotonic()
             try:
                 async with asyncio.timeout(READ_SECONDS):

@@ -133,7 +133,7 @@ class ProxiedResponse(Response):
             interruption = error
         finally:
             await self.aclose()  # before the caller sees the end, as in `__anext__`
-        # A response without its last message makes the server close the connection: the caller sees that it is not whole.
+        # A response without its last message makes the server close the connection: the caller sees it is incomplete.
         if interruption and is_stream:  # EVENT_END: it may have been interrupted in the middle of an event
             await send({"type": "http.response.body", "body": EVENT_END + error_event(interruption)})
 

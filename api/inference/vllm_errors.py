@@ -47,7 +47,7 @@ async def error_from_replica(response: ReplicaResponse, body: dict[str, Any], se
     finally:
         response.close()
     status, code, model = response.status, error.get("code"), body["model"]
-    # A stream has begun with 200 when its first event is an error: then the status is the event's code.
+    # A stream whose first event is an error began with 200: its status is then the event's code.
     if status < HTTPStatus.BAD_REQUEST:
         status = code if isinstance(code, int) and 400 <= code < 600 else HTTPStatus.INTERNAL_SERVER_ERROR
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
@@ -59,7 +59,7 @@ async def error_from_replica(response: ReplicaResponse, body: dict[str, Any], se
         )
     if status != HTTPStatus.NOT_FOUND:
         return _passed_on(status, error, body)
-    # vLLM has the routes of the tasks of its model and no others; the guard in front of it answers alike.
+    # vLLM has only the routes for its model's tasks; the guard in front of it responds in the same way.
     if error.get("detail") == "Not Found" or code == Code.ROUTE_NOT_FOUND:
         return UpstreamError(
             Code.TASK_UNSUPPORTED,
@@ -124,6 +124,6 @@ def _default_remedy(param: str | None, *, failed: bool) -> str:
         return "Try again; the serving replica's log has the reason."
     if not param:
         return "Correct the request; docs/openai.md says what is served."
-    # A request without its prompt is none, so that is not to be left out.
+    # A request needs its prompt, so the remedy must not suggest leaving it out.
     is_prompt = any(name in PROMPT for name in FIRST_WORD.findall(param))
     return f"Correct `{param}`." if is_prompt else f"Correct `{param}`, or leave it out."

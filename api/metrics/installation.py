@@ -88,7 +88,7 @@ class JobsCollector(Collector):
 
     def _jobs(self, found: JobCounts) -> Metric:
         jobs: Counter[tuple[str, str, str]] = Counter()
-        # The tenants with the most jobs first: they get the labels that are left.
+        # The tenants with the most jobs come first: they get the remaining labels.
         for count in sorted(found.counts, key=lambda count: -count.jobs):
             jobs[count.kind, count.state, self._tenants.of(count.tenant)] += count.jobs
         family = GaugeMetricFamily("mens_jobs", "Jobs in the database.", labels=("kind", "state", "tenant"))

@@ -80,7 +80,7 @@ def _messages(messages: Iterable[Message]) -> Iterator[JsonObject]:
             made += len(message.tool_calls)
             open_calls = {call["id"]: call["function"]["name"] for call in translated["tool_calls"]}
         elif message.role == "tool":
-            # The open call with the result's name, else the oldest open one; it is open no longer.
+            # Take the open call with the result's name, otherwise the oldest open one, and close it.
             named = (id_ for id_, name in open_calls.items() if name == message.tool_name)
             translated["tool_call_id"] = next(named, next(iter(open_calls), "call_0"))
             open_calls.pop(translated["tool_call_id"], None)

@@ -76,7 +76,7 @@ def to_contract(
     resolved = resolve_auto(requested, rows, base.learning_rate)
     sections = body.mens.sections()
     sections["model"] = {"hf_repo": base.name}
-    # OpenAI trains on every row; a part of them is held out only where the caller says so.
+    # OpenAI trains on every row; a part of them is held out only if the caller requests it.
     data = {"validation_split_ratio": 0.0} | sections.get("data", {})
     data |= {"train_file": body.training_file, "validation_file": body.validation_file}
     sections["data"] = {key: value for key, value in data.items() if value is not None}

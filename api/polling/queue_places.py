@@ -127,7 +127,7 @@ class QueuePlaces:
             self._places = self._reader.places(len(machines), max(1, common.devices) if common else 1)
             self._cost = self._clock() - started
         except Exception:
-            # The jobs themselves can still be read, or the caller gets that error.
+            # If the jobs themselves cannot be read either, the caller gets that error.
             logger.warning("the queue could not be read", exc_info=True)
         self._read_at = self._clock()
 

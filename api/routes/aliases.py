@@ -221,7 +221,7 @@ def terms_of(services: Services, view: TenantView, caller: Caller, name: str, *,
     """
     if overrides:
         check_role(caller, Role.ADMIN)
-    # The replicas are asked only where a policy governs, because one that is away takes seconds.
+    # The replicas are queried only if a policy governs, because an unavailable one takes seconds.
     return Terms(overrides, services.replica_limits.served() if view.aliases.governing(name).policy else None)
 
 

@@ -65,7 +65,7 @@ async def create_file(
     """Upload a JSONL file. It is streamed to storage and hashed; its rows are checked when a job uses it."""
     quota, limit = services.settings.file_quota, services.settings.max_file_bytes
     too_large: MensError = file_too_large(limit)
-    # What is repeated fits into the quota already.
+    # A repeated upload is already counted in the quota.
     if idempotency_key is None or not await run_in_threadpool(view.files.made_with, idempotency_key):
         room = await run_in_threadpool(view.files.room, quota)
         if room is not None and room < limit:

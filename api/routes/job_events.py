@@ -106,7 +106,7 @@ async def stream_events(
 
 def read_part(view: TenantView, job_id: str, cursor: int) -> StreamPart:
     """The events after the cursor, rendered once for all streams that wait for them."""
-    # The job first: one that is read in a final state has all its events already.
+    # The job first: a job that is read in a final state already has all its events.
     job = view.job(job_id)
     events = view.jobs.events(job_id, after=cursor, limit=EVENTS_PER_READ)
     has_more = len(events) == EVENTS_PER_READ

@@ -61,7 +61,7 @@ class AccessLog:
         try:
             return await self._app(scope, receive, send_with_id)
         finally:
-            # A caller's text stays on the request's line: the path as it was sent, the id quoted.
+            # A caller's input must stay on the request's line: the path as it was sent, the id quoted.
             seconds, route = time.perf_counter() - started, scope.get("route")
             known = None if route is None else route.path
             metrics: ApiMetrics = scope["app"].state.services.metrics

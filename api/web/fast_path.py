@@ -49,7 +49,7 @@ class FastPathMiddleware:
         if self._calls is None:  # at the first request the application has all its routes
             self._calls = fast_path_calls(scope["app"])
         call = self._calls.get((scope["method"], scope["path"]))
-        # Where a tenant is named, FastAPI applies the rules.
+        # If a tenant is named, FastAPI applies the rules.
         if call is None or any(name == TENANT_HEADER for name, _ in scope["headers"]):
             return await self._app(scope, receive, send)
         scope["route"] = call.route  # as FastAPI's router says it

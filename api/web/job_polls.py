@@ -30,7 +30,7 @@ def unchanged_job(services: Services, url: bytes, headers: list[tuple[bytes, byt
     etag, authorization = given.get(b"if-none-match", b""), given.get(b"authorization", b"")
     if not etag.startswith(b'W/"'):
         return None
-    # Where a tenant is named, FastAPI applies the rules.
+    # If a tenant is named, FastAPI applies the rules.
     if authorization[:7].lower() != b"bearer " or TENANT_HEADER in given:
         return None
     key = services.lookup.known_key(authorization[7:].decode("latin-1"))

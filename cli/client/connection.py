@@ -38,7 +38,7 @@ class Connection:
     def save(self, home: Path) -> None:
         """Write the connection file, readable by its owner only."""
         path = home / CONNECTION_NAME
-        # Made with its mode before the key is in it.
+        # Created with its mode before the key is written.
         path.touch(mode=0o600)
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 

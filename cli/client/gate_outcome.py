@@ -27,7 +27,7 @@ def describe_gates(result: Mapping[str, Any]) -> Iterator[str]:
     elif alias:
         error = alias["error"]
         remedy = to_cli_remedy({"param": error.get("param"), "mens": error})
-        # What failed is said above, gate by gate.
+        # The failures are listed above, gate by gate.
         why = "" if receipt and error["code"] == Code.GATE_FAILED else f" {error['message']}"
         yield f"alias    {alias['name']} was not moved: {error['code']}.{why} {remedy}"
 

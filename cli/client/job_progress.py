@@ -101,7 +101,7 @@ class _PlainProgress:
 
 def describe_wait(job: dict[str, Any]) -> str:
     """Describe in one line a queued job's place and why it waits."""
-    # An API of an earlier release gives no place; and one is given to no job that has left the queue meanwhile.
+    # An API of an earlier release returns no place, and jobs that have left the queue meanwhile have none.
     place = job.get("queue")
     return f"{place['position']} in the queue. {place['explanation']}" if place else ""
 

@@ -178,7 +178,7 @@ def rollback(
 def history(name: Name, limit: Annotated[int, typer.Option(help="At most this many moves.")] = 100) -> None:
     """Show who moved an alias, when, why and where to; newest first."""
     moves = find_all(f"{_path(name)}/history", limit=limit)
-    # Only where a policy has ever asked for any.
+    # Only if a policy has ever required one.
     evidence = any(move.get("gate") for move in moves)
     rows = [
         (
@@ -270,7 +270,7 @@ def _describe_tenant(alias: dict[str, Any]) -> str:
 
 
 def _put(name: str, where: dict[str, Any], shadow: dict[str, Any] | None, reason: str, if_version: int | None) -> None:
-    # An API of the release before knows neither policies nor overrides.
+    # An API of the previous release knows neither policies nor overrides.
     body = {key: value for key, value in where.items() if value} | {"reason": reason}
     if shadow:
         body["shadow"] = shadow
@@ -283,7 +283,7 @@ def _shadow(shadow: str | None, share: float, judged_by: str | None) -> dict[str
         if judged_by:
             fail("--shadow-eval judges a shadow's answers: give --shadow ADAPTER too.")
         return None
-    # The share of a target is written behind its id, so that is tried for a shadow, too.
+    # A target's share is written after its id, so users may try that for a shadow too.
     adapter, *weight = re.split("[:=]", shadow, maxsplit=1)
     if weight:
         fail(f"{shadow!r} is no id of an adapter; its share is an option: --shadow {adapter} --shadow-share 0.5.")
@@ -296,7 +296,7 @@ def _move(method: str, name: str, verb: str, body: dict[str, Any], if_version: i
     before = find(_path(name))
     moved = call(method, _path(name) + verb, json=body, headers=if_match(if_version))
     unmoved = ""
-    # The API makes no move to the present state, and keeps no reason then; the version shows it.
+    # The API does not record a move to the current state, nor its reason; the version shows that.
     if before and (before["tenant"], before["version"]) == (moved["tenant"], moved["version"]):
         unmoved = f": already so; nothing moved{', and the reason is not kept' if body['reason'] else ''}"
     typer.echo(f"{describe_alias(moved)}{unmoved}")

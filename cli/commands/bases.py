@@ -293,7 +293,7 @@ def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool =
     folder = settings.home / "bases" / twin
     source = LocalSource(path=os.path.relpath(folder, settings.catalog_path.parent))
     origin = TwinOf(name=name, digests=original.digests, double_quant=double_quant)
-    # Checked before any work: a name that no base can have must not become a folder.
+    # Checked before any work: an invalid name must not become a folder.
     draft = original.model_copy(update={"source": source, "twin_of": origin})
     draft = BaseModelEntry.model_validate({**draft.model_dump(), "name": twin})
     if folder.exists() or any(base.name == twin for base in catalog.bases):
@@ -326,7 +326,7 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
     name = name or f"{manifest.adapter_id.partition('@')[0]}-merged"
     folder = settings.home / "bases" / name
     source = LocalSource(path=os.path.relpath(folder, settings.catalog_path.parent))
-    # Before any work: a name that no base can have must not become a folder.
+    # Before any work: an invalid name must not become a folder.
     entry = BaseModelEntry(
         name=name,
         source=source,
@@ -401,7 +401,7 @@ def entry_and_folder(settings: Settings, model: str) -> tuple[BaseModelEntry, Pa
     folder = Path(model).resolve()
     if folder.is_dir():
         source = LocalSource(path=str(folder))
-        # A folder may have a name that no base can have: only a label here, as no catalogue has it.
+        # A folder's name may be invalid for a base: here it is only a label, not a catalogue entry.
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).lstrip("._-")[:LONGEST_LABEL] or "base"
         return BaseModelEntry(name=name, source=source, digests=digest_model_folder(folder)), folder
     entry = load_catalog(settings.catalog_path).get(model)

@@ -43,7 +43,7 @@ def demo(
     channel becomes a ticket, JSON with four fields. Base and tuned model answer the same 24 messages, which no training row has.
     """
 
-    # An exception and not the default action: the stack that is started here has to be stopped.
+    # An exception instead of the default action, because the stack started here must be stopped.
     def exit_on_signal(_number: int, _frame: object) -> None:
         raise typer.Exit(143)
 

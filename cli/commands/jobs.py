@@ -106,7 +106,7 @@ def train(
     given = {"train_file": file, "validation_file": validation, "replay_file": replay}
     files = {field: path for field, path in given.items() if path}
     options: dict[str, dict[str, Any]] = {
-        # Names, until the files have ids: they are sent when all else is known to be right.
+        # Names, until the files have ids: files are sent once everything else is checked.
         "data": {
             **{field: path.name for field, path in files.items()},
             "mode": DataMode.LENIENT if lenient else None,

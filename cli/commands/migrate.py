@@ -91,7 +91,7 @@ def inventory(
         with activity(usage_key) as admin:
             requests = requests_by_model(admin.client, today)
     for key in read_keys(key_env):
-        # Lists that an export reads later have to be fresh then.
+        # Lists that a later export reads must then be current.
         with (
             tempfile.TemporaryDirectory() as folder,
             activity(key) as client,
@@ -217,7 +217,7 @@ def record(
         if cost.requests and not yes:
             typer.confirm("Send them?", abort=True)
         failures = _send(target, plans, key_env, Bounds(max_requests, max_tokens)) if cost.requests else []
-        # Also when nothing was to be sent: an earlier run may have been killed before it came to this.
+        # Even if nothing was to be sent: an earlier run may have been killed before this point.
         for plan in plans:
             lines = write_golden(target, plan)
             typer.echo(

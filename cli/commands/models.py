@@ -77,7 +77,7 @@ def delete(
     """Delete an adapter: no request is routed to it any more, and its files are deleted once every replica has unloaded it."""
     adapter = resolve_adapter_id(adapter, least_digits=8)
     named = find(f"/v1/models/{quote(adapter, safe='')}")
-    # The API refuses every other kind, and says why: nothing to confirm.
+    # The API refuses every other kind with a reason, so no confirmation is needed.
     if not yes and (named is None or named["mens"]["kind"] in ("adapter", "checkpoint")):
         typer.confirm(f"Delete {adapter}? This cannot be undone", abort=True)
     call("DELETE", f"/v1/models/{quote(adapter, safe='')}")
@@ -131,11 +131,11 @@ def look_up(name: str) -> dict[str, Any]:
     adapters = []
     for adapter_id in ids:
         path = quote(adapter_id, safe="")
-        # Where there is no such adapter, the error is the one for models: a base would be one.
+        # If the adapter does not exist, raise the error for models, since a base would be one.
         adapters.append(find(f"/v1/adapters/{path}") or call("GET", f"/v1/models/{path}"))
     for adapter in adapters:
         path = f"/v1/receipts?adapter={quote(adapter['id'], safe='')}&limit=5"
-        # An API of the release before has none.
+        # An API of the previous release has none.
         adapter["receipts"] = (find(path) or {"data": []})["data"] if "id" in adapter else []
     pointing = [alias for alias in aliases if any(describe_share(alias, adapter_id) for adapter_id in ids)]
     return {"model": model, "adapters": adapters, "aliases": pointing}

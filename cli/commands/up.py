@@ -86,7 +86,7 @@ def up(
             grace = f"requests in flight have {stack.drain_seconds:g} s to end; Ctrl-C again cuts them off"
             print_with_time(console, f"stopping: {grace}")
     except MensError as error:
-        # A program that makes a base gets the signal too, and says that it has failed.
+        # A program that builds a base gets the signal too, and reports a failure.
         if not stop.is_set():
             fail_with(error)
     except StackFailed as error:

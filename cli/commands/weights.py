@@ -153,7 +153,7 @@ def make_twin(
         )
     name = f"{base.name}-nf4"
     if any(each.name == name for each in catalog.bases):
-        # Of an earlier base of this name, or of another quantisation.
+        # It belongs to an earlier base of this name, or to another quantisation.
         name = f"{name}-{base.digest[:8]}"
     seconds = size / BYTES_PER_SECOND
     report(

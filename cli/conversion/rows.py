@@ -160,7 +160,7 @@ def _joined(parts: list[Any], options: RowOptions, outcome: Outcome) -> str:
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else ""
         if kind in {"image_url", "input_image", "image"}:
-            # Never the text alone: the answer would be learnt as a guess.
+            # Never the text alone: the model would learn to guess the answer.
             raise _Dropped(Reason.IMAGE)
         if kind in {"input_audio", "audio"}:
             raise _Dropped(Reason.AUDIO)
@@ -185,7 +185,7 @@ def _convert_weight(message: Row, outcome: Outcome) -> None:
     if message.get("role") != "assistant":
         del message["weight"]
         outcome.change(Change.WEIGHT_OF_OTHER_ROLE_REMOVED)
-    # `True` and 1.0 are equal to 1, and no whole numbers in JSON.
+    # `True` and 1.0 equal 1 in Python, but are not integers in JSON.
     elif isinstance(weight, bool | float) and weight in {0, 1}:
         message["weight"] = int(weight)
         outcome.change(Change.WEIGHT_TO_INTEGER)

@@ -44,7 +44,7 @@ class Pairs:
             name: compare(
                 *within_bounds([pair.old for pair in pairs], [pair.new for pair in pairs]),
                 margin,
-                # Answers to one item say little more than one answer does.
+                # Several answers to one item carry little more information than one.
                 groups=[pair.item["datasource_item_id"] for pair in pairs],
             )
             for name, pairs in self.by_criterion.items()

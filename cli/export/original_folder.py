@@ -42,7 +42,7 @@ def write_original(folder: Path, target: Path, manifest: AdapterManifest) -> lis
         rank=manifest.rank,
         alpha=manifest.alpha,
         base_model=manifest.base_model,
-        # What the original's readers skip, and ours compare.
+        # Fields that the original's readers skip, and ours compare.
         base_digests=manifest.base_digests,
         tensor_digest=digest_file(target / ORIGINAL_WEIGHTS),
         contract_digest=manifest.contract_digest,

@@ -207,7 +207,7 @@ def _candidates(
             yield "chat", request
     yield from (("eval", request) for request in _eval_requests(contents, project))
     for _, file in contents.files(project, "batch"):
-        # The batches of a project ask all of its models.
+        # The batches of a project may be for any of its models.
         yield from (("batch", request) for request in file_requests(file, model))
 
 

@@ -17,7 +17,7 @@ def check_name(settings: Settings, name: str) -> None:
     Raises:
         InvalidRequest: ``NAME_INVALID``.
     """
-    # One that is there already takes nothing over; the installation may be anywhere, or be started later.
+    # An existing base takes over no name; the installation may be elsewhere, or be started later.
     if any(base.name == name for base in load_catalog(settings.catalog_path).bases):
         return
     database = installed_database(settings)

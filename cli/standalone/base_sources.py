@@ -104,7 +104,7 @@ def add(
     if isinstance(source, LocalSource) and not Path(source.path).is_absolute():
         resolved = settings.catalog_path.parent / source.path
         source = source if resolved.is_dir() else LocalSource(path=str(Path(source.path).resolve()))
-    # Before a download and its digests: a name that no base can have.
+    # Refuse an invalid name before a download and its digests.
     BaseModelEntry(name=name, source=source, digests={"config.json": "0" * 64})
     folder = fetch(source, settings.catalog_path)
     digests = digest_model_folder(folder)

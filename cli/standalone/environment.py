@@ -43,7 +43,7 @@ def shared_environment(home: Path, base: str, ports: Mapping[str, str], memory: 
         "PYTHONPATH": str(PROJECT),
         "PYTHONUNBUFFERED": "1",
     }
-    # Small models on a CPU are many times slower when threads compete; where a base is larger, its trainer and replica take more.
+    # Small models on a CPU are many times slower when threads compete; trainer and replica of a larger base use more.
     if not shutil.which("nvidia-smi"):
         environment |= {"OMP_NUM_THREADS": "1"}
     return environment | _memory_setting(memory)

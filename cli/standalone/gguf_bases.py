@@ -49,7 +49,7 @@ def add_gguf(
     stated = header.metadata.get("general.license")
     origin = GgufOrigin(file=file.name, sha256=digest_file(file), stored_type=header.stored_type)
     folder = settings.home / "bases" / name
-    # Before any work: a name that no base can have must not become a folder.
+    # Before any work: an invalid name must not become a folder.
     entry = BaseModelEntry(
         name=name,
         source=LocalSource(path=os.path.relpath(folder, settings.catalog_path.parent)),

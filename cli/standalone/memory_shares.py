@@ -40,7 +40,7 @@ def _weight_bytes(settings: Settings, entry: BaseModelEntry | None) -> int:
     if entry is None or not isinstance(entry.source, LocalSource):
         return 0
     path = settings.catalog_path.parent / entry.source.path / "config.json"
-    # What is wrong with a base is said by its replica.
+    # A base's replica reports what is wrong with it.
     with suppress(OSError, ValueError, MensError):
         config = parse_model_config(json.loads(path.read_bytes()))
         half = config.spec.hybrid or os.environ.get("MENS_SERVING_DTYPE") == "bfloat16"

@@ -28,7 +28,7 @@ class RestartLog:
         if not self._log.exists():
             return []
         with self._log.open("rb") as file:
-            # A file that is shorter than what was read of it is a new one, after a rotation.
+            # A file that is shorter than the part already read is a new one, after a rotation.
             if self._log.stat().st_size < self._offset:
                 self._offset = 0
             file.seek(self._offset)

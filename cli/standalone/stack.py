@@ -175,7 +175,7 @@ class Stack:
         if self._supervisor and self._supervisor.ended():
             raise self.failure(SUPERVISORD, "has ended")
         self.raise_if_failed()
-        # supervisord restarts a program for ever if it runs for `startsecs` each time before it dies.
+        # supervisord restarts a program indefinitely if it runs for `startsecs` each time before it dies.
         for program in self.processes():
             name = program["name"]
             starts[name].add(int(program["pid"]))
@@ -320,7 +320,7 @@ class Stack:
             return responds(int(self._ports[name]), "/ready" if name == "api" else "/health")
         if name == "valkey":
             return takes_connections(int(self._ports[name]))
-        # The log first: supervisord and this process compute for two milliseconds to ask and tell a pid, ten times a second.
+        # The log first: a pid costs supervisord and this process two milliseconds of computing, ten times a second.
         return b" ready." in self._new_log(name) and self.pid(name) > 0
 
     def _new_log(self, name: str) -> bytes:
@@ -345,7 +345,7 @@ class Stack:
         self._ports = choose_ports(self.api_port, replica_programs(len(self.bases)))
         config = valkey_config(self.home, self._ports["valkey"], broker_password(self.home))
         write_private(self.home / "valkey.conf", config)
-        # A GPU's memory is its own, and what was set holds for every replica.
+        # A GPU has its own memory, and a set value applies to every replica.
         if os.environ.get("MENS_SERVING_DEVICE", "cpu") == "cpu" and "MENS_SERVING_MEMORY_BYTES" not in os.environ:
             self._memory = memory_shares(Settings(home=self.home), self.bases, allowed_memory())
         first = self._memory[0] if self._memory else None

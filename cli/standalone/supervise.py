@@ -17,6 +17,6 @@ from shared.host import exit_with_parent
 if __name__ == "__main__":
     if parent := os.environ.pop("MENS_PARENT_PID", None):
         exit_with_parent(int(parent), signal.SIGTERM)
-    # In each program before it begins. The processes of a program end with it by themselves.
+    # Runs in each program before it starts. The processes of a program end with it on their own.
     os.register_at_fork(after_in_child=partial(exit_with_parent, os.getpid()))
     main(["-c", sys.argv[1]])

@@ -28,7 +28,7 @@ def run_worker_program(module: str, *arguments: str, threads: int | None = None)
         MensError: the program's own, if it prints one as JSON; otherwise JobFailed: ``PROGRAM_FAILED``.
     """
     command = [sys.executable, "-m", module, *arguments]
-    # None of these programs needs the hub; and bars of the libraries would be drawn between its own lines.
+    # None of these programs needs the hub; and the libraries' progress bars would appear between its own lines.
     environment = {**os.environ, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     environment |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)

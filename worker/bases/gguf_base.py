@@ -63,7 +63,7 @@ def write_base(file: Path, out: Path) -> None:
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
     try:
-        # Alone in a folder: transformers reads what lies next to a file, too.
+        # Alone in a folder, because transformers also reads the files next to it.
         source = partial / "source"
         source.mkdir()
         (source / "model.gguf").symlink_to(file.resolve())
@@ -72,7 +72,7 @@ def write_base(file: Path, out: Path) -> None:
         except MensError:
             raise
         except Exception as error:
-            # The libraries raise whatever their code meets; the file is the reason, as all else is ours.
+            # The libraries may raise anything; the file is the reason, as everything else is ours.
             if is_out_of_memory(error):
                 raise out_of_memory(str(error)) from error
             reason = (str(error).splitlines() or [""])[0][:200]
@@ -81,7 +81,7 @@ def write_base(file: Path, out: Path) -> None:
         print(f"writing {out}", file=sys.stderr)
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        # transformers takes a tensor of another shape than the config says.
+        # transformers accepts a tensor whose shape differs from the config.
         preflight_model(partial, tokenizer_mode=TokenizerMode.HF)
         for path in partial.iterdir():
             path.chmod(0o644)
@@ -109,7 +109,7 @@ def _load(file: Path, source: Path, header: GgufHeader) -> tuple[PreTrainedModel
     if loading["missing_keys"]:
         raise invalid(file, f"the weight {min(loading['missing_keys'])} is missing")
     layers = model.config.num_hidden_layers
-    # A tensor that the model has no place for, such as a bias, would be lost without a word.
+    # A tensor without a place in the model, such as a bias, would be lost silently.
     stored = sum(tensor.elements for name, tensor in header.tensors.items() if _block(name) < layers)
     taken = sum(parameter.numel() for parameter in model.parameters())
     if stored != taken:

@@ -108,12 +108,12 @@ class StoredCheckpoints:
         """
         present: dict[str, str] = {}
         for folder in reversed(list_checkpoints(self._run_dir)):
-            # The trainer removes its older ones as it goes on.
+            # The trainer removes its older checkpoints as it goes on.
             with suppress(FileNotFoundError):
                 present[folder.name] = self._fetched.get(folder.name) or self._put(folder)
                 self._fetched[folder.name] = present[folder.name]
                 if present.keys() - self._named.keys():
-                    # At once: the next may take a while to be stored.
+                    # At once, because storing the next may take a while.
                     self._name(self._named | present)
         if present and present != self._named:
             old = set(self._named.values()) - set(present.values())
@@ -171,7 +171,7 @@ class StoredCheckpoints:
         self._named = checkpoints
 
     def _put(self, folder: Path) -> str:
-        # Of links, because the trainer may remove the folder while it is sent.
+        # A folder of links, because the trainer may remove the original during the upload.
         with tempfile.TemporaryDirectory(dir=self._run_dir, prefix=".storing-") as private:
             copy = Path(private)
             for path in sorted(folder.iterdir()):
@@ -191,7 +191,7 @@ class StoredCheckpoints:
             manifest = CheckpointManifest.model_validate_json(raw)
         except ValidationError:
             raise _damaged(MANIFEST_NAME) from None
-        # Left by a round that was interrupted.
+        # Left by an interrupted round.
         shutil.rmtree(target, ignore_errors=True)
         with appearing_whole(target) as temporary:
             self._storage.fetch_folder(KIND, digest, sorted(manifest.files), temporary)

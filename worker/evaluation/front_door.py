@@ -105,7 +105,7 @@ class FrontDoor:
                 if failures >= ATTEMPTS or not (status is None or status in WORTH_REPEATING):
                     raise error
                 wait = _told_wait(response) or FIRST_WAIT_SECONDS * 2**failures
-            # Not all at the same moment.
+            # Jitter, so that not all retry at the same moment.
             self._closing.wait(min(wait, LONGEST_WAIT_SECONDS) * random.uniform(1.0, 1.25))
 
     def _send(self, path: str, body: dict[str, Any]) -> httpx.Response | Unavailable:

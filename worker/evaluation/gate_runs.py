@@ -85,7 +85,7 @@ def _run(job: RunningJob, name: str, template: RunTemplate, adapter_id: str, com
     found = Evals(database, tenant).get(template.eval)
     spec = EvalSpec.model_validate(found.spec)
     plan = _plan(job, found.id, spec, template, adapter_id, compared_with)
-    # Named by its plan: a later attempt goes on with it only while all that it compares is the same.
+    # Named by its plan: a later attempt continues it only if everything that it compares is unchanged.
     run = job.leases.open_run(job.lease, found.id, f"gate {name} {plan.digest[:12]}", plan.model_dump(mode="json"))
     outcome = evaluate_model(job, plan, run.id)
     results = (ItemResult.model_validate(item.result) for item in EvalItems(database).all(run.id))

@@ -218,11 +218,11 @@ def _judge_all(
         except LeaseLost:
             raise
         except BaseException:
-            # A pause, a cancel or an outage: what is being answered is still taken, so that it is not asked again.
+            # A pause, a cancel or an outage: answers in progress are still taken, so that they are not requested again.
             _drain(attempt, door, in_flight, progress)
             raise
         finally:
-            # Else the threads that still read would be waited for until their time-outs.
+            # Otherwise this would wait for threads that still read until their timeouts.
             door.abort()
 
 

@@ -55,7 +55,7 @@ def run_import(attempt: Attempt) -> None:
     alias = plan.contract.alias if adapter.published else None
     result: dict[str, Any] = {"adapter_id": adapter.id, "notes": imported.notes}
     result, terms = judge_for_alias(attempt, [adapter], alias, result)
-    # Events that waited for the database.
+    # Send events that waited for the database.
     attempt.report()
     attempt.leases.finish(attempt.lease, result, adapters=[adapter], alias=alias, terms=terms)
 

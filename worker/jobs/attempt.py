@@ -165,7 +165,7 @@ class Attempt:
             self._report_telemetry(child)
             reason = child.ending()
         except LeaseLost:
-            # At once: another attempt works on the job already.
+            # At once, because another attempt is already working on the job.
             child.kill()
             raise
         finally:

@@ -66,7 +66,7 @@ class BaseCertifier:
                     if entry := merged.get(found.served_digest):
                         measured += [replica.name] if self._measure(replica, entry, found) else []
                 except MensError as error:
-                    # It starts, or has gone; what it failed before stays until it can be measured again.
+                    # It is starting, or is gone; an earlier failure stays until it can be measured again.
                     logger.info("the serving %s was not measured: %s", replica.name, error)
         self.certificates.keep_only(names)
         return measured

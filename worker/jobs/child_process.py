@@ -161,7 +161,7 @@ class ChildProcess:
         """
         code = self._process.wait()
         reasons = {0: ExitReason.COMPLETE, EXIT_PAUSED: ExitReason.PAUSED, EXIT_CANCELLED: ExitReason.CANCELLED}
-        # The signal itself ended it: it was still starting, and had no handler yet.
+        # The signal itself ended the process: it was still starting, and had no handler yet.
         if self._sent and code == -self._sent:
             return ExitReason.PAUSED if self._sent == PAUSE_SIGNAL else ExitReason.CANCELLED
         if code in reasons:

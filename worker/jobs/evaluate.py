@@ -19,6 +19,6 @@ def run_evaluate(attempt: Attempt) -> None:
     models = " and ".join(target.name for target in plan.models) or "the rows' own answers"
     attempt.enter(Stage.EVALUATING, f"Evaluating {models}: {plan.answers} output items.")
     outcome = evaluate_model(attempt, plan, job.id)
-    # Events that waited for the database.
+    # Send events that waited for the database.
     attempt.report()
     attempt.leases.finish(attempt.lease, outcome.as_dict())

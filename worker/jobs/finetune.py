@@ -156,7 +156,7 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
     record = checked.record()
     write_json(attempt.run_dir / PREFLIGHT_NAME, record)
     found = checked.supervision
-    # Counted on every row, where the API may have seen a sample.
+    # Counted on every row; the API may have seen only a sample.
     counted = checked.plan
     held_out = f"{counted.validation_rows} of {counted.train.rows} rows are held out to validate"
     message = (
@@ -279,7 +279,7 @@ def publish_adapter(
         if failed := error.details.get("certificates"):
             attempt.leases.quarantine(attempt.lease, adapter.model_copy(update={"certificates": failed}))
         raise
-    # Replicas of one base warn of the same.
+    # Replicas of one base give the same warning.
     warnings = dict.fromkeys(warning for one in certificates.values() for warning in one.get("warnings", []))
     attempt.report(events=[NewEvent(level="warn", message=warning) for warning in warnings])
     return adapter.model_copy(update={"published": True, "certificates": certificates})
@@ -325,7 +325,7 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
         sha256=attempt.storage.put_file(table),
     )
     result, terms = judge_for_alias(attempt, registered, alias, result, [file])
-    # Events that waited for the database.
+    # Send events that waited for the database.
     attempt.report()
     attempt.leases.finish(attempt.lease, result, adapters=registered, alias=alias, files=[file], terms=terms)
     for run in [attempt.run_dir, *attempt.earlier_runs()]:

@@ -50,7 +50,7 @@ def run_judge(attempt: Attempt) -> None:
     """
     plan = JudgePlan.model_validate(attempt.lease.job.plan)
     receipt = judge_adapter(attempt, plan.adapter_id, plan.alias, plan.policy)
-    # Events that waited for the database.
+    # Send events that waited for the database.
     attempt.report()
     attempt.leases.finish(attempt.lease, receipt_result(receipt))
 

@@ -63,6 +63,6 @@ def store_model(attempt: Attempt) -> None:
     attempt.storage.put_folder("models", digest, folder, names, MODEL_MANIFEST_NAME)
     result = {key: summary[key] for key in ("model_digest", "adapter_id", "files", "fidelity")}
     warning = MergeFidelity.model_validate(summary["fidelity"]).warning
-    # With events that waited for the database.
+    # Also sends events that waited for the database.
     attempt.report(events=[NewEvent(level="warn", message=warning)] if warning else [])
     attempt.leases.finish(attempt.lease, result)

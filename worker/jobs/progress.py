@@ -130,7 +130,7 @@ def _message(kind: str, payload: dict[str, Any]) -> str | None:
 
 def _evaluation_message(payload: dict[str, Any]) -> str:
     rows = f"Compared with its base on {payload['rows']} {payload['source'].replace('_', ' ')} rows"
-    # An attempt that an earlier release began has not counted them.
+    # An attempt that an earlier release started did not count them.
     if copies := payload.get("held_out_copies"):
         rows += f", {copies} of which are trained on too"
     parts = []

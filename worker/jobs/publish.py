@@ -141,7 +141,7 @@ def _other_weights(probes: ProbeSet, twins: list[str]) -> JobFailed:
 def _certify_on(replica: ReplicaClient, found: ReplicaCapabilities, probes: ProbeSet) -> dict[str, Any]:
     """Measure the adapter on a replica that serves its base; the certificate may have failed."""
     replica.check(probes.adapter_id)
-    # An engine that was left to choose its dtype and does not report it: every such engine takes 16 bits.
+    # An engine that chose its dtype itself and does not report it: every such engine uses 16 bits.
     served = ServedBase(found.base, found.served_digest, found.twin_of, found.dtype or "bfloat16")
     base, base_again, tuned = (
         [replica.scores(model, probe) for probe in probes.probes]

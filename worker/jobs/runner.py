@@ -108,7 +108,7 @@ class Worker:
         with log_ids(**ids), span(f"attempt {lease.job.kind}", lease.traceparent, ids):
             logger.info("the job %s begins attempt %s", lease.job.id, lease.token)
             self._run(lease)
-        # The messages of those that waited for this one to end have been taken by workers that found nothing to do.
+        # The messages of jobs that waited for this one were consumed by workers that found nothing to do.
         with suppress(Unavailable):
             if waiting := self.leases.may_run(lease.job.tenant):
                 self.job_queue.enqueue(waiting)
@@ -148,7 +148,7 @@ class Worker:
             try:
                 stored.delete_expired(self.storage.delete_blob)
             except (OSError, Unavailable):
-                # A storage that is away keeps no lease from being taken back; the next sweep tries again.
+                # An unavailable storage must not prevent leases from being taken back; the next sweep tries again.
                 logger.exception("expired files could not be deleted")
 
     def _count(self, kind: Kind, ending: Ending, written: object) -> None:

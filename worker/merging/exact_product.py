@@ -28,7 +28,7 @@ class ScaledProduct:
     """
 
     def __init__(self, left: torch.Tensor, right: torch.Tensor, scale: float) -> None:
-        # The two smaller products are one of twice the inner size.
+        # The two smaller products are computed as one of twice the inner size.
         bits = (FLOAT64_BITS - math.ceil(math.log2(2 * max(left.shape[1], 1)))) // 2
         self._scale = scale
         left_high, left_low = split(left.double(), bits, dim=1)
@@ -39,7 +39,7 @@ class ScaledProduct:
     def rows(self, start: int, stop: int) -> torch.Tensor:
         """Rows ``start`` to ``stop`` of the scaled product, float64 [stop - start, n]."""
         product = self._high[0][start:stop] @ self._high[1]
-        # Two kernels each, never one that multiplies and adds: processors differ in whether that rounds once or twice.
+        # Two kernels each, never a fused multiply-add: processors differ in whether that rounds once or twice.
         product.add_(self._low[0][start:stop] @ self._low[1])
         return product.mul_(self._scale)
 
@@ -57,7 +57,7 @@ def split(matrix: torch.Tensor, bits: int, dim: int) -> tuple[torch.Tensor, torc
     """
     # x < 2^exponent for every x along dim, so x / unit is an integer of at most `bits` bits once rounded.
     _, exponent = np.frexp(matrix.abs().amax(dim=dim, keepdim=True).numpy())
-    # NumPy's, because torch's ldexp has powers of two in float32.
+    # NumPy's, because torch's ldexp computes powers of two in float32.
     unit, finer = (torch.from_numpy(np.ldexp(1.0, exponent - less)) for less in (bits, 2 * bits))
     high = torch.round(matrix / unit).mul_(unit)
     low = torch.round((matrix - high) / finer).mul_(finer)

@@ -154,7 +154,7 @@ def divergence(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Di
     """KL(one ‖ other) by position, and the largest difference of a logit."""
     kl, largest = [], 0.0
     for mine, theirs in zip(one, other, strict=True):
-        # By position: in float64 a whole probe's logits would be as large as all of them are.
+        # By position: in float64 one probe's logits would take as much memory as all of them do now.
         for left, right in zip(mine, theirs, strict=True):
             log_p, log_q = (logits.double().log_softmax(-1) for logits in (left, right))
             kl.append(float((log_p.exp() * (log_p - log_q)).sum()))

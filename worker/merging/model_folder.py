@@ -136,7 +136,7 @@ class FolderMerge:
             for piece in base.pieces(info):
                 out.write(piece)
             return
-        # The scales of NF4's scales are made of a whole tensor; whatever else is done needs a piece of it at a time.
+        # The scales of NF4's scales need the whole tensor; every other operation needs one piece at a time.
         whole = through_nf4(base.tensor(info), self.double_quant).view(-1) if key in self.quantised else None
         columns = info.shape[1] if product else 1
         step = max(1, PIECE_ELEMENTS // columns) * columns
@@ -154,7 +154,7 @@ class FolderMerge:
         values = values.float()
         extremes = torch.stack(values.aminmax())
         if not extremes.isfinite().all():
-            # The adapter's numbers were checked, and a sum of finite ones is far within float32.
+            # The adapter's numbers were checked, and a sum of finite ones stays far within float32's range.
             raise ArtifactInvalid(
                 Code.MERGE_NOT_FINITE,
                 f"{key} of the base holds a number that is not finite, in whatever dtype it is stored.",

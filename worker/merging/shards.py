@@ -54,7 +54,7 @@ class ShardReader:
     def _read(self, offset: int, size: int) -> bytearray:
         self._file.seek(offset)
         raw, done = bytearray(size), 0
-        # One read ends at 2 GiB at the latest.
+        # A single read returns at most 2 GiB.
         while done < size and (count := self._file.readinto(memoryview(raw)[done:])):
             done += count
         if done < size:

@@ -86,7 +86,7 @@ def streamed_model(base: Path, weights: FolderWeights, adapter: Path | None = No
     config = AutoConfig.from_pretrained(base, trust_remote_code=False, local_files_only=True).get_text_config()
     with init_empty_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    # Whole blocks: some layers, as a convolution, read the weights of their parts without calling them.
+    # Whole blocks, because some layers, such as a convolution, read the weights of their parts without calling them.
     blocks = list(model._no_split_modules or ())  # noqa: SLF001  # where transformers names them
     if adapter:
         model = get_peft_model(model, PeftConfig.from_pretrained(adapter), low_cpu_mem_usage=True)

@@ -84,7 +84,7 @@ def _checked_out(root: Path) -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        # A busy machine has a minute: without its commit, a run's adapter is not equal to that of an equal run.
+        # A minute, for busy machines: without its commit, a run's adapter differs from that of an equal run.
         found = subprocess.run(
             ["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=60, check=True
         )

@@ -167,7 +167,7 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path, method: Method[Any, Any
         distributed.size,
         shard_base=sharding_is_forced(os.environ),
         smallest=distributed.smallest,
-        # Rows that are padded take the longest row's tokens each.
+        # Each padded row takes as many tokens as the longest row.
         largest_step=None if config.linear else max(step_tokens, default=None),
     )
     model, fused = build_model(base, contract, device, budget)

@@ -69,7 +69,7 @@ class IdleWatch:
 
     def _gpu_is_busy(self) -> bool:
         share = self._gpu_share()
-        # What cannot be measured counts as busy: nothing is ended for what is not known.
+        # Unmeasurable counts as busy: an attempt is not ended on unknown use.
         return share is None or share >= IDLE_SHARE
 
 
@@ -78,7 +78,7 @@ def group_cpu_seconds(group: int, proc: Path = Path("/proc")) -> float:
     ticks = 0
     for stat in proc.glob("[0-9]*/stat"):
         try:
-            # The command's name, in brackets, may hold anything.
+            # The command's name, in brackets, may contain anything.
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:  # it has ended
             continue

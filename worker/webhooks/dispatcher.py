@@ -69,7 +69,7 @@ class WebhookDispatcher:
         try:
             outcome = self.sender.send(delivery)
         except Exception as error:
-            # Else the row would be claimed again for ever, and nobody would see why.
+            # Otherwise the row would be claimed again indefinitely, without a visible reason.
             logger.exception("the webhook %s could not be sent", delivery.id)
             outcome = Outcome(None, f"it could not be sent ({type(error).__name__})")
         self.count(outcome)

@@ -317,14 +317,14 @@ class SharedStore:
         if valkey is None:
             return await self._process.acquire(request)
         if self._away_until:
-            # Valkey was away. This request tries it; the others count in the process meanwhile, and do not wait.
+            # Valkey was unavailable. This request tries it; the others meanwhile count in the process, and do not wait.
             self._away_until = time.monotonic() + self._away_seconds
         try:
             verdict = await valkey.acquire(request)
         except (RedisError, OSError) as error:
             self._went_away(error)
             if self._pending:
-                # Valkey may have taken the slot before it failed, or take it when it reads the request later.
+                # Valkey may have taken the slot before it failed, or may take it when it reads the request later.
                 for name in request.holders:
                     self._pending.add(name, request.slot)
             return await self._process.acquire(request)

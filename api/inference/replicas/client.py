@@ -214,7 +214,7 @@ class ReplicaClient:
             if connection is not idle or connection.has_received:
                 raise ReplicaDisconnected(_why(error)) from error
             # Most likely the replica closed the idle connection before it saw the request. It may also have ended because of
-            # the request, so a replica that takes no new connection counts as one that broke on it.
+            # the request, so a replica that accepts no new connection counts as broken by it.
             try:
                 connection = await self._connect(target.origin)
                 await _exchange(connection, request)
@@ -256,7 +256,7 @@ class ReplicaClient:
             self._idle.setdefault(origin, []).append(connection)
         else:
             connection.close()
-        # Idle connections that are too old to be taken are dropped here; the oldest of an origin is its first.
+        # Idle connections that are too old for reuse are dropped here; the first of an origin is the oldest.
         for each, idle in list(self._idle.items()):
             while idle and not _is_fresh(idle[0]):
                 idle.pop(0).close()

@@ -163,7 +163,7 @@ class Attempt:
         if response is None:
             return None
         if response.engine_is_dead:
-            # Perhaps of this request, unless it was dead before.
+            # Perhaps because of this request, unless it was dead before.
             self.disconnects += not was_down
             response.close()
             replica.lost_engine(self._log_skipped(replica, "has lost its engine"))

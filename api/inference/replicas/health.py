@@ -115,7 +115,7 @@ class HealthMonitor:
                 logger.exception("a bug in checking %s", replica.url)
             try:
                 await asyncio.wait_for(replica.check_now.wait(), self._interval)
-                # A pause, because many requests may find the same at once.
+                # Pause, because many requests may report the same failure at once.
                 await asyncio.sleep(min(self._interval, 0.1))
             except TimeoutError:
                 pass
@@ -163,7 +163,7 @@ class HealthMonitor:
             return
         try:
             async with asyncio.timeout(self._warm_seconds):
-                # One after the other: a replica loads no two at once, and the most requested comes first.
+                # One after the other: a replica loads only one at a time, and the most requested comes first.
                 for model in models:
                     await self._load(replica.url, model)
         except TimeoutError:

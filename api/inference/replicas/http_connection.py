@@ -152,7 +152,7 @@ class HttpConnection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # What asyncio calls.
+    # Callbacks for asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, but is no subclass
@@ -166,7 +166,7 @@ class HttpConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             return self._fail(BadResponse(f"the response is not HTTP: {error}"))
         if not self._has_head:
-            # Counted here, because the parser reports nothing of a line that does not end.
+            # Counted here, because the parser does not report an unfinished line.
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 return self._fail(BadResponse("the response's head is too large"))
@@ -185,11 +185,11 @@ class HttpConnection(asyncio.Protocol):
             self._wake()
         self._fail(error if isinstance(error, OSError) else ConnectionError("the replica closed the connection"))
 
-    # What httptools calls.
+    # Callbacks for httptools.
 
     def on_message_begin(self) -> None:
         if self._complete:
-            # Nothing of it is read; the response before it stays whole.
+            # It is not read; the response before it stays complete.
             raise BadResponse("a response without a request")
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -53,7 +53,7 @@ class ReplicaLimits:
             bases=frozenset(each.base_name for each in found),
             max_model_len=min(lengths, default=None),
             head_families=HEAD_FAMILIES if all(each.adapts_head for each in limits) else frozenset(),
-            # One that does not answer may serve the others.
+            # A replica that does not respond may serve the others.
             weights=frozenset(each.weights for each in limits) if len(found) == len(self.urls) else None,
         )
 

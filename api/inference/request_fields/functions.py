@@ -48,7 +48,7 @@ def with_tools(body: JsonObject) -> JsonObject:
         changed["tools"] = _tools(functions)
     if (choice := body.get("function_call")) is not None:
         changed["tool_choice"] = _tool_choice(choice)
-    # There can be one call in `function_call`.
+    # `function_call` can hold only one call.
     return changed | {"parallel_tool_calls": False}
 
 
@@ -139,7 +139,7 @@ async def events_with_function_call(content: AsyncIterable[bytes]) -> AsyncItera
 
 
 def _event(event: bytes) -> bytes:
-    # Most events have neither; what begins otherwise, such as [DONE], is no JSON.
+    # Most events have neither; other beginnings, such as [DONE], are not JSON.
     if not event.startswith(DATA + b"{") or b'"tool_calls"' not in event:
         return event
     return DATA + msgspec.json.encode(_with_function_call(msgspec.json.decode(event[len(DATA) :]), "delta"))

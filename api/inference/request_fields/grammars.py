@@ -47,7 +47,7 @@ class GrammarLimits:
                     param=param,
                     details={"max_bytes": self.max_bytes},
                 )
-            # Most have fewer objects and lists than they may have levels, and are not looked into.
+            # Most have fewer objects and lists than the allowed levels, and need no closer check.
             if text.count(b"{") + text.count(b"[") > self.max_depth and is_deeper(grammar, self.max_depth):
                 raise InvalidRequest(
                     Code.GRAMMAR_TOO_DEEP,

@@ -170,6 +170,6 @@ class Meter:
         while not is_last:
             with anyio.move_on_after(self._interval):
                 await self._closing.wait()
-            # Read before the flush: what was counted until `close` is written by the last one.
+            # Read before the flush, so that the last flush writes everything counted until `close`.
             is_last = self._closing.is_set()
             await self.flush()

@@ -70,7 +70,7 @@ def downgrade() -> None:
     op.drop_table("usage")
     op.execute(sa.text("DELETE FROM api_keys WHERE tenant <> 'shared' OR role <> 'admin'"))  # any key could do anything
     op.execute(sa.text("UPDATE adapters SET published = false WHERE deleting_at IS NOT NULL"))
-    # Nothing of another tenant may become everybody's; jobs stay, as the adapters' foreign key wants, but do nothing more.
+    # Another tenant's data must not become public; its jobs stay because of the adapters' foreign key, but are inert.
     op.execute(
         sa.text(
             "UPDATE jobs SET state = 'cancelled', lease_owner = NULL WHERE owner <> 'default' AND finished_at IS NULL"

@@ -60,7 +60,7 @@ def downgrade() -> None:
     op.drop_table("eval_items")
     op.drop_table("eval_runs")
     op.drop_table("evals")
-    # The release before does not know that they end with their attempt.
+    # The previous release does not know that they end with their attempt.
     op.execute("UPDATE api_keys SET revoked_at = created_at WHERE job_id IS NOT NULL AND revoked_at IS NULL")
     op.drop_index("ix_api_keys_job_id", "api_keys")
     with op.batch_alter_table("api_keys") as batch_op:

@@ -66,7 +66,7 @@ def upgrade() -> None:
     op.create_index("ix_receipts_adapter_digest_policy_digest", "receipts", ["adapter_digest", "policy_digest"])
     with op.batch_alter_table("alias_moves") as batch_op:
         batch_op.add_column(sa.Column("gate", sa.JSON(), nullable=True))
-    # Locked by moves and by changes of policies, so it has to be there before the first of either.
+    # Locked by moves and by changes of policies, so it must exist before the first of either.
     op.execute("INSERT INTO changes (what, count) VALUES ('policies', 0)")
 
 

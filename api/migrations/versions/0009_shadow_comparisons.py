@@ -31,7 +31,7 @@ def upgrade() -> None:
         ),
     )
     op.create_index("ix_receipts_job_id", "receipts", ["job_id"])
-    # Of keys that attempts at jobs had made for themselves no record is kept from now on.
+    # Keys that attempts at jobs created for themselves are no longer recorded.
     op.execute("DELETE FROM api_keys WHERE job_id IS NOT NULL AND revoked_at IS NOT NULL")
 
 

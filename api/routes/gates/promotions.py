@@ -34,7 +34,7 @@ class EvaluatePromotion(BaseModel):
     @field_validator("cycles", mode="before")
     @classmethod
     def _are_not_too_many_events(cls, cycles: object) -> object:
-        # Before any is read: to read and compare them takes the interpreter's time from other requests.
+        # Before any is read: reading and comparing them takes the interpreter's time from other requests.
         events = (
             [cycle.get("events") for cycle in cycles if isinstance(cycle, dict)] if isinstance(cycles, list) else []
         )

@@ -106,7 +106,7 @@ def describe_receipt(found: dict[str, Any]) -> Iterator[str]:
     yield f"served base   {base['name'] + ' ' + base['digest'][:12] if base else 'not known'}"
     yield f"sandbox       {receipt['sandbox'] or 'not used: no criterion runs code'}"
     yield f"judged        {format_minute(found['created_at'])} UTC, valid until {format_minute(found['valid_until'])}"
-    # What an API of the release before has no field for is left out.
+    # Fields that an API of the previous release lacks are left out.
     if attempt := receipt.get("attempt"):
         yield f"attempt       {attempt} of this pair under this policy: its comparisons may err by {receipt['alpha']:.3g} together"
     for row in receipt["gates"]:

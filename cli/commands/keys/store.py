@@ -88,7 +88,7 @@ class RemoteKeys:
         self._tenant = tenant
 
     def create(self, name: str, role: Role, limits: Limits, expires_at: str | None) -> KeyRecord:
-        # The tenant stands in the body only: it may be made with this key, and then no header can name it yet.
+        # Only in the body: the tenant may be created with this key, and no header can name it before that.
         body = {"name": name, "role": role, "tenant": self._tenant, "expires_at": expires_at, **limits}
         key: KeyRecord = call("POST", "/v1/keys", tenant="", json=body)
         return key

@@ -213,7 +213,7 @@ def _trained(archive: Path, model: str) -> set[str]:
 def _show_dry_run(archive: Path, project: str, model: str, named: str, max_judge_requests: int) -> None:
     prompts = recorded_prompts(archive, project, model)
     left, kept = len(pending(archive, model, prompts, Candidate(named, named))), len(read_answers(archive, model))
-    # What an alias points to is known when it is asked, and then its adapter's answers count.
+    # An alias's target is known only when it answers, and then its adapter's answers count.
     at_most = "" if "@" in named else "at most "
     typer.echo(
         f"{model}: {at_most}{left} of {counted(len(prompts), 'recorded prompt')} would be sent to {named}; "

@@ -45,7 +45,7 @@ def import_archive(
     written for that model. A line that is no answer ends it, with its number, before anything is written.
     """
     files = LocalFiles(model, training, validation, answers, graders, epochs)
-    # Before there is an archive: what is refused leaves none behind.
+    # Before the archive is created, so that a refusal leaves none behind.
     read = read_files(files)
     done = read.done
     if not dry_run:

@@ -113,7 +113,7 @@ def _all(tenant: str | None, after: int) -> Iterator[dict[str, Any]]:
 
 
 def _page(tenant: str | None, which: dict[str, Any], **paging: Any) -> Any:
-    # Not the header: an operator's events of all tenants are asked for without one.
+    # Without the header, an operator gets the events of all tenants.
     given = {name: value for name, value in {**which, "tenant": tenant}.items() if value is not None}
     return call("GET", PATH, tenant="", params=given | paging)
 

@@ -52,7 +52,7 @@ def usage(
 ) -> None:
     """Show requests and tokens by day, key and model: of the tenant with an admin's key, else of the key itself."""
     key_id = key
-    # An id is not looked up: listing keys takes an admin's key, and every caller may name its own id.
+    # An id is not looked up: listing keys requires an admin's key, and every caller may name its own id.
     if key and not re.fullmatch(KEY_ID, key):
         key_id = find_id(RemoteKeys(tenant), key, revoked=True)
     given = {"from": first, "to": last, "group_by": by, "key_id": key_id}

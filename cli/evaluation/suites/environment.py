@@ -85,7 +85,7 @@ def _run_installer(python: Path, lock: Path) -> None:
     if uv.exists():
         command = [str(uv), "pip", "install", "--python", str(python), "--compile-bytecode"]
     else:
-        # Ours installs for the other interpreter; a machine without pip beside it has that of its new environment.
+        # Our pip installs for the other interpreter; without it, the new environment's own pip is used.
         own = importlib.util.find_spec("pip") is not None
         if not own:
             subprocess.run([python, "-m", "ensurepip"], check=False, capture_output=True)

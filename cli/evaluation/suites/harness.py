@@ -82,7 +82,7 @@ def command(python: Path, run: SuiteRun, model: str, url: str, output: Path) -> 
         "num_concurrent": str(run.concurrency),
         "max_length": str(run.max_length),
     }
-    # Isolated: nothing of our environment or of the folder that it runs in is imported.
+    # Isolated: nothing is imported from our environment or from its working folder.
     line = [str(python), "-I", "-m", "lm_eval", "run", "--model", "local-completions"]
     line += ["--model_args", ",".join(f"{name}={value}" for name, value in arguments.items())]
     line += ["--tasks", *run.tasks, "--log_samples", "--output_path", str(output.resolve())]
@@ -142,7 +142,7 @@ def run_suite(
     ):
         assert child.stdout
         try:
-            # A progress bar begins its line anew with a carriage return.
+            # A progress bar restarts its line with a carriage return.
             while chunk := os.read(child.stdout.fileno(), 65536):
                 log.write(chunk)
                 *lines, begun = re.split(rb"[\r\n]", begun + chunk)

@@ -90,7 +90,7 @@ def inspect_project(reader: Reader, today: date, requests: Mapping[str, int] | N
         if model := job.get("fine_tuned_model"):
             makers.setdefault(str(model), []).append(str(job["id"]))
     listed = tuned_models(reader)
-    # A model that is gone is in its job, and in no list.
+    # A deleted model appears in its job, but not in a list.
     models = [
         _tuned_model(
             name, listed.get(name), makers.get(name, []), today, None if requests is None else requests.get(name, 0)

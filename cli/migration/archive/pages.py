@@ -79,7 +79,7 @@ class Reader:
         while True:
             entry = self.fetch(path, (*parts, f"page-{number:04}.json"), _following(query, after), page=True)
             if entry.is_refused:
-                # The object that a page ended with may be deleted by now: the one before it will do.
+                # The last object of a page may be deleted by now: the one before it serves as well.
                 if after[1:] and entry.status in {400, 404}:
                     after.pop()
                     continue

@@ -39,7 +39,7 @@ def _fetch_evals(reader: Reader, counts: Counter[str]) -> None:
         for run in reader.items(url_path(*of_eval), of_eval, OLDEST_FIRST):
             counts["eval runs"] += 1
             of_run = (*of_eval, str(run["id"]), "output_items")
-            # The list's end is what its pages say: `result_counts.total` counts executed items only.
+            # The pages decide where the list ends: `result_counts.total` counts only executed items.
             counts["eval output items"] += sum(1 for _ in reader.items(url_path(*of_run), of_run, OLDEST_FIRST))
 
 

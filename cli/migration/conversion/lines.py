@@ -28,7 +28,7 @@ LONGEST_LINE_BYTES = 64 << 20
 """OpenAI accepts ten images of 10 MB in a row; a longer line is not decoded."""
 BATCH_BYTES = 1 << 18
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# Rows with one of these are looked at closely; any other that Mens' reader accepts is kept, byte for byte.
+# Rows with one of these are examined; any other that Mens' reader accepts is kept, byte for byte.
 _SPECIAL = re.compile(
     rb'"(?:weight|functions?|function_call|refusal|audio|tools|name|input|parallel_tool_calls|developer|response_format)"'
 )

@@ -46,7 +46,7 @@ def _rule(line: str, number: int) -> tuple[re.Pattern[str], str]:
     error: Exception | str = "" if arrow else f"it has no {ARROW.strip()!r}"
     try:
         compiled = re.compile(expression)
-        # A replacement may name groups that the expression has not got, which shows at its first use.
+        # A replacement may name groups that the expression lacks, which shows at its first use.
         compiled.sub(replacement, "")
     except (re.error, IndexError) as failure:
         error = failure

@@ -172,7 +172,7 @@ def convert_files(
             if file.file_id in validated:
                 digests[file.file_id] = found
             if report.output:
-                # By its place in the archive, which may be moved, and is named from wherever a command is run.
+                # By its place in the archive, because the archive may be moved, and commands run from anywhere.
                 report.output = output.relative_to(archive.folder).as_posix()
         done.append(ConvertedFile(file.project, file.file_id, file.name, file.size, file.jobs, report))
     write_json(

@@ -148,7 +148,7 @@ def ask(
     make_private(path.parent, folder)
     path.touch(mode=0o600)
     with path.open("r+b") as lines, ThreadPoolExecutor(concurrency) as pool:
-        # What comes next must not continue a torn line.
+        # The next line must not continue a torn one.
         lines.seek(lines.read().rfind(b"\n") + 1)
         lines.truncate()
         futures = [pool.submit(_ask, client, body) for body in bodies]
@@ -166,7 +166,7 @@ def _ask(client: httpx.Client, body: dict[str, Any]) -> NewAnswer:
     content = _object(response)
     unbounded = RECORDED_BOUND in body and _is_bound_refused(response.status_code, content)
     if unbounded:
-        # The bound is that of `record`, not of the program: a base of a shorter context answers within what it has.
+        # The bound is that of `record`, not of the program: a base with a shorter context answers within its own.
         without = {name: value for name, value in body.items() if name != RECORDED_BOUND}
         response = _send(client, "POST", "/v1/chat/completions", without)
         content = _object(response)

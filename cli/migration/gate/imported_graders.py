@@ -115,7 +115,7 @@ def _import(
         name = f"eval:{evaluation['id']}/{called}"
     names.add(name)
     known_as = frozenset(str(criterion[key]) for key in ("id", "name") if criterion.get(key))
-    # What OpenAI answers has every optional field, as null.
+    # OpenAI's responses have every optional field, as null.
     given = {key: value for key, value in criterion.items() if key not in NOT_SENT and value is not None}
     try:
         grader = GRADER.validate_python(given)

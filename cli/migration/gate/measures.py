@@ -70,7 +70,7 @@ def _call(call: dict[str, Any]) -> tuple[str, dict[str, str]]:
     function = call.get("function") or {}
     text = str(function.get("arguments") or "{}")
     arguments = _json_object(text)
-    # As text, because Python calls 1, 1.0 and True equal.
+    # As strings, because in Python 1, 1.0 and True are equal.
     parts = (
         {"": text}
         if arguments is None
@@ -111,7 +111,7 @@ def schema_valid(prompt: RecordedPrompt, answer: Answer) -> float | None:
     try:
         return float(Schema(schema).accepts_text(answer.text))
     except MensError:
-        # A schema that is none here cannot judge; the installation says so when it is requested.
+        # A schema that is invalid here cannot judge; the installation reports it when it is requested.
         return None
 
 

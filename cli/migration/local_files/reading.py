@@ -94,7 +94,7 @@ def _read_answer(line: bytes, model: str) -> RecordedAnswer:
         raise LineFault("`item` is no object")
     if not isinstance(scores, dict) or not all(_is_number(score) for score in scores.values()):
         raise LineFault("`scores` is no object of numbers")
-    # The request by itself: `input` and `body` of a line are not part of the form.
+    # Only the request: `input` and `body` of a line are not part of the form.
     request = to_request({name: row[name] for name in ("messages", *PROMPT_FIELDS) if name in row})
     if request is None:
         raise LineFault("`messages` has no turn of a user")

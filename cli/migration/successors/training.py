@@ -54,7 +54,7 @@ def submit(folder: Path, installation: Installation, plan: SuccessorPlan, *, ret
         job = installation.find(f"/v1/jobs/{earlier.job}")
         if job and not (retry and job["state"] in ENDED_WITHOUT):
             return _keep(folder, installation, plan, job)
-        # The job that failed has the plain key; each further one is found by the one before it.
+        # The failed job has the plain key; each further one is found through the one before it.
         key = f"{plan.digest}/{earlier.job}"
     contract = with_files(
         plan.contract,

@@ -104,7 +104,7 @@ def find_copies(rows: PreparedRows, training: Numbers, held_out: Numbers) -> fro
     """Places among the held-out rows of those whose tokens a training row has too."""
     if not len(held_out):
         return frozenset()
-    # The marks of rows without a copy hardly ever agree, so few rows are read whole.
+    # The marks of different rows hardly ever agree, so few rows are read completely.
     alike = training[np.isin(rows.marks(training), rows.marks(held_out))]
     trained = {rows[int(number)].ids.tobytes() for number in alike}
     return frozenset(place for place, number in enumerate(held_out) if rows[int(number)].ids.tobytes() in trained)

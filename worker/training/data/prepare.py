@@ -122,7 +122,7 @@ def _write_with(labeller: Labeller, folder: Path, path: Path, contract: FineTune
             if written := _written(labeller, tally, batch, contract.data.mode):
                 rows, chats = [row for row, _ in written], [chat for _, chat in written]
                 _add(writer, tally, rows, labeller.label(rows, chats), contract, vocab_size)
-                # The preflight has refused such rows; where it has not, a sample of theirs was all that it saw.
+                # The preflight refuses such rows; otherwise it saw only a sample.
                 if tally.lost and not _may_skip(contract):
                     break
         if not tally.rows or (tally.lost and not _may_skip(contract)):

@@ -44,7 +44,7 @@ def shard_base(model: PeftModel, device: torch.device) -> None:
         for layer in block.modules():
             if isinstance(layer, Linear4bit):
                 layer.quant_state.to(device)
-        # Said aloud: a block that is sharded by itself counts as a root, and a root would stay whole after its forward pass.
+        # Set explicitly: a block sharded on its own is a root, and a root would stay gathered after its forward pass.
         fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=adapter)
     if device.type != "cpu":
         model.to(device)

@@ -33,7 +33,7 @@ class Projection:
         self._cached: Tensor | None = None
         self._cached_from: Tensor | None = None
         if isinstance(base, Linear4bit):
-            # bitsandbytes' inference layout for CPUs is for its own kernel only; dequantised as NF4 it would be noise.
+            # bitsandbytes' inference layout for CPUs needs its own kernel; dequantised as NF4 it would be noise.
             base.support_avx512bf16_for_cpu = False
 
     @property

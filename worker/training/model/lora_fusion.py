@@ -22,7 +22,7 @@ from transformers.activations import SiLUActivation
 
 from worker.training.model.fused_modules import SWIGLU, FusedMlp, InputGroup, Projection, compute_dtype_of
 
-# Children that families of decoders call one after the other on the same tensor.
+# Children that decoder families call in succession on the same tensor.
 SHARED_INPUTS = (
     ("q_proj", "k_proj", "v_proj"),
     ("gate_proj", "up_proj"),

@@ -153,7 +153,7 @@ class Pace:
             return None
         left = len(self._work.step_tokens) - done
         tokens = self._tokens_before[-1] - self._tokens_before[done]
-        # A step is reported before its own pause.
+        # A step is reported before the pause that follows it.
         began, reached = (bisect_left(self._work.pauses, step) for step in (done - self.steps + 1, done + self._paused))
         pause = self._pause_seconds(reached - began)
         return self._cost.seconds(left, tokens) + (len(self._work.pauses) - reached) * pause

@@ -140,7 +140,7 @@ def evaluate_run(
         work.attempt("Loss and token accuracy", work.score)
         work.attempt("Prompts of answers", lambda: work.read(wanted))
         if not context.plan.contract.artifact.publish:  # else the publisher asks the model that is served
-            # Where processes share the base all must do the same, and clocks differ.
+            # Processes that share the base must all do the same, and their clocks differ.
             bounded = not context.budget.shard_base
             budget = seconds_for(training_seconds) if bounded else math.inf
             work.attempt("Sample answers", lambda: work.answer(began + budget))
