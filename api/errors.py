@@ -406,7 +406,7 @@ def limit_headers(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _duration(seconds: float) -> str:
-    """A duration as OpenAI writes it: 1m30s, 0.25s."""
+    """Format a duration as OpenAI does: 1m30s, 0.25s."""
     minutes, rest = divmod(seconds, 60)
     return (f"{minutes:.0f}m" if minutes else "") + f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
 

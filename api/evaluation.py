@@ -123,7 +123,7 @@ def read_content(services: Services, plan: EvaluationPlan) -> list[SourceItem] |
 
 
 def resolve_model(services: Services, view: TenantView, name: str, param: str) -> tuple[ModelTarget, str]:
-    """The model that a name means now, and its base.
+    """Return the model that a name currently refers to, and its base.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``, ``MODEL_UNCERTIFIED``. InvalidRequest: ``REQUEST_INVALID``: an alias that is split
@@ -286,7 +286,7 @@ def _check_request(services: Services, file: File, plan: EvaluationPlan) -> None
     sent.
 
     Raises:
-        InvalidRequest: as `api.inference.request_validation`.
+        InvalidRequest: as from `api.inference.request_validation`.
     """
     if not plan.models or plan.input_messages is None:
         return

@@ -40,7 +40,7 @@ class GraderSandboxes:
 
     @asynccontextmanager
     async def lend(self, tenant: str) -> AsyncIterator[Sandbox]:
-        """A sandbox for one run of a tenant, when it is its turn.
+        """Lend a sandbox for one run of a tenant, when it is its turn.
 
         Raises:
             InvalidRequest: ``SANDBOX_UNAVAILABLE``.

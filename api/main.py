@@ -76,8 +76,8 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
     """Build the application.
 
     Args:
-        settings: from the environment when None.
-        services: made from the settings when None.
+        settings: None: from the environment.
+        services: None: created from the settings.
     """
     app = FastAPI(
         title="Mens",

@@ -37,10 +37,11 @@ def server_config(app: Any, settings: ApiSettings) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which at a signal accepts no more connections and lets requests in flight end, up to a time.
+    """uvicorn's server, which on a signal accepts no more connections and lets requests in flight finish, up to a time
+    limit.
 
-    It sets the application's shutdown flag at once, so that responses that would never end by themselves end too, like the
-    events of a running job.
+    It sets the application's shutdown flag at once, so that endless responses end too, such as the events of a running
+    job.
     """
 
     def __init__(self, config: uvicorn.Config, services: Services) -> None:

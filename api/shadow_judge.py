@@ -45,10 +45,10 @@ class ShadowJudge:
     """Judges copies of one API process.
 
     Args:
-        database: has the evals and takes the counts.
-        lookup: names of models that judge, as the request's tenant sees them.
-        failover: asks them. They count in no key's limits and usage, as copies do not.
-        sandboxes: where criteria of code run.
+        database: contains the evals and stores the counts.
+        lookup: resolves the names of judge models, as the request's tenant sees them.
+        failover: sends the requests to them. Like copies, these do not count in any key's limits and usage.
+        sandboxes: run code criteria.
         cache_secret: keeps tenants apart in vLLM's prefix cache.
     """
 
@@ -148,7 +148,7 @@ class ShadowJudge:
         return _completion(bytes(raw))
 
     async def _criteria_of(self, tenant: str, eval_id: str) -> list[Criterion]:
-        """The criteria of an eval, which never change."""
+        """Return the criteria of an eval, which never change."""
         if (known := self._criteria.get((tenant, eval_id))) is not None:
             return known
         found = await to_thread.run_sync(Evals(self._database, tenant).get, eval_id)

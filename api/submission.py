@@ -30,10 +30,10 @@ INLINE_NAME = "inline.jsonl"
 
 
 def check_contract(services: Services, view: TenantView, request: JobRequest) -> Preflight:
-    """Everything that can be known about a job before it trains, and its plan; nothing is written.
+    """Check everything that can be known about a job before it trains, and return its plan; nothing is written.
 
     Raises:
-        MensError: with the code of the first thing that makes the job impossible.
+        MensError: with the code of the first reason that makes the job impossible.
     """
     contract = request.contract
     catalog = services.catalog()
@@ -351,7 +351,7 @@ def check_priority(caller: Caller, priority: int) -> None:
 
 
 def submit(services: Services, view: TenantView, submission: Submission, terms: QueueTerms = DEFAULT_TERMS) -> Job:
-    """Write a job and enqueue it; the one of an earlier request with the same key is returned as it is.
+    """Write a job and enqueue it; the job of an earlier request with the same key is returned unchanged.
 
     Raises:
         MensError: as :meth:`shared.database.jobs.Jobs.submit`.

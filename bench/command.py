@@ -21,7 +21,7 @@ class PeerMissing(Exception):
 
 
 def bench_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """The argument parser of ``python -m module``, with ``--smoke``."""
+    """Return the argument parser of ``python -m module``, with ``--smoke``."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -73,7 +73,7 @@ def write_rows(path: Path, count: int) -> None:
 
 
 def with_image(chat: list[Row]) -> list[Row]:
-    """A chat whose last question has an image."""
+    """Return a chat whose last question has an image."""
     image = {"type": "image_url", "image_url": {"url": "https://example.com/photo.png"}}
     chat[-2]["content"] = [{"type": "text", "text": chat[-2]["content"]}, image]
     return chat

@@ -50,7 +50,7 @@ def measure(options: argparse.Namespace) -> bool:
 
 
 def in_bytes(size: str) -> int:
-    """A size such as ``200MB`` as a number of bytes."""
+    """Convert a size such as ``200MB`` to bytes."""
     return int(float(size[:-2]) * UNITS[size[-2:].upper()])
 
 

@@ -48,7 +48,7 @@ def report(near: bool) -> Variant:
 
 
 def report_lenient() -> Variant:
-    """The whole report on a file with bad lines."""
+    """Make the complete report on a file with bad lines."""
     from shared.contract.sections import DataMode
     from shared.datasets.file_parts import reading_processes
     from shared.datasets.report import inspect_file

@@ -40,7 +40,7 @@ class _NeverStop:
 
 
 def data_file(path: Path) -> DataFile:
-    """A JSONL file as the API describes an upload."""
+    """Return a JSONL file as the API describes an upload."""
     raw = path.read_bytes()
     digest = hashlib.sha256(raw).hexdigest()
     return DataFile(file_id=f"file-{path.stem}", sha256=digest, bytes=len(raw), rows=raw.count(b"\n"))

@@ -71,7 +71,7 @@ class Connection:
         return self
 
     async def post(self, endpoint: Endpoint, path: str, body: bytes) -> AsyncIterator[bytes]:
-        """The response's chunks as they arrive.
+        """Yield the response's chunks as they arrive.
 
         Raises:
             BenchFailed: the status is not 200.
@@ -116,7 +116,7 @@ class Gateway:
     """Measures the same requests at several endpoints.
 
     Args:
-        endpoints: by variant: ``direct``, ``gateway``, ``bare`` and further ones.
+        endpoints: endpoints by variant: ``direct``, ``gateway``, ``bare`` and further ones.
         options: options of the command line.
     """
 
@@ -215,7 +215,7 @@ def share_kept(speeds: dict[str, list[float]], whole: str) -> float:
 
 
 def percentile(values: list[float], at: int) -> float:
-    """The smallest value that at least ``at`` percent do not exceed."""
+    """Return the smallest value that at least ``at`` percent do not exceed."""
     return sorted(values)[math.ceil(len(values) * at / 100) - 1]
 
 
@@ -286,10 +286,10 @@ def running_installation(*more: str) -> dict[str, str]:
 
 
 def started(options: argparse.Namespace) -> AbstractContextManager[dict[str, Endpoint]]:
-    """The servers that the command line asks for.
+    """Start the servers that the command line requests.
 
     Raises:
-        PeerMissing: the environment names no installation that runs.
+        PeerMissing: the environment does not name a running installation.
     """
     if options.running:
         return running_endpoints(running_installation())

@@ -93,7 +93,7 @@ class FakeInstallation:
     Args:
         home: an empty folder.
         pace: see :class:`FakeReplica`.
-        foreign_names: how many names of another provider's models stand for the alias.
+        foreign_names: number of another provider's model names that stand for the alias.
     """
 
     def __init__(self, home: Path, pace: float, foreign_names: int = 0) -> None:

@@ -115,7 +115,7 @@ class Comparison:
         self.failures: dict[str, str] = {}
 
     def measure(self) -> dict[str, list[Outcome]]:
-        """Outcomes of the variants, run in turns; one that has failed takes no further part.
+        """Return outcomes of the variants, run in turns; a failed variant takes no further part.
 
         Raises:
             VariantFailed: in a smoke run, a variant has failed.
@@ -163,7 +163,7 @@ class Comparison:
         """Print the table and the goals.
 
         Returns:
-            Whether all goals are met.
+            whether all goals are met.
 
         Raises:
             BenchFailed: in a smoke run, the variants' first steps have other losses.

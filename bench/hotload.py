@@ -49,10 +49,10 @@ SMOKE = {"adapters": 2, "warm_up": 1}
 
 
 class ReplicaConnection(Connection):
-    """A connection to a replica, for more than completions."""
+    """A connection to a replica, for requests besides completions."""
 
     async def call(self, endpoint: Endpoint, method: str, path: str, body: bytes = b"") -> bytes:
-        """The body of a response that is not streamed.
+        """Return the body of a response that is not streamed.
 
         Raises:
             BenchFailed: the status is not 200.
@@ -94,7 +94,7 @@ class BackgroundRequests:
 
 @dataclass
 class Bench:
-    """The servers, and what makes adapters and finishes jobs.
+    """The servers, and the makers of adapters and finished jobs.
 
     Attributes:
         gateway: the API.
@@ -114,8 +114,8 @@ class Bench:
         """Run all variants in turns, with requests to other adapters meanwhile.
 
         Args:
-            adapters: that count, for each variant.
-            warm_up: adapters before these.
+            adapters: number of counted adapters per variant.
+            warm_up: number of adapters before these.
         """
         # Each server is connected to once, as by a client with a connection pool.
         self._to_gateway, self._to_replica, self._to_plain = Connection(), ReplicaConnection(), ReplicaConnection()
@@ -216,11 +216,11 @@ def report(times: dict[str, list[float]], others: BackgroundRequests, size: int,
     """Print the table and the goal's line.
 
     Args:
-        size: bytes of an adapter.
+        size: size of an adapter in bytes.
         goal: its name.
 
     Returns:
-        Whether the goal is met.
+        whether the goal is met.
 
     Raises:
         BenchFailed: in a smoke run, a request to another adapter has failed.

@@ -73,7 +73,7 @@ class AdapterFactory:
         self._random = np.random.default_rng(0)
 
     def make(self, name: str) -> StoredAdapter:
-        """A new adapter."""
+        """Make a new adapter."""
         folder = self._work / name
         folder.mkdir(parents=True)
         weights = {}

@@ -18,7 +18,7 @@ STOP_SECONDS = 20.0
 
 
 def free_port() -> int:
-    """A port that no server listens on now."""
+    """Return a port that no server listens on at the moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

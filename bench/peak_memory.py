@@ -1,4 +1,4 @@
-"""The most memory that this process has held."""
+"""The largest memory that this process has held."""
 
 from __future__ import annotations
 

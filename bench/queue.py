@@ -48,12 +48,12 @@ TENANTS = ("shared", "acme", "beta", "gamma", "delta")
 
 
 def submission(kind: Kind = Kind.MERGE) -> Submission:
-    """A job that needs no input."""
+    """Return a job that needs no input."""
     return Submission(kind=kind, base_model="none", name="bench", contract={}, plan={}, expected_seconds=60.0)
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The smallest value that at least such a share is not above."""
+    """Return the smallest value that at least the given share does not exceed."""
     return sorted(values)[max(0, -(-round(share * 1000) * len(values) // 1000) - 1)]
 
 

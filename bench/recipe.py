@@ -65,7 +65,7 @@ class Recipe:
         return sum(len(row["input_ids"]) for row in self.rows[first_step * self.rows_per_step :])
 
     def first(self, steps: int) -> Recipe:
-        """The recipe of its first steps alone."""
+        """Return the recipe of only its first steps."""
         return replace(self, rows=self.rows[: steps * self.rows_per_step], rates=self.rates[:steps])
 
     def targets(self, step: int) -> int:

@@ -14,9 +14,9 @@ class Roofline:
     """The least time and memory of a recipe on a device.
 
     Args:
-        shape: the base's.
+        shape: the base's shape.
         recipe: rows and rank.
-        device: ``flops`` and ``bytes_per_second`` as probed.
+        device: the probed ``flops`` and ``bytes_per_second``.
     """
 
     def __init__(self, shape: Shape, recipe: Recipe, device: dict[str, float]) -> None:

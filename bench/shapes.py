@@ -13,7 +13,7 @@ class Shape:
         hidden: width of the residual stream.
         intermediate: width of the MLP.
         vocabulary: rows of the embedding.
-        tied: whether the embedding is the head too.
+        tied: whether the embedding is also the head.
     """
 
     hidden: int

@@ -117,7 +117,7 @@ def plan_run(base: Path, chats: list[Chat], held_out: list[Chat], folder: Path, 
 
 
 def write_chats(path: Path, chats: list[Chat]) -> DataFile:
-    """A JSONL file, described as the API describes an upload."""
+    """Write a JSONL file, and describe it as the API describes an upload."""
     raw = "".join(json.dumps(chat, ensure_ascii=False) + "\n" for chat in chats).encode()
     path.write_bytes(raw)
     digest = hashlib.sha256(raw).hexdigest()
@@ -154,7 +154,7 @@ def recipe_of(run: TrainingRun, cache: Path, request: InputsRequest) -> Recipe:
 
 
 def encoded(row: Row) -> EncodedRow:
-    """A row as other trainers take it."""
+    """Return a row in the form that other trainers take."""
     ids = row.ids.tolist()
     supervised = (row.weights > 0).tolist()
     return {

@@ -33,7 +33,7 @@ class CommandPlace:
 
 @cache
 def load(place: CommandPlace) -> Any:
-    """The command itself, as Typer builds it."""
+    """Return the command itself, as Typer builds it."""
     module, _, attribute = place.target.partition(":")
     found = getattr(import_module(f"cli.commands.{module}"), attribute)
     holder = typer.Typer()

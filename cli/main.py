@@ -172,7 +172,7 @@ def message_of(error: Any) -> str:
 
 
 def command_of(error: Any) -> str:
-    """The command that was called wrongly, as it is typed."""
+    """Return the command that was called wrongly, as typed."""
     context = getattr(error, "ctx", None)
     # The program's own name is its path in tests and under `python -m`.
     return " ".join(["mens", *context.command_path.split()[1:]]) if context else "mens"

@@ -149,7 +149,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def out_of_memory(reason: str) -> JobFailed:
-    """The coded form of an allocator's complaint."""
+    """Convert an allocator's error into its coded form."""
     return JobFailed(
         Code.OUT_OF_MEMORY,
         f"The device ran out of memory: {(reason.splitlines() or ['nothing is left'])[0]}",

@@ -98,7 +98,7 @@ def build_base(
     The same corpus, family, steps and seed give the same bytes again on the same machine and library versions.
 
     Args:
-        composite: with a vision part, as the hub has models of this family.
+        composite: with a vision part, like this family's models on the hub.
         changes: further keys of the config.
     """
     disable_progress_bar()  # of transformers: three tensors are no reason for a bar

@@ -88,7 +88,7 @@ class EncodedChats:
     """The probe chats with the trainer's token ids.
 
     Attributes:
-        skipped: names of those that the template refuses.
+        skipped: names of chats that the template refuses.
         ends: tokens at which training and sample answers end a turn, by id.
     """
 
@@ -103,7 +103,7 @@ def _message(turn: dict[str, Any]) -> Message:
 
 
 def encode_chats(tokenizer: Tokenizer, chats: Sequence[ProbeChat] = CHATS) -> EncodedChats:
-    """The trainer's token ids of the probe chats."""
+    """Return the trainer's token ids of the probe chats."""
     texts = {end: tokenizer.backend.id_to_token(end) for end in sorted(tokenizer.end_ids)}
     encoded = EncodedChats(ends={end: text for end, text in texts.items() if text})
     for chat in chats:

@@ -68,7 +68,7 @@ class _Completions(BaseModel):
 
 
 class _Tokens(BaseModel):
-    """The field that is read of a response of ``/tokenize``."""
+    """The field of a ``/tokenize`` response that is read."""
 
     tokens: list[int]
 
@@ -84,8 +84,8 @@ class ReplicaClient:
 
     Args:
         url: its base URL. Callers and records use its name instead (`replica_name`).
-        key: the serving key; empty when it requires none.
-        timeout_seconds: for one request.
+        key: the serving key; empty if none is required.
+        timeout_seconds: timeout of one request.
     """
 
     def __init__(self, url: str, key: str, timeout_seconds: float) -> None:
@@ -287,7 +287,7 @@ class ReplicaClient:
             raise self._failed(what, SAME_RELEASE) from None
 
     def _refusal(self, response: httpx.Response) -> ArtifactInvalid | JobFailed:
-        """The error that a response of one of our own routes carries."""
+        """Return the error in a response of one of our own routes."""
         if response.status_code in (401, 403):
             return self._failed("does not accept this worker's serving key", "Set the same MENS_SERVING_KEY on both.")
         try:

@@ -75,7 +75,7 @@ class ScoreRun(BaseModel):
         adapter: the adapter's folder.
         probes: the ``probes.json`` of its run.
         dtype: torch's name of the dtype to compute in: the one that is served.
-        device: where the contract wanted to train.
+        device: device that the contract requested for training.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -258,7 +258,7 @@ def max_wait(headers: Mapping[str, str]) -> float:
 
 
 async def read_body(request: Request, limit: int) -> dict[str, Any]:
-    """The request's JSON object.
+    """Read the request's JSON object.
 
     Raises:
         TooLarge: ``BODY_TOO_LARGE``. InvalidRequest: ``REQUEST_INVALID``: not a JSON object. ClientDisconnect.

@@ -61,7 +61,7 @@ def is_judgeable(path: str, body: Mapping[str, Any]) -> bool:
 
 
 def without_stream(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The same request for a whole answer."""
+    """Return the same request for a complete answer instead of a stream."""
     return {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
 
 

@@ -115,7 +115,7 @@ class LookupCache:
         database.after_write.append(self.invalidate)
 
     async def authenticate(self, secret: str) -> Key:
-        """The key of a secret.
+        """Return the key of a secret.
 
         Raises:
             Unauthenticated: ``KEY_INVALID``: unknown or revoked; ``KEY_EXPIRED``. Unavailable: ``DATABASE_UNAVAILABLE``.

@@ -85,7 +85,7 @@ class ProxiedResponse(Response):
         return self
 
     def __aiter__(self) -> Self:
-        """The replica's bytes as they come, through the tap."""
+        """Yield the replica's bytes as they arrive, through the tap."""
         return self
 
     async def __anext__(self) -> bytes:

@@ -46,7 +46,7 @@ OPERATORS_ADVICE = re.compile(
 
 
 class ClientError(NamedTuple):
-    """A refusal as the caller gets it."""
+    """A refusal in the form that the caller gets."""
 
     message: str
     param: str | None
@@ -64,7 +64,7 @@ class Fault(NamedTuple):
 
 
 class KnownSentence(NamedTuple):
-    """A refusal in one sentence, known by its beginning."""
+    """A refusal in one sentence, recognised by its beginning."""
 
     beginning: re.Pattern[str]
     fields: tuple[str, ...] = ()
@@ -233,10 +233,10 @@ def _explain_faults(faults: list[Fault], text: str, param: str | None, body: dic
 
 
 def _path_in_request(path: tuple[str, ...], body: dict[str, Any]) -> list[str]:
-    """A fault's path without branches of unions, from the body on.
+    """Return a fault's path without branches of unions, from the body on.
 
-    vLLM reads the lists inside messages (``content``, ``tool_calls``) by themselves: then the path begins with an index, and
-    the message is searched in the request. Where it is not certain, the field is ``messages``.
+    vLLM reads the lists inside messages (``content``, ``tool_calls``) separately: the path then begins with an index,
+    and the message is searched for in the request. If that is ambiguous, the field is ``messages``.
     """
     fields = [part for part in path if not part[:1].isupper()]
     if not fields or not fields[0].isdecimal():

@@ -62,8 +62,8 @@ class JobsCollector(Collector):
 
     Args:
         count: reads the database.
-        count_workers: that report to be there.
-        tenants: bounds their label.
+        count_workers: returns the number of workers that report.
+        tenants: bounds the tenants' label.
     """
 
     def __init__(self, count: Callable[[], JobCounts], count_workers: Callable[[], int], tenants: BoundedLabel) -> None:

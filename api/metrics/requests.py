@@ -30,10 +30,10 @@ class FinishedRequest:
     """A request whose response has ended.
 
     Attributes:
-        route: its path with parameters' names, None where no route has it.
-        state: the request's (ASGI).
-        seconds: from its head to the end of its response.
-        first_byte_seconds: to the first byte of a stream's body; None for other responses.
+        route: its path with parameters' names; None if no route matches.
+        state: the request's state (ASGI).
+        seconds: duration from its head to the end of its response.
+        first_byte_seconds: time to the first byte of a stream's body; None for other responses.
     """
 
     route: str | None

@@ -68,11 +68,11 @@ class ResponseBuilder:
             yield from (self._line({"tool_calls": [call]}) for call in calls)
 
     def last(self) -> JsonObject:
-        """The line that ends a stream."""
+        """Return the line that ends a stream."""
         return self._line({}) | self._end()
 
     def whole(self, completion: JsonObject) -> JsonObject:
-        """The response that is not streamed."""
+        """Return a response that is not streamed."""
         (choice,) = completion["choices"]
         message = choice.get("message") or choice
         self._usage, self._reason = completion.get("usage") or {}, _done_reason(choice)
@@ -81,7 +81,7 @@ class ResponseBuilder:
         return self._line(_piece(message, choice) | ({"tool_calls": calls} if calls else {})) | self._end()
 
     def loaded(self) -> JsonObject:
-        """The response to a request that only loads the model."""
+        """Return the response to a request that only loads the model."""
         return self._line({}) | {"done": True, "done_reason": "load"}
 
     def _line(self, piece: JsonObject) -> JsonObject:

@@ -60,7 +60,7 @@ class Options(Closed):
         return {name: value for name, value in given.items() if name not in RUNNER_OPTIONS and value is not None}
 
     def sampling(self) -> dict[str, Any]:
-        """The options by vLLM's names."""
+        """Return the options by vLLM's names."""
         given = self.model_dump(exclude_none=True)
         if given.get("num_predict", 0) < 0:
             del given["num_predict"]

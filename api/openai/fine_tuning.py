@@ -150,7 +150,7 @@ def resolve_auto(requested: Hyperparameters, rows: int, rate_of_base: float | No
 
 
 def to_field(param: str | None) -> str | None:
-    """The name in OpenAI's request of the field that an error is about."""
+    """Return the field of OpenAI's request that an error is about."""
     return FIELDS.get(param, param) if param else None
 
 
@@ -231,7 +231,7 @@ def event_view(event: Event) -> FineTuningEvent:
 
 
 def event_seq(event_id: str | None, param: str = "after") -> int | None:
-    """The cursor in an event's id.
+    """Return the cursor in an event's id.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``.

@@ -135,7 +135,7 @@ def _sample(answer: Answer, plan: EvaluationPlan) -> OutputSample:
 
 
 def _text(content: Any) -> str:
-    """A message's content as one text: its text parts, joined."""
+    """Return a message's content as one string: its text parts, joined."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
     return "" if content is None else str(content)

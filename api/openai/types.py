@@ -69,7 +69,7 @@ class MensBlock(ContractOverrides, QueueTerms):
     """Ours in OpenAI's request: sections of the contract, and the job's priority and limits."""
 
     def sections(self) -> dict[str, Any]:
-        """The sections of the contract that were sent."""
+        """Return the sections of the contract that were sent."""
         return self.model_dump(exclude_unset=True, exclude=set(QueueTerms.model_fields))
 
     def terms(self) -> QueueTerms:
@@ -191,5 +191,5 @@ class EvalApiError(BaseModel):
 
 
 def unix_seconds(moment: datetime) -> int:
-    """A time as OpenAI has it: whole seconds since 1970."""
+    """Convert a time to OpenAI's format: whole seconds since 1970."""
     return int(moment.timestamp())

@@ -104,7 +104,7 @@ class QueuePlaces:
         return None if self._is_due() else self._view(job_id)
 
     def of_all(self, jobs: list[Job]) -> Mapping[str, QueuePlace | None]:
-        """The places of several jobs, by their ids."""
+        """Return the places of several jobs, by their ids."""
         return {job.id: self.of(job) for job in jobs}
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ class PutAlias(BaseModel):
         return self
 
     def routing(self) -> Routing:
-        """The target in the one form that is stored."""
+        """Return the target in the single form that is stored."""
         targets = Routing.to(self.adapter).targets if self.adapter else tuple(self.targets or ())
         return Routing(targets=targets, shadow=self.shadow)
 
@@ -92,7 +92,7 @@ def expected_version(
         str | None, Header(description="ETag of the alias as last read; if the alias has moved since, it is refused.")
     ] = None,
 ) -> int | None:
-    """The version in If-Match; None when any will do.
+    """Return the version in If-Match; None if any version will do.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``.
@@ -203,7 +203,7 @@ def delete_alias(
 
 
 def actor_of(caller: Caller) -> Actor:
-    """The caller's key, for the history."""
+    """Return the caller's key, for the history."""
     return Actor(id=caller.key.id, name=caller.key.name)
 
 

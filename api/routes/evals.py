@@ -175,5 +175,5 @@ def _view_of(services: Services, base: URL, run: EvalRun, job: Job) -> EvalRunOb
 
 
 def _url(base: URL, run: EvalRun) -> str:
-    """The run's own page."""
+    """Return the URL of the run's own page."""
     return f"{base}v1/evals/{run.eval_id}/runs/{run.id}"

@@ -167,7 +167,7 @@ def _base(services: Services, view: TenantView, model: str | None) -> BaseModelE
 
 
 def _finetune_job(view: TenantView, job_id: str) -> Job:
-    """The job, if it is of the one kind that OpenAI's API has."""
+    """Return the job, if it is of the only kind in OpenAI's API."""
     job = view.job(job_id)
     if job.kind is not Kind.FINETUNE:
         raise NotFound(

@@ -56,7 +56,7 @@ class CreateFinetune(QueueTerms):
     metadata: Metadata = {}
 
     def request(self) -> JobRequest:
-        """The contract with its presets."""
+        """Return the contract with its presets."""
         return JobRequest(
             self.contract, self.preset, self.domain, self.name, backend=self.backend, auto=frozenset(self.auto)
         )
@@ -92,11 +92,11 @@ class CreateFromRows(QueueTerms):
     metadata: Metadata = {}
 
     def request(self, contract: FineTuneContract) -> JobRequest:
-        """The job request of the contract that the flat keys make."""
+        """Return the job request for the contract in the flat keys."""
         return JobRequest(contract, self.preset, self.domain, self.name, train_lines=len(self.data))
 
     def flat(self) -> dict[str, Any]:
-        """The keys of the contract."""
+        """Return the keys of the contract."""
         return {"model": self.model, **(self.model_extra or {})}
 
 

@@ -39,7 +39,7 @@ class PutName(BaseModel):
         return self
 
     def stands_for(self) -> StandsFor:
-        """The one that is given."""
+        """Return the given target."""
         given: dict[Any, str | None] = {"alias": self.alias, "adapter": self.adapter, "base": self.base}
         return next(StandsFor(kind=kind, name=name) for kind, name in given.items() if name is not None)
 

@@ -44,7 +44,7 @@ class OllamaRoute(APIRoute):
     """A route whose errors are ``{"error": message, "code": code}``, those of its dependencies too."""
 
     def get_route_handler(self) -> Handler:
-        """The handler, with errors turned into responses."""
+        """Return the handler, with errors turned into responses."""
         handle = super().get_route_handler()
 
         async def respond(request: Request) -> Response:

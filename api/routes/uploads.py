@@ -120,7 +120,7 @@ def _complete(services: Services, view: TenantView, upload_id: str, body: Comple
 def _join(
     storage: Storage, view: TenantView, upload_id: str, body: CompleteUpload, digest: str
 ) -> tuple[Upload, File | None]:
-    """The upload, completed, and its file."""
+    """Complete the upload and return it with its file."""
     upload, parts = view.uploads.get(upload_id), _ordered(view.uploads.parts(upload_id), body.part_ids)
     size = sum(part.bytes for part in parts)
     if size != upload.bytes:

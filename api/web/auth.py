@@ -53,7 +53,7 @@ TenantHeader = Annotated[
 
 
 async def require_caller(services: ServicesDep, key: KeyDep, tenant: TenantHeader = None) -> Caller:
-    """The caller, acting for the key's tenant or the one that is named.
+    """Return the caller, acting for the key's tenant or the named one.
 
     Raises:
         Forbidden: ``TENANT_FORBIDDEN``: the key may not act for that tenant.

@@ -85,7 +85,7 @@ class FastPathCall:
 
 
 def fast_path_calls(app: FastAPI) -> dict[tuple[str, str], FastPathCall]:
-    """The application's fast paths, by method and path."""
+    """Return the application's fast paths, by method and path."""
     routes = [route for route in app.routes if isinstance(route, FastPathRoute) and is_simple(route.dependant)]
     return {(method, route.path): FastPathCall(route) for route in routes for method in route.methods}
 

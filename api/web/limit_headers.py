@@ -39,7 +39,7 @@ class LimitHeaders:
 
 
 async def _limits(scope: Scope) -> Mapping[str, str]:
-    """The headers of a request whose key is known; none of another."""
+    """Return the headers of a request whose key is known; none for others."""
     authenticated: Authenticated | None = scope.get(AUTHENTICATED)
     state = scope.setdefault("state", {})
     if authenticated is not None and LIMIT_HEADERS not in state:

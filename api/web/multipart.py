@@ -47,11 +47,11 @@ MULTIPART_OVERHEAD_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class ReceivedFile:
-    """A received file, whose bytes a writer has.
+    """A received file, whose bytes are in a writer.
 
     Attributes:
-        filename: the last part of the client's path. It is shown to people, and never used as a path.
-        fields: the other form fields as text.
+        filename: the last part of the client's path. It is only displayed, and never used as a path.
+        fields: the other form fields as strings.
     """
 
     filename: str
@@ -105,7 +105,7 @@ async def receive_file(
 
 
 def plain_name(path: str) -> str:
-    """The last part of a client's path, as long as a name may be."""
+    """Return the last part of a client's path, cut to the longest allowed name."""
     return path.replace("\\", "/").rsplit("/", 1)[-1][:255] or "file.jsonl"
 
 

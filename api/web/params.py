@@ -40,7 +40,7 @@ class Listing:
 
 
 def listing(after: After = None, limit: Limit = 20, order: Order = "asc") -> Listing:
-    """The page that a request names."""
+    """Return the page that a request selects."""
     return Listing(after, limit, order == "desc")
 
 

@@ -102,7 +102,7 @@ async def limited_receive(scope: Scope, receive: Receive, rule: BodyRule, second
 
 
 class _LimitedBody:
-    """A body as it comes, within its size and its time."""
+    """A body that is received within its size and time limits."""
 
     def __init__(self, receive: Receive, rule: BodyRule, seconds: float) -> None:
         self._receive = receive
@@ -113,7 +113,7 @@ class _LimitedBody:
         self._began = asyncio.get_running_loop().time()
 
     async def read(self, hold: Hold) -> bytes:
-        """The whole body, whose bytes ``hold`` counts as they come."""
+        """Read the whole body, whose bytes ``hold`` counts as they arrive."""
         pieces = bytearray()
         while not self._is_complete:
             message = await self.receive()

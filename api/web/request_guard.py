@@ -61,11 +61,11 @@ class RequestGuard:
 
 
 async def authenticate(services: Services, scope: Scope) -> Authenticated:
-    """The key of a request.
+    """Return the key of a request.
 
     Raises:
-        Unauthenticated: ``KEY_MISSING``, ``KEY_INVALID``. TooMany: ``AUTHENTICATION_THROTTLED``: the client's address has tried too
-            many unknown keys, and this one is unknown too. Unavailable: ``DATABASE_UNAVAILABLE``.
+        Unauthenticated: ``KEY_MISSING``, ``KEY_INVALID``. TooMany: ``AUTHENTICATION_THROTTLED``: the client's address
+            has tried too many unknown keys, and this key is unknown too. Unavailable: ``DATABASE_UNAVAILABLE``.
     """
     secret = _secret(scope)
     lookup, failures = services.lookup, services.failed_authentications

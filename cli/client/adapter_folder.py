@@ -27,11 +27,11 @@ class AdapterFiles(NamedTuple):
 
 
 def read_adapter_folder(path: Path, description: Path | None) -> AdapterFiles:
-    """Find and check the files, before gigabytes are uploaded for nothing; ends the command when one of them is not there.
+    """Find and check the files before gigabytes are uploaded in vain; end the command if a file is missing.
 
     Args:
         path: the folder, or the weights in it.
-        description: where it is given.
+        description: the description's path, if given.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_IMPORT_FORMAT``, ``ADAPTER_NOT_SERVABLE``. InvalidRequest: ``TOKENIZER_NOT_FOUND``.

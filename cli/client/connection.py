@@ -63,7 +63,7 @@ class Connection:
 
 
 def saved_connection(home: Path) -> Connection | None:
-    """The connection that ``mens up`` saved in a home folder, if any."""
+    """Return the connection that ``mens up`` saved in a home folder, if any."""
     path = home / CONNECTION_NAME
     return Connection(**json.loads(path.read_text())) if path.is_file() else None
 
@@ -136,7 +136,7 @@ def find_pages(path: str, **query: Any) -> Iterator[dict[str, Any]]:
 
 
 def unreachable(connection: Connection, error: httpx.HTTPError) -> Unavailable:
-    """The error for an API that cannot be reached."""
+    """Return the error for an API that cannot be reached."""
     return Unavailable(
         Code.API_UNAVAILABLE,
         f"{connection.url} does not respond ({str(error) or type(error).__name__}).",

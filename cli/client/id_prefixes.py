@@ -20,7 +20,7 @@ def resolve_adapter_id(text: str, least_digits: int = 0, tenant: str | None = No
 
     Args:
         text: the user's input; a trailing ``…`` only marks an omission.
-        least_digits: how many digits of the digest a prefix must have.
+        least_digits: fewest digits of the digest that a prefix must have.
         tenant: the tenant whose adapters are searched, as in :func:`cli.client.connection.call`.
     """
     if "@" not in text or re.fullmatch(WHOLE_ADAPTER_ID, text):

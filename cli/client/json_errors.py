@@ -29,7 +29,7 @@ def wants_json() -> bool:
 
 
 def print_json_error(error: Mapping[str, Any]) -> None:
-    """Print what ended the command, with all fields of an error, whichever are given.
+    """Print the error that ended the command, with all fields of an error, including empty ones.
 
     Args:
         error: at least its code and message.

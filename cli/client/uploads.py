@@ -18,10 +18,10 @@ REPLAY = "replay_file"
 
 
 def check_files(data: DataSection, files: Mapping[str, Path], *, keep_all: bool) -> None:
-    """Read the files of a job as the API will, so that a file that it would refuse is not sent in full first.
+    """Read the files of a job as the API will, so that a file that it would refuse is not sent completely first.
 
     Args:
-        files: by the field of the contract that is to name each.
+        files: files by the contract field that will name them.
         keep_all: leave the contract's filter out: a preset or a domain, which the API applies, may change it.
 
     Raises:

@@ -278,7 +278,7 @@ def _put(name: str, where: dict[str, Any], shadow: dict[str, Any] | None, reason
 
 
 def _shadow(shadow: str | None, share: float, judged_by: str | None) -> dict[str, Any] | None:
-    """The shadow that options ask for; None: none."""
+    """Return the shadow that the options request; None without one."""
     if not shadow:
         if judged_by:
             fail("--shadow-eval judges a shadow's answers: give --shadow ADAPTER too.")

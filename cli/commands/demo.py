@@ -64,7 +64,7 @@ def demo(
 
 
 def lesson_of(connection: Connection, *, tiny: bool) -> Lesson:
-    """The lesson for a base that a running installation serves."""
+    """Return the lesson for a base that a running installation serves."""
     with connection.client() as client:
         served = {model["id"] for model in client.get("/v1/models").raise_for_status().json()["data"]}
     console.print(f"using Mens at {connection.url}")

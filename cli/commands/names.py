@@ -80,7 +80,7 @@ def remove(name: Name, reason: Reason = "", if_version: IfVersion = None) -> Non
 
 
 def path_of(name: str) -> str:
-    """The API's path of a name; ends the command when it cannot be one."""
+    """Return the API's path of a name; end the command if it cannot be a name."""
     if fault := describe_bad_foreign_name(name):
         fail_with(InvalidRequest(Code.NAME_INVALID, f"name: {fault}.", param="name"))
     return f"/v1/names/{quote(name, safe='')}"

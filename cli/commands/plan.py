@@ -145,10 +145,10 @@ def _base(named: Any) -> tuple[BaseModelEntry, Path]:
 
 
 def _device(name: str) -> str:
-    """A preflight's device from any spelling of one.
+    """Return a preflight's device from any spelling.
 
     Raises:
-        ContractRejected: ``CONTRACT_INVALID``, or ``CONTRACT_UNSUPPORTED`` for one that no worker trains on.
+        ContractRejected: ``CONTRACT_INVALID``, or ``CONTRACT_UNSUPPORTED`` for a device that no worker trains on.
     """
     device = DEVICE_NAMES.get(name.strip().lower())
     if device is None or device is Device.METAL:

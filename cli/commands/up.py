@@ -102,7 +102,7 @@ def up(
 
 
 def start_failed(error: StackFailed) -> MensError:
-    """The coded form of a stack's failure."""
+    """Return the coded form of a stack's failure."""
     return MensError(Code.PROGRAM_FAILED, error.message, remedy=error.remedy)
 
 

@@ -117,7 +117,7 @@ def nf4_reason(settings: Settings, base: BaseModelEntry) -> str | None:
 
 
 def this_machine(settings: Settings) -> Machine:
-    """The machine that jobs of `mens up` train on."""
+    """Return the machine that jobs of `mens up` train on."""
     gpu = _gpu_bytes()
     return Machine(
         device="cpu" if gpu is None else "cuda",

@@ -18,10 +18,10 @@ STATE, SPLITS = "state.json", "dataset_dict.json"
 
 
 def arrow_rows(path: Path, split: str = "") -> Iterator[dict[str, Any]]:
-    """The rows of a file or a folder.
+    """Yield the rows of a file or a folder.
 
     Args:
-        split: the part of a folder that has several.
+        split: the part of a folder, if it has several.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``: the file is broken, or the folder is not one of these.

@@ -101,7 +101,7 @@ def _llama2(text: str) -> list[Row]:
 
 
 def _bare(text: str) -> str:
-    """A text without white space and special tokens at its ends."""
+    """Return a string without white space and special tokens at its ends."""
     text = text.strip()
     while (match := _SPECIAL.match(text)) is not None:
         text = text[match.end() :].strip()

@@ -111,7 +111,7 @@ def convert_file(
 def _convert(
     row: SourceRow, source: SourceFile, rules: Rules, encoder: msgspec.json.Encoder
 ) -> tuple[Outcome, RowForm | None, list[bytes]]:
-    """The outcome of a row, its form, and the lines that are written."""
+    """Return the outcome of a row, its form, and the lines to write."""
     if row.value is None:
         return Outcome(reason=row.fault), None, []
     if not (rules.form or rules.columns) and (kept := _kept(row, source, encoder)):
@@ -156,10 +156,10 @@ def _mapped(row: Row, columns: Mapping[str, str]) -> tuple[Row, list[str]]:
 
 
 def _converted(row: Row, form: RowForm | None, rules: Rules, outcome: Outcome) -> Outcome:
-    """The rows that a row becomes.
+    """Return the rows that a row is converted to.
 
     Raises:
-        Dropped: none.
+        Dropped: the row is not converted.
     """
     if is_preference(row):
         return convert_row(row, Method.SUPERVISED, rules.options)

@@ -75,7 +75,7 @@ class Reading:
     """A row while it is read.
 
     Attributes:
-        row: as it is written, by key in small letters.
+        row: the original row, by lower-case key.
         used: keys whose value is in the chat.
         outcome: receives the changes.
     """
@@ -88,7 +88,7 @@ class Reading:
     open_calls: list[str] = field(default_factory=list)
 
     def take(self, *names: str) -> Any:
-        """The value of the first of the keys that has one; it is used then."""
+        """Return the value of the first key that has one, and mark the key as used."""
         for name in names:
             if self.row.get(name) not in _EMPTY:
                 self.used.add(name)
@@ -96,7 +96,7 @@ class Reading:
         return None
 
     def take_text(self, *names: str) -> str:
-        """The same as text; empty for none.
+        """Return the same as a string; empty if none has a value.
 
         Raises:
             Dropped: ``ROW_FIELD_TYPE``.
@@ -301,7 +301,7 @@ def _prompt_completion(reading: Reading) -> list[Row]:
 
 
 def _said(value: Any, role: str, reading: Reading) -> list[Row]:
-    """A text, a turn or a list of turns as turns."""
+    """Return a string, a turn or a list of turns as turns."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if isinstance(value, dict):

@@ -41,11 +41,11 @@ class SourceRow(NamedTuple):
     """A row of a file.
 
     Attributes:
-        line: where it begins, from 1.
-        value: the row; None when it could not be read.
+        line: line where it begins, from 1.
+        value: the row; None if it could not be read.
         fault: why it could not be read; a code of Mens' reader, or a reason of the conversion's own.
-        raw: the line itself, where the file has one object a line.
-        had_mark: whether the line began with a byte order mark, as where one file was appended to another.
+        raw: the line itself, if the file has one object per line.
+        had_mark: whether the line began with a byte order mark, e.g. after one file was appended to another.
     """
 
     line: int
@@ -98,7 +98,7 @@ def open_source(path: Path, split: str = "", *, is_table: bool = False) -> Sourc
 
 
 def read_rows(source: SourceFile) -> Iterator[SourceRow]:
-    """The rows of a file, in their order."""
+    """Yield the rows of a file, in order."""
     match source.form:
         case FileForm.JSON_LINES:
             with source.path.open("rb") as file:
@@ -196,7 +196,7 @@ def _broken(path: Path, line: int, error: object) -> InvalidRequest:
 
 
 def _wrapped_rows(source: SourceFile) -> Iterator[SourceRow]:
-    """The rows in the list of a JSON object."""
+    """Yield the rows in the list of a JSON object."""
     if source.path.stat().st_size > MAX_WRAPPED_BYTES:
         raise InvalidRequest(
             Code.REQUEST_INVALID,

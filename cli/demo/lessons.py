@@ -17,7 +17,7 @@ class Item:
     """A held-out prompt and the answer that its row expects.
 
     Attributes:
-        messages: the prompt, as a chat request has it.
+        messages: the prompt in the form of a chat request.
         reference: the expected answer, or for the tiny base a part of it.
     """
 
@@ -57,7 +57,7 @@ class Lesson:
 
     @property
     def is_right(self) -> Callable[[str, str], bool]:
-        """The check that a right answer passes, of answer and reference."""
+        """The check that a correct answer passes, called with answer and reference."""
         return list(self.checks.values())[-1]
 
 
@@ -105,7 +105,7 @@ def has_the_values(answer: str, reference: str) -> bool:
 
 
 def _object(answer: str) -> dict[str, Any] | None:
-    """The JSON object that a string is, if it is one."""
+    """Return the JSON object in a string, if it is one."""
     try:
         value = json.loads(answer)
     except (ValueError, RecursionError):
@@ -114,6 +114,6 @@ def _object(answer: str) -> dict[str, Any] | None:
 
 
 def _held_out(name: str) -> list[Item]:
-    """The rows of an example file, their last turn as the reference."""
+    """Return the rows of an example file, with their last turn as the reference."""
     rows = [json.loads(line) for line in (EXAMPLES / name).read_text().splitlines()]
     return [Item(row["messages"][:-1], row["messages"][-1]["content"]) for row in rows]

@@ -69,7 +69,7 @@ def _short_form(name: str, value: str) -> dict[str, Any]:
 
 
 def read_grader(path: Path) -> list[dict[str, Any]]:
-    """The graders of a JSON file: one, or a list of them.
+    """Read the graders of a JSON file: one, or a list of them.
 
     Raises:
         InvalidRequest: ``GRADER_INVALID``.

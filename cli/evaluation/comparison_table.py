@@ -14,7 +14,7 @@ VERDICTS = {Status.PASSED: "not worse", Status.FAILED: "worse", Status.MISSING_E
 
 
 def cells(found: Comparison) -> tuple[str, ...]:
-    """A row below :data:`COLUMNS`."""
+    """Return a row for the table with :data:`COLUMNS`."""
     interval = f"{found.interval[0]:+.3f} … {found.interval[1]:+.3f}" if found.interval else ""
     return (
         str(found.items),
@@ -64,7 +64,7 @@ def _beside_noise(found: Comparison, floor: float) -> str:
 
 
 def as_json(found: Comparison) -> dict[str, Any]:
-    """A comparison for ``--json``."""
+    """Return a comparison for ``--json``."""
     return asdict(found) | {"status": str(found.status)}
 
 

@@ -89,7 +89,7 @@ def read(path: Path) -> EvalFile:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """A YAML or JSON file that holds an object.
+    """Read a YAML or JSON file that contains an object.
 
     Raises:
         InvalidRequest: ``EVAL_INVALID``.
@@ -115,7 +115,7 @@ def _items(path: Path, document: Mapping[str, Any]) -> list[Item]:
 
 
 def read_rows(path: Path) -> list[Item]:
-    """The items of a JSONL file.
+    """Read the items of a JSONL file.
 
     Raises:
         InvalidRequest: ``EVAL_ITEMS_INVALID``: with the line.
@@ -141,7 +141,7 @@ def read_rows(path: Path) -> list[Item]:
 
 
 def to_item(row: Mapping[str, Any]) -> Item:
-    """A row as an item.
+    """Convert a row to an item.
 
     OpenAI's ``{"item": …}`` is unwrapped. A training row, which ends with the assistant's turn, becomes the messages before it and
     ``expected``; so does a row with ``prompt`` and ``completion``. Everything else stays as it is.

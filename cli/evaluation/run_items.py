@@ -67,12 +67,12 @@ def incumbent(item: OutputItem) -> OutputItem | None:
 
 
 def pairs_within(items: Iterable[OutputItem]) -> Pairs:
-    """The pairs of one run with two models."""
+    """Return the pairs of one run with two models."""
     return _paired((item, incumbent(item), item) for item in items)
 
 
 def pairs_between(old: Iterable[OutputItem], new: Iterable[OutputItem]) -> Pairs:
-    """The pairs of two runs, item by item.
+    """Return the pairs of two runs, item by item.
 
     Raises:
         InvalidRequest: ``EVAL_ITEMS_INVALID``: they have no item in common.
@@ -143,7 +143,7 @@ def errors(item: OutputItem) -> list[str]:
 
 
 def shortened(text: str) -> str:
-    """A text on one line, as long as a terminal bears."""
+    """Return a string on one line, cut to a length that fits a terminal."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
 

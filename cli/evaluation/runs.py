@@ -116,7 +116,7 @@ def find_run(run_id: str) -> dict[str, Any]:
 
 
 def poll(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The run as it is now."""
+    """Return the run's current state."""
     return dict(call("GET", f"/v1/evals/{_part(run['eval_id'])}/runs/{_part(run['id'])}"))
 
 

@@ -88,7 +88,7 @@ def _write_ollama(model: OllamaModel, manifest: AdapterManifest, target: Path) -
 
 
 def _tag(manifest: AdapterManifest) -> str:
-    """A tag holds no ``@``."""
+    """Return the tag for an adapter, without the ``@`` that tags cannot contain."""
     return f"{manifest.name}-{manifest.digest[:12]}"
 
 

@@ -23,7 +23,7 @@ def push(folder: Path, repository: str, *, message: str, endpoint: str | None, p
     refuses.
 
     Args:
-        folder: as ``--format hf`` writes it.
+        folder: a folder that ``--format hf`` wrote.
         repository: OWNER/NAME.
         message: message of the commit.
         endpoint: endpoint of the hub; None: the client's, which is ``HF_ENDPOINT`` or the public one.

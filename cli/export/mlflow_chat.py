@@ -27,8 +27,8 @@ class AdapterChat(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         """Load base and adapter.
 
-        The base is `model_config["base"]` of `mlflow.pyfunc.load_model`, else the environment's ``MENS_BASE``, else the name that the
-        adapter's manifest has for it: a folder, or a name on the Hugging Face hub.
+        The base is `model_config["base"]` of `mlflow.pyfunc.load_model`, otherwise the environment's ``MENS_BASE``,
+        otherwise the name in the adapter's manifest: a folder, or a name on the Hugging Face hub.
 
         Raises:
             ValueError: that base has another chat template than the one that the adapter was trained with.
@@ -50,11 +50,11 @@ class AdapterChat(PythonModel):
         self._ends = _end_ids(self._tokenizer, plain.generation_config.eos_token_id)
 
     def predict(self, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> list[str]:
-        """The answers to chats.
+        """Return the answers to chats.
 
         Args:
             model_input: a table with the column ``messages``.
-            params: ``max_new_tokens``, and ``temperature``, 0 for the likeliest token always.
+            params: ``max_new_tokens``, and ``temperature``, where 0 always takes the likeliest token.
         """
         wanted = params or {}
         temperature = float(wanted.get("temperature", 0.0))

@@ -61,10 +61,10 @@ class Choice(msgspec.Struct, frozen=True):
 def choose_prompts(
     contents: Contents, project: str, model: str, *, limit: int, own: Path | None = None, trained: Iterable[Path] = ()
 ) -> Choice:
-    """The prompts to ask a model: the user's own first, then the others in an order that only depends on them.
+    """Choose the prompts for a model: the user's own first, then the others in an order that depends only on them.
 
     Args:
-        limit: how many at most.
+        limit: most prompts.
         own: a file of the user's prompts, in any form of a row.
         trained: training files that the archive does not have.
     """
@@ -157,7 +157,7 @@ def _text(message: dict[str, Any]) -> str:
 
 
 class TrainedPrompts:
-    """The prompts of training files, exactly and nearly."""
+    """The prompts of training files, for exact and near matches."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         from shared.datasets.duplicates import NearIndex  # numpy is slow to import
@@ -221,6 +221,6 @@ def _eval_requests(contents: Contents, project: str) -> Iterator[Request]:
 
 
 def sampled_request(output: dict[str, Any]) -> Request | None:
-    """The prompt of an eval's output item; None where it has none."""
+    """Return the prompt of an eval's output item; None if it has none."""
     sample = output.get("sample") or {}
     return to_request({name: sample.get(name) for name in PROMPT_FIELDS} | {"messages": sample.get("input")})

@@ -36,7 +36,7 @@ GONE = ("model_not_found", "model_not_available", "deployment_not_found")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request: a prompt to a model, once."""
+    """One request: one sample of a prompt from a model."""
 
     model: str
     prompt: Prompt

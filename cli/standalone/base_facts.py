@@ -100,7 +100,7 @@ def describe_base(entry: BaseModelEntry, catalog_path: Path) -> BaseFacts | None
 
 
 def base_facts(config: ModelConfig, folder: Path) -> BaseFacts:
-    """The facts of a base in a folder."""
+    """Return the facts of a base in a folder."""
     return BaseFacts(
         family=str(config.family),
         parameters=parameter_count(expected_tensors(config)),

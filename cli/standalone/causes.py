@@ -64,7 +64,7 @@ class Cause:
     Attributes:
         line: one line, as the program wrote it.
         remedy: what to do; empty if it is unknown, or if the line contains it.
-        coded: whether it is an error of ours, with a code: nothing but its remedy changes the outcome of another start.
+        coded: whether it is one of our errors, with a code: only its remedy changes the outcome of another start.
     """
 
     line: str

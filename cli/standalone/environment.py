@@ -79,5 +79,5 @@ def replica_environments(
 
 
 def broker_password(home: Path) -> str:
-    """The password that Valkey asks for."""
+    """Return the password that Valkey requires."""
     return secret(home, "broker-password")

@@ -65,7 +65,7 @@ def lock_home(home: Path) -> int:
 
 
 def secret(home: Path, name: str) -> str:
-    """The secret in a file of the folder; made at its first use."""
+    """Return the secret in a file of the folder; it is created at its first use."""
     path = home / name
     if not path.exists():
         write_private(path, secrets.token_urlsafe(32))

@@ -45,10 +45,10 @@ class RestartLog:
 
 
 def find_restarts(lines: Iterable[str], ended: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Programs that were restarted according to lines of the log, each with how it ended.
+    """Return the programs that were restarted according to lines of the log, each with how it ended.
 
     Args:
-        ended: how programs ended that have not been started again, from earlier lines; kept up to date.
+        ended: ends of programs that have not been started again, from earlier lines; updated here.
     """
     for line in lines:
         if match := ENDED.search(line):

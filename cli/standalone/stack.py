@@ -240,7 +240,7 @@ class Stack:
         return restarted + [f"{program} is ready again" for program in ready]
 
     def _restart_supervisor(self) -> list[str]:
-        """The line that says so, if it had ended."""
+        """Restart supervisord if it has ended; return the line that reports this."""
         if self._supervisor is None or not (how := self._supervisor.ended()):
             return []
         if SUPERVISORD in self._restarted:

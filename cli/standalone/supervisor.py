@@ -78,9 +78,9 @@ class Supervisor:
         """Stop every program and supervisord itself.
 
         Args:
-            seconds: that all programs have to end by themselves, one after the other.
-            end_seconds: that supervisord has to end after its last program. One that it started at the last moment it kills
-                itself within this time.
+            seconds: time for all programs to end on their own, one after the other.
+            end_seconds: time for supervisord to end after its last program. It kills a program that it started at the
+                last moment itself within this time.
             cut: once it is set, the programs get no more time.
         """
         if self._process is not None:

@@ -28,7 +28,7 @@ AWAY = frozenset({503})
 
 
 class DoorClosed(Exception):
-    """The evaluation ends, and with it what still waits for an answer."""
+    """The evaluation has ended, and with it all requests that still wait for an answer."""
 
 
 class FrontDoor:
@@ -79,10 +79,11 @@ class FrontDoor:
                 _shut(connected)
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The JSON object of a response.
+        """Send a request and return the response's JSON object.
 
         Raises:
-            Unavailable: the API or every replica is away, or a limit lasts; the same request can succeed later.
+            Unavailable: the API or every replica is unavailable, or a limit persists; the same request can succeed
+                later.
             NotFound: ``MODEL_NOT_FOUND``: no request for this model can succeed.
             MensError: this request is refused or fails, with the code that the API gave.
             DoorClosed: the evaluation ends.

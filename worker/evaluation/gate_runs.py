@@ -69,8 +69,8 @@ def run_policy(
 
 
 def answer_pairs(results: Iterable[ItemResult], criteria: list[Criterion]) -> Iterator[AnswerPair]:
-    """Yield both models' answers, item by item. Only one item's answers are held in memory at a time; of the others,
-    only the scores.
+    """Yield both models' answers, item by item. Only one item's answers are in memory at a time; the others are reduced
+    to scores.
 
     Args:
         results: the run's results by position; the answers to one item are adjacent.

@@ -62,7 +62,7 @@ class Limits:
     Attributes:
         effect_floor: least effect.
         base_shift: largest RMS base shift; None: it is only reported.
-        shift_warning: share of the effect from which on a base shift is warned of.
+        shift_warning: share of the effect from which a base shift causes a warning.
     """
 
     effect_floor: float
@@ -72,15 +72,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Log-probabilities of the probe positions, by what computed them.
+    """Log-probabilities of the probe positions, by source.
 
     Attributes:
         base, base_again: the replica's base, measured twice: the difference is noise.
         served: the replica's adapter.
         trained: the NF4 model at the end of training; None: not recorded.
         reference: transformers and peft on the weights that the replica serves; None: not measured.
-        served_again: ``served``, measured twice, where the replica does not serve the base: the difference is noise.
-        reference_dtype: in which ``reference`` was computed; None: the one that is served.
+        served_again: ``served``, measured again, if the replica does not serve the base: the difference is noise.
+        reference_dtype: dtype in which ``reference`` was computed; None: the served one.
     """
 
     base: Scores
@@ -104,11 +104,11 @@ def template_report(
     served: Sequence[Sequence[int] | None],
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The template certificate.
+    """Return the template certificate.
 
     Args:
         encoded: the trainer's token ids.
-        served: the replica's, chat by chat; None if it refused the chat.
+        served: the replica's token ids, chat by chat; None if it refused the chat.
         arguments: template arguments that both were rendered with.
     """
     pairs = zip(encoded.chats, served, strict=True)
@@ -135,7 +135,7 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int] | None) -> dict[
 
 
 def stop_report(ends: Mapping[int, str], stopped: Mapping[int, bool]) -> dict[str, Any]:
-    """The stop certificate.
+    """Return the stop certificate.
 
     Args:
         ends: tokens at which training ends a turn, by id.

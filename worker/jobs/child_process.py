@@ -53,7 +53,8 @@ class ChildProcess:
         resume: checkpoint to resume from.
         cache: folder of encoded data files.
         threads: CPU threads of all processes together; 0 leaves it to torch.
-        processes: more than one are started through `worker/torchrun.py`, whose signals and exit codes are the same.
+        processes: number of processes; several are started through `worker/torchrun.py`, whose signals and exit codes
+            are the same.
     """
 
     def __init__(

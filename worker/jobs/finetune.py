@@ -183,13 +183,13 @@ def take_over_checkpoint(runs: list[Path], run_dir: Path) -> Path | None:
 
 
 def newest_checkpoint(runs: list[Path]) -> Path | None:
-    """The checkpoint with the most steps among run folders."""
+    """Return the checkpoint with the most steps among run folders."""
     checkpoints = [checkpoint for run in runs for checkpoint in list_checkpoints(run)]
     return max(checkpoints, key=lambda checkpoint: checkpoint.name, default=None)
 
 
 def adapter_folders(run_dir: Path) -> list[Path]:
-    """The run's checkpoints and, last, its result."""
+    """Return the run's checkpoint folders and, last, its result."""
     return [*list_checkpoints(run_dir), run_dir / ADAPTER_FOLDER]
 
 
@@ -247,8 +247,8 @@ def publish_adapter(
     """Certify a stored adapter on every serving replica.
 
     Args:
-        base: that it was trained on. device: where reference scores are computed.
-        run_dir: has the adapter's folder and the probes.
+        base: the base that it was trained on. device: device for the reference scores.
+        run_dir: contains the adapter's folder and the probes.
 
     Raises:
         MensError: see `worker/jobs/publish.py`; an adapter whose certificates failed is quarantined.

@@ -139,11 +139,11 @@ def served_terms(attempt: Attempt) -> Terms:
 
 
 def served_bases(attempt: Attempt, base_digest: str = "", trained: TrainedWeights | None = None) -> list[ServedBaseRef]:
-    """The bases that the replicas serve, each once.
+    """Return the bases that the replicas serve, each once.
 
     Args:
-        base_digest: only of replicas that serve the adapters of this base.
-        trained: only of those that suit an adapter best that was trained on these weights: its requests go there.
+        base_digest: only replicas that serve the adapters of this base.
+        trained: only replicas that fit an adapter trained on these weights best: its requests go there.
     """
     settings, served_there = attempt.settings, list[ReplicaCapabilities]()
     for url in discover(settings.serving_urls, settings.serving_dns):

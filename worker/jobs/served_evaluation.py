@@ -74,8 +74,8 @@ class ServedPair:
     """Base and adapter on one replica.
 
     Args:
-        base: as the replica's certificate describes it.
-        advance: called with an activity and how much of it is done, of how much; raises when the job must stop.
+        base: the base as the replica's certificate describes it.
+        advance: called with an activity, how much of it is done, and its total; raises when the job must stop.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class ShardReader:
         return self.elements(info, 0, math.prod(info.shape)).view(info.shape)
 
     def pieces(self, info: TensorInfo) -> Iterator[bytearray]:
-        """A tensor's bytes as they are, some megabytes at a time."""
+        """Yield a tensor's raw bytes, some megabytes at a time."""
         for offset in range(0, info.size, COPY_BYTES):
             yield self._read(info.start + offset, min(COPY_BYTES, info.size - offset))
 
@@ -66,10 +66,10 @@ class ShardWriter:
     """Writes a shard front to back and hashes it meanwhile; the file has its name once it is whole."""
 
     def __init__(self, path: Path, tensors: dict[str, TensorInfo]) -> None:
-        """Begin the file.
+        """Start the file.
 
         Args:
-            tensors: by name, in the order in which their data will be written; where they start is not read.
+            tensors: tensors by name, in the order in which their data will be written; their offsets are ignored.
         """
         self._path, self._partial = path, path.with_name(f"{path.name}.partial")
         self._sha256 = hashlib.sha256()

@@ -133,7 +133,7 @@ class SubsetMerged:
 
 
 def read_sidecar(path: Path) -> SidecarV2 | SidecarV3:
-    """The sidecar of either version.
+    """Read the sidecar of either version.
 
     Raises:
         ArtifactInvalid: ``MERGE_META_FORMAT``.
@@ -170,7 +170,7 @@ def family_of(key: str) -> str | None:
 def checked_layer(
     logical: str, key: str, rank: int, stored: Tensors, located: Mapping[str, tuple[Path, TensorInfo]]
 ) -> tuple[TensorInfo, TensorInfo]:
-    """A and B of a layer, which fit their base tensor.
+    """Return A and B of a layer, after checking that they fit their base tensor.
 
     Raises:
         ArtifactInvalid: ``MERGE_ADAPTER_TENSOR_MISSING``, ``MERGE_DTYPE``, ``MERGE_BASE_KEY_NOT_FOUND``, ``MERGE_SHAPE``.

@@ -70,7 +70,7 @@ class WorkerMetrics:
             self._failures.labels(str(kind), code).inc()
 
     def stages(self, kind: Kind) -> StageClock:
-        """The clock of one attempt's stages."""
+        """Return the clock of one attempt's stages."""
         return StageClock(lambda stage, seconds: self._stages.labels(str(kind), str(stage)).observe(seconds))
 
     def trained(self, job_id: str, telemetry: Sequence[dict[str, Any]]) -> None:

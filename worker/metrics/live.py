@@ -29,7 +29,7 @@ class TrainingNow(Collector):
         self._lock = threading.Lock()
 
     def note(self, job_id: str, step: dict[str, Any]) -> None:
-        """The newest step of a job."""
+        """Record the newest step of a job."""
         with self._lock:
             self._steps[job_id] = step
 

@@ -96,11 +96,11 @@ class DistributedContext:
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def smallest(self, value: int) -> int:
-        """The smallest of all processes."""
+        """Return the smallest value over all processes."""
         return -int(self.largest([-value])[0])
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """The largest of all processes, of each number."""
+        """Return the largest value over all processes, for each number."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def total(self, score: Score) -> Score:

@@ -22,7 +22,7 @@ PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "tokenizers", "safe
 
 
 def lineage() -> Lineage:
-    """The lineage of what this process trains."""
+    """Return the lineage of this process's training."""
     return Lineage(
         code_version=code_version(),
         code_commit=git_sha(os.environ),

@@ -19,7 +19,7 @@ from worker.training.data.dataset import Data
 
 
 class Example(Protocol):
-    """A row of a method, as far as the trainer looks at it."""
+    """A row of a method, as the trainer sees it."""
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -34,7 +34,7 @@ class Example(Protocol):
         """Weight of the whole row: scales its share of the loss, not of the divisor."""
 
     def unweighted(self) -> Self:
-        """The row as validation counts it: without a weight of its own."""
+        """The row as validation counts it: without its own weight."""
 
 
 class Batch(Protocol):

@@ -24,13 +24,13 @@ class StepReport:
         step: 1-based, over the whole run.
         norm: gradient norm before clipping.
         rate: learning rate.
-        tokens: real tokens of the step's rows.
+        tokens: tokens of the step's rows, without padding.
         positions: positions computed, padding included.
         weighted_rows: rows whose trajectory weight is not 1.
         syntax_weight_sum: sum of the targets' weights.
         token_budget: most tokens of a micro-batch; 0 when micro-batches are not packed by tokens.
         attended_keys: sum over the step's queries of the keys each attends to, Σ l·(l+1)/2 for rows of l tokens under
-            full causal attention; None takes every row as long as their mean, which is a lower bound.
+            full causal attention; None assumes that every row has the mean length, which gives a lower bound.
     """
 
     epoch: int
@@ -61,5 +61,5 @@ def mean(values: list[float]) -> float | None:
 
 
 def finite(value: float) -> float | None:
-    """The value, or None for what JSON cannot say."""
+    """Return the value, or None if JSON cannot represent it."""
     return value if math.isfinite(value) else None

@@ -120,5 +120,5 @@ def inexact_reasons(saved: dict[str, str | int], here: dict[str, str | int]) -> 
 
 
 def explain(reason: str) -> str:
-    """A reason of :func:`inexact_reasons` as a clause."""
+    """Return a reason of :func:`inexact_reasons` as a clause."""
     return EXPLANATIONS.get(reason, f"the run was resumed where this was not the same: {reason}")

@@ -55,7 +55,7 @@ class TrainingContext:
 
     Attributes:
         step_tokens: tokens of each optimizer step.
-        environment: what a step's bits depend on in addition to the plan.
+        environment: environment that a step's bits depend on in addition to the plan.
         base: the base model's folder.
         distributed: this process among those that share the run's steps.
     """

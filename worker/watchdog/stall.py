@@ -17,11 +17,11 @@ trainer reports."""
 
 
 class StallWatch:
-    """Compares how long a trainer has been silent with how long it usually is.
+    """Compares a trainer's silence with its usual one.
 
     Args:
-        start_seconds: how long it may be silent until its first step is done: it loads the base and encodes the data.
-        stall_seconds: how long it may be silent in any case after that.
+        start_seconds: longest silence until the first step is done: it loads the base and encodes the data.
+        stall_seconds: silence that is always allowed after that.
         clock: monotonic seconds.
     """
 

@@ -98,7 +98,7 @@ class BoundedStream(httpcore.NetworkStream):
 
 
 def resolve_host(host: str, port: int) -> list[Address]:
-    """A host's addresses, in the order of the resolver.
+    """Return a host's addresses, in the order of the resolver.
 
     Raises:
         OSError: it cannot be resolved.

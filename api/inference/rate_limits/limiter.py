@@ -75,12 +75,12 @@ FREE = Admission()
 class RateLimiter:
     """Admits requests to models.
 
-        admission = await limiter.admit(key)     # first of all, before the body is read
+        admission = await limiter.admit(key)     # first, before the body is read
         headers.update(admission.headers)        # headers of the response
-        await admission.release()                # in the end; for a stream, before its end is sent
+        await admission.release()                # at the end; for a stream, before its end is sent
 
     Args:
-        store: counts and holds slots.
+        store: counts requests and holds slots.
         pauses: seconds between tries for a slot.
         renew_seconds: how often held slots are renewed.
         tenant_limits: limits of each tenant except ``shared``, for all of its keys together.
@@ -171,7 +171,7 @@ class RateLimiter:
         await self._store.close()
 
     def _accounts(self, key: Key) -> tuple[Account, ...]:
-        """The key and its tenant, as far as they have limits."""
+        """Return the accounts of the key and its tenant that have limits."""
         accounts: tuple[Account, ...] = ()
         limits = key.requests_per_minute, key.concurrent_requests, key.tokens_per_minute
         if any(limit is not None for limit in limits):

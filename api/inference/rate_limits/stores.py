@@ -182,7 +182,7 @@ class ValkeyStore:
         hold: seconds after which a slot that is not renewed is free.
 
     Raises:
-        ValueError: the URL is of no kind that can be used.
+        ValueError: the URL's scheme is not supported.
         redis.exceptions.RedisError: (every verb) it cannot be reached, or refuses.
     """
 

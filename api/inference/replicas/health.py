@@ -31,10 +31,10 @@ class HealthMonitor:
     Args:
         replicas: the pool that is kept up to date.
         client: reaches replicas, with their key.
-        urls: the static ones, read when the monitor starts.
+        urls: static URLs, read when the monitor starts.
         dns: see `shared/replicas.py`.
         interval: seconds between two checks.
-        warm_seconds: how long warming may take; then the replica gets requests as it is.
+        warm_seconds: longest warming; after that the replica gets requests in its current state.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ class ServedModels:
         return self._bases[name].base_digest if name in self._merged else None
 
     def of(self, name: str) -> ServedModel:
-        """The model of a base's name or an adapter's id."""
+        """Return the model for a base's name or an adapter's id."""
         return self._bases.get(name) or self._adapters.get(name) or ServedModel(name)
 
 

@@ -53,11 +53,11 @@ def with_tools(body: JsonObject) -> JsonObject:
 
 
 def in_callers_names(error: MensError, body: JsonObject) -> MensError:
-    """The error about a translated body, with the fields that the caller wrote in its message, ``param`` and details.
+    """Rewrite an error about a translated body to name the caller's fields in its message, ``param`` and details.
 
     Args:
         error: is changed.
-        body: as the caller wrote it.
+        body: the caller's body.
     """
     if error.param and (written := callers_field(error.param, body)) != error.param:
         error.message = error.message.replace(error.param, written)

@@ -57,7 +57,7 @@ def _faults(schema: Any, path: str) -> Iterator[SchemaFault]:
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas inside a schema, each with its place."""
+    """Yield the schemas inside a schema, each with its place."""
     if isinstance(properties := schema.get("properties"), dict):
         yield from ((f"properties.{name}", part) for name, part in properties.items())
     yield from ((keyword, schema[keyword]) for keyword in ("items", "additionalProperties") if keyword in schema)

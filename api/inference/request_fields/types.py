@@ -53,7 +53,7 @@ def _refuse_long_integers(path: str, value: Any) -> None:
 
 
 def _long_integers(path: str, value: Any) -> Iterator[str]:
-    """The paths of integers that vLLM's engine cannot be sent."""
+    """Yield the paths of integers that are too large for vLLM's engine."""
     if type(value) is int and not SMALLEST <= value <= LARGEST:
         yield path
     for key, part in value.items() if isinstance(value, dict) else ():

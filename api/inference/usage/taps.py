@@ -87,7 +87,7 @@ class VllmUsage(msgspec.Struct):
     input_tokens_details: Details | None = None
 
     def amount(self) -> Amount:
-        """The same as an amount of one request."""
+        """Return the usage as an amount of one request."""
         details = self.prompt_tokens_details or self.input_tokens_details
         return Amount(
             requests=1,
@@ -98,7 +98,7 @@ class VllmUsage(msgspec.Struct):
 
 
 class Body(msgspec.Struct):
-    """A response's body, of which only the usage is read."""
+    """A response's body; only its usage is read."""
 
     usage: VllmUsage | None = None
 
@@ -173,7 +173,7 @@ class CompletionEvents(Events):
     """Events of chat completions and completions, without the usage that only the gateway requested.
 
     Args:
-        choices: how many each prompt has (``n``).
+        choices: number of choices per prompt (``n``).
         keep_last: whether the caller requested the last event, which has usage and no choices.
         keep_every: whether it requested usage in every event.
     """

@@ -1,6 +1,6 @@
 """names of another provider stand for aliases, adapters and bases
 
-Additive: to a process of the release before, a foreign name is an alias that was deleted.
+Additive: for a process of the previous release, a foreign name is an alias that was deleted.
 """
 
 import sqlalchemy as sa

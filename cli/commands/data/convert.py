@@ -148,7 +148,7 @@ def show(found: FileReport, error: MensError | None) -> None:
 
 
 def _refusal(found: FileReport, source: Path) -> MensError:
-    """The error of a file that was not written."""
+    """Return the error for a file that was not written."""
     dropped = f"{counted(found.dropped, 'row')} of {found.lines:,}"
     reason, count = next(iter(found.drops.most_common(1)), ("", 0))
     why = f"; the commonest reason, of {count:,}, is {reason}" if reason else ""

@@ -185,7 +185,7 @@ def _note_unused(margins: Margins, receipts: list[Receipt]) -> None:
 
 
 def _candidates(archive: Path, models: list[str], given: list[str]) -> tuple[dict[str, str], list[str]]:
-    """The candidate of each model, and why some have none."""
+    """Return the candidate of each model, and why some have none."""
     named = {tuned: name for tuned, _, name in (text.rpartition("=") for text in given)}
     if unknown := sorted(named.keys() - {"", *models}):
         fail(f"--candidate names {', '.join(unknown)}, without recorded answers; there are {', '.join(models)}.")

@@ -115,7 +115,7 @@ def _describe_empty(query: dict[str, str], models: list[str]) -> str:
 
 
 def _read_lines(query: dict[str, str], tenant: str | None) -> Iterator[dict[str, Any]]:
-    """The lines of all pages of a query."""
+    """Yield the lines of all pages of a query."""
     more, after = True, dict[str, str]()
     while more:
         page = call("GET", "/v1/usage", tenant, params={**query, **after, "limit": PAGE})

@@ -43,13 +43,13 @@ PLACE = "{{ item.%s }}"
 
 
 def to_form(assertion: Mapping[str, Any]) -> Form:
-    """The form of an assertion.
+    """Return the form of an assertion.
 
     Args:
         assertion: its value's placeholders are filled in already.
 
     Raises:
-        NoCounterpart: it has none here.
+        NoCounterpart: the assertion has no counterpart here.
     """
     kind, value = str(assertion.get("type")), assertion.get("value")
     _refuse_unread(kind, assertion)
@@ -101,10 +101,10 @@ def _compared(kind: str, value: str, threshold: Any) -> Form:
 
 
 def to_assertion(grader: Mapping[str, Any]) -> dict[str, Any]:
-    """The assertion that a grader is.
+    """Return the assertion that corresponds to a grader.
 
     Raises:
-        NoCounterpart: promptfoo has none.
+        NoCounterpart: promptfoo has no counterpart.
     """
     if grader["type"] == "python":
         return _assertion_of_check(grader.get("mens") or {})

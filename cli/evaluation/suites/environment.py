@@ -41,7 +41,7 @@ def environment_folder(home: Path, lock: Path = LOCK) -> Path:
 
 
 def python_of(folder: Path) -> Path:
-    """The interpreter of an environment that is installed.
+    """Return the interpreter of an installed environment.
 
     Raises:
         NotFound: ``SUITES_NOT_INSTALLED``.

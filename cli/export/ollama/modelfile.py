@@ -85,7 +85,7 @@ def plan_model(folder: Path, manifest: AdapterManifest, source: str | None) -> O
 
 
 def write_modelfile(model: OllamaModel, manifest: AdapterManifest) -> str:
-    """The file's text."""
+    """Return the file's content."""
     lines = [
         f"# {manifest.adapter_id}",
         "# Make it with: ollama create NAME -f Modelfile",

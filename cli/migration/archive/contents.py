@@ -61,7 +61,7 @@ class Contents:
                         yield item
 
     def body(self, entry: Entry) -> dict[str, Any]:
-        """The JSON object that a request gave."""
+        """Return the JSON object in a request's response."""
         value: dict[str, Any] = msgspec.json.decode((self.folder / entry.file).read_bytes())
         return value
 
@@ -110,7 +110,7 @@ class Contents:
 
 
 def plain_metrics(content: bytes) -> bytes:
-    """The CSV of a job's metrics, which OpenAI often gives in base64."""
+    """Return the CSV of a job's metrics, which OpenAI often returns in base64."""
     if b"," in content:
         return content
     try:

@@ -64,7 +64,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """The index of an archive, by request.
 
     Attributes:
-        unfinished: by project why it could not be read to its end; empty when all was.
+        unfinished: by project, why it could not be read to its end; empty if everything was read.
     """
 
     finished_at: str
@@ -84,7 +84,7 @@ def safe_name(name: str) -> str:
 
 
 def file_name(*parts: str) -> str:
-    """The path of a body in the archive."""
+    """Return the path of a body in the archive."""
     return "/".join([RAW, *map(safe_name, parts)])
 
 
@@ -159,7 +159,7 @@ class Archive:
         """Write the manifest, which takes in the journal.
 
         Args:
-            unfinished: as in :class:`Manifest`; None leaves it as it is.
+            unfinished: as in :class:`Manifest`; None keeps the current value.
         """
         known = _read_manifest(self.folder).unfinished if unfinished is None else dict(unfinished)
         manifest = Manifest(now(), known, self.entries())

@@ -22,7 +22,7 @@ class TunedModel(msgspec.Struct, frozen=True):
         ends_on: its last day; None if not announced.
         date_from: source of that date.
         is_listed: whether OpenAI still lists it; otherwise it is known only from its job.
-        jobs: the jobs that made it, as far as they are the project's.
+        jobs: the project's jobs that made it.
         requests: requests of the whole organisation in the last 60 days; None without an admin's key.
     """
 
@@ -73,7 +73,7 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 def make_inventory(projects: list[ProjectInventory], today: date) -> Inventory:
-    """The inventory of several projects."""
+    """Make the inventory of several projects."""
     return Inventory(FORMAT, today, EVALS_END, TRAINING_ENDS, projects)
 
 

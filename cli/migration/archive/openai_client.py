@@ -158,7 +158,7 @@ class OpenAIClient:
         return Reply(response.status_code, code, message)
 
     def without_key(self, text: str) -> str:
-        """A text without the key, whole or shortened as OpenAI quotes it."""
+        """Return a string without the key, whole or shortened as OpenAI quotes it."""
         return SECRET.sub("(key)", text.replace(self._key.secret, "(key)"))
 
     def _wait(self, seconds: float, failure: str) -> None:

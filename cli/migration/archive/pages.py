@@ -44,10 +44,10 @@ class Reader:
     sent: int = 0
 
     def fetch(self, path: str, parts: tuple[str, ...], query: Query | None = None, *, page: bool = False) -> Entry:
-        """The entry of a GET request, which is sent only if the archive has not got its body.
+        """Return the entry of a GET request, which is sent only if the archive lacks its body.
 
         Args:
-            parts: where the body is kept, below the project's folder.
+            parts: the body's path below the project's folder.
             page: the body has to be a page of a list; any other is a refusal.
         """
         wanted = dict(query or {})
@@ -68,10 +68,10 @@ class Reader:
     def items(
         self, path: str, parts: tuple[str, ...], query: Query = PAGES, limit: int | None = None
     ) -> Iterator[Item]:
-        """The objects of a list, each once. It ends at a refusal, which is kept in ``refused``.
+        """Yield the objects of a list, each once. It ends at a refusal, which is kept in ``refused``.
 
         Args:
-            limit: how many objects at most; a list that has more is noted.
+            limit: most objects; a longer list is noted.
         """
         seen: dict[str, None] = {}
         after: list[str] = []

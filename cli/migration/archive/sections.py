@@ -28,7 +28,7 @@ class Section(StrEnum):
 
 
 def url_path(*parts: str) -> str:
-    """A URL's path of ids that OpenAI chose."""
+    """Return a URL's path of ids that OpenAI chose."""
     return "/".join(quote(part, safe="") for part in parts)
 
 
@@ -48,7 +48,7 @@ def _fetch_models(reader: Reader, counts: Counter[str]) -> None:
 
 
 def tuned_models(reader: Reader) -> dict[str, Item]:
-    """The project's tuned models by name. The list has no pages."""
+    """Return the project's tuned models by name. The list has no pages."""
     models = {str(model["id"]): model for model in reader.items("models", ("models",), {})}
     return {name: model for name, model in models.items() if is_tuned(name)}
 

@@ -103,7 +103,7 @@ def convert_part(part: FilePart, rules: LineRules) -> ConvertedPart:
 
 
 class _Kinds:
-    """The different outcomes of lines, by number."""
+    """The distinct outcomes of lines, by number."""
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
@@ -199,7 +199,7 @@ def _lines(file: BinaryIO, *, is_start: bool) -> Iterator[_Line]:
 
 
 def sampled_rows(path: Path) -> Iterator[Row]:
-    """The first rows of a file."""
+    """Yield the first rows of a file."""
     with path.open("rb") as file:
         for line in islice(_lines(file, is_start=True), SAMPLED_ROWS):
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):

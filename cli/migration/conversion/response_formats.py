@@ -16,12 +16,12 @@ from cli.migration.record import GOLDEN
 
 
 class FormatCheck(msgspec.Struct, frozen=True):
-    """A schema that recorded prompts, stored chats or batches ask for.
+    """A schema that recorded prompts, stored chats or batches request.
 
     Attributes:
-        name: as the request names it.
-        requests: with it, by where they are from.
-        refused: why an installation would not take it; empty when nothing speaks against it.
+        name: its name in the request.
+        requests: number of requests with it, by source.
+        refused: why an installation would not accept it; empty if it would.
     """
 
     name: str
@@ -30,7 +30,7 @@ class FormatCheck(msgspec.Struct, frozen=True):
 
 
 def check_formats(contents: Contents) -> list[FormatCheck]:
-    """The schemas of the requests in an archive, each once."""
+    """Return the schemas of the requests in an archive, each once."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for source, request in _requests(contents):
         for name, schema in schemas_of(request):

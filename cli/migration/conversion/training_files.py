@@ -36,7 +36,7 @@ class TrainingFile:
     """A file that jobs have trained or validated on.
 
     Attributes:
-        path: its content; None when it is neither in the archive nor among the originals.
+        path: its content; None if it is neither in the archive nor among the originals.
         validates: ids of the training files of the jobs that have validated on it.
     """
 

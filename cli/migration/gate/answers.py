@@ -59,8 +59,8 @@ class Candidate:
     """The new model.
 
     Attributes:
-        name: as it was given.
-        served: the name that is sent: for an alias, the id of its adapter.
+        name: the given name.
+        served: the name in requests: for an alias, the id of its adapter.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Candidate:
 
 
 def resolve(client: httpx.Client, name: str) -> Candidate:
-    """The model that a name means now, so that all answers are of one.
+    """Return the model that a name currently refers to, so that one model gives all answers.
 
     Raises:
         Conflict: an alias is split between adapters.
@@ -87,7 +87,7 @@ def resolve(client: httpx.Client, name: str) -> Candidate:
 
 
 def body_for(prompt: RecordedPrompt, candidate: Candidate) -> dict[str, Any]:
-    """The recorded request, to the new model."""
+    """Return the recorded request, addressed to the new model."""
     return {**prompt.request, **prompt.sampling, "model": candidate.served}
 
 

@@ -41,7 +41,7 @@ class Margins:
         return next((margin for pattern, margin in self.by_gate.items() if fnmatchcase(gate, pattern)), self.margin)
 
     def shown(self, gate: Gate) -> Gate:
-        """A gate as it counts: one of too few prompts does not block."""
+        """Return a gate as it counts: one with too few prompts does not block."""
         if not gate.block or gate.items + gate.unscored >= self.min_prompts:
             return gate
         why = f"shown only: fewer prompts than --min-prompts {self.min_prompts}"

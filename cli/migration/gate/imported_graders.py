@@ -77,11 +77,11 @@ def open_sandbox(contents: Contents, project: str, choice: Choice) -> Iterator[S
 def import_graders(
     contents: Contents, project: str, sandbox: Sandbox | None = None, judges: Judges | None = None
 ) -> Iterator[ImportedGrader]:
-    """The criteria of every eval of a project.
+    """Return the criteria of every eval of a project.
 
     Args:
-        sandbox: where code runs; without it graders that are code are refused.
-        judges: the models that judge; without them graders that ask a model are refused.
+        sandbox: runs code; without it code graders are refused.
+        judges: the judge models; without them graders with a model are refused.
     """
     names: set[str] = set()
     for evaluation in contents.items(project, "evals"):

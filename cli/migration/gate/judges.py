@@ -38,7 +38,7 @@ class Judges:
     """The models that judge, for one candidate.
 
     Attributes:
-        candidate: id of the model that is judged; no judge may be it.
+        candidate: id of the judged model, which cannot be a judge.
         served: id of the model that judges, by the name in graders.
         refused: why no model judges, by the name in graders.
         known: answers by the digest of their request.
@@ -96,10 +96,10 @@ def _models_of(criterion: Mapping[str, Any]) -> Iterator[str]:
 
 
 def find_judges(client: httpx.Client, names: Iterable[str], given: Mapping[str, str], candidate: Candidate) -> Judges:
-    """The model of the installation that judges for each name.
+    """Return the model of the installation that judges for each name.
 
     Args:
-        given: the user's choice, by the name that graders have; by the empty name for all others.
+        given: the user's choice, by the name in graders; the empty name stands for all others.
 
     Raises:
         Unauthenticated, Forbidden, Unavailable: as :func:`resolve`.
@@ -142,7 +142,7 @@ def judge_questions(grader: Grader, item: Mapping[str, Any], sample: Mapping[str
 
 
 def bounded(question: Body) -> Body:
-    """A question whose answer has a bound."""
+    """Return a question with a bound on its answer."""
     return {RECORDED_BOUND: JUDGE_ANSWER_TOKENS, **question}
 
 

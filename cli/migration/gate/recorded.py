@@ -34,7 +34,7 @@ class Answer:
 
     @property
     def spoken(self) -> str:
-        """The answer as one text: its content, or its tool calls as JSON."""
+        """The answer as one string: its content, or its tool calls as JSON."""
         return self.text or (msgspec.json.encode(_functions(self.tool_calls)).decode() if self.tool_calls else "")
 
 
@@ -45,7 +45,7 @@ class RecordedPrompt:
     Attributes:
         request: the sent request, without model and sampling.
         sampling: how the first answer was sampled.
-        samples: further answers of the tuned model, at the temperature of production.
+        samples: further answers of the tuned model, at production temperature.
         control: the base's answer; None if it got no request.
     """
 

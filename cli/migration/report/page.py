@@ -38,7 +38,7 @@ REPLACED_BY_IMPORT = ("inventory", "export", "record")
 
 
 def render_page(facts: Facts) -> str:
-    """The page."""
+    """Return the page."""
     environment = Environment(
         loader=PackageLoader("cli.migration.report", "."),
         autoescape=True,
@@ -63,7 +63,7 @@ def render_page(facts: Facts) -> str:
 
 
 def shown_steps(facts: Facts) -> list[str]:
-    """The steps that were done, and those that are still to do."""
+    """Return the steps that were done, and those that remain."""
     needless = REPLACED_BY_IMPORT if facts.steps["import"] else ("import",)
     return [step for step in STEPS if facts.steps[step] or step not in needless]
 

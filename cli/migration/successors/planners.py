@@ -90,7 +90,7 @@ class LocalPlanner:
 
 
 def with_files(sections: dict[str, Any], train: str, validation: str | None) -> dict[str, Any]:
-    """A contract with the ids of its files."""
+    """Return a contract with the ids of its files."""
     files = {"train_file": train} | ({"validation_file": validation} if validation else {})
     return sections | {"data": sections.get("data", {}) | files}
 

@@ -89,7 +89,7 @@ class Refusal:
 def plan_successors(
     folder: Path, model: ConvertedModel, planner: Planner, bases: Sequence[str]
 ) -> Iterator[SuccessorPlan | Refusal]:
-    """A plan, or a refusal, for each base.
+    """Return a plan, or a refusal, for each base.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``: a base is not in the catalogue.
@@ -168,10 +168,10 @@ def read_plans(folder: Path, models: Sequence[str] = ()) -> list[SuccessorPlan]:
 
 
 def rows_of(folder: Path, rows: Rows) -> Path:
-    """The file of a plan's rows.
+    """Return the file of a plan's rows.
 
     Raises:
-        ArtifactInvalid: it is not the one that was planned with.
+        ArtifactInvalid: it differs from the planned one.
     """
     path = folder / rows.path
     if not path.is_file() or digest_file(path) != rows.sha256:

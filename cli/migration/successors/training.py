@@ -88,10 +88,10 @@ def read_training(folder: Path, plan: SuccessorPlan) -> Training | None:
 
 
 def trainings_of(folder: Path, model: str) -> list[Training]:
-    """The trainings of a tuned model's successors, on every base.
+    """Return the trainings of a tuned model's successors, on every base.
 
     Raises:
-        ArtifactInvalid: one cannot be read.
+        ArtifactInvalid: a training cannot be read.
     """
     return [_read(path) for path in sorted((folder / TRAIN).glob(f"*/{safe_name(model)}/*.json"))]
 

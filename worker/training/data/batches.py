@@ -80,7 +80,7 @@ def _similar_lengths(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def collate(rows: Sequence[Row], pad_token: int, *, packed: bool) -> MicroBatch:
-    """The tensors of some rows."""
+    """Return the tensors of some rows."""
     return pack_rows(rows) if packed else pad_rows(rows, pad_token)
 
 

@@ -109,10 +109,11 @@ UNKNOWN = 1 << 40
 
 
 def byte_lengths(backend: Tokenizer) -> npt.NDArray[np.int64] | None:
-    """Bytes of each id's text, and last of any id beyond; None unless tokens are the text's bytes by the very make of the tokenizer.
+    """Return the bytes of each id's string, and last those of any id beyond; None unless the tokenizer's type
+    guarantees that tokens are exactly the string's bytes.
 
-    An added token that swallows white space around it makes the sum over a row too small: who uses the lengths compares
-    it with the bytes of the row's text.
+    An added token that swallows white space around it makes the sum over a row too small: users of the lengths must
+    compare it with the bytes of the row's string.
     """
     made = json.loads(backend.to_str())
     if not (_is_byte_level(made["model"], made["pre_tokenizer"]) and _keeps_text(made["normalizer"])):

@@ -110,7 +110,7 @@ class Labeller:
         self.library: TokenizerName = self._encoder.library
 
     def write(self, row: TrainingRow) -> Chat:
-        """The row as text.
+        """Render the row with the template.
 
         Raises:
             InvalidRequest: ``TEMPLATE_UNSUPPORTED``, with the line number.
@@ -118,7 +118,7 @@ class Labeller:
         return find_assistant_spans(self._tokenizer, row, compare_prompt=False)
 
     def token(self, token_id: int) -> str:
-        """A token as the vocabulary spells it."""
+        """Return a token as the vocabulary spells it."""
         return self._tokenizer.backend.id_to_token(token_id) or ""
 
     def label(self, rows: Sequence[TrainingRow], chats: Sequence[Chat] | None = None) -> LabelledRows:
@@ -194,7 +194,7 @@ class TokenBytes:
         return np.cumsum(change)[:-1] > 0
 
     def overlapping(self, row: int, start: int, end: int) -> slice:
-        """The tokens that share a byte with a span of a row."""
+        """Return which tokens share a byte with a span of a row."""
         base, last = self._row_begins[row], self.starts[row] + self.lengths[row]
         first = min(np.searchsorted(self._ends, base + start, "right"), last)
         return slice(int(first), int(min(np.searchsorted(self._begins, base + end, "left"), last)))

@@ -111,7 +111,7 @@ class Row:
         return float(self.weights.sum(dtype=np.float64))
 
     def unweighted(self) -> Row:
-        """The row as validation counts it: without a weight of its own."""
+        """The row as validation counts it: without its own weight."""
         return replace(self, weight=1.0)
 
 
@@ -119,7 +119,7 @@ class PreparedRows(Sequence[Row]):
     """The rows of a folder, memory-mapped and read-only.
 
     Attributes:
-        key: digest of all that decided their content.
+        key: digest of everything that decides their content.
         lengths: int64, (rows,): tokens of each row.
         difficulties: uint8, (rows,).
         row_weights: float32, (rows,).

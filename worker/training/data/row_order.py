@@ -106,7 +106,7 @@ class RowOrder:
         return tokens
 
     def after(self, done: int) -> Iterator[Step]:
-        """The steps after the first ``done``."""
+        """Yield the steps after the first ``done``."""
         size, number = self.contract.exec.batch_size * self.contract.exec.grad_accum, 0
         for epoch, rows in enumerate(self.epochs):
             steps = planned_steps([rows], self.contract)
@@ -160,7 +160,7 @@ def mixed_order(difficulties: Difficulties, replay: int, contract: FineTuneContr
     """Return the indices of the epoch's rows in training order.
 
     Args:
-        difficulties: of the training rows, shape (rows,).
+        difficulties: difficulties of the training rows, shape (rows,).
         replay: number of rows of the replay file; 0 without one.
         contract: curriculum, replay ratio, seed.
         epoch: from 0.

@@ -43,13 +43,13 @@ def attend_within_documents(
     max_length_q: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention in each document.
+    """Compute causal attention in each document.
 
     Args:
         query, key, value: (1, heads, tokens, head_dim); key and value may have fewer heads.
-        cu_seq_lens_q: where documents begin and end; without it the call is ordinary SDPA.
+        cu_seq_lens_q: boundaries of the documents; without it the call is ordinary SDPA.
         max_length_q: tokens of the longest document.
-        sliding_window: tokens a position sees at most, itself included.
+        sliding_window: most tokens that a position attends to, including itself.
 
     Returns:
         the output, (1, tokens, heads, head_dim), and no weights.

@@ -59,7 +59,7 @@ def in_step(batches: Iterable[T], distributed: DistributedContext, empty_batch: 
 
 
 def _blocks(model: PeftModel) -> torch.nn.ModuleList:
-    """The decoder's blocks, `layers` in most families and `h` in GPT-2."""
+    """Return the decoder's blocks, `layers` in most families and `h` in GPT-2."""
     decoder = model.get_base_model().get_decoder()
     blocks = getattr(decoder, "layers", None) or decoder.h
     assert isinstance(blocks, torch.nn.ModuleList)

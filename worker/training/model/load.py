@@ -51,12 +51,12 @@ def compute_dtype(device: torch.device) -> torch.dtype:
 
 
 def compute_dtype_name(device: torch.device) -> TrainedDtype:
-    """The name of :func:`compute_dtype`, as a manifest has it."""
+    """Return the name of :func:`compute_dtype`, as a manifest contains it."""
     return "bfloat16" if compute_dtype(device) is torch.bfloat16 else "float32"
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The base's own tokenizer; its files only, never its code."""
+    """Load the base's own tokenizer; its files only, never its code."""
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
         folder, trust_remote_code=False, local_files_only=True
     )
@@ -92,7 +92,7 @@ def load_base(
 
 
 def read_config(base: Path) -> ModelConfig:
-    """The numbers of the base's config.json."""
+    """Read the numbers of the base's config.json."""
     return parse_model_config(json.loads((base / "config.json").read_bytes()))
 
 
@@ -105,7 +105,7 @@ def packs(model: torch.nn.Module) -> bool:
 def build_model(
     base: Path, contract: FineTuneContract, device: torch.device, budget: Budget
 ) -> tuple[PeftModel, FusionReport]:
-    """The model that is trained, computing the way the budget says."""
+    """Build the model to train, which computes as the budget decides."""
     first = torch.device("cpu") if budget.shard_base else device
     loaded = load_base(base, contract.quant, first, compute_dtype(device))
     model = attach_lora(loaded, contract.adapter, contract.exec.seed)
@@ -167,5 +167,5 @@ def attach_lora(model: torch.nn.Module, adapter: AdapterSection, seed: int) -> P
 
 
 def trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """The LoRA parameters, in a stable order."""
+    """Return the LoRA parameters, in a stable order."""
     return [parameter for _, parameter in sorted(model.named_parameters()) if parameter.requires_grad]

@@ -63,10 +63,11 @@ def choose_budget(
     """Decide for the device at hand.
 
     Args:
-        processes: that train together: a CPU's memory is shared by them, and a base that fits no GPU may be.
-        shard_base: the operator wants the base in parts even where it fits whole.
-        smallest: the least of a number over all processes: they must decide alike.
-        largest_step: tokens of the largest step, where known.
+        processes: number of processes that train together: they share a CPU's memory, and may share a base that fits no
+            GPU.
+        shard_base: the operator requests sharding even if the base fits on one device.
+        smallest: returns the smallest of a number over all processes, which must make equal decisions.
+        largest_step: tokens of the largest step, if known.
     """
     if device.type != "cuda":
         limit = memory_limit(contract, allowed_memory() // processes)

@@ -34,7 +34,7 @@ def write_model_card(run_dir: Path, facts: RunFacts, packages: Mapping[str, str]
 
 
 def model_card(facts: RunFacts, packages: Mapping[str, str]) -> str:
-    """The card's text."""
+    """Return the card's content."""
     sections = [
         front_matter(facts),
         _title(facts),

@@ -177,7 +177,7 @@ class Telemetry:
         self._pace.mark()
 
     def checkpoint(self, step: int, folder: Path) -> None:
-        """A written checkpoint, with the metrics of its step."""
+        """Report a written checkpoint, with the metrics of its step."""
         metrics = self.rows[-1] if self.rows else {}
         self.emit("checkpoint", {"step": step, "folder": folder.name, "metrics": metrics})
         self._pace.mark()

@@ -144,7 +144,7 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
 
 
 def without_credentials(text: str) -> str:
-    """A message whose URLs show no user and no password."""
+    """Return a message without the users and passwords in its URLs."""
     return re.sub(r"//[^/@\s]+@", "//…@", text)
 
 

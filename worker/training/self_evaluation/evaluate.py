@@ -86,7 +86,7 @@ class Measured:
     causes: list[str] = field(default_factory=list)
 
     def payload(self) -> dict[str, Any]:
-        """The telemetry event: numbers, and no text of a row."""
+        """Return the telemetry event: numbers, and no content of a row."""
         found = self.evaluation
         return {
             "source": found.source.value,
@@ -153,7 +153,7 @@ def evaluate_run(
 
 
 class _Evaluation:
-    """The parts of a self-evaluation, each of which may fail alone."""
+    """The parts of a self-evaluation, each of which may fail independently."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class _Evaluation:
         self.notes += self._answers.notes
 
     def rows_to_serve(self) -> EvaluationRows:
-        """The same rows and prompts for the publisher."""
+        """Return the same rows and prompts for the publisher."""
         rows = [row.unweighted() for row in self._chosen if isinstance(row, Row)]
         return EvaluationRows(
             rows=tuple(

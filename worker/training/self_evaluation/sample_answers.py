@@ -29,13 +29,13 @@ MAX_CANDIDATES = 64
 def read_prompts(
     path: Path, lines: Sequence[int], tokenizer: Tokenizer, wanted: int, limit: int = MAX_PROMPT_TOKENS
 ) -> list[SamplePrompt]:
-    """The first of some rows whose prompts are short enough, in the order of ``lines``.
+    """Return the first rows whose prompts are short enough, in the order of ``lines``.
 
     Args:
-        path: the JSONL file that the rows stand in.
-        lines: 1-based; only the first ``MAX_CANDIDATES`` are looked at.
-        wanted: how many prompts.
-        limit: tokens of a prompt.
+        path: the JSONL file with the rows.
+        lines: 1-based; only the first ``MAX_CANDIDATES`` are tried.
+        wanted: number of prompts.
+        limit: most tokens of a prompt.
     """
     candidates = list(lines[:MAX_CANDIDATES])
     rows = _read_lines(path, set(candidates))
