@@ -1,7 +1,7 @@
 """Carries out deletions of adapters, round by round: first the storage, then every serving replica, then folder and record.
 
-A round does what can be done now and leaves the rest to the next one. A round that is killed at any point is completed by
-the next one.
+A round does everything that is possible now and leaves the rest to the next one. A round that is killed at any point is
+completed by the next one.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class AdapterRemover:
         deletion: PendingDeletion,
         change: Callable[[], None],
     ) -> bool:
-        """Change the storage within a step of a deletion; whether that was done and the deletion goes on."""
+        """Change the storage within a step of a deletion; return whether the deletion goes on."""
         try:
             return step(deletion, change) is DeletionStep.ALONE
         except (OSError, Unavailable) as error:
@@ -109,7 +109,7 @@ class AdapterRemover:
             return False
 
     def _unload_everywhere(self, ids: Sequence[str]) -> list[Outcomes] | None:
-        """Outcomes of every replica; None while their addresses are not known."""
+        """Return the outcomes of every replica; None while their addresses are unknown."""
         try:
             urls = discover(self.settings.serving_urls, self.settings.serving_dns)
         except Unavailable as error:
@@ -155,5 +155,5 @@ class AdapterRemover:
 
 
 def make_adapter_remover(settings: WorkerSettings) -> AdapterRemover:
-    """The remover on the configured database and storage."""
+    """Return the remover on the configured database and storage."""
     return AdapterRemover(settings, Deletions(Database(settings.database_url)), open_storage(settings))

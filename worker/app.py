@@ -1,9 +1,9 @@
 """The Celery application: ``celery -A worker.app worker``. The entry point of the tier, so it reads the environment.
 
-A task runs in a thread and does nothing heavy itself: the trainer is a child process. So the worker keeps responding to the
-broker while a job trains, and one thread, one job and one GPU belong together. The control worker is started with a thread
-for each of its tasks (``--concurrency 5``): deletions and certificates wait for replicas, webhooks for their receivers, retention for disks,
-and the sweep of dead jobs must wait for none of them.
+A task runs in a thread and does nothing heavy itself: the trainer is a child process. So the worker keeps responding to
+the broker while a job trains, and one thread, one job and one GPU belong together. The control worker is started with a
+thread for each of its tasks (``--concurrency 5``): deletions and certificates wait for replicas, webhooks for their
+receivers, retention for disks, and the sweep of dead jobs must not wait for any of them.
 """
 
 from __future__ import annotations
@@ -76,31 +76,31 @@ app.conf.update(
 
 @functools.cache
 def worker() -> Worker:
-    """The process's worker, made on first use."""
+    """Return the process's worker, created on first use."""
     return make_worker(settings, JobQueue(app))
 
 
 @functools.cache
 def adapter_remover() -> AdapterRemover:
-    """The process's remover of deleted adapters, made on first use."""
+    """Return the process's remover of deleted adapters, created on first use."""
     return make_adapter_remover(settings)
 
 
 @functools.cache
 def base_certifier() -> BaseCertifier:
-    """The process's certifier of merged models, made on first use."""
+    """Return the process's certifier of merged models, created on first use."""
     return make_base_certifier(settings)
 
 
 @functools.cache
 def webhook_dispatcher() -> WebhookDispatcher:
-    """The process's dispatcher of webhooks, made on first use."""
+    """Return the process's dispatcher of webhooks, created on first use."""
     return make_webhook_dispatcher(settings, worker().stopping, worker().metrics.attempted_webhook)
 
 
 @functools.cache
 def retention_runner() -> RetentionRunner:
-    """The process's runner of the retention policy, made on first use."""
+    """Return the process's runner of the retention policy, created on first use."""
     return RetentionRunner(Database(settings.database_url), settings)
 
 
@@ -164,7 +164,7 @@ def apply_retention() -> None:
 
 
 def queued_messages() -> int:
-    """Messages in the job queue that no worker has taken yet."""
+    """Return the number of messages in the job queue that no worker has taken yet."""
     with app.connection_for_read() as connection, connection.channel() as channel:
         return int(channel.queue_declare(JOBS_QUEUE, passive=False).message_count)
 
@@ -198,7 +198,7 @@ def report_machine(sender: Any, **_: Any) -> None:
 
 @worker_ready.connect
 def clean_this_machine(sender: Any, **_: Any) -> None:
-    """A worker that takes jobs removes old run folders from its own disk, which the control worker may not see."""
+    """Remove old run folders from the disk of a worker that takes jobs, which the control worker may not see."""
     if JOBS_QUEUE in sender.app.amqp.queues.consume_from:
         threading.Thread(target=_clean_repeatedly, name="retention", daemon=True).start()
 
@@ -220,7 +220,7 @@ def send_last_spans(**_: Any) -> None:
 
 @worker_shutting_down.connect
 def stop_worker(**_: Any) -> None:
-    """On a warm shutdown the running job writes a checkpoint and goes back to the queue."""
+    """On a warm shutdown, let the running job write a checkpoint and return to the queue."""
     worker().stopping.set()
     if machine_reporter.cache_info().currsize:
         machine_reporter().stop()
@@ -228,16 +228,16 @@ def stop_worker(**_: Any) -> None:
 
 @beat_embedded_init.connect
 def exit_beat_with_worker(**_: Any) -> None:
-    """The embedded beat is a process of its own; it must not outlive the worker that started it."""
+    """Make the embedded beat, a process of its own, end with the worker that started it."""
     exit_with_parent(os.getppid())
 
 
 @worker_ready.connect
 def end_with_beat(sender: Any, **_: Any) -> None:
-    """A worker whose embedded beat has died ends too, and whatever supervises it starts both again.
+    """End the worker when its embedded beat has died, so that its supervisor starts both again.
 
-    Celery does not look after that process. Without it nothing is swept, resumed or deleted any more, while the worker itself
-    responds to every check.
+    Celery does not monitor that process. Without it nothing is swept, resumed or deleted any more, while the worker
+    itself passes every check.
     """
     if (beat := sender.controller.beat) is not None:
         threading.Thread(target=_exit_after, args=(beat.pid,), name="beat-watch", daemon=True).start()

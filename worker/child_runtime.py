@@ -48,7 +48,7 @@ PEER_LOST_NOTE = "this process could not reach the others"
 
 
 class PeerLost(Exception):
-    """Raised where processes wait for each other: another one has ended, and it has said why."""
+    """Raised when processes wait for each other: another one has ended and reported why."""
 
 
 class StopSignals:
@@ -74,13 +74,15 @@ class StopSignals:
 
 
 def exit_with_worker() -> None:
-    """End with the worker that started this child process (its pid is in ``MENS_PARENT_PID``); nothing when run by hand."""
+    """End this child process with the worker that started it (its pid is in ``MENS_PARENT_PID``); do nothing if run by
+    hand.
+    """
     if parent := os.environ.get(PARENT_VARIABLE):
         exit_with_parent(int(parent))
 
 
 def log_as_the_worker() -> None:
-    """Write JSON lines with the ids of the attempt where the worker does; else leave the log to the libraries."""
+    """Log JSON lines with the attempt's ids if the worker does; otherwise leave the log to the libraries."""
     if os.environ.get("MENS_LOG_FORMAT") == "json":
         adopt_from_environment()
         configure_logging("json")
@@ -92,16 +94,16 @@ def under_torchrun() -> bool:
 
 
 def announce(run_dir: Path) -> None:
-    """Tell the launcher that the first of several processes can take signals now."""
+    """Report to the launcher that the first of several processes can receive signals now."""
     if under_torchrun() and os.environ["RANK"] == "0":
         write_json(run_dir / FIRST_PROCESS_NAME, {"pid": os.getpid()})
 
 
 def run_engine(work: Callable[[], object], run_dir: Path) -> int:
-    """Run a child process's work and turn however it ends into an exit code and, on failure, an ``error.json``.
+    """Run a child process's work and turn its end into an exit code and, on failure, an ``error.json``.
 
-    torchrun makes 1 of every exit code and ends the other processes at the first that is not 0. So under torchrun the
-    code goes into ``ending.json``, and a process that stopped as requested ends with 0.
+    torchrun turns every exit code into 1 and ends the other processes at the first one that is not 0. So under torchrun
+    the code is written to ``ending.json``, and a process that stopped as requested exits with 0.
     """
     log_as_the_worker()
     with traced_child(Path(sys.argv[0]).stem):
@@ -133,7 +135,7 @@ def _run(work: Callable[[], object], run_dir: Path) -> int:
 
 
 def print_error(error: MensError) -> int:
-    """Print an error as one line of JSON on stdout, for the command line that runs this program; returns the exit code."""
+    """Print an error as one line of JSON on stdout, for the command line that runs this program; return the code."""
     print(json.dumps({"kind": type(error).__name__, **error.as_dict()}), flush=True)
     return EXIT_FAILED
 

@@ -29,7 +29,7 @@ from worker.training.model.nf4 import quantised_tensors, through_nf4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code, and prints an error as JSON."""
+    """Command line; return the exit code, and print an error as JSON."""
     parser = argparse.ArgumentParser(prog="python -m worker.dequantize", description=__doc__)
     parser.add_argument("base", type=Path, metavar="BASE_DIR", help="folder of the base model")
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder to create")
@@ -66,7 +66,7 @@ def write_twin(base: Path, out: Path, double_quant: bool = True) -> None:
 
 
 def rewrite_shard(source: Path, target: Path, quantised: set[str], double_quant: bool) -> None:
-    """Write the dequantised values over those weights of a copied shard that are to be quantised."""
+    """Overwrite the weights to quantise in a copied shard with their dequantised values."""
     offsets = {name: info.start for name, info in read_tensors(source).items()}
     with safe_open(source, framework="pt") as shard, target.open("r+b") as file:
         for name in sorted(quantised & offsets.keys()):

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as the driver describes it; bytes."""
+    """A GPU as the driver describes it; sizes in bytes."""
 
     number: str
     uuid: str
@@ -58,7 +58,7 @@ def describe_machine(processes: int) -> WorkerMachine:
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> int:
-    """Number of GPUs that CUDA would show, without CUDA: a worker's task never loads torch."""
+    """Return the number of GPUs that CUDA would show, without CUDA: a worker's task never loads torch."""
     here = len([path for path in devices.glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit()])
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return here if named is None else min(here, len(visible_names(named)))
@@ -90,7 +90,7 @@ def parse_gpus(answer: str) -> list[Gpu]:
 
 
 def chosen_gpus(gpus: list[Gpu], environment: Mapping[str, str]) -> list[Gpu]:
-    """Those that the environment shows to CUDA, named by index or by the beginning of their uuid."""
+    """Return the GPUs that the environment exposes to CUDA, named by index or by a prefix of their uuid."""
     named = environment.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return gpus
@@ -120,11 +120,11 @@ class MachineReporter:
         self._thread = threading.Thread(target=self._run, name="machine-reporter", daemon=True)
 
     def start(self) -> None:
-        """Report now and from now on."""
+        """Report now, and regularly from now on."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Report no more; the worker counts as gone at once."""
+        """Stop reporting; the worker counts as gone at once."""
         self._done.set()
         self._thread.join()
         self._registry.forget(self._worker)

@@ -163,7 +163,7 @@ def measure(
 
 
 def refuse_unfaithful(measured: MergeFidelity) -> None:
-    """Refuse a merge whose model says something else than base and adapter.
+    """Refuse a merge whose model gives different outputs from base and adapter.
 
     Raises:
         JobFailed: ``MERGE_FIDELITY_FAILED``, with all numbers in its details.
@@ -181,7 +181,7 @@ def refuse_unfaithful(measured: MergeFidelity) -> None:
 
 
 def training_weights(base: Path, manifest: AdapterManifest) -> AbstractSet[str]:
-    """Names of the weights that the adapter was trained over in NF4.
+    """Return the names of the weights that the adapter was trained over in NF4.
 
     Raises:
         ContractRejected: ``CONTRACT_UNSUPPORTED``: it was trained over full precision, or its base has no twin.
@@ -207,7 +207,7 @@ def refuse_pickle(adapter: Path) -> None:
 
 
 def check_base(run: MergeRun, adapter: AdapterManifest, base: Path) -> None:
-    """Check that plan, adapter and folder mean the same base, byte for byte.
+    """Check that plan, adapter and folder refer to the same base, byte for byte.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_BASE_MISMATCH`` or ``MERGE_BASE_DIGEST_MISMATCH``.
@@ -224,7 +224,7 @@ def check_base(run: MergeRun, adapter: AdapterManifest, base: Path) -> None:
 
 
 def summary(manifest: ModelManifest, measured: MergeFidelity) -> dict[str, object]:
-    """Content of ``run_summary.json``."""
+    """Return the content of ``run_summary.json``."""
     return {
         "model_digest": manifest.digest,
         "adapter_id": manifest.adapter_id,

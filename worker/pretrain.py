@@ -123,8 +123,8 @@ def read_corpus(path: Path) -> list[dict[str, Any]]:
 
 
 def train_tokenizer(rows: Sequence[dict[str, Any]], family: Family = Family.QWEN3) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE of at most VOCAB_SIZE tokens on `rows`; every text survives encode and decode, but for what Unicode has two
-    forms of in a family that takes one.
+    """Train a byte-level BPE of at most VOCAB_SIZE tokens on `rows`; every string survives encode and decode, except
+    for Unicode normalisation in a family that applies it.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -166,7 +166,7 @@ def new_model(family: Family, tokenizer: PreTrainedTokenizerFast, changes: Mappi
     """Return a randomly initialised fp32 causal language model of about one million parameters.
 
     Args:
-        changes: config keys that win over the family's own.
+        changes: config keys that override the family's own.
     """
     spec = SPECS[family]
     assert spec.tiny_base is not None, f"no tiny base is made of {family}"

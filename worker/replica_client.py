@@ -24,7 +24,7 @@ _Shape = TypeVar("_Shape", bound=BaseModel)
 
 
 class _PromptLogprobs(BaseModel):
-    """The fields that are read of a completion's response: one entry a prompt token, by token id; none for the first."""
+    """The fields of a completion's response that are read: one entry per prompt token, by id; none for the first."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,7 +40,7 @@ class _PromptLogprobs(BaseModel):
 
 
 class _Ending(BaseModel):
-    """The fields that are read of a completion's response to see whether it stopped."""
+    """The fields of a completion's response that are read to see whether it stopped."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -55,7 +55,7 @@ class _Ending(BaseModel):
 
 
 class _Completions(BaseModel):
-    """The fields that are read of a completion's response, for its answers."""
+    """The fields of a completion's response that are read for its answers."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -74,7 +74,7 @@ class _Tokens(BaseModel):
 
 
 class _PromptIds(BaseModel):
-    """The field that is read of a chat's response with ``return_token_ids``."""
+    """The field of a chat's response that is read, with ``return_token_ids``."""
 
     prompt_token_ids: list[int]
 
@@ -117,7 +117,8 @@ class ReplicaClient:
         """Make the replica fetch and verify an adapter.
 
         Raises:
-            ArtifactInvalid: refused, with the replica's own code. JobFailed: ``SERVING_REFUSED``: it gave no reason.
+            ArtifactInvalid: refused, with the replica's own code. JobFailed: ``SERVING_REFUSED``: the replica gave no
+                reason.
             Unavailable: no response.
         """
         response = self._send("GET", _adapter_path(adapter_id))
@@ -141,7 +142,7 @@ class ReplicaClient:
         return self._read(UnloadProgress, response)
 
     def scores(self, model: str, probe: dict[str, Any]) -> list[float]:
-        """Log-probability (nats) of a probe's tokens at its positions, each given all tokens before it.
+        """Return the log-probability (nats) of a probe's tokens at its positions, each given all tokens before it.
 
         Raises:
             JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
@@ -150,7 +151,7 @@ class ReplicaClient:
         return [entry.logprob for entry in self._entries(model, [row])[0]]
 
     def score_rows(self, model: str, rows: Sequence[EvaluationRow]) -> list[RowScore]:
-        """Loss (nats) and hits of the arg-max over each row's supervised tokens, in one request.
+        """Return loss (nats) and hits of the arg-max over each row's supervised tokens, in one request.
 
         Raises:
             JobFailed: ``SERVING_REFUSED``. Unavailable: no response.

@@ -45,14 +45,14 @@ EVALUATION_ROWS_NAME = "evaluation_rows.json"
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON in one step: the file is there whole or not at all."""
+    """Write JSON in one step: the file is complete or absent."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
     temporary.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object that another process wrote, or None while it is not there."""
+    """Return a JSON object that another process wrote, or None if the file does not exist."""
     if not path.is_file():
         return None
     value: dict[str, Any] = json.loads(path.read_text())
@@ -60,7 +60,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
-    """Complete checkpoints of a run folder, oldest first."""
+    """Return the complete checkpoints of a run folder, oldest first."""
     return sorted((run_dir / CHECKPOINTS_FOLDER).glob("step-*"))
 
 

@@ -43,7 +43,7 @@ def score(run: ScoreRun, run_dir: Path) -> None:
     """Score every probe and write the numbers.
 
     Raises:
-        JobFailed: ``OUT_OF_MEMORY``: the base does not fit in full precision where it fitted in NF4.
+        JobFailed: ``OUT_OF_MEMORY``: the base fitted in NF4, but does not fit in full precision.
     """
     probes = (read_json(Path(run.probes)) or {"probes": []})["probes"]
     device = pick_device(run.device)

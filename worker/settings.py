@@ -24,10 +24,10 @@ DEFAULT_TRACKERS = (TrackerName.TENSORBOARD,)
 
 
 def parse_trackers(text: str) -> list[TrackerName]:
-    """Tracker names of a comma-separated list, each once, in its order; ``none`` means none.
+    """Return the tracker names of a comma-separated list, each once, in order; ``none`` means none.
 
     Raises:
-        ValueError: a name that is not known.
+        ValueError: an unknown name.
     """
     names = [part.strip().lower() for part in text.split(",") if part.strip()]
     return [] if names == ["none"] else [TrackerName(name) for name in dict.fromkeys(names)]
@@ -41,7 +41,7 @@ TrackerNames = Annotated[
 
 
 class WorkerSettings(RetentionSettings):
-    """Settings of a worker; `shared/settings.py` has what all tiers share."""
+    """Settings of a worker; `shared/settings.py` has the settings that all tiers share."""
 
     lease_seconds: float = Field(
         60.0, gt=0, description="A job whose worker sends no heartbeat for this long is taken back."

@@ -47,7 +47,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def torchrun(processes: str, command: Sequence[str]) -> int:
-    """Run a command under torchrun; returns 0, 1, `EXIT_STORAGE_FULL`, or the negative number of the signal that ended a process.
+    """Run a command under torchrun; return 0, 1, `EXIT_STORAGE_FULL`, or the negative number of the signal that ended a
+    process.
 
     torchrun ends the others with SIGTERM once one has failed, and with SIGKILL half a minute later.
     """
@@ -68,7 +69,7 @@ def torchrun(processes: str, command: Sequence[str]) -> int:
 
 
 class SignalRelay:
-    """Passes the worker's signals on to the first process, as soon as that one can take them."""
+    """Passes the worker's signals on to the first process, as soon as it can receive them."""
 
     def __init__(self, pid_file: Path) -> None:
         self._pid_file = pid_file
@@ -94,7 +95,7 @@ class SignalRelay:
 
 
 def die_by(number: signal.Signals) -> None:
-    """End this process by a signal, so that its parent sees what ended the trainer."""
+    """End this process by a signal, so that its parent sees the reason for the trainer's end."""
     if number is not signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -110,7 +110,7 @@ def train(
 
 
 def resume_or_start(context: TrainingContext, resume: Path | None) -> Progress:
-    """The beginning of a run, or the place where an earlier attempt left it."""
+    """Return the beginning of a run, or the place where an earlier attempt left it."""
     if resume is None:
         reasons = inexact_reasons(context.environment, context.environment)
         return Progress(0, 0, [], token_budget=context.budget.tokens, run_id=new_run_id(), inexact_reasons=reasons)
@@ -123,7 +123,7 @@ def resume_or_start(context: TrainingContext, resume: Path | None) -> Progress:
 
 
 def open_telemetry(context: TrainingContext, progress: Progress) -> Telemetry:
-    """Telemetry and the trackers that the operator wants; the first of several processes reports for all."""
+    """Open telemetry and the trackers that the operator chose; the first of several processes reports for all."""
     is_main = context.distributed.is_main
     trackers = trackers_of(os.environ) if is_main else Trackers([])
     trackers.start(context.plan, context.run_dir, progress.run_id)
@@ -142,7 +142,7 @@ def open_telemetry(context: TrainingContext, progress: Progress) -> Telemetry:
 
 
 def train_loop(context: TrainingContext, progress: Progress, telemetry: Telemetry, stop: StopSignals) -> None:
-    """All optimizer steps that are still to do, with checkpoints and validation between them."""
+    """Make all remaining optimizer steps, with checkpoints and validation between them."""
     exec_ = context.plan.contract.exec
     epoch, began, tokens_before = -1, time.monotonic(), progress.trained_tokens
     for step in context.order.after(progress.step):
@@ -175,7 +175,9 @@ def validate(context: TrainingContext, progress: Progress, telemetry: Telemetry)
 
 
 def told(batches: Iterable[Batch], telemetry: Telemetry) -> Iterator[Batch]:
-    """A validation's micro-batches, with word of it between them: it may take longer than a trainer may be silent."""
+    """Yield a validation's micro-batches and report activity between them: a validation may take longer than a trainer
+    may be silent.
+    """
     for batch in batches:
         yield batch
         telemetry.working("validation")
@@ -199,7 +201,7 @@ def end_epoch(context: TrainingContext, progress: Progress, telemetry: Telemetry
 
 def refuse_divergence(progress: Progress) -> None:
     """Raises:
-    JobFailed: ``LOSS_NOT_FINITE`` after several such steps in a row.
+    JobFailed: ``LOSS_NOT_FINITE`` after several consecutive such steps.
     """
     if progress.non_finite >= MAX_NON_FINITE_STEPS:
         raise JobFailed(

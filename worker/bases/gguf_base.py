@@ -33,7 +33,7 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code, and prints an error as JSON."""
+    """Command line; return the exit code, and print an error as JSON."""
     parser = argparse.ArgumentParser(prog="python -m worker.bases.gguf_base", description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="GGUF file of a chat model")
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="folder to create")
@@ -91,10 +91,10 @@ def write_base(file: Path, out: Path) -> None:
 
 
 def _load(file: Path, source: Path, header: GgufHeader) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer of the checked file, which is ``model.gguf`` in a folder of its own.
+    """Load model and tokenizer of the checked file, which is ``model.gguf`` in a folder of its own.
 
     Raises:
-        ArtifactInvalid: ``GGUF_INVALID``: the model has other tensors than the file.
+        ArtifactInvalid: ``GGUF_INVALID``: the model's tensors differ from the file's.
     """
     print(f"dequantising {file.name}: {header.stored_type}, {header.elements / 1e6:.0f}M parameters", file=sys.stderr)
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file="model.gguf")
@@ -118,7 +118,9 @@ def _load(file: Path, source: Path, header: GgufHeader) -> tuple[PreTrainedModel
 
 
 def _block(name: str) -> int:
-    """Number of a tensor's block; -1 outside the blocks. Blocks behind the last layer predict further tokens, which is left out."""
+    """Return the number of a tensor's block; -1 outside the blocks. Blocks after the last layer predict further tokens,
+    and are left out.
+    """
     parts = name.split(".")
     return int(parts[1]) if parts[0] == "blk" and parts[1].isdigit() else -1
 

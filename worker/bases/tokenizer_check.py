@@ -26,7 +26,7 @@ CHAT = [
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code, and prints an error as JSON."""
+    """Command line; return the exit code, and print an error as JSON."""
     parser = argparse.ArgumentParser(prog="python -m worker.bases.tokenizer_check", description=__doc__)
     parser.add_argument("base", type=Path, metavar="BASE_DIR", help="folder of the base model")
     arguments = parser.parse_args(argv)

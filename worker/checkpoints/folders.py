@@ -20,7 +20,9 @@ from worker.run_folder import (
 
 @contextmanager
 def appearing_whole(target: Path) -> Iterator[Path]:
-    """A folder to write into, which is the target once all is on the disk; nothing of it is left when that fails."""
+    """Yield a folder to write into, which becomes the target once everything is on the disk; on failure nothing of it
+    remains.
+    """
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -35,7 +37,7 @@ def appearing_whole(target: Path) -> Iterator[Path]:
 
 
 def remove_whole(folder: Path) -> None:
-    """Remove a folder; who is copying it at that moment finds it missing, and never half of it."""
+    """Remove a folder in one step; a concurrent copy finds it missing, never incomplete."""
     removed = folder.with_name(f".{folder.name}.removed")
     folder.rename(removed)
     shutil.rmtree(removed)
@@ -93,7 +95,9 @@ def _adopt(checkpoint: Path, run_dir: Path) -> Path:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A second name of a file that is never written again, so that ten attempts take the room of one; else a copy."""
+    """Give a file that is never written again a second name, so that ten attempts take the space of one; if that is
+    impossible, copy it.
+    """
     try:
         target.hardlink_to(source)
     except OSError:  # another file system, or one without links

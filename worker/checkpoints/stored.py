@@ -40,7 +40,9 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointManifest(BaseModel):
-    """``checkpoint_manifest.json``, whose SHA-256 names a stored checkpoint; with the job, so that no two jobs share one."""
+    """``checkpoint_manifest.json``, whose SHA-256 names a stored checkpoint; it contains the job, so that no two jobs
+    share one.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     format: Literal["mens_checkpoint"] = "mens_checkpoint"
@@ -137,7 +139,9 @@ class StoredCheckpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the thread. Where the block was left early, the last checkpoint is stored first: another worker may go on."""
+        """End the thread. If the block was left early, store the last checkpoint first, so that another worker can
+        resume from it.
+        """
         if not self._store:
             return
         self._done.set()

@@ -108,7 +108,7 @@ def judge_item(
 def _answer(
     plan: EvaluationPlan, target: ModelTarget, post: Post, item: Mapping[str, Any], sample_index: int
 ) -> Answer:
-    """A model's answer; an error that is this item's own is part of it."""
+    """Return a model's answer; it contains an error that concerns only this item."""
     assert plan.endpoint and plan.input_messages
     seed = seed_of(plan, sample_index)
     messages: list[dict[str, Any]] = []
@@ -131,7 +131,7 @@ def _answer(
 
 
 def _answer_of_row(source: SourceItem) -> Answer:
-    """The answer that a row has already; one without is judged by the item alone."""
+    """Return the answer that a row contains; a row without one is judged by the item alone."""
     given = dict(source.sample or {})
     if isinstance(text := given.get("output_text"), str) and "output_json" not in given:
         given = {**make_sample(text), **given}

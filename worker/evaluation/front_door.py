@@ -1,4 +1,6 @@
-"""Requests to models through the API, as any client sends them: with a key, within its limits, again where that can help."""
+"""Requests to models through the API, as any client sends them: with a key, within its limits, retried if that can
+help.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class FrontDoor:
         self.close()
 
     def close(self) -> None:
-        """Close the connections, when no request is in flight any longer."""
+        """Close the connections once no request is in flight."""
         self._closing.set()
         self._client.close()
 
@@ -71,7 +73,9 @@ class FrontDoor:
         self._closing.set()
 
     def abort(self) -> None:
-        """Send nothing more, and end the requests in flight: to close a connection does not wake a thread that reads from it."""
+        """Send nothing more, and end the requests in flight: closing a connection does not wake a thread that reads
+        from it.
+        """
         self._closing.set()
         with self._lock:
             self._aborted = True

@@ -1,4 +1,4 @@
-"""The runs of a policy: asks candidate and incumbent the same, and gives what each scored as evidence."""
+"""The runs of a policy: sends the same requests to candidate and incumbent, and returns their scores as evidence."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _prompt(template: RunTemplate) -> InputMessages:
 
 
 def _pair(results: list[ItemResult], criteria: list[Criterion]) -> AnswerPair:
-    """Both models' answers to one item."""
+    """Return both models' answers to one item."""
     first = results[0]
     context = first.item.get("context")
     return AnswerPair(
@@ -149,7 +149,7 @@ def _pair(results: list[ItemResult], criteria: list[Criterion]) -> AnswerPair:
 
 
 def _scored(answer: Answer, criteria: list[Criterion]) -> ScoredAnswer:
-    """An answer's scores, from 0 to 1 where the criterion has a range. One that no answer was given to, or that was not judged, has none."""
+    """Return an answer's scores, from 0 to 1 if the criterion has a range; a missing or unjudged answer has none."""
     fault = answer.error or next((result.error for result in answer.results if result.error), None)
     if fault or not answer.results:
         told = fault or {"code": "", "message": "it was not judged"}

@@ -63,7 +63,7 @@ class RunningJob(Protocol):
         """Write progress. Raises LeaseLost."""
 
     def raise_if_stopped(self) -> None:
-        """Raises LeaseLost, or what ends a paused or cancelled attempt."""
+        """Raise LeaseLost, or the exception that ends a paused or cancelled attempt."""
 
 
 def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> RunOutcome:
@@ -99,7 +99,7 @@ def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> Ru
 
 
 class _Progress:
-    """Results that wait to be stored, the totals up to them, and how fast they come."""
+    """Results that wait to be stored, the totals up to them, and their rate."""
 
     def __init__(self, attempt: RunningJob, plan: EvaluationPlan, run_id: str, items: EvalItems) -> None:
         self._attempt, self._run_id, self._total = attempt, run_id, plan.answers
@@ -116,7 +116,7 @@ class _Progress:
         self._waiting.append(NewItem(position=position, status=result.status, result=stored))
 
     def store_when_due(self) -> None:
-        """Store what waits, once a second or when it is much.
+        """Store the waiting results, once a second or when they are many.
 
         Raises:
             LeaseLost: nothing was stored.
@@ -157,7 +157,7 @@ class _Progress:
 
 
 class _InFlight:
-    """Items that threads are asking and judging."""
+    """Items that threads are answering and judging."""
 
     def __init__(self, judge: Judge, samples: int, pool: ThreadPoolExecutor) -> None:
         self._judge_item, self._samples, self._pool = judge, samples, pool
@@ -237,7 +237,7 @@ def _add(found: list[tuple[int, Judged | BaseException]], progress: _Progress) -
 
 
 def _drain(attempt: RunningJob, door: FrontDoor, in_flight: _InFlight, progress: _Progress) -> None:
-    """Send nothing more, and store what still comes within the time that a stop has."""
+    """Send nothing more, and store results that arrive within the time that a stop allows."""
     door.stop_waiting()
     deadline = time.monotonic() + attempt.settings.stop_grace_seconds
     while in_flight.count and time.monotonic() < deadline:
@@ -248,7 +248,7 @@ def _drain(attempt: RunningJob, door: FrontDoor, in_flight: _InFlight, progress:
 
 
 def _todo(plan: EvaluationPlan, items: Iterator[SourceItem], stored: set[int]) -> Iterator[tuple[int, SourceItem]]:
-    """Positions without a result, and their items."""
+    """Yield positions without a result, and their items."""
     for item_index, item in enumerate(items):
         for position in range(item_index * plan.samples, (item_index + 1) * plan.samples):
             if position not in stored:
@@ -270,7 +270,7 @@ def _open_sandbox(settings: WorkerSettings, plan: EvaluationPlan) -> Iterator[Sa
 
 @contextmanager
 def _open_door(attempt: RunningJob, plan: EvaluationPlan) -> Iterator[FrontDoor]:
-    """The way to the models, with a key of the job's tenant that lives as long as this attempt."""
+    """Open the connection to the models, with a key of the job's tenant that is valid as long as this attempt."""
     url, threads = attempt.settings.api_url, attempt.settings.evaluation_concurrency
     if not plan.models and not any(
         isinstance(criterion, LabelModel | ScoreModel) for criterion in plan.testing_criteria

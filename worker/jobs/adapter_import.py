@@ -97,7 +97,8 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
 
 
 def refuse_other_template(tokenizer: Tokenizer, text: str) -> None:
-    """Refuse an adapter whose own template makes other tokens of a plain chat than the base's, which is the one that is served.
+    """Refuse an adapter whose own template gives other tokens for a plain chat than the base's template, which is
+    served.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``, with the first difference. InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
@@ -118,7 +119,9 @@ def refuse_other_template(tokenizer: Tokenizer, text: str) -> None:
 
 
 def write_probes(run_dir: Path, base: Path, arguments: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """Probes for the certificates: an imported adapter has no training rows, so every position of the probe chats counts."""
+    """Write probes for the certificates: an imported adapter has no training rows, so every position of the probe chats
+    counts.
+    """
     encoded = [ids[-MAX_PROBE_TOKENS:] for _, ids in encode_chats(Tokenizer.load(base, ChatOptions(arguments))).chats]
     probes = [{"token_ids": ids, "positions": list(range(1, len(ids)))} for ids in encoded if len(ids) > 1]
     write_json(run_dir / PROBES_NAME, {"probes": probes})

@@ -62,7 +62,7 @@ class Attempt:
         self._stage: Stage | None = None
 
     def end(self) -> None:
-        """Nothing of it runs any more."""
+        """End the attempt in the metrics; nothing of it runs any more."""
         self._enter(None)
         self.metrics.training.forget(self.lease.job.id)
 
@@ -89,7 +89,7 @@ class Attempt:
         return [run for run in runs if run != self.run_dir]
 
     def locate_base(self, planned: PlannedBase) -> Path:
-        """Folder of the planned base model, fetched if it must be, with exactly the bytes that were planned.
+        """Return the folder of the planned base model, fetched if necessary, with exactly the planned bytes.
 
         Raises:
             MensError: it is not in this worker's catalogue, cannot be fetched, or has changed since.
@@ -151,7 +151,7 @@ class Attempt:
 
         Args:
             child: the process; it is killed if this raises.
-            stall: ends it when it gets nowhere. idle: when it does nothing.
+            stall: ends it when it makes no progress. idle: ends it when it does nothing.
 
         Raises:
             MensError: the child failed, with its code. LeaseLost, Stopped: see :meth:`raise_if_stopped`.

@@ -72,7 +72,7 @@ class BaseCertifier:
         return measured
 
     def _measure(self, replica: ReplicaClient, entry: BaseModelEntry, found: ReplicaCapabilities) -> bool:
-        """Measure one replica, unless this start of it was measured already; whether it was measured."""
+        """Measure one replica, unless this start of it was measured already; return whether it was measured."""
         earlier = {one.replica: one for one in self.certificates.of(entry.digest)}.get(replica.name)
         if earlier and earlier.instance == found.instance:
             return False
@@ -110,7 +110,7 @@ def read_probes(entry: BaseModelEntry, path: Path) -> MergeProbes:
 def measure(
     replica: ReplicaClient, served: ServedBase, probes: MergeProbes, tokenizer: Tokenizer, limits: Limits
 ) -> dict[str, Any]:
-    """The certificate of a merged model on a replica that serves it as its base; it may have failed.
+    """Return the certificate of a merged model on a replica that serves it as its base; it may have failed.
 
     Raises:
         JobFailed: ``SERVING_REFUSED``. Unavailable: ``SERVING_UNAVAILABLE``.
@@ -127,5 +127,5 @@ def measure(
 
 
 def make_base_certifier(settings: WorkerSettings) -> BaseCertifier:
-    """A certifier with the settings' database."""
+    """Return a certifier with the settings' database."""
     return BaseCertifier(settings, BaseCertificates(Database(settings.database_url)))

@@ -125,7 +125,7 @@ def template_report(
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int] | None) -> dict[str, Any] | None:
-    """The first position where two lists of token ids differ, with both ids (None past an end); None when equal."""
+    """Return the first position where two lists of token ids differ, with both ids (None past an end), or None."""
     if theirs is None:
         return {"position": 0, "trainer_id": ours[0] if ours else None, "server_id": None, "refused": True}
     for position, (one, other) in enumerate(zip_longest(ours, theirs)):
@@ -150,7 +150,7 @@ def stop_report(ends: Mapping[int, str], stopped: Mapping[int, bool]) -> dict[st
 def certificate(
     base: ServedBase, measured: Measurements, template: dict[str, Any], stop: dict[str, Any], limits: Limits
 ) -> dict[str, Any]:
-    """The certificate that is stored with the adapter for one replica; ``failed`` names what did not pass."""
+    """Return the certificate that is stored with the adapter for one replica; ``failed`` names the failed parts."""
     effect = differences(measured.base, measured.served)
     engine_limit = None if measured.reference is None else base.engine_error_limit
     report: dict[str, Any] = {
@@ -222,7 +222,7 @@ def refuse_failed(adapter_id: str, certificates: dict[str, dict[str, Any]]) -> N
 
 
 def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
-    """Error code, reason and remedy of the first verdict that a certificate failed."""
+    """Return error code, reason and remedy of the first verdict that a certificate failed."""
     parity = report["parity"]
     match report["failed"][0]:
         case "template":
@@ -266,7 +266,7 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
 
 
 def differences(one: Scores, other: Scores) -> list[float]:
-    """``other - one``, position by position, over all probes."""
+    """Return ``other - one``, position by position, over all probes."""
     pairs = zip(one, other, strict=True)
     return [b - a for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True)]
 

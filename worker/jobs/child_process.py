@@ -97,7 +97,7 @@ class ChildProcess:
         return self._process.pid
 
     def wait(self, seconds: float) -> int | None:
-        """Exit code, or None when it still runs after that time."""
+        """Return the exit code, or None if the process still runs after that time."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -131,7 +131,7 @@ class ChildProcess:
         self._process.wait()
 
     def new_telemetry(self) -> list[dict[str, Any]]:
-        """Telemetry events written since the last call; a line that is not complete yet waits for the next one."""
+        """Return the telemetry events written since the last call; an incomplete line waits for the next one."""
         if self._telemetry is None:
             path = self.run_dir / TELEMETRY_NAME
             if not path.exists():
@@ -204,10 +204,10 @@ def count_processes(requested: int, contract: FineTuneContract) -> int:
 
 
 def trainer_threads(setting: int | None, base: Path) -> int:
-    """CPU threads of a program that computes with a base; 0 leaves the number to torch, as on a GPU.
+    """Return the CPU threads of a program that computes with a base; 0 leaves the number to torch, as on a GPU.
 
     Args:
-        setting: None chooses by the size of the base.
+        setting: None: chosen by the size of the base.
         base: folder of the base.
     """
     if setting is not None or visible_gpus():

@@ -1,4 +1,4 @@
-"""The evaluate job: ask, judge and store every item of a run, then compare its models, and finish."""
+"""The evaluate job: answer, judge and store every item of a run, then compare its models, and finish."""
 
 from __future__ import annotations
 

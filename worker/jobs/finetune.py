@@ -120,8 +120,8 @@ def train(attempt: Attempt, plan: ExecutionPlan, checkpoints: StoredCheckpoints)
 
 @contextmanager
 def locate_inputs(attempt: Attempt, plan: ExecutionPlan) -> Iterator[TrainingInputs]:
-    """Paths of the plan's inputs on this machine. The data files' hold inside the block only; their contents are checked while
-    they are read.
+    """Yield paths of the plan's inputs on this machine. Those of the data files are valid only inside the block; their
+    contents are checked while they are read.
     """
     with ExitStack() as local_files:
 
@@ -137,10 +137,11 @@ def locate_inputs(attempt: Attempt, plan: ExecutionPlan) -> Iterator[TrainingInp
 
 
 def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
-    """Repeat the preflight on every row and on this machine's own files; its findings replace those of the API, whose notes stay.
+    """Repeat the preflight on every row and on this machine's own files; its findings replace the API's, whose notes
+    stay.
 
     Raises:
-        MensError: the code of the first thing that makes the job impossible.
+        MensError: with the code of the first reason that makes the job impossible.
     """
     plan, inputs = run.plan, run.inputs
     entry = BaseModelEntry(name=plan.base.name, source=LocalSource(path=inputs.base), digests=plan.base.digests)
@@ -286,9 +287,10 @@ def publish_adapter(
 
 
 def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], run_dir: Path) -> None:
-    """Store the result file and succeed, in one transaction; then drop the checkpoints, which storage now holds.
+    """Store the result file and succeed, in one transaction; then drop the checkpoints, which are now in the storage.
 
-    An adapter for an alias that a policy governs is judged first. One that does not pass stays published, and the alias where it is.
+    An adapter for an alias that a policy governs is judged first. If it does not pass, it stays published, and the
+    alias is not moved.
     """
     summary = read_json(run_dir / SUMMARY_NAME) or {}
     *checkpoints, final = adapters

@@ -1,4 +1,4 @@
-"""Judging an adapter by a policy: its training from the job ledger, its runs through the front door, one receipt."""
+"""Judging an adapter by a policy: its training from the job ledger, its runs through the API, one receipt."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JudgePlan(BaseModel):
 
 
 def run_judge(attempt: Attempt) -> None:
-    """Run a judge attempt from claim to success: the job succeeds with a receipt, whether that has passed or failed.
+    """Run a judge attempt from claim to success: the job succeeds with a receipt, whether that passed or failed.
 
     Raises:
         MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
@@ -203,7 +203,7 @@ def _shadows(
 
 
 def _attempt_number(attempt: Attempt, policy: GatePolicy, adapter: Adapter, incumbent: Adapter | None) -> int:
-    """The how manieth receipt of the pair under a policy this is, where runs draw answers by chance; 0 where none does."""
+    """Return the number of this receipt for the pair under a policy, if runs sample answers; 0 if none does."""
     wanted = {getattr(gate, "run", None) for _, gate in policy.gates.configured() if gate.applies}
     if not any(template.temperature > 0 for name, template in policy.runs.items() if name in wanted):
         return 0

@@ -36,14 +36,14 @@ def run_merge(attempt: Attempt) -> None:
 
 
 def take_over_shards(attempt: Attempt) -> None:
-    """Go on where the newest of the earlier attempts was interrupted, if it had written a whole shard."""
+    """Continue where the newest of the earlier attempts was interrupted, if it completed a shard."""
     for run in attempt.earlier_runs():
         if adopt_shards(run, attempt.run_dir):
             return
 
 
 def fetch_adapter(attempt: Attempt, plan: MergePlan) -> Path:
-    """A private copy of the adapter; the child process verifies it before it reads a weight."""
+    """Return a private copy of the adapter; the child process verifies it before it reads a weight."""
     folder = attempt.run_dir / "adapter"
     folder.mkdir(parents=True, exist_ok=True)
     names = [WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME]
@@ -52,7 +52,7 @@ def fetch_adapter(attempt: Attempt, plan: MergePlan) -> Path:
 
 
 def store_model(attempt: Attempt) -> None:
-    """Sign the merged folder, where this installation has a key, store it under its manifest's digest, then succeed."""
+    """Sign the merged folder if this installation has a key, store it under its manifest's digest, then succeed."""
     summary = read_json(attempt.run_dir / SUMMARY_NAME) or {}
     digest = summary["model_digest"]
     folder = attempt.run_dir / MODEL_FOLDER

@@ -29,7 +29,7 @@ WARNINGS = ("gpu_fallback", "tracker_failed")
 
 
 def to_events(telemetry: list[dict[str, Any]]) -> list[NewEvent]:
-    """The job events of some lines of telemetry; lines of an unknown kind have none."""
+    """Return the job events for some lines of telemetry; lines of an unknown kind have none."""
     events = []
     for line in telemetry:
         kind, payload = line["event"], line["payload"]
@@ -62,13 +62,15 @@ def to_events(telemetry: list[dict[str, Any]]) -> list[NewEvent]:
 
 
 def to_progress(telemetry: list[dict[str, Any]]) -> dict[str, Any]:
-    """The newest progress in some lines of telemetry, as :data:`JobProgress` stores it; empty when they hold none."""
+    """Return the newest progress in some lines of telemetry, as :data:`JobProgress` stores it; empty if they contain
+    none.
+    """
     newest = next((line for line in reversed(telemetry) if line["event"] in _PROGRESS), None)
     return _PROGRESS[newest["event"]](newest["payload"]).model_dump() if newest else {}
 
 
 def to_stage(telemetry: list[dict[str, Any]]) -> Stage | None:
-    """The stage that a trainer has come to by these lines; None where they do not say."""
+    """Return the stage that a trainer has reached according to these lines; None if they do not show it."""
     newest = next((line["event"] for line in reversed(telemetry) if line["event"] in _STAGES), None)
     return _STAGES[newest] if newest else None
 
@@ -95,7 +97,7 @@ def _loss(value: float | None) -> str:
 
 
 def _message(kind: str, payload: dict[str, Any]) -> str | None:
-    """The message of a line that carries no metrics; None when the kind is not shown."""
+    """Return the message of a line without metrics; None if its kind is not shown."""
     match kind:
         case "train_start":
             total, device = payload["planned_optimizer_steps_total"], payload["compute_device"]

@@ -60,7 +60,7 @@ class ProbeSet:
 
     @property
     def trained(self) -> Scores | None:
-        """Scores of the NF4 model at the end of training; None when a probe has none."""
+        """Scores of the NF4 model at the end of training; None if a probe has none."""
         scores = [probe["trained"] for probe in self.probes if probe.get("trained") is not None]
         return scores if len(scores) == len(self.probes) else None
 
@@ -129,7 +129,7 @@ def certify(
 
 
 def _other_weights(probes: ProbeSet, twins: list[str]) -> JobFailed:
-    """The end of a job whose base is served as its twin alone, to which its adapter does not belong."""
+    """Return the error that ends a job whose base is served only as its twin, which its adapter does not fit."""
     names, base = ", ".join(sorted(set(twins))), probes.base.name
     return JobFailed(
         Code.ADAPTER_PRECISION_MISMATCH,

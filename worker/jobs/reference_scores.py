@@ -48,15 +48,15 @@ class ReferenceScores:
     _folders: dict[str, Path] = field(default_factory=dict)
 
     def encode_chats(self) -> EncodedChats:
-        """The trainer's token ids of the probe chats, with the bytes of the base that was trained on."""
+        """Return the trainer's token ids of the probe chats, with the exact base that was trained on."""
         return encode_chats(Tokenizer.load(self._folder(self.base), ChatOptions(self.template_arguments)))
 
     def scores(self, served: ServedBase) -> Scores:
-        """Scores by transformers and peft on the weights that are served, in the dtype that is served.
+        """Return scores by transformers and peft on the served weights, in the served dtype.
 
         Raises:
             NotFound: ``MODEL_NOT_FOUND``: this worker's catalogue has no such base.
-            ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: it has another one under that name.
+            ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: the catalogue has another base under that name.
             JobFailed: the process failed. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
         """
         folder = self.attempt.run_dir / PARITY_FOLDER / f"{served.digest[:16]}-{served.dtype}"
@@ -76,7 +76,7 @@ class ReferenceScores:
         return scores
 
     def _served_folder(self, served: ServedBase) -> Path:
-        """Folder of the base that a replica serves, by this worker's catalogue."""
+        """Return the folder of the base that a replica serves, by this worker's catalogue."""
         entry = load_catalog(self.attempt.settings.catalog_path).get(served.name)
         if entry.digest != served.digest:
             raise ArtifactInvalid(

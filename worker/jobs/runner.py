@@ -94,7 +94,7 @@ class Worker:
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def run_job(self, job_id: str) -> None:
-        """Run the job that is next in the queue, whichever job the message was sent for: it says only that one waits.
+        """Run the next job in the queue, whichever job the message was sent for: it only reports that one waits.
 
         A message without a job that may run, e.g. a doubled one, is harmless.
         """
@@ -114,7 +114,7 @@ class Worker:
                 self.job_queue.enqueue(waiting)
 
     def _run(self, lease: Lease) -> None:
-        """Work, and write how the attempt has ended."""
+        """Do the work, and write how the attempt ended."""
         ending = self._work(lease)
         # While the database is unavailable, try again. After the lease's time the sweeper takes the job back anyway.
         deadline = time.monotonic() + self.settings.lease_seconds
@@ -133,7 +133,9 @@ class Worker:
                 time.sleep(WRITE_RETRY_SECONDS)
 
     def sweep(self, *, enqueue: bool = True) -> list[str]:
-        """Delete expired files and uploads, take back expired leases and the keys of their attempts, and enqueue every job that is ready; the ids of those."""
+        """Delete expired files and uploads, take back expired leases and the keys of their attempts, and enqueue every
+        job that is ready; return the ids of those jobs.
+        """
         self._delete_expired()
         started = time.monotonic()
         ready = self.leases.sweep(self.metrics.expired)
@@ -168,7 +170,7 @@ class Worker:
         return Ending("released", lambda: self.leases.release(lease, "the worker stops"))
 
     def _work(self, lease: Lease) -> Ending:
-        """Do the work; returns how the attempt ends."""
+        """Do the work; return how the attempt ends."""
         with LeaseKeeper(self.leases, lease, self.settings.heartbeat_seconds) as keeper:
             attempt = Attempt(
                 self.settings, self.leases, self.storage, lease, keeper, self.stopping.is_set, self.metrics
@@ -198,7 +200,7 @@ class Worker:
 
 
 def make_worker(settings: WorkerSettings, job_queue: JobQueue) -> Worker:
-    """A worker on the configured database and storage."""
+    """Return a worker on the configured database and storage."""
     database = Database(settings.database_url)
     leases = Leases(database, settings.lease_seconds)
     storage, gpus = open_storage(settings), max(1, describe_machine(settings.trainer_processes).devices)

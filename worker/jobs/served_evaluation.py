@@ -139,7 +139,7 @@ def _teller(attempt: Attempt) -> Callable[[str, int, int], None]:
 
 
 def _open_replica(attempt: Attempt, certificates: Mapping[str, Any], *, prefer_twin: bool) -> ReplicaClient:
-    """The first replica that has a certificate; where twins are preferred, as the gateway prefers them, the first of these."""
+    """Open the first replica that has a certificate; if twins are preferred, as in the gateway, the first of these."""
     settings = attempt.settings
     key = settings.serving_key.get_secret_value()
     certified = [

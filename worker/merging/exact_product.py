@@ -37,7 +37,7 @@ class ScaledProduct:
         self._low = torch.cat((left_high, left_low), dim=1), torch.cat((right_low, right_high), dim=0)
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
-        """Rows ``start`` to ``stop`` of the scaled product, float64 [stop - start, n]."""
+        """Return rows ``start`` to ``stop`` of the scaled product, float64 [stop - start, n]."""
         product = self._high[0][start:stop] @ self._high[1]
         # Two kernels each, never a fused multiply-add: processors differ in whether that rounds once or twice.
         product.add_(self._low[0][start:stop] @ self._low[1])
@@ -45,7 +45,7 @@ class ScaledProduct:
 
 
 def split(matrix: torch.Tensor, bits: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The upper and the next ``bits`` bits of each element, counted from the largest element along ``dim``.
+    """Return the upper and the next ``bits`` bits of each element, counted from the largest element along ``dim``.
 
     Args:
         matrix: float64, finite.

@@ -1,4 +1,6 @@
-"""Merge fidelity: the merged folder's logits against base + adapter, and against what training saw, over probe chats."""
+"""Merge fidelity: the merged folder's logits compared with base + adapter, and with the training weights, over probe
+chats.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def memory_needed(base: Path) -> int:
 
 
 def weights_needed(base: Path) -> int:
-    """Bytes of weights in memory at most: a block and the matrix after it in float32, and that as it is stored or read for a second time."""
+    """Return the most bytes of weights in memory: a block and the matrix after it in float32, and that matrix as it is
+    stored or read a second time.
+    """
     sizes = {name: 4 * math.prod(info.shape) for name, info in read_folder_tensors(base).items()}
     blocks: Counter[str] = Counter()
     for name, size in sizes.items():
@@ -127,7 +131,9 @@ def refuse_without_memory(base: Path) -> None:
 
 
 def probe_ids(base: Path) -> list[list[int]]:
-    """Token ids of the probe chats, encoded by the base's own tokenizer and template; the ends of long ones."""
+    """Return token ids of the probe chats, encoded by the base's own tokenizer and template; only the ends of long
+    ones.
+    """
     tokenizer = Tokenizer.load(base)
     # A template that refuses every chat still leaves a model that continues text.
     encoded = [ids for _, ids in encode_chats(tokenizer).chats] or [tokenizer.encode(UNICODE).ids]
@@ -143,7 +149,7 @@ def batch_logits(model: torch.nn.Module, probes: Sequence[Sequence[int]]) -> lis
 
 
 def token_scores(logits: Sequence[torch.Tensor], probes: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Log-probability (nats) of each token of a probe but the first, given those before it."""
+    """Return the log-probability (nats) of each token of a probe except the first, given those before it."""
     return [
         [float(rows[at - 1].double().log_softmax(-1)[ids[at]]) for at in range(1, len(ids))]
         for rows, ids in zip(logits, probes, strict=True)
@@ -151,7 +157,7 @@ def token_scores(logits: Sequence[torch.Tensor], probes: Sequence[Sequence[int]]
 
 
 def divergence(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Divergence:
-    """KL(one ‖ other) by position, and the largest difference of a logit."""
+    """Return KL(one ‖ other) by position, and the largest difference of a logit."""
     kl, largest = [], 0.0
     for mine, theirs in zip(one, other, strict=True):
         # By position: in float64 one probe's logits would take as much memory as all of them do now.
@@ -163,7 +169,7 @@ def divergence(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Di
 
 
 def coarsest_dtype(merged: Path, manifest: AdapterManifest) -> str:
-    """torch's name of the coarsest dtype that a merged tensor is stored in."""
+    """Return torch's name of the coarsest dtype that a merged tensor is stored in."""
     keys = set(manifest.base_key_map.values())
     stored = {
         info.dtype for shard in find_shards(merged) for key, info in read_tensors(merged / shard).items() if key in keys

@@ -149,7 +149,7 @@ class FolderMerge:
             out.write_tensor(self._rounded(key, info, values))
 
     def _rounded(self, key: str, info: TensorInfo, values: torch.Tensor) -> torch.Tensor:
-        """Values in the dtype that is stored: rounded to nearest, by way of float32."""
+        """Return values in the stored dtype: rounded to nearest, by way of float32."""
         dtype = TORCH_DTYPES[self._written(key, info).dtype]
         values = values.float()
         extremes = torch.stack(values.aminmax())
@@ -171,9 +171,10 @@ class FolderMerge:
         return values.to(dtype)
 
     def _copy_others(self) -> list[Path]:
-        """Tokenizer, template and the like as they are.
+        """Copy tokenizer, template and similar files unchanged.
 
-        Config and index say which dtype the weights have now; the generation config names every token that ends a turn.
+        Config and index state the current dtype of the weights; the generation config names every token that ends a
+        turn.
         """
         copied = []
         for path in model_files(self.base):
@@ -194,7 +195,9 @@ class FolderMerge:
         return copied
 
     def _generation_config(self) -> dict[str, object] | None:
-        """The generation config with the end token that training has taught; None where the base's files name it."""
+        """Return the generation config with the end token that training taught; None if the base's files already name
+        it.
+        """
         try:
             tokenizer = Tokenizer.load(self.base)
         except InvalidRequest:  # without a chat template nothing was taught
@@ -213,7 +216,9 @@ class FolderMerge:
 
 
 def with_dtype(config: dict[str, object], dtype: str) -> dict[str, object]:
-    """A model's config that names the dtype of its weights, in its language part too, by the name that it uses."""
+    """Return a model's config that names the dtype of its weights, in its language part too, under the key that it
+    uses.
+    """
     name = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
     changed = config | {name: dtype}
     text = config.get("text_config")

@@ -35,7 +35,9 @@ class ShardReader:
         self._file.close()
 
     def elements(self, info: TensorInfo, start: int, stop: int) -> torch.Tensor:
-        """Elements ``start`` to ``stop`` of a tensor, flat and in its own dtype, which is one of ``TORCH_DTYPES``."""
+        """Return elements ``start`` to ``stop`` of a tensor, flat and in its own dtype, which is one of
+        ``TORCH_DTYPES``.
+        """
         dtype = TORCH_DTYPES[info.dtype]
         if start == stop:
             return torch.empty(0, dtype=dtype)
@@ -43,7 +45,7 @@ class ShardReader:
         return torch.frombuffer(raw, dtype=dtype)
 
     def tensor(self, info: TensorInfo) -> torch.Tensor:
-        """A whole tensor in its own dtype and shape."""
+        """Return a whole tensor in its own dtype and shape."""
         return self.elements(info, 0, math.prod(info.shape)).view(info.shape)
 
     def pieces(self, info: TensorInfo) -> Iterator[bytearray]:
@@ -63,7 +65,7 @@ class ShardReader:
 
 
 class ShardWriter:
-    """Writes a shard front to back and hashes it meanwhile; the file has its name once it is whole."""
+    """Writes a shard front to back and hashes it meanwhile; the file gets its name once it is complete."""
 
     def __init__(self, path: Path, tensors: dict[str, TensorInfo]) -> None:
         """Start the file.
@@ -104,7 +106,7 @@ class ShardWriter:
 
 
 def header(tensors: dict[str, TensorInfo]) -> bytes:
-    """A safetensors header: 8 bytes of length, then JSON that spaces fill up to a multiple of 8 bytes."""
+    """Return a safetensors header: 8 bytes of length, then JSON padded with spaces to a multiple of 8 bytes."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, info in tensors.items():

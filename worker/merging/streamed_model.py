@@ -1,7 +1,8 @@
-"""A model whose weights are read when a layer is computed, and dropped after it: memory of one block, whatever the size.
+"""A model whose weights are read when a layer is computed, and dropped after it: memory of one block, whatever its
+size.
 
-transformers builds the model without weights, peft puts its layers on it, and accelerate's hooks ask :class:`FolderWeights`
-for each tensor at the moment that it is needed.
+transformers builds the model without weights, peft adds its layers, and accelerate's hooks request each tensor from
+:class:`FolderWeights` at the moment that it is needed.
 """
 
 from __future__ import annotations
@@ -77,11 +78,11 @@ class FolderWeights(Mapping[str, torch.Tensor]):
 
 
 def streamed_model(base: Path, weights: FolderWeights, adapter: Path | None = None) -> Any:
-    """The causal language model of a folder, with its weights from ``weights``, on the CPU in float32.
+    """Return the causal language model of a folder, with its weights from ``weights``, on the CPU in float32.
 
     Args:
         base: the folder that has the config.
-        adapter: the folder of an adapter that peft puts on it; ``weights`` must hold its tensors.
+        adapter: the folder of an adapter that peft adds; ``weights`` must contain its tensors.
     """
     config = AutoConfig.from_pretrained(base, trust_remote_code=False, local_files_only=True).get_text_config()
     with init_empty_weights():

@@ -1,4 +1,5 @@
-"""The original's merge: an adapter in its layout folded into the tensors that it names, and nothing but these in one float32 file.
+"""The original's merge: an adapter in its layout folded into the tensors that it names, and only these in one float32
+file.
 
 W' = W + (B·A)·alpha / max(rank, 1), computed as every merge here is (`exact_product.py`): the same bytes everywhere, within one rounding of
 the original's float32. Everything is checked before a byte is written, in the original's order, and each refusal has a code.
@@ -55,7 +56,7 @@ class SubsetMerge:
     output: Path
 
     def run(self) -> SubsetMerged:
-        """Check everything, then write the file; it has its name once it is whole.
+        """Check everything, then write the file, which gets its name once it is complete.
 
         Raises:
             InvalidRequest: ``MERGE_NO_BASE_SHARDS``, ``MERGE_REJECTS_BURN_BIN``, ``REQUEST_INVALID``: the output exists.
@@ -149,7 +150,7 @@ def refuse_mixed_families(keys: Iterable[str]) -> None:
     """Refuse base tensors of more than one family.
 
     Raises:
-        ArtifactInvalid: ``MERGE_MIXED_FAMILIES``, with how many tensors are of which.
+        ArtifactInvalid: ``MERGE_MIXED_FAMILIES``, with the number of tensors of each.
     """
     counts = Counter(family for key in keys if (family := family_of(key)))
     if len(counts) > 1:
@@ -163,7 +164,7 @@ def refuse_mixed_families(keys: Iterable[str]) -> None:
 
 
 def family_of(key: str) -> str | None:
-    """The family that a base tensor's name belongs to; None: it could be of any."""
+    """Return the family that a base tensor's name belongs to; None if it could belong to any."""
     return next((family for family, prefixes in FAMILY_PREFIXES.items() if key.startswith(prefixes)), None)
 
 

@@ -82,17 +82,17 @@ class WorkerMetrics:
             self.training.note(job_id, steps[-1])
 
     def expired(self, kind: str) -> None:
-        """Count an attempt whose lease had run out."""
+        """Count an attempt whose lease had expired."""
         self._expired.labels(kind).inc()
 
     def swept(self, seconds: float, enqueued: int) -> None:
-        """Count a sweep that has ended well."""
+        """Count a sweep that ended successfully."""
         self._sweep_seconds.observe(seconds)
         self._swept_at.set_to_current_time()
         self._enqueued.inc(enqueued)
 
     def removed_adapters(self, number: int) -> None:
-        """Count adapters that are deleted for good."""
+        """Count permanently deleted adapters."""
         self._removed.inc(number)
 
     def retention_removed(self, what: str, size: int) -> None:
@@ -119,7 +119,7 @@ class StageClock:
         self._since = 0.0
 
     def enter(self, stage: Stage | None) -> None:
-        """A stage begins, and the one before it is over; None: the attempt is."""
+        """Note that a stage begins and the one before it is over; None: the attempt is over."""
         if self._stage is not None:
             self._observe(self._stage, time.monotonic() - self._since)
         self._stage, self._since = stage, time.monotonic()

@@ -34,7 +34,7 @@ class TrainingNow(Collector):
             self._steps[job_id] = step
 
     def forget(self, job_id: str) -> None:
-        """Its trainer has ended."""
+        """Forget a job whose trainer has ended."""
         with self._lock:
             self._steps.pop(job_id, None)
 
@@ -52,7 +52,7 @@ class TrainingNow(Collector):
             yield family
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the values are there while a trainer runs."""
+        """Return nothing: the values exist while a trainer runs."""
         return iter(())
 
 
@@ -71,7 +71,7 @@ class GpuMemory(Collector):
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
-        """Called at every scrape."""
+        """Return the metrics at a scrape."""
         total = GaugeMetricFamily("mens_gpu_memory_bytes", "Memory of a GPU.", labels=("gpu", "name"))
         free = GaugeMetricFamily(
             "mens_gpu_memory_free_bytes", "Memory that no program has taken.", labels=("gpu", "name")
@@ -83,7 +83,7 @@ class GpuMemory(Collector):
         yield free
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: else the registry would ask the driver to find the names out."""
+        """Return nothing: otherwise the registry would query the driver to find the names."""
         return iter(())
 
     def _fresh(self) -> list[Gpu]:

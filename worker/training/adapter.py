@@ -1,6 +1,6 @@
 """Writes a v3 adapter: PEFT's two files and the manifest that names and digests them.
 
-The bytes depend on the weights and the plan alone (no time, no path, sorted JSON), so equal runs give equal digests.
+The bytes depend only on the weights and the plan (no time, no path, sorted JSON), so equal runs give equal digests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def save_adapter(
     """Write the adapter's three files into a folder and return the manifest.
 
     Args:
-        base: the base model's folder: layers are called what its files call them.
+        base: the base model's folder: layers have the names of its files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     trained = {key: value.detach().float().cpu() for key, value in get_peft_model_state_dict(model).items()}
@@ -53,7 +53,7 @@ def load_adapter(model: PeftModel, folder: Path, base: Path) -> None:
         base: the base model's folder.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_SHAPE_MISMATCH``: a layer of one has no counterpart in the other.
+        ArtifactInvalid: ``ADAPTER_SHAPE_MISMATCH``: a layer of either has no counterpart in the other.
     """
     if strangers := load_weights(model, folder, base):
         raise ArtifactInvalid(
@@ -65,7 +65,7 @@ def load_adapter(model: PeftModel, folder: Path, base: Path) -> None:
 
 
 def load_weights(model: PeftModel, folder: Path, base: Path) -> list[str]:
-    """As :func:`load_adapter`; returns what found no counterpart, which peft would pass over in silence."""
+    """Load as :func:`load_adapter`; return the layers without a counterpart, which peft would silently skip."""
     trained, stored = namespaces(base)
     weights = load_file(folder / WEIGHTS_NAME)
     found = set_peft_model_state_dict(model, renamed(weights, stored, trained))
@@ -73,7 +73,7 @@ def load_weights(model: PeftModel, folder: Path, base: Path) -> list[str]:
 
 
 def template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of the chat template's text."""
+    """SHA-256 of the chat template."""
     return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
 
 
@@ -84,7 +84,9 @@ def _peft_config(model: PeftModel, base_name: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON form of one of PEFT's config values; sets are sorted, because their own order differs from run to run."""
+    """Return the JSON form of one of PEFT's config values; sets are sorted, because their own order differs from run to
+    run.
+    """
     if isinstance(value, set | frozenset):
         return sorted(value)
     return getattr(value, "value", value)

@@ -136,13 +136,13 @@ def occasion_of(checkpoint: Path) -> Occasion:
 
 
 def keep_result(run_dir: Path) -> None:
-    """Remove the checkpoints of a complete run that were only there to go on from."""
+    """Remove the checkpoints of a complete run that existed only to resume from."""
     _remove_others(run_dir, [])
 
 
 def _remove_others(run_dir: Path, kept: list[Path]) -> None:
-    """Remove all checkpoints but these and those of the result: the last epochs' ends, and the newest other steps where a run
-    has fewer epochs.
+    """Remove all checkpoints except these and those of the result: the last epochs' ends, and the newest other steps if
+    a run has fewer epochs.
     """
     found = {folder: occasion_of(folder) for folder in list_checkpoints(run_dir)}
     ends = [folder for folder, occasion in found.items() if occasion is Occasion.EPOCH_END][-KEEP:]
@@ -170,10 +170,10 @@ def load_checkpoint(
     here: dict[str, str | int],
     base: Path,
 ) -> Progress:
-    """Put a run's state back into model, optimizer and random generators.
+    """Restore a run's state into model, optimizer and random generators.
 
     Args:
-        here: this process's environment; where it is not the checkpoint's, the run is no longer bit-exact.
+        here: this process's environment; if it differs from the checkpoint's, the run is no longer bit-exact.
         base: the base model's folder.
 
     Raises:
@@ -205,7 +205,7 @@ def load_checkpoint(
 
 
 def _recorded_reasons(state: dict[str, Any]) -> list[str]:
-    """Reasons of a checkpoint's run. Earlier releases have stored its guarantee alone."""
+    """Return the reasons of a checkpoint's run. Earlier releases stored only its guarantee."""
     exact = state["guarantee"] == Guarantee.BIT_EXACT
     return list(state.get("inexact_reasons", [] if exact else [NOT_RECORDED]))
 
@@ -233,7 +233,9 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
 
 
 def _generators() -> dict[str, torch.Tensor]:
-    """States of every random generator: torch's draw dropout masks; Python's and NumPy's are for libraries that use them."""
+    """Return the states of every random generator: torch's draw dropout masks; Python's and NumPy's are for libraries
+    that use them.
+    """
     _, python, _ = random.getstate()
     numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002  # the global one
     tensors = {

@@ -65,7 +65,7 @@ class DistributedContext:
         return distributed
 
     def leave(self) -> None:
-        """Part from the others, at the end of a run that did not fail."""
+        """Leave the process group at the end of a run that did not fail."""
         if self.size > 1:
             dist.destroy_process_group()
 
@@ -88,11 +88,11 @@ class DistributedContext:
         return result
 
     def barrier(self) -> None:
-        """Until all processes have come here."""
+        """Wait until all processes have arrived here."""
         self.sum([0.0])
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Each number added up over all processes, in fp64."""
+        """Sum each number over all processes, in fp64."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def smallest(self, value: int) -> int:
@@ -104,7 +104,7 @@ class DistributedContext:
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def total(self, score: Score) -> Score:
-        """The score of all shares of a step, whose losses all have the whole step's divisor."""
+        """Return the score of all shares of a step, whose losses all have the whole step's divisor."""
         if self.size == 1:
             return score
         loss, correct, targets = self.sum([score.loss, score.accuracy * score.targets, score.targets])
@@ -173,12 +173,13 @@ def local_rank() -> int:
 
 
 def share_rows(lengths: Sequence[int], processes: int) -> list[list[int]]:
-    """Deal rows out: the longest first, each to the process with the fewest tokens so far.
+    """Distribute rows: the longest first, each to the process with the fewest tokens so far.
 
     No process gets more than a fair share and the tokens of one row.
 
     Returns:
-        of each process its rows, as places in ``lengths``, in rising order; the same everywhere for the same lengths.
+        for each process its rows, as places in ``lengths``, in ascending order; the same everywhere for the same
+            lengths.
     """
     shares: list[list[int]] = [[] for _ in range(processes)]
     loads = [(0, rank) for rank in range(processes)]

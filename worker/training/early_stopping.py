@@ -18,7 +18,9 @@ def is_exhausted(metrics: Metrics, patience: int | None) -> bool:
 
 
 def score_at(metrics: Metrics, step: int) -> Score | None:
-    """The validation of the newest step, if it is this one and it was validated; how many targets it had is not kept."""
+    """Return the validation of the newest step, if it is this step and was validated; its number of targets is not
+    kept.
+    """
     row = metrics[-1] if metrics else {}
     if row.get("step") != step or COLUMN not in row:
         return None

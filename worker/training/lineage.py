@@ -33,7 +33,7 @@ def lineage() -> Lineage:
 
 
 def code_version() -> str:
-    """Version of Mens; ``source`` where it runs without being installed."""
+    """Version of Mens; ``source`` if it runs without being installed."""
     try:
         return version("mens")
     except PackageNotFoundError:
@@ -49,14 +49,14 @@ def code_digest(root: Path) -> str:
 
 @cache
 def environment_digest() -> str:
-    """SHA-256 over the canonical JSON of normalised name → version of every installed package but Mens itself."""
+    """SHA-256 over the canonical JSON of normalised name → version of every installed package except Mens itself."""
     found = {re.sub(r"[-_.]+", "-", one.name).lower(): one.version for one in distributions()}
     return digest_json({name: number for name, number in found.items() if name != "mens"})
 
 
 @cache
 def package_versions() -> Mapping[str, str]:
-    """Versions of the packages that a result depends on; those that are not installed are left out."""
+    """Return versions of the packages that a result depends on; missing packages are left out."""
     found = {}
     for name in PACKAGES:
         try:
@@ -67,7 +67,7 @@ def package_versions() -> Mapping[str, str]:
 
 
 def git_sha(environment: Mapping[str, str]) -> str | None:
-    """Commit of the running code: as the operator says, else the checkout's, else as pip noted it, else None."""
+    """Return the commit of the running code: from the operator, else the checkout, else pip's record, else None."""
     if stated := environment.get(GIT_SHA_VARIABLE) or _checked_out(ROOT):
         return stated
     try:
@@ -80,7 +80,7 @@ def git_sha(environment: Mapping[str, str]) -> str | None:
 
 @cache
 def _checked_out(root: Path) -> str | None:
-    """Commit of a git checkout; None when the code is not in one, or git is not there."""
+    """Return the commit of a git checkout; None if the code is not in one, or git is missing."""
     if not (root / ".git").exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""A step's gradients and a validation's score: sums over micro-batches, the same however a step is cut into them."""
+"""A step's gradients and a validation's score: sums over micro-batches, the same however a step is divided."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Example(Protocol):
 
 
 class Batch(Protocol):
-    """Tensors of one forward and backward pass, on the CPU, as far as the trainer looks at them."""
+    """Tensors of one forward and backward pass, on the CPU, as the trainer sees them."""
 
     @property
     def size(self) -> int:
@@ -50,7 +50,7 @@ class Batch(Protocol):
 
     @property
     def target_count(self) -> int:
-        """Predictions of which each is right or wrong."""
+        """Number of predictions, each right or wrong."""
 
 
 RowT = TypeVar("RowT", bound=Example)
@@ -83,4 +83,6 @@ class Method(Protocol[RowT, BatchT]):
     def loss(
         self, model: PeftModel, batch: BatchT, device: torch.device, divisor: float = 1.0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch's sum of losses by ``divisor`` (a scalar to differentiate), and how many of its targets are right."""
+        """Return the batch's sum of losses divided by ``divisor`` (a scalar to differentiate), and the number of
+        correct targets.
+        """

@@ -1,4 +1,6 @@
-"""Values that a step and a validation report: score, step report, and arithmetic that JSON can say. Pure."""
+"""Values that a step and a validation report: score, step report, and arithmetic with results that JSON can represent.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ class StepReport:
 
 
 def mean(values: list[float]) -> float | None:
-    """Arithmetic mean; None of nothing."""
+    """Arithmetic mean; None of an empty sequence."""
     return sum(values) / len(values) if values else None
 
 

@@ -26,7 +26,7 @@ CODE_BOOKS = ("qmap1", "qmap2")
 def build_optimizer(
     parameters: Sequence[torch.nn.Parameter], contract: FineTuneContract, device: torch.device
 ) -> torch.optim.Optimizer:
-    """The optimizer that the contract names, over the LoRA parameters; the loop sets the rate before each step."""
+    """Build the optimizer that the contract names, over the LoRA parameters; the loop sets the rate at each step."""
     fields = {
         "lr": contract.exec.learning_rate,
         "betas": BETAS,
@@ -43,7 +43,7 @@ def build_optimizer(
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
 ) -> dict[str, torch.Tensor]:
-    """State by ``<index of the parameter>.<name>``, on the CPU; a parameter that was never stepped has none."""
+    """Return the state by ``<index of the parameter>.<name>``, on the CPU; a parameter never stepped has none."""
     return {
         f"{index}.{name}": torch.as_tensor(value).cpu().contiguous()
         for index, parameter in enumerate(parameters)
@@ -55,7 +55,7 @@ def optimizer_tensors(
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Put back what :func:`optimizer_tensors` gave, onto the parameters' devices; the next step goes on from there."""
+    """Restore the result of :func:`optimizer_tensors` onto the parameters' devices, to continue from there."""
     for index, parameter in enumerate(parameters):
         prefix = f"{index}."
         stored = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
@@ -70,7 +70,7 @@ def restore_optimizer(
 
 
 def _restore_8bit(optimizer: Any, parameter: torch.nn.Parameter, stored: dict[str, torch.Tensor]) -> None:
-    """Let the optimizer make its own buffers, which may be paged, and fill them."""
+    """Let the optimizer create its own buffers, which may be paged, and fill them."""
     group_index, index = _place(optimizer, parameter)
     optimizer.init_state(optimizer.param_groups[group_index], parameter, group_index, index)
     state = optimizer.state[parameter]

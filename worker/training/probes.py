@@ -21,15 +21,15 @@ MAX_TOKENS = 256
 def make_probes(
     rows: Sequence[Row], model: PeftModel | None = None, device: torch.device | None = None
 ) -> list[dict[str, Any]]:
-    """Token ids, the positions (≥ 1) whose log-probabilities are compared, and the model's own.
+    """Return token ids, the positions (≥ 1) whose log-probabilities are compared, and the model's own.
 
     Positions are those the adapter was trained to change: the assistant's tokens.
 
     Args:
-        rows: the first of them become probes.
-        model: the model at the end of training, on ``device``; its log-probabilities (nats, one a position) go into
+        rows: rows, of which the first become probes.
+        model: the model at the end of training, on ``device``; its log-probabilities (nats, one per position) go into
             ``trained``. None: they are left out, and the base shift cannot be reported.
-        device: the model's.
+        device: the model's device.
     """
     probes = [probe for row in rows[:MAX_PROBES] if (probe := _probe(row))["positions"]]
     if model is not None and device is not None:
@@ -49,14 +49,14 @@ def _probe(row: Row) -> dict[str, Any]:
 
 
 def score_probes(model: PeftModel, probes: Sequence[dict[str, Any]], device: torch.device) -> list[list[float]]:
-    """Log-probability (nats) of every probe's tokens at its positions, each given all tokens before it.
+    """Return the log-probability (nats) of every probe's tokens at its positions, each given all tokens before it.
 
     One probe at a time and only the hidden rows that count go through the head, so it needs less memory than a step.
 
     Args:
         model: the trained model, quantised or not; left in evaluation mode.
         probes: token ids and positions (≥ 1), see `worker/training/probes.py`.
-        device: the model's.
+        device: the model's device.
     """
     model.eval()
     return [_score(model, probe["token_ids"], probe["positions"], device) for probe in probes]

@@ -17,7 +17,7 @@ from worker.training.model.lm_head import head_loss
 
 
 class Supervised:
-    """`worker/training/method.py:Method` on rows of token ids, each token with a weight as a target."""
+    """`worker/training/method.py:Method` for rows of token ids, in which each token has a weight as a target."""
 
     def read(self, run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, cache: Path) -> Data[Row]:
         """Encode the plan's files, or find them encoded in the cache.
@@ -30,7 +30,7 @@ class Supervised:
     def micro_batches(
         self, rows: Sequence[Row], token_budget: int, *, pad_token: int, packed: bool
     ) -> list[MicroBatch]:
-        """Rows packed end to end, best fit decreasing; or rows of similar length together, padded."""
+        """Pack rows end to end, best fit decreasing; or group rows of similar length, padded."""
         groups = plan_micro_batches([len(row.ids) for row in rows], token_budget, packed=packed)
         return [collate([rows[index] for index in group], pad_token, packed=packed) for group in groups]
 

@@ -85,11 +85,11 @@ class TrainingContext:
 
     @property
     def warmup(self) -> int:
-        """Warm-up steps."""
+        """Number of warm-up steps."""
         return warmup_steps(self.plan.contract.exec.warmup_steps, self.order.total_steps)
 
     def rate_at(self, step: int) -> float:
-        """Learning rate of a 1-based step."""
+        """Return the learning rate of a 1-based step."""
         return learning_rate(step - 1, self.order.total_steps, self.plan.contract.exec.learning_rate, self.warmup)
 
     def micro_batches(self, rows: Sequence[Example], token_budget: int) -> list[Batch]:
@@ -104,7 +104,7 @@ class TrainingContext:
         return list(in_step(batches, self.distributed, self.method.empty_batch))
 
     def validation_batches(self, token_budget: int) -> Iterator[Batch]:
-        """The tensors of this process's share of the validation rows, a step's worth of them at a time."""
+        """Yield the tensors of this process's share of the validation rows, a step's worth at a time."""
         size = self.plan.contract.exec.batch_size * self.plan.contract.exec.grad_accum * self.distributed.size
         for start in range(0, len(self.data.validation), size):
             stop = min(start + size, len(self.data.validation))
@@ -112,7 +112,7 @@ class TrainingContext:
             yield from self.micro_batches(rows, token_budget)
 
     def planned_work(self) -> PlannedWork:
-        """Facts about the steps to come, for telemetry."""
+        """Return facts about the steps to come, for telemetry."""
         every, total = self.plan.contract.exec.checkpoint_every, self.order.total_steps
         return PlannedWork(
             step_tokens=self.step_tokens,
@@ -141,7 +141,7 @@ class TrainingContext:
 
 
 def tokens_of(rows: Sequence[Example]) -> Numbers:
-    """Tokens that are computed for each row, (rows,)."""
+    """Return the number of tokens computed for each row, (rows,)."""
     if isinstance(rows, PreparedRows):
         return rows.lengths
     return np.fromiter((sum(row.lengths) for row in rows), np.int64, len(rows))
@@ -192,7 +192,7 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path, method: Method[Any, Any
 
 
 def agree_to_start(context: TrainingContext, progress: Progress) -> None:
-    """See that all processes of the run begin with the same.
+    """Check that all processes of the run start from the same state.
 
     Raises:
         JobFailed: ``PROCESSES_DIFFER``.
@@ -220,7 +220,7 @@ def agree_on_memory(context: TrainingContext, progress: Progress) -> None:
 
 
 def describe(context: TrainingContext, progress: Progress) -> dict[str, object]:
-    """Payload of the ``train_start`` event."""
+    """Return the payload of the ``train_start`` event."""
     plan, exec_, report = context.plan, context.plan.contract.exec, context.data.report
     return {
         "telemetry_schema": TELEMETRY_SCHEMA_VERSION,
@@ -260,7 +260,7 @@ def gather_facts(
     telemetry: Telemetry,
     evaluation: SelfEvaluation,
 ) -> RunFacts:
-    """All that the reports of a finished run are written from."""
+    """Gather everything that the reports of a finished run are written from."""
     return RunFacts(
         run_id=progress.run_id,
         plan=context.plan,

@@ -1,4 +1,4 @@
-"""Notices a trainer that does nothing: its processes compute nothing, and neither does its GPU (specification §13: 5 %)."""
+"""Notices an idle trainer: its processes compute nothing, and neither does its GPU (specification §13: 5 %)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class IdleWatch:
 
 
 def group_cpu_seconds(group: int, proc: Path = Path("/proc")) -> float:
-    """Processor seconds that the processes of a group have used, with those of children that have ended."""
+    """Return the processor seconds that the processes of a group have used, including their ended children."""
     ticks = 0
     for stat in proc.glob("[0-9]*/stat"):
         try:

@@ -2,8 +2,8 @@
 
     installation's cap → GPU budget → job's own time → stall → idle → orphan
 
-When several hold at once, the first is the reason. The first three end the job for good; after the others it is tried again
-from its last checkpoint.
+If several apply at once, the first is the reason. The first three end the job permanently; after the others it is
+retried from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Termination(StrEnum):
 
 
 class Watch(Protocol):
-    """Something of a child process that is watched."""
+    """Watches one property of a child process."""
 
     def check(self) -> None:
         """Raises:
-        JobFailed: it has to be ended.
+        JobFailed: the child process must be ended.
         """
 
 

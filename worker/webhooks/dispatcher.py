@@ -95,6 +95,6 @@ class WebhookDispatcher:
 def make_webhook_dispatcher(
     settings: WorkerSettings, stopping: threading.Event, count: Callable[[Outcome], None]
 ) -> WebhookDispatcher:
-    """The dispatcher on the configured database."""
+    """Return the dispatcher on the configured database."""
     sender = WebhookSender(AllowedTargets.parse(settings.webhook_allowed))
     return WebhookDispatcher(Deliveries(Database(settings.database_url)), sender, stopping, count)

@@ -1,7 +1,7 @@
-"""Connections to receivers: to an address that was checked, each operation within one deadline.
+"""Connections to receivers: to a checked address, each operation within one deadline.
 
-The host is resolved here, every address is checked, and the connection is made to the very address that passed; nothing resolves
-the name again. TLS still asks for a certificate of the host's name.
+The host is resolved here, every address is checked, and the connection is made to the address that passed; the name is
+not resolved again. TLS still requires a certificate for the host's name.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class PinnedBackend(httpcore.NetworkBackend):
         socket_options: Iterable[Any] | None = None,  # noqa: ARG002
     ) -> httpcore.NetworkStream:
         """Raises:
-        ForbiddenAddress: the host has an address that is not allowed; one is enough, or it could be tried until it is used.
-        httpcore.ConnectError: it has none, or refuses.
+        ForbiddenAddress: the host has an address that is not allowed; one is enough, because retries could reach it.
+        httpcore.ConnectError: the host has no address, or refuses.
         """
         try:
             addresses = self._resolve(host, port)
@@ -88,7 +88,7 @@ class BoundedStream(httpcore.NetworkStream):
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
-        """The same connection with TLS."""
+        """Return the same connection with TLS."""
         left = _left(self._deadline, timeout)
         return BoundedStream(self._stream.start_tls(ssl_context, server_hostname, left), self._deadline)
 

@@ -34,7 +34,7 @@ class WebhookSender:
         self._tls = ssl.create_default_context()
 
     def send(self, delivery: ClaimedDelivery) -> Outcome:
-        """Send one delivery once. Whatever goes wrong is in the outcome."""
+        """Send one delivery once. Any failure is in the outcome."""
         try:
             check_url(delivery.url, self._allowed)  # what is allowed may have changed since it was stored
         except InvalidRequest as error:
@@ -71,7 +71,7 @@ def _outcome(response: httpcore.Response) -> Outcome:
 
 
 def _beginning(response: httpcore.Response) -> str:
-    """The beginning of a refusal's body, one line of what can be printed."""
+    """Return the beginning of a refusal's body, as one line of printable characters."""
     body = b""
     with suppress(httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError):
         for chunk in response.iter_stream():

@@ -55,7 +55,7 @@ class MicroBatch:
 
     @property
     def target_count(self) -> int:
-        """Targets."""
+        """Number of targets."""
         return len(self.targets)
 
 
@@ -69,7 +69,9 @@ def plan_micro_batches(lengths: Sequence[int], token_budget: int, *, packed: boo
 
 
 def _similar_lengths(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Longest first; a micro-batch ends where rows times its longest row would not fit."""
+    """Group rows by length, longest first; a micro-batch ends before rows times its longest row would exceed the
+    budget.
+    """
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= capacity:
@@ -85,7 +87,7 @@ def collate(rows: Sequence[Row], pad_token: int, *, packed: bool) -> MicroBatch:
 
 
 def pack_rows(rows: Sequence[Row]) -> MicroBatch:
-    """Rows end to end in one sequence."""
+    """Lay rows end to end in one sequence."""
     lengths = np.array([len(row.ids) for row in rows])
     starts = np.concatenate([[0], np.cumsum(lengths)])
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
@@ -100,7 +102,7 @@ def pack_rows(rows: Sequence[Row]) -> MicroBatch:
 
 
 def pad_rows(rows: Sequence[Row], pad_token: int) -> MicroBatch:
-    """Rows one below the other, padded on the right to the longest."""
+    """Stack rows, padded on the right to the longest."""
     length = max(len(row.ids) for row in rows)
     ids = np.full((len(rows), length), pad_token, dtype=np.int64)
     mask = np.zeros((len(rows), length), dtype=np.int64)

@@ -58,7 +58,7 @@ class Data(Generic[RowT]):
     copies: frozenset[int] = frozenset()
 
     def row(self, number: int) -> RowT:
-        """A row by the number that the order of steps has for it: training rows first, then replayed ones."""
+        """Return a row by its number in the order of steps: training rows first, then replayed ones."""
         if number < len(self.training):
             return self.rows[int(self.training[number])]
         return self.replay[number - len(self.training)]
@@ -68,9 +68,8 @@ def read_data(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, 
     """Encode the plan's files, or find them encoded in the cache.
 
     Raises:
-        DatasetInvalid: ``NOTHING_SUPERVISED``, also where every row that is trained on weighs 0, ``EMBEDDING_ROW_MISSING``,
-            ``SKIP_RATE_EXCEEDED``.
-            JobFailed: ``TOKENIZER_MISMATCH``.
+        DatasetInvalid: ``NOTHING_SUPERVISED``, also if every training row weighs 0, ``EMBEDDING_ROW_MISSING``,
+            ``SKIP_RATE_EXCEEDED``. JobFailed: ``TOKENIZER_MISMATCH``.
     """
     plan, inputs, contract = run.plan, run.inputs, run.plan.contract
     labeller = Tokenizer.load(Path(inputs.base), ChatOptions.of(contract.data))
@@ -101,7 +100,7 @@ def read_data(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, 
 
 
 def find_copies(rows: PreparedRows, training: Numbers, held_out: Numbers) -> frozenset[int]:
-    """Places among the held-out rows of those whose tokens a training row has too."""
+    """Return the places of held-out rows whose tokens equal those of a training row."""
     if not len(held_out):
         return frozenset()
     # The marks of different rows hardly ever agree, so few rows are read completely.

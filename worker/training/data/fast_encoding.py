@@ -35,7 +35,7 @@ HARD_TEXTS = (
 
 
 class EncodersDiffer(Exception):
-    """`fastokens` makes other ids than `tokenizers`, or none."""
+    """`fastokens` makes other ids than `tokenizers`, or fails."""
 
 
 class Encoder:
@@ -66,14 +66,14 @@ class Encoder:
 
 
 def encode_flat(backend: Tokenizer, texts: Sequence[str]) -> Flat:
-    """Ids by `tokenizers`."""
+    """Return ids by `tokenizers`."""
     encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
     ids = [np.array(one.ids, np.uint32) for one in encodings]
     return np.concatenate([np.zeros(0, np.uint32), *ids]), np.array([len(one) for one in ids], np.int64)
 
 
 def _load_fastokens(backend: Tokenizer) -> Callable[[list[str]], tuple[bytes, bytes]] | None:
-    """Its encoder for the same tokenizer; None where it is not installed, or cannot read or match this one."""
+    """Load the fast encoder for the same tokenizer; None if it is not installed, or cannot read or match this one."""
     try:
         library: Any = importlib.import_module("fastokens")
         encode: Callable[[list[str]], tuple[bytes, bytes]]

@@ -71,14 +71,14 @@ class LabelledRows:
         return replace(rows, weights=weights)
 
     def select(self, rows: Flags) -> LabelledRows:
-        """These rows only."""
+        """Return only these rows."""
         if rows.all():
             return self
         tokens = np.repeat(rows, self.lengths)
         return LabelledRows(self.lengths[rows], self.ids[tokens], self.weights[tokens])
 
     def replace_rows(self, rows: Flags, others: LabelledRows) -> LabelledRows:
-        """Put other rows in the place of the flagged ones, in their order."""
+        """Replace the flagged rows by other rows, in order."""
         order = np.empty(len(rows), np.int64)
         order[rows] = len(rows) + np.arange(len(others.lengths))
         order[~rows] = np.flatnonzero(~rows)
@@ -99,7 +99,7 @@ class Labeller:
     """Turns rows into labelled arrays, batch by batch.
 
     Args:
-        tokenizer: the base's.
+        tokenizer: the base's tokenizer.
         fast: whether the faster library may be used.
     """
 
@@ -155,7 +155,7 @@ class Labeller:
         return weights
 
     def _with_end_tokens(self, batch: TokenBytes, inside: Flags) -> Flags:
-        """An end token that directly follows supervised tokens is supervised, of two in a row the first."""
+        """Supervise an end token that directly follows supervised tokens; of two in a row only the first."""
         is_end = np.isin(batch.ids, list(self._tokenizer.end_ids))
         follows = np.zeros_like(inside)
         follows[1:] = inside[:-1] & ~is_end[:-1]
@@ -224,7 +224,7 @@ def by_offsets(tokenizer: Tokenizer, rows: Sequence[TrainingRow], chats: Sequenc
 
 
 def _weigh(row: TrainingRow, labelled: LabelledChat) -> npt.NDArray[np.float32]:
-    """1 where a token is supervised, more where it overlaps a span of the row's that weighs more."""
+    """Weigh each token: 1 if it is supervised, more if it overlaps a span of the row with a higher weight."""
     weights = np.ones(len(labelled.ids), np.float32)
     offsets = np.array(labelled.offsets, np.int64).reshape(-1, 2)
     for start, end, weight in weighted_spans(row, labelled.chat):
@@ -234,10 +234,10 @@ def _weigh(row: TrainingRow, labelled: LabelledChat) -> npt.NDArray[np.float32]:
 
 
 def weighted_spans(row: TrainingRow, chat: Chat) -> list[tuple[int, int, float]]:
-    """The row's syntax spans as (start, end, weight) in characters of the chat's text.
+    """Return the row's syntax spans as (start, end, weight) in characters of the rendered chat.
 
-    They count from the last turn's content. Where the template does not write it as it is, or in more than one place,
-    their places are unknown, and none counts.
+    They count from the last turn's content. If the template does not write it unchanged, or writes it in more than one
+    place, their positions are unknown, and none counts.
     """
     content = row.messages[-1].content
     if not row.syntax_spans or not content or not chat.spans:

@@ -60,7 +60,7 @@ class _Rooms:
         self._summary = 0
 
     def tightest(self, size: int) -> int:
-        """The least room of at least ``size`` that a bin has; 0 when none has."""
+        """Return the least room of at least ``size`` that a bin has; 0 if none has."""
         word, bit = divmod(size, _WORD)
         if found := self._words[word] >> bit:
             return size + _lowest(found)
@@ -70,7 +70,7 @@ class _Rooms:
         return 0
 
     def take(self, room: int) -> int:
-        """Remove the bin that got this room last; returns its number."""
+        """Remove the bin that last got this room; return its number."""
         bins = self._bins[room]
         number = bins.pop()
         if not bins:

@@ -133,7 +133,7 @@ def _write_with(labeller: Labeller, folder: Path, path: Path, contract: FineTune
 def _written(
     labeller: Labeller, tally: _Tally, rows: Iterable[TrainingRow], mode: DataMode
 ) -> list[tuple[TrainingRow, Chat]]:
-    """The rows as text; in lenient mode, those that the template takes, and the others are counted."""
+    """Yield the rendered rows; in lenient mode, only those that the template accepts, and count the others."""
     found = []
     for row in rows:
         try:
@@ -156,7 +156,7 @@ def _admitted(file: Iterable[bytes], contract: FineTuneContract) -> Iterator[Tra
 
 
 def _in_batches(rows: Iterable[TrainingRow]) -> Iterator[list[TrainingRow]]:
-    """Cut the stream by rows and by characters: rows are short, or a few of them are long."""
+    """Cut the stream by rows and by characters: rows are short, or a few are long."""
     batch, characters = [], 0
     for row in rows:
         batch.append(row)
@@ -169,7 +169,7 @@ def _in_batches(rows: Iterable[TrainingRow]) -> Iterator[list[TrainingRow]]:
 
 
 def _size(row: TrainingRow) -> int:
-    """Characters of a row, about."""
+    """Return the approximate number of characters of a row."""
     size = len(str(row.tools)) if row.tools else 0
     for message in row.messages:
         size += len(message.content or "")
@@ -281,7 +281,7 @@ class _Tally:
 
 
 def _refused_rows(tally: _Tally, labeller: Labeller, contract: FineTuneContract, vocab_size: int) -> DatasetInvalid:
-    """The error for rows that cannot be trained on, by the most frequent reason."""
+    """Return the error for rows that cannot be trained on, by the most frequent reason."""
     lines = format_line_numbers(tally.skipped_lines)
     count = f"{tally.lost} of {tally.rows + tally.lost} rows that were read"
     details = {"skipped": dict(tally.skipped), "lines": tally.skipped_lines}

@@ -102,12 +102,12 @@ class Row:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each sequence that is computed for the row: one sequence."""
+        """Tokens of each sequence computed for the row: one sequence."""
         return (len(self.ids),)
 
     @property
     def weight_sum(self) -> float:
-        """Sum of the tokens' weights, the row's own left out."""
+        """Sum of the tokens' weights, without the row's own."""
         return float(self.weights.sum(dtype=np.float64))
 
     def unweighted(self) -> Row:
@@ -146,7 +146,7 @@ class PreparedRows(Sequence[Row]):
         return self._row(range(len(self))[index])
 
     def marks(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-        """A number for each row, equal for rows of the same tokens: made of its length and of some of its tokens."""
+        """Return a number for each row, equal for rows with the same tokens, from its length and some of its tokens."""
         lengths = self.lengths[numbers]
         steps = np.arange(MARKED_TOKENS)
         places = self._starts[numbers, None] + (lengths[:, None] - 1) * steps // (MARKED_TOKENS - 1)
@@ -205,7 +205,7 @@ class RowWriter:
 
 
 def open_prepared(folder: Path) -> PreparedRows | None:
-    """The rows of a complete folder; None when it is not there, or not as it says."""
+    """Open the rows of a complete folder; return None if it is missing, or does not match its index."""
     try:
         index = json.loads((folder / INDEX_NAME).read_bytes())
         report = PreparationReport(**index["report"])
@@ -243,7 +243,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def _take_place(folder: Path, target: Path) -> None:
-    """Rename; a complete folder that is there already stays, a broken one goes."""
+    """Rename the folder into its place; an existing complete folder stays, a broken one is replaced."""
     for _ in range(RENAME_ATTEMPTS):
         try:
             folder.rename(target)
@@ -264,7 +264,7 @@ def _sibling(target: Path) -> Path:
 
 
 def _sweep(cache: Path) -> None:
-    """Remove what killed processes left behind."""
+    """Remove folders that killed processes left behind."""
     for folder in cache.glob(".*.*.*"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS:

@@ -74,11 +74,11 @@ class RowOrder:
         return list(accumulate(self.steps_of(epoch) for epoch in range(len(self.epochs))))
 
     def steps_of(self, epoch: int) -> int:
-        """Optimizer steps of an epoch."""
+        """Return the optimizer steps of an epoch."""
         return planned_steps([self.epochs[epoch]], self.contract)
 
     def epoch_of(self, step: int) -> int:
-        """Epoch of a 1-based step; the first one's before any step."""
+        """Return the epoch of a 1-based step; the first one's before any step."""
         return bisect_left(self.last_steps, step) if step else 0
 
     def ends_epoch(self, step: Step) -> bool:
@@ -86,7 +86,7 @@ class RowOrder:
         return step.number == self.last_steps[step.epoch]
 
     def left_out(self, epoch: int) -> int:
-        """Times that the curriculum has kept a row out, in the epochs up to this one."""
+        """Return how often the curriculum has left rows out in the epochs up to this one."""
         levels = histogram(self.difficulties)
         admitted = rows_per_epoch(len(self.difficulties), self.contract, difficulties=levels)[: epoch + 1]
         return sum(len(self.difficulties) - rows for rows in admitted)
@@ -126,7 +126,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def histogram(difficulties: Difficulties) -> Histogram:
-    """Rows by difficulty."""
+    """Return the number of rows by difficulty."""
     counts = np.bincount(difficulties, minlength=HARDEST + 1)
     return {level: int(rows) for level, rows in enumerate(counts) if rows}
 
@@ -138,7 +138,7 @@ def admitted(difficulties: Difficulties, contract: FineTuneContract, epoch: int)
 
 
 def epoch_order(difficulties: Difficulties, contract: FineTuneContract, epoch: int) -> Indices:
-    """Indices of the epoch's rows as they are trained on, each once.
+    """Return indices of the epoch's rows in training order, each once.
 
     Shuffled with the contract's seed and the epoch; under a curriculum the easy ones come first, and rows of one
     difficulty are shuffled among themselves.
@@ -150,7 +150,7 @@ def epoch_order(difficulties: Difficulties, contract: FineTuneContract, epoch: i
 
 
 def shuffled(indices: Indices, seed: str) -> Indices:
-    """The indices in an order that the seed decides, the same with every release of NumPy."""
+    """Return the indices in an order that the seed decides, the same with every release of NumPy."""
     order = indices.tolist()
     random.Random(seed).shuffle(order)
     return np.array(order, dtype=np.int64)
@@ -192,7 +192,7 @@ def replay_contract(contract: FineTuneContract) -> FineTuneContract:
 
 
 def replay_draw(difficulties: Difficulties, replay: int, contract: FineTuneContract, epoch: int) -> Indices:
-    """Rows of the replay file that this epoch mixes in: indices into that file, each once."""
+    """Return the rows of the replay file that this epoch mixes in: indices into that file, each once."""
     counts = [
         replayed_rows(rows, replay, contract.data.replay_ratio)
         for rows in admitted_per_epoch(histogram(difficulties), contract)

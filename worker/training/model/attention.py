@@ -1,8 +1,8 @@
-"""Attention within documents: many rows lie end to end in one sequence, and none sees another.
+"""Attention within documents: many rows lie end to end in one sequence, and none attends to another.
 
 Registered with transformers' attention interface, so the model code stays upstream's. The boundaries arrive as
 ``cu_seq_lens_q`` (the name transformers uses for them): cumulative lengths, int32, shape (documents + 1,). On CUDA one
-variable-length kernel does it (`torch.nn.attention.varlen`); elsewhere each document is one SDPA call.
+variable-length kernel computes it (`torch.nn.attention.varlen`); elsewhere each document is one SDPA call.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def attend_within_documents(
 
 
 def has_varlen_kernel(query: torch.Tensor) -> bool:
-    """The kernel is FlashAttention: Ampere or newer, 16 bits, head sizes of whole eights up to 256."""
+    """Return whether the FlashAttention kernel applies: Ampere or newer, 16 bits, head sizes in multiples of eight up
+    to 256.
+    """
     if not query.is_cuda or query.dtype not in VARLEN_DTYPES:
         return False
     size = query.shape[-1]
@@ -111,7 +113,7 @@ def _each_document(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """SDPA a document. The tensors are split, not sliced: the gradient of a split is one concatenation."""
+    """Run SDPA per document. The tensors are split, not sliced: the gradient of a split is one concatenation."""
     lengths = boundaries.diff().tolist()
     outputs = []
     for q, k, v in zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True):

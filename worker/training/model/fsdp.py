@@ -34,7 +34,7 @@ def sharding_is_forced(environment: Mapping[str, str]) -> bool:
 
 
 def shard_base(model: PeftModel, device: torch.device) -> None:
-    """Shard every block's frozen weights over the processes; all else goes to the device whole.
+    """Shard every block's frozen weights over the processes; everything else goes to the device whole.
 
     Call it with a model on the CPU, so that no device ever holds the whole base.
     """
@@ -51,7 +51,7 @@ def shard_base(model: PeftModel, device: torch.device) -> None:
 
 
 def in_step(batches: Iterable[T], distributed: DistributedContext, empty_batch: Callable[[], T]) -> Iterator[T]:
-    """A process's micro-batches, with empty ones in place of those that only others have."""
+    """Yield a process's micro-batches, with empty ones in place of those that only others have."""
     own = list(batches)
     (most,) = distributed.largest([len(own)])
     for batch, _ in zip_longest(own, range(int(most))):

@@ -45,7 +45,7 @@ class Frozen(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """LoRA of one projection: scale s, A and B; no A and B where a projection has no LoRA."""
+    """LoRA of one projection: scale s, A and B; A and B are None for a projection without LoRA."""
 
     scale: float
     down: Tensor | None
@@ -57,7 +57,7 @@ class Adapter:
 
 
 def pair_up(scales: Sequence[float], lora: Sequence[Tensor | None]) -> list[Adapter]:
-    """The adapters of projections whose tensors are given as A₀, B₀, A₁, B₁, …"""
+    """Return the adapters of projections whose tensors are given as A₀, B₀, A₁, B₁, …"""
     return [Adapter(*three) for three in zip(scales, lora[::2], lora[1::2], strict=True)]
 
 
@@ -206,7 +206,7 @@ class SwiGlu(torch.autograd.Function):
 def _through_down(
     grad: Tensor, gate: Tensor, up: Tensor, thin: Tensor, frozen: Sequence[Frozen], adapters: Sequence[Adapter]
 ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-    """dL/dgate, dL/dup and the gradients of down's A and B; holds three wide temporaries at most."""
+    """Return dL/dgate, dL/dup and the gradients of down's A and B; uses at most three wide temporaries."""
     slim = slim_gradients((grad,), thin, adapters)
     activated = silu(gate)
     inner = activated * up

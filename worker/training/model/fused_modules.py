@@ -53,7 +53,7 @@ class Projection:
         return dequantize_4bit(weight.data, state)  # type: ignore[no-any-return]
 
     def keep_dequantised(self) -> None:
-        """Dequantise now, once; nothing to do for a weight that is not quantised."""
+        """Dequantise once, now; a no-op for a weight that is not quantised."""
         if isinstance(self.base, Linear4bit):
             self._cached, self._cached_from = self.weight(), self.base.weight
 
@@ -100,10 +100,10 @@ def _flat_lora(projections: Iterable[Projection]) -> list[Tensor | None]:
 
 
 class InputGroup:
-    """Projections that are called one after the other on the same tensor; a group of one is a projection alone.
+    """Projections that are called in succession on the same tensor; a group of one is a single projection.
 
-    When the first of them is called it computes all, and the others hand out what waits for them, but only for the
-    very same tensor; any other call computes its projection alone. Nothing waits longer than its parent's forward.
+    When the first of them is called it computes all, and the others return their waiting outputs, but only for the
+    identical tensor; any other call computes its projection alone. No output waits longer than its parent's forward.
     """
 
     def __init__(self, projections: Sequence[Projection]) -> None:
@@ -114,7 +114,7 @@ class InputGroup:
             one.module.forward = _Member(self, place, one.module.forward).forward
 
     def output(self, place: int, x: Tensor) -> Tensor:
-        """Output of one projection, computed now or waiting."""
+        """Return the output of one projection, computed now or waiting."""
         if place and self._is_waiting_for(x) and place in self._waiting:
             return self._waiting.pop(place)
         if place or len(self.projections) == 1:
@@ -125,7 +125,7 @@ class InputGroup:
         return first
 
     def forget(self, *_: object) -> None:
-        """Drop what still waits; a forward hook of the parent, for calls that failed half-way."""
+        """Drop waiting outputs; a forward hook of the parent, for calls that failed midway."""
         self._waiting, self._waiting_for = {}, None
 
     def _is_waiting_for(self, x: Tensor) -> bool:
@@ -173,7 +173,7 @@ class FusedMlp:
         return SwiGlu.apply(x, self.projections, scales, *_flat_lora(self.projections))  # type: ignore[no-any-return, no-untyped-call]
 
     def _is_as_fused(self, x: Tensor) -> bool:
-        """Unloading the adapter puts other modules in the places of the three."""
+        """Return whether the MLP is still as fused: unloading the adapter replaces the three modules."""
         return _can_fuse(self.projections, x) and all(
             getattr(self.mlp, name) is one.module for name, one in zip(SWIGLU, self.projections, strict=True)
         )

@@ -53,7 +53,7 @@ class _FrozenHeadLoss(torch.autograd.Function):
 def head_loss(
     head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted sum of cross-entropies in nats, and how many targets the arg-max predicts.
+    """Return the weighted sum of cross-entropies in nats, and the number of targets that the arg-max predicts.
 
     Args:
         head: the output embedding; a frozen linear layer, or any module that turns hidden rows into logits.
@@ -74,7 +74,7 @@ def head_loss(
 def _learnt_head_loss(
     head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As :func:`head_loss`, of a head that is trained: its logits are computed again in the backward pass."""
+    """Compute :func:`head_loss` for a head that is trained: its logits are recomputed in the backward pass."""
     logits = head(hidden).float()
     losses = cross_entropy(logits, targets, reduction="none")
     return (losses * weights).sum(), (logits.argmax(-1) == targets).sum()

@@ -130,8 +130,9 @@ def _nf4_config(quant: QuantSection, dtype: torch.dtype) -> BitsAndBytesConfig:
 def _keep_differentiable(model: torch.nn.Module) -> None:
     """Forbid bitsandbytes its inference layout on CPUs with AVX512-BF16.
 
-    The first forward in eval mode (our first validation) would repack every weight for a bf16 kernel that has no
-    gradient, and training would go on with it: LoRA gradients silently wrong, and a resumed run unlike the whole one.
+    The first forward in eval mode (our first validation) would repack every weight for a bf16 kernel without a
+    gradient, and training would go on with it: LoRA gradients silently wrong, and a resumed run different from an
+    uninterrupted one.
     """
     for module in model.modules():
         if isinstance(module, Linear4bit):
@@ -139,7 +140,7 @@ def _keep_differentiable(model: torch.nn.Module) -> None:
 
 
 def attach_lora(model: torch.nn.Module, adapter: AdapterSection, seed: int) -> PeftModel:
-    """Put LoRA layers on the linear layers: A random from the seed, B zero, both fp32 (arXiv 2106.09685 §4.1).
+    """Add LoRA layers to the linear layers: A random from the seed, B zero, both fp32 (arXiv 2106.09685 §4.1).
 
     Raises:
         ContractRejected: ``CONTRACT_UNSUPPORTED``: ``target_modules`` names no linear layer of this model.

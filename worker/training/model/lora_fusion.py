@@ -50,11 +50,11 @@ class FusionReport:
 
 
 def fuse_lora(model: PeftModel, *, cache_dequantised: bool) -> FusionReport:
-    """Fuse what can be fused; call it once, when the model is on its device.
+    """Fuse all layers that can be fused; call it once, when the model is on its device.
 
     Args:
-        cache_dequantised: keep each NF4 weight of a fused layer a second time, dequantised: the same numbers without
-            the work of every pass, for 2 bytes a weight (bf16) or 4 (fp32).
+        cache_dequantised: also keep each NF4 weight of a fused layer dequantised: the same numbers without the work of
+            every pass, for 2 bytes per weight (bf16) or 4 (fp32).
     """
     mlps = list(_fuse_mlps(model))
     taken = _modules_of(mlps)
@@ -131,7 +131,9 @@ def _as_projection(module: nn.Module) -> Projection | None:
 
 
 def _plain_adapter(layer: LoraLayer) -> str | None:
-    """Name of the layer's adapter when it is the only one and neither a variant (DoRA, …) nor random (dropout)."""
+    """Return the name of the layer's adapter if it is the only one and neither a variant (DoRA, …) nor random
+    (dropout).
+    """
     if type(layer) not in (LoraLinear, LoraLinear4bit) or len(layer.lora_A) != 1:
         return None
     (name,) = layer.lora_A

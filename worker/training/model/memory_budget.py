@@ -106,9 +106,9 @@ def cpu_budget(
 
 
 def device_budget(contract: FineTuneContract, config: ModelConfig, limit_bytes: int, processes: int = 1) -> Budget:
-    """The fastest way that needs at most ``limit_bytes``; the smallest when none does.
+    """Return the budget of the fastest way that needs at most ``limit_bytes``; the smallest way if none does.
 
-    A base is held in parts only when nothing fits otherwise.
+    A base is sharded only if nothing else fits.
     """
     sizes = token_sizes(contract)
     whole = min(ENOUGH_TOKENS, sizes[0])
@@ -127,7 +127,7 @@ def device_budget(contract: FineTuneContract, config: ModelConfig, limit_bytes: 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of computing a step: tokens of a micro-batch, recomputed activations, processes that hold the base in parts."""
+    """A way of computing a step: tokens of a micro-batch, recomputed activations, processes that share the base."""
 
     tokens: int
     checkpointing: bool
@@ -148,7 +148,7 @@ def first_that_fits(
 
 
 def token_sizes(contract: FineTuneContract) -> list[int]:
-    """Sizes of a micro-batch worth trying, largest first: from a whole step's rows down to one row."""
+    """Return sizes of a micro-batch worth trying, largest first: from a whole step's rows down to one row."""
     exec_ = contract.exec
     return halved(
         max(exec_.seq_len, min(MAX_TOKENS, exec_.batch_size * exec_.grad_accum * exec_.seq_len)), exec_.seq_len
@@ -156,7 +156,7 @@ def token_sizes(contract: FineTuneContract) -> list[int]:
 
 
 def halved(largest: int, smallest: int) -> list[int]:
-    """From the largest down to the smallest, each half of the one before."""
+    """Return sizes from the largest down to the smallest, each half of the one before."""
     sizes = [largest]
     while sizes[-1] > smallest:
         sizes.append(max(smallest, sizes[-1] // 2))
@@ -166,7 +166,7 @@ def halved(largest: int, smallest: int) -> list[int]:
 def predict(
     contract: FineTuneContract, config: ModelConfig, way: Way, *, on_gpu: bool, most_tokens: int | None = None
 ) -> int:
-    """Memory of one process in bytes, by the plan's own arithmetic."""
+    """Predict the memory of one process in bytes, by the plan's own arithmetic."""
     asked = Configuration(
         batch_size=1,
         grad_accum=contract.exec.grad_accum,

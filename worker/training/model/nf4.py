@@ -1,4 +1,6 @@
-"""NF4 and back: which weights of a base training holds in NF4, and the values that it computes with (arXiv 2305.14314 §3)."""
+"""NF4 and back: the weights of a base that training holds in NF4, and the values that it computes with (arXiv
+2305.14314 §3).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ BLOCK_SIZE = 64
 
 
 def quantised_tensors(base: Path) -> set[str]:
-    """Names, as the base stores them, of the weights that training holds in NF4: all linear layers but the head."""
+    """Return the names, as the base stores them, of the weights that training holds in NF4: all linear layers except
+    the head.
+    """
     config = parse_model_config(json.loads((base / "config.json").read_bytes()))
     if has_transposed_layers(base):
         raise ContractRejected(

@@ -1,6 +1,6 @@
 """Fields of a `step` event that follow from its report, which fields may hold a string, names that trackers get. Pure.
 
-No text of the training data can pass: strings are taken in a few named fields only, and only as identifiers.
+No training content can pass: only a few named fields accept strings, and only as identifiers.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def refuse_text(payload: Mapping[str, Any]) -> None:
 
 
 def identifier(text: str) -> str:
-    """A name such as a device's as telemetry takes it: every run of other characters becomes a dash."""
+    """Convert a name, such as a device's, for telemetry: every run of other characters becomes a dash."""
     return re.sub(r"[^\w.@:/+=-]+", "-", text, flags=re.ASCII)[:200]
 
 
@@ -114,5 +114,5 @@ def _tokens(report: StepReport) -> dict[str, Any]:
 
 
 def step_payload(report: StepReport, total_steps: int) -> dict[str, Any]:
-    """The fields of a step event that follow from the report alone."""
+    """Return the fields of a step event that follow from the report alone."""
     return {**_place(report, total_steps), **_score(report), **_tokens(report)}

@@ -61,7 +61,7 @@ class RunFacts:
         return self.progress.step < self.planned_steps
 
     def series(self, column: str) -> list[tuple[int, float]]:
-        """(step, value) of a metrics column, in the order of the steps."""
+        """Return (step, value) of a metrics column, in the order of the steps."""
         return [(int(row["step"]), row[column]) for row in self.progress.metrics if column in row]
 
     @property
@@ -77,5 +77,5 @@ def new_run_id() -> str:
 
 
 def artifacts(run_dir: Path, names: Mapping[str, str]) -> dict[str, str]:
-    """Name → path relative to the run folder, of those that are there."""
+    """Return name → path relative to the run folder, of existing files."""
     return {name: path for name, path in names.items() if (run_dir / path).exists()}

@@ -51,7 +51,7 @@ def model_card(facts: RunFacts, packages: Mapping[str, str]) -> str:
 
 
 def draw_curves(facts: RunFacts) -> str:
-    """Loss and learning rate over the steps, as SVG."""
+    """Draw loss and learning rate over the steps, as SVG."""
     losses = facts.series("train_loss")
     loss = [
         Series("training", losses, GREY, width=1),
@@ -64,7 +64,7 @@ def draw_curves(facts: RunFacts) -> str:
 
 
 def front_matter(facts: RunFacts) -> str:
-    """YAML for the hub. Strings are written as JSON, which YAML reads as they are."""
+    """Return YAML for the hub. Strings are written as JSON, which is valid YAML."""
     provenance = facts.plan.contract.provenance
     fields: list[tuple[str, object]] = [
         ("base_model", one_line(provenance.upstream_model_id or facts.plan.base.name)),
@@ -78,7 +78,7 @@ def front_matter(facts: RunFacts) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """``12.5 %``; ``none`` of nothing."""
+    """Format a share, e.g. ``12.5 %``; ``none`` for an empty total."""
     return f"{100 * part / whole:.1f} %" if whole else "none"
 
 

@@ -37,7 +37,7 @@ class Panel:
 
 
 def svg(title: str, panels: Sequence[Panel]) -> str:
-    """An SVG document: the panels below each other. Points that are not finite are left out."""
+    """Return an SVG document with the panels one below the other. Points that are not finite are left out."""
     height = PANEL_HEIGHT * len(panels)
     body = "".join(_panel(panel, index * PANEL_HEIGHT) for index, panel in enumerate(panels))
     return (
@@ -48,7 +48,7 @@ def svg(title: str, panels: Sequence[Panel]) -> str:
 
 
 def thin(points: Points, most: int = MAX_POINTS) -> list[tuple[float, float]]:
-    """At most that many points: each the mean of a piece of the series; a short series stays as it is."""
+    """Return at most that many points: each the mean of a piece of the series; a short series stays unchanged."""
     if len(points) <= most:
         return list(points)
     edges = [round(piece * len(points) / most) for piece in range(most + 1)]
@@ -59,7 +59,7 @@ def thin(points: Points, most: int = MAX_POINTS) -> list[tuple[float, float]]:
 
 
 def smooth(points: Points, weight: float) -> list[tuple[float, float]]:
-    """Exponential moving average of the values."""
+    """Return the exponential moving average of the values."""
     smoothed: list[tuple[float, float]] = []
     for x, y in points:
         before = smoothed[-1][1] if smoothed else y
@@ -68,7 +68,7 @@ def smooth(points: Points, weight: float) -> list[tuple[float, float]]:
 
 
 def ticks(low: float, high: float, about: int = TICKS) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) from ``low`` to ``high``."""
+    """Return round numbers (1, 2 or 5 times a power of ten apart) from ``low`` to ``high``."""
     if high <= low:
         return [low]
     rough = (high - low) / about
@@ -95,7 +95,7 @@ def _finite(points: Points) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """From data to the picture's coordinates."""
+    """Maps data to the picture's coordinates."""
 
     x_low: float
     x_high: float

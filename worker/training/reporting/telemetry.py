@@ -56,13 +56,13 @@ class Telemetry:
 
     Args:
         run_dir: receives ``telemetry.jsonl`` (appended, every line flushed) and ``metrics.csv``.
-        total_steps: optimizer steps of the whole run. work: more of them, for the time that is left.
+        total_steps: optimizer steps of the whole run. work: details of the steps, for the remaining time.
         rows: metrics rows of earlier attempts, from the checkpoint, so that a resume repeats none.
         machine: for MFU and peak memory.
         skips: rows left out so far, by reason (``SKIP_REASONS``); :meth:`skipped` adds to it.
         trajectory_clamped: rows whose trajectory weight was cut to its bounds.
         trackers: already started.
-        quiet: keeps the metrics and writes nothing: another process of the run does.
+        quiet: keep the metrics and write nothing: another process of the run does that.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Telemetry:
             self.emit("working", {"activity": activity})
 
     def self_evaluation(self, activity: str, done: int, total: int) -> None:
-        """Report how far the self-evaluation is: when a part of it begins, and once a second."""
+        """Report the progress of the self-evaluation: when a part of it begins, and once a second."""
         if done == 0 or time.monotonic() - self._told_at >= PROGRESS_SECONDS:
             self.emit("self_evaluation_progress", {"activity": activity, "items_done": done, "items_total": total})
 
@@ -135,7 +135,7 @@ class Telemetry:
         """Set counts of left-out rows by reason, e.g. ``curriculum`` when an epoch admits fewer.
 
         Raises:
-            KeyError: a reason that telemetry does not know.
+            KeyError: an unknown reason.
         """
         for reason, count in counts.items():
             if reason not in self.skips:
@@ -219,7 +219,7 @@ class Telemetry:
         self._pace.mark()
 
     def gpu_fallback(self, component: str, requested_device_kind: str, causes: Iterable[str]) -> None:
-        """Something was requested of a GPU and is done on the CPU; ``causes`` are words such as ``no_cuda_device``."""
+        """Report that something requested on a GPU runs on the CPU; ``causes`` are words such as ``no_cuda_device``."""
         causes = list(causes)
         self.emit(
             "gpu_fallback",
@@ -227,7 +227,7 @@ class Telemetry:
         )
 
     def skip_fields(self) -> dict[str, int]:
-        """Counts of left-out rows under the names of events and reports."""
+        """Return counts of left-out rows under the names of events and reports."""
         return {f"skip_{reason}": count for reason, count in self.skips.items()}
 
     def summary(self) -> TrainingSummary:

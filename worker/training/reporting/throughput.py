@@ -50,7 +50,9 @@ class Machine:
     peak_memory: Callable[[], int] = peak_bytes
 
     def mfu(self, *, tokens: int, attended_keys: float, targets: int, seconds: float) -> float | None:
-        """Model FLOPs utilisation of a step, 0 to 1; None when work or peak is not known, or nothing was computed."""
+        """Return the model FLOPs utilisation of a step, 0 to 1; None if work or peak is unknown, or nothing was
+        computed.
+        """
         if not (self.work and self.peak_flops and tokens):
             return None
         flops = tokens * self.work.flops_per_token(attended_keys / tokens, targets / tokens)
@@ -78,9 +80,10 @@ class PlannedWork:
 
 
 class _StepCost:
-    """Seconds of a step by its tokens, ``a + b * tokens``: least squares over the last steps, older ones counting less.
+    """Seconds of a step by its tokens, ``a + b * tokens``: least squares over the last steps, with older ones weighted
+    less.
 
-    Rows differ in length, and so do steps: a mean of some steps' seconds says little about the others'.
+    Rows differ in length, and so do steps: the mean seconds of some steps say little about others.
     """
 
     def __init__(self) -> None:
@@ -125,11 +128,11 @@ class Pace:
 
     @property
     def wall_seconds(self) -> float:
-        """Since the beginning, everything included."""
+        """Seconds since the start, everything included."""
         return time.monotonic() - self._began
 
     def step(self, number: int) -> float:
-        """Note the finished step of that number, counted from 1 over the whole run; returns its seconds."""
+        """Record the finished step with that number, counted from 1 over the whole run; return its seconds."""
         now = time.monotonic()
         seconds, self._mark, self._paused = max(now - self._mark, 1e-9), now, False
         self.steps += 1
@@ -141,11 +144,12 @@ class Pace:
 
     @property
     def steps_per_second(self) -> float:
-        """Smoothed, over steps alone."""
+        """Smoothed rate over steps alone."""
         return 1 / max(self._seconds_per_step, 1e-9)
 
     def eta_seconds(self, done: int) -> float | None:
-        """Time left after ``done`` steps of the run: steps by their tokens, and the pauses that are planned between them.
+        """Return the time left after ``done`` steps of the run: steps by their tokens, and the planned pauses between
+        them.
 
         None until enough steps are measured; the first ones are slow.
         """

@@ -1,6 +1,7 @@
 """The clients of TensorBoard, MLflow and Weights & Biases behind one small protocol.
 
-Each is imported when a run begins to use it. Any exception of a client drops it (`worker/training/reporting/trackers.py`).
+Each is imported when a run starts to use it. Any exception in a client drops it
+(`worker/training/reporting/trackers.py`).
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Mlflow:
         self._client.set_terminated(self._run_id, self._ENDED[status])
 
     def _experiment(self, name: str) -> str:
-        """Id of the experiment, made if it is not there; two runs may try at once."""
+        """Return the id of the experiment, created if it does not exist; two runs may try at once."""
         found = self._client.get_experiment_by_name(name)
         if found is None:
             try:

@@ -33,7 +33,7 @@ VARIABLE = "MENS_TRACKERS"
 
 
 class Failure(NamedTuple):
-    """A tracker that was dropped, and the class of its error; the message is in ``engine.log`` only."""
+    """A dropped tracker, and the class of its error; the message is only in ``engine.log``."""
 
     tracker: str
     error: str
@@ -43,7 +43,7 @@ class Trackers:
     """All trackers of one run.
 
     Args:
-        names: which; see :func:`parse_trackers`.
+        names: names of the trackers; see :func:`parse_trackers`.
     """
 
     def __init__(self, names: Iterable[TrackerName]) -> None:
@@ -53,7 +53,7 @@ class Trackers:
         self._thread: threading.Thread | None = None
 
     def start(self, plan: ExecutionPlan, run_dir: Path, run_id: str, params: Mapping[str, Value] | None = None) -> None:
-        """Begin. Returns at once: the thread imports clients and connects to servers."""
+        """Start the trackers. Returns at once: the thread imports clients and connects to servers."""
         if self._live:
             for name, value in (PATIENCE | DISCRETION).items():
                 os.environ.setdefault(name, value)
@@ -77,14 +77,14 @@ class Trackers:
             self._thread = None
 
     def failures(self) -> list[Failure]:
-        """Trackers that were dropped since the last call."""
+        """Return trackers that were dropped since the last call."""
         failures = []
         while not self._failures.empty():
             failures.append(self._failures.get())
         return failures
 
     def _work(self) -> None:
-        """Take all that waits, write it in one call a tracker, until the end is reported."""
+        """Take all waiting points and write them in one call per tracker, until the end is reported."""
         while True:
             items = [self._inbox.get()]
             while not self._inbox.empty():
@@ -118,7 +118,7 @@ def trackers_of(environment: Mapping[str, str]) -> Trackers:
 
 
 def run_params(plan: ExecutionPlan) -> dict[str, Value]:
-    """A plan's values by dotted path, with its digests; lists as text."""
+    """Return a plan's values by dotted path, with its digests; lists as strings."""
     params: dict[str, Value] = {
         "base_model": plan.base.name,
         "execution_kernel": plan.execution_kernel,

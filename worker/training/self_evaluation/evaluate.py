@@ -105,7 +105,7 @@ class Measured:
 
 
 def sample_count(environment: Mapping[str, str]) -> int:
-    """Sample answers that the operator wants; 0 makes none."""
+    """Return the number of sample answers that the operator set; 0 makes none."""
     return int(environment.get(SAMPLES_VARIABLE) or DEFAULT_SAMPLES)
 
 
@@ -186,7 +186,7 @@ class _Evaluation:
         self.causes: list[str] = []
 
     def attempt(self, what: str, part: Callable[[], None]) -> None:
-        """Do a part, or note why it could not be done."""
+        """Do a part, or note why it was not possible."""
         try:
             part()
             return
@@ -203,7 +203,7 @@ class _Evaluation:
             torch.cuda.empty_cache()
 
     def score(self) -> None:
-        """Loss and token accuracy."""
+        """Measure loss and token accuracy."""
         chosen = choose_rows(
             lambda number: sum(self._rows[number].lengths), len(self._rows), self._trained_tokens, self._seed
         )
@@ -244,7 +244,7 @@ class _Evaluation:
             self.notes.append(f"No row has a prompt of at most {limit} tokens for a sample answer.")
 
     def answer(self, deadline: float) -> None:
-        """Sample answers and general ones by the model as it was trained.
+        """Generate sample and general answers by the model as it was trained.
 
         Args:
             deadline: monotonic seconds; see :func:`answer_in_time`.
@@ -283,7 +283,7 @@ class _Evaluation:
 
 
 class _TrainingRows(Sequence[Example]):
-    """The training rows by their place, read when they are needed."""
+    """The training rows by their place, read on demand."""
 
     def __init__(self, context: TrainingContext) -> None:
         self._data = context.data
@@ -303,7 +303,9 @@ class _TrainingRows(Sequence[Example]):
 
 
 def _check_of(context: TrainingContext, stop: StopRequests, working: Callable[[], None]) -> Callable[[], None]:
-    """Tells that the run goes on, and raises when a stop was requested. Processes that hold parts of the base must all stop at one place: none does."""
+    """Return a function that reports activity, and raises when a stop was requested. Processes that share the base must
+    all stop at one place, so they never stop here.
+    """
 
     def check() -> None:
         working()

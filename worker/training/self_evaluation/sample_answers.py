@@ -50,7 +50,9 @@ def read_prompts(
 
 
 def prompt_of(row: TrainingRow, tokenizer: Tokenizer) -> SamplePrompt | None:
-    """The row up to its last supervised answer; None where the template does not take that part of the chat alone."""
+    """Return the row up to its last supervised answer; None if the template does not accept that part of the chat
+    alone.
+    """
     answers = [at for at, turn in enumerate(row.messages) if turn.role == "assistant" and turn.weight != 0]
     if not answers or not answers[-1]:
         return None
@@ -80,7 +82,9 @@ def prompt_of(row: TrainingRow, tokenizer: Tokenizer) -> SamplePrompt | None:
 
 
 def general_prompts(tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of the general questions, as a request would send them; none where the template does not take a plain chat."""
+    """Return token ids of the general questions, as a request would send them; none if the template does not accept a
+    plain chat.
+    """
     try:
         texts = [
             tokenizer.render([{"role": "user", "content": one.question}], None, add_generation_prompt=True).text
@@ -98,7 +102,7 @@ def answer_both(
     check: Callable[[], None],
     new_tokens: int = SAMPLE_TOKENS,
 ) -> tuple[list[WrittenAnswer], list[WrittenAnswer]]:
-    """Answers of base and adapter to the prompts.
+    """Return answers of base and adapter to the prompts.
 
     Args:
         end_ids: tokens that end an answer.
@@ -119,10 +123,10 @@ def generate(
     check: Callable[[], None],
     new_tokens: int = SAMPLE_TOKENS,
 ) -> list[list[int]]:
-    """Greedy answers to token ids, each up to and with its first end token.
+    """Return greedy answers to token ids, each up to and including its first end token.
 
-    The prompts share their passes, padded on the left, where every layer attends; a recurrent layer would carry padding
-    along, so then each goes alone. Where several processes hold parts of the base none stops before the others.
+    If every layer attends, the prompts share their passes, padded on the left; a recurrent layer would carry padding
+    along, so each prompt then runs alone. If several processes share the base, none stops before the others.
     """
     pad = int(context.tokenizer.pad_token_id or 0)
     ends = [] if context.budget.shard_base else sorted(end_ids)
@@ -154,7 +158,7 @@ def generate(
 
 @contextmanager
 def _ordinary_attention(context: TrainingContext) -> Iterator[None]:
-    """transformers' own attention, which makes the masks of padded prompts; ours is for rows of known boundaries."""
+    """Use transformers' own attention, which masks padded prompts; ours is for rows with known boundaries."""
     model: Any = context.model.get_base_model()
     before = model.config._attn_implementation  # noqa: SLF001  # where transformers keeps it
     if packs(context.model):
@@ -174,7 +178,7 @@ def _until_end(ids: list[int], end_ids: frozenset[int]) -> list[int]:
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], end_ids: frozenset[int]) -> WrittenAnswer:
-    """An answer as the serving tier writes it, without special tokens and its end token."""
+    """Decode an answer as the serving tier writes it, without special tokens and its end token."""
     ended = bool(ids) and ids[-1] in end_ids
     return WrittenAnswer(str(tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)).strip(), ended)
 

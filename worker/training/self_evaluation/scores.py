@@ -45,7 +45,7 @@ def shuffled(rows: int, seed: int, count: int = MAX_ROWS) -> list[int]:
 
 @torch.no_grad()
 def score_rows(context: TrainingContext, rows: Sequence[Example], check: Callable[[], None]) -> list[RowScore]:
-    """Score each row alone, as validation counts it. The adapter is as the caller has switched it.
+    """Score each row alone, as validation counts it. The caller switches the adapter on or off.
 
     Args:
         check: called before each row; raises when a stop was requested.
