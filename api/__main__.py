@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _raise_file_limit() -> None:
-    """Let the process open as many connections as the system allows it; the usual first limit is 1024."""
+    """Let the process open as many connections as the system allows; the usual soft limit is 1024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -1,4 +1,5 @@
-"""Fetches the catalogue's bases in the background, hub models and merged ones, for an API that shares no folder with the other tiers.
+"""Fetches the catalogue's bases in the background, hub models and merged ones, for an API that does not share a folder
+with the other tiers.
 
 A job is checked against its base's config, tokenizer and tensor headers, so the API needs the files; a request never waits for a download.
 """
@@ -37,11 +38,11 @@ class BaseFetcher:
         self._thread = threading.Thread(target=self._run, name="base-fetcher", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Begin no other download."""
+        """Start no further download."""
         self._done.set()
 
     def fetch_missing(self) -> None:

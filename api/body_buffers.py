@@ -1,4 +1,5 @@
-"""Body buffers: how many bytes of request bodies each tenant has in an API process at once, so that none fills its memory.
+"""Body buffers: limits the bytes of request bodies that each tenant holds in an API process, so that none fills its
+memory.
 
 A body counts from its first byte, or from the beginning with the length that it declares, until its request has been answered.
 Uploads do not count: they go to storage piece by piece.
@@ -30,8 +31,8 @@ class BodyBuffers:
 
     @contextmanager
     def of(self, tenant: str) -> Iterator[Hold]:
-        """A function that counts bytes of one request's body, and raises ``CONCURRENCY_LIMITED`` instead of too many; at the end
-        all of them are given back.
+        """Yield a function that counts the bytes of one request's body, and raises ``CONCURRENCY_LIMITED`` over the
+        limit; all of them are released at the end.
         """
         held = 0
 

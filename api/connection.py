@@ -37,7 +37,7 @@ case; None if it is not known at once."""
 
 
 def no_known_response(_url: bytes, _headers: Headers) -> bytes | None:
-    """For an application that answers everything itself."""
+    """Answer nothing at once, for an application that answers everything itself."""
     return None
 
 
@@ -65,11 +65,11 @@ class Connections:
     draining: dict[Connection, None] = field(default_factory=dict)
 
     def first_to_close(self) -> Connection | None:
-        """The connection that makes room for another one; None: all have a request in progress."""
+        """Return the connection to close for another one; None: all have a request in progress."""
         return next(chain(self.draining, self.idle), None)
 
     def forget(self, connection: Connection) -> None:
-        """Take a connection that is closed from the lists."""
+        """Remove a closed connection from the lists."""
         self.idle.pop(connection, None)
         self.draining.pop(connection, None)
 
@@ -170,7 +170,7 @@ class Connection(HttpToolsProtocol):
             self._set_deadline(self._shared.settings.head_seconds)
 
     def on_message_begin(self) -> None:
-        """Begin a request, unless too many wait; one read may have brought thousands, so it is not enough to pause reading."""
+        """Start a request, unless too many wait; one read may contain thousands, so pausing reads is not enough."""
         self._phase, self._head_bytes = Phase.HEAD, 0
         if len(self.pipeline) >= MAX_PIPELINED:
             self._is_full = True
@@ -256,7 +256,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _end_requests(self) -> None:
-        """Tell the request in progress that its client has gone; those that wait for it are never begun."""
+        """Tell the request in progress that its client has gone; the requests behind it never start."""
         self.pipeline.clear()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
@@ -279,7 +279,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(InvalidRequest(Code.REQUEST_INVALID, msg, remedy="Send HTTP/1.1."))
 
     def _refuse(self, error: MensError, status: int | None = None) -> None:
-        """Answer without the application, unless it is answering."""
+        """Answer without the application, unless it is already answering."""
         if self.cycle is None or self.cycle.response_complete:
             response = error_response(error, status)
             response.headers["Connection"] = "close"
@@ -302,7 +302,9 @@ class Connection(HttpToolsProtocol):
             self._deadline = None
 
     def _on_deadline(self) -> None:
-        """Close a connection whose head, or whose rest of a request, has not come; one that sent nothing gets no answer."""
+        """Close a connection whose head, or the rest of whose request, has not arrived; one that sent nothing gets no
+        answer.
+        """
         if self._phase is Phase.HEAD and not self._is_draining:
             self._refuse(_head_too_slow(self._shared.settings.head_seconds))
         self.close()

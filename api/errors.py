@@ -1,4 +1,4 @@
-"""Errors → HTTP: the one table of statuses, OpenAI's error shape with a block `mens` of our own, field paths.
+"""Errors → HTTP: the single table of statuses, OpenAI's error shape with our own block `mens`, field paths.
 
 {"error": {"message", "type", "param", "code", "mens": {"code", "remedy", "details", "retryable"}}}
 
@@ -96,7 +96,7 @@ class OllamaErrorAnswer(BaseModel):
 
 
 def declared(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """Error responses for the OpenAPI document, with a body of the given shape."""
+    """Return error responses for the OpenAPI document, with a body of the given shape."""
     return {
         "4XX": {"model": answer, "description": "Refused; docs/errors.md has the codes."},
         "5XX": {"model": answer, "description": "Failed; docs/errors.md has the codes, and which are worth a retry."},
@@ -104,14 +104,14 @@ def declared(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 def declared_of_stream(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """The same for a route of another media type: FastAPI would declare its errors in that one."""
+    """Return the same for a route with another media type: FastAPI would otherwise declare its errors in that type."""
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{answer.__name__}"}}}
     told = declared(answer).items()
     return {status: {"description": error["description"], "content": content} for status, error in told}
 
 
 class ErrorResponse(JSONResponse):
-    """The HTTP response for an error, which leaves the error's code in the request's state, for log and metrics."""
+    """The HTTP response for an error; leaves the error's code in the request's state, for log and metrics."""
 
     def __init__(self, content: dict[str, Any], error: MensError, status: int) -> None:
         super().__init__(content, status, headers=headers_of(error, status))
@@ -124,32 +124,32 @@ class ErrorResponse(JSONResponse):
 
 
 def error_response(error: MensError, status: int | None = None) -> JSONResponse:
-    """The HTTP response for an error, in the shape of our own routes."""
+    """Return the HTTP response for an error, in the shape of our own routes."""
     status = status or status_of(error)
     return ErrorResponse({"error": _body(error, status)}, error, status)
 
 
 def openai_error_response(error: MensError, status: int | None = None) -> JSONResponse:
-    """The HTTP response for an error, as OpenAI's clients know it."""
+    """Return the HTTP response for an error, in OpenAI's shape."""
     status = status or status_of(error)
     return ErrorResponse({"error": _openai_body(error, status)}, error, status)
 
 
 def error_response_at(path: str, error: MensError, status: int | None = None) -> JSONResponse:
-    """The HTTP response for an error, in the shape that clients of a path know."""
+    """Return the HTTP response for an error, in the shape that a path's clients expect."""
     if path.startswith(OLLAMA_PATHS):
         return ollama_error_response(error, status)
     return openai_error_response(error, status) if path.startswith(OPENAI_PATHS) else error_response(error, status)
 
 
 def ollama_error_response(error: MensError, status: int | None = None) -> JSONResponse:
-    """The HTTP response for an error in Ollama's shape."""
+    """Return the HTTP response for an error in Ollama's shape."""
     status = status or status_of(error)
     return ErrorResponse(ollama_error_body(error), error, status)
 
 
 def ollama_error_body(error: MensError) -> dict[str, str]:
-    """``{"error": message, "code": code}``."""
+    """Return ``{"error": message, "code": code}``."""
     remedy = SEE_TAGS if error.code == Code.MODEL_NOT_FOUND else None
     return {"error": public_message(error, remedy), "code": str(error.code)}
 
@@ -162,17 +162,17 @@ def public_message(error: MensError, remedy: str | None = None) -> str:
 
 
 def error_event(error: MensError) -> bytes:
-    """The error as a server-sent event, for a stream that has begun. OpenAI's clients raise it."""
+    """Return the error as a server-sent event, for a stream that has begun. OpenAI's clients raise it."""
     return b"data: " + json.dumps({"error": _openai_body(error, status_of(error))}).encode() + b"\n\n"
 
 
 def status_of(error: MensError) -> int:
-    """The HTTP status of an error."""
+    """Return the HTTP status of an error."""
     return error.status if isinstance(error, UpstreamError) else STATUS[type(error)]
 
 
 def headers_of(error: MensError, status: int) -> dict[str, str]:
-    """Headers that say whether to retry. OpenAI's clients retry 409 and 5xx unless a header forbids it."""
+    """Return the headers that tell whether to retry. OpenAI's clients retry 409 and 5xx unless a header forbids it."""
     if isinstance(error, errors.TooMany):
         return limit_headers(error.details)
     if error.retryable:
@@ -182,7 +182,7 @@ def headers_of(error: MensError, status: int) -> dict[str, str]:
 
 
 def install(app: FastAPI) -> None:
-    """Give every error, ours and the framework's, a response in the one shape."""
+    """Register handlers so that every error, ours and the framework's, gets a response in the same shape."""
     for kind in (ClientDisconnect, MensError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _handle)
 
@@ -230,10 +230,10 @@ def validation_error(error: RequestValidationError, remedy: str = "") -> Invalid
 
 
 def _meant(path: str, found: Sequence[Mapping[str, Any]], *, is_in_contract: bool) -> str | None:
-    """The field that an unknown one was most likely meant for; None when nothing resembles it.
+    """Return the field that an unknown one was most likely meant for; None if nothing resembles it.
 
     Args:
-        path: the unknown field's.
+        path: the unknown field's path.
         found: the faults, its own first.
         is_in_contract: whether it is within the fine-tune contract.
     """
@@ -253,7 +253,7 @@ def _meant(path: str, found: Sequence[Mapping[str, Any]], *, is_in_contract: boo
 
 
 def _not_json(fault: Mapping[str, Any], body: object, remedy: str) -> InvalidRequest:
-    """The error of a body that FastAPI could not parse, with the place where its JSON ends to be any."""
+    """Return the error for a body that FastAPI could not parse, with the place where the JSON becomes invalid."""
     position = fault["loc"][-1]
     # Python counts characters; the caller's editor and the model routes' errors count bytes.
     byte = len(body[:position].encode(errors="surrogatepass")) if isinstance(body, str) else position
@@ -302,7 +302,7 @@ def _handle(request: Request, error: Exception) -> Response:
 
 
 def refused_fields_at(path: str, error: MensError) -> JSONResponse:
-    """The HTTP response for wrong fields, which OpenAI's clients know as 400, and everybody else as 422."""
+    """Return the HTTP response for wrong fields: 400 for OpenAI's clients, 422 for all others."""
     status = HTTPStatus.BAD_REQUEST if path.startswith(OPENAI_PATHS) else HTTPStatus.UNPROCESSABLE_ENTITY
     return error_response_at(path, error, status)
 
@@ -332,7 +332,7 @@ def _handle_http_exception(request: Request, error: HTTPException) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Methods of all routes with the request's path."""
+    """Return the methods of all routes with the request's path."""
     routes = [route for route in request.app.routes if isinstance(route, Route) and route.include_in_schema]
     methods = {
         method
@@ -375,7 +375,9 @@ def describe_faults(errors: Iterable[Mapping[str, Any]], sent: object) -> dict[s
 
 
 def _path(location: list[Any], sent: object, *, keep_last: bool) -> str:
-    """The parts of a location that are fields of the body; a missing field is not in the body and still named."""
+    """Return the parts of a location that are fields of the body; a missing field is named although it is not in the
+    body.
+    """
     found: list[str] = []
     for index, part in enumerate(location):
         if (isinstance(sent, dict) and part in sent) or (
@@ -389,7 +391,8 @@ def _path(location: list[Any], sent: object, *, keep_last: bool) -> str:
 
 
 def limit_headers(state: Mapping[str, Any]) -> dict[str, str]:
-    """Headers with the state of a key's limits: OpenAI's three for requests a minute and for tokens, and ``Retry-After``.
+    """Return headers with the state of a key's limits: OpenAI's three for requests per minute and for tokens, and
+    ``Retry-After``.
 
     Args:
         state: ``details`` of a :class:`TooMany`.
@@ -420,7 +423,7 @@ class UpstreamError(MensError):
 
 
 def interrupted_response() -> Unavailable:
-    """The error of a response that had begun when the replica disconnected."""
+    """Return the error of a response that had begun when the replica disconnected."""
     return Unavailable(
         Code.SERVING_FAILED, "The serving replica disconnected in the middle of the response.", remedy="Try again."
     )

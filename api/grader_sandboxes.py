@@ -1,4 +1,4 @@
-"""Python graders of the API: a sandbox for each run, never one for two callers at a time."""
+"""Python graders of the API: a sandbox for each run, never shared by two callers at a time."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class GraderSandboxes:
             await to_thread.run_sync(sandbox.close)
 
     async def close(self) -> None:
-        """End every sandbox, those at work too."""
+        """End every sandbox, including those at work."""
         for sandbox in [*self._idle, *self._lent]:
             await to_thread.run_sync(sandbox.close)
         self._idle.clear()

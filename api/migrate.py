@@ -18,7 +18,7 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 def migrate(database_url: str, revision: str = "head") -> None:
-    """Upgrade the database, which is created first when it is a SQLite file."""
+    """Upgrade the database, which is created first if it is a SQLite file."""
     url = make_url(database_url)
     if url.get_backend_name() == "sqlite" and url.database:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def main() -> int:
 
 def _check_encoding(database: Database) -> None:
     """Raises:
-    Unavailable: ``DATABASE_UNAVAILABLE``. InvalidRequest: ``SETTINGS_INVALID``: the database cannot hold every text.
+    Unavailable: ``DATABASE_UNAVAILABLE``. InvalidRequest: ``SETTINGS_INVALID``: the database cannot store every string.
     """
     if database.is_sqlite:
         return

@@ -1,6 +1,6 @@
 """The HTTP server of an API process: its limits on connections (`api/connection.py`), and its graceful shutdown.
 
-At a shutdown responses in flight end first, as in a replica (`serving/middleware/graceful_shutdown.py`).
+At a shutdown, responses in flight end first, as in a replica (`serving/middleware/graceful_shutdown.py`).
 """
 
 from __future__ import annotations
@@ -49,6 +49,6 @@ class Server(uvicorn.Server):
         self._services = services
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Set the flag when a signal comes."""
+        """Set the flag on a signal."""
         self._services.shutdown.has_begun = True
         super().handle_exit(sig, frame)

@@ -1,4 +1,4 @@
-"""The services of the API: everything that routes work with, made once per application."""
+"""The services of the API: everything that routes work with, created once per application."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Services:
     joining: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(JOIN_THREADS))
 
     def catalog(self) -> Catalog:
-        """The catalogue as it is now; bases may be added while the API runs."""
+        """Return the current catalogue; bases may be added while the API runs."""
         return self.lookup.catalog()
 
     def start(self) -> None:
@@ -115,10 +115,11 @@ class Services:
             self.base_fetcher.start()
 
     def assign_server_policy(self) -> None:
-        """Let the policy file of the settings govern the server; without one, what governs it stays.
+        """Assign the settings' policy file to the server; without one, the current assignment stays.
 
         Raises:
-            InvalidRequest: ``POLICY_INVALID``; ``SETTINGS_INVALID``: it cannot be read. Unavailable: the database is.
+            InvalidRequest: ``POLICY_INVALID``; ``SETTINGS_INVALID``: the file cannot be read. Unavailable: the database
+                is unavailable.
         """
         path = self.settings.gate_policy
         if path is None:
@@ -212,7 +213,7 @@ def make_services(
 
 
 def _observe(services: Services) -> None:
-    """Let a scrape read what no request counts."""
+    """Let scrapes read the values that no request counts."""
     metrics, pool, workers = services.metrics, services.replicas, services.workers
     metrics.watch_streams(lambda: services.event_feed.open_streams)
     metrics.registry.register(
@@ -238,7 +239,7 @@ def _make_failover(settings: ApiSettings, replicas: ReplicaPool, key: str) -> Fa
 
 
 async def get_services(request: Request) -> Services:
-    """The application's services. A coroutine, because FastAPI runs a plain function in its thread pool."""
+    """Return the application's services. A coroutine, because FastAPI runs a plain function in its thread pool."""
     services: Services = request.app.state.services
     return services
 

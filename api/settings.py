@@ -120,7 +120,7 @@ class ApiSettings(Settings):
 
     @property
     def tenant_limits(self) -> KeyLimits:
-        """Limits of a tenant's requests to models."""
+        """Limits of a tenant's model requests."""
         return KeyLimits(
             requests_per_minute=self.tenant_requests_per_minute,
             concurrent_requests=self.tenant_concurrent_requests,

@@ -74,7 +74,7 @@ class ShadowJudge:
         return (tenant, pair) in self._decided
 
     async def judge(self, copy: JudgedCopy, answer: bytes | None) -> None:
-        """Judge one copy and count it. Whatever fails is counted as an error, and raises nothing."""
+        """Judge one copy and count it. Any failure is counted as an error, and nothing is raised."""
         try:
             counts = await self._judged(copy, answer)
         except MensError as error:
@@ -88,7 +88,7 @@ class ShadowJudge:
             self._storing = asyncio.create_task(self._store_soon())
 
     async def close(self) -> None:
-        """Store what waits, and end the process that checks code."""
+        """Store the waiting counts, and end the process that checks code."""
         if self._storing:
             self._storing.cancel()
             await asyncio.gather(self._storing, return_exceptions=True)
@@ -130,7 +130,7 @@ class ShadowJudge:
         return [all(passes(criterion, sample) for criterion in criteria) for sample in samples]
 
     async def _ask(self, tenant: str, question: dict[str, Any]) -> dict[str, Any]:
-        """The completion of a model that judges, by the names of the request's tenant."""
+        """Return the completion of a judge model, resolved by the names of the request's tenant."""
         body = validate_chat(question)
         choice = await choose_model(self._lookup, tenant, body)
         salted = with_cache_salt(body, self._cache_secret, tenant)

@@ -247,7 +247,8 @@ def submit_import(
     """Plan an import, write the job, and enqueue it. The files are read by the worker.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND`` or ``FILE_NOT_FOUND``. ContractRejected: it cannot be published, or its alias not be moved.
+        NotFound: ``MODEL_NOT_FOUND`` or ``FILE_NOT_FOUND``. ContractRejected: it cannot be published, or its alias
+            cannot be moved.
         InvalidRequest: ``MERGE_REJECTS_BURN_BIN``.
     """
     catalog = services.catalog()
@@ -336,7 +337,7 @@ def submit_judgement(
 
 
 def check_priority(caller: Caller, priority: int) -> None:
-    """Only operators let a job overtake those of others.
+    """Allow only operators to let a job overtake other tenants' jobs.
 
     Raises:
         Forbidden: ``ROLE_INSUFFICIENT``.
@@ -368,7 +369,7 @@ def submit(services: Services, view: TenantView, submission: Submission, terms: 
 def _refuse_unpublishable(
     services: Services, artifact: ArtifactSection | ImportContract, prefix: str, base_names: set[str]
 ) -> None:
-    """``prefix`` is what stands before the fields' names in the contract."""
+    """Refuse a job that cannot be published; ``prefix`` precedes the fields' names in the contract."""
     if artifact.publish and not (services.settings.serving_urls or services.settings.serving_dns):
         raise ContractRejected(
             Code.CONTRACT_UNSUPPORTED,

@@ -43,7 +43,7 @@ def _tenant_salt(secret: str, tenant: str) -> str:
 
 
 def _digest(secret: str, tenant: str, own: str | None) -> str:
-    """``TENANT_SALT_CHARS`` hexadecimal digits."""
+    """Return ``TENANT_SALT_CHARS`` hexadecimal digits."""
     # A list, so that no tenant's name followed by a salt reads as another tenant's.
     parts = json.dumps([tenant, own]).encode()
     return hmac.digest(secret.encode(), parts, "sha256").hex()

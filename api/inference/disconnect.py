@@ -15,7 +15,7 @@ class DisconnectWatcher:
     """Watches the caller of one request, from the first :meth:`run_until_disconnect` to :meth:`stop`.
 
     Args:
-        receive: the request's, its body read.
+        receive: the request's ``receive``, after its body was read.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -25,7 +25,7 @@ class DisconnectWatcher:
         self._disconnected = self._cancelled = self._stopped = False
 
     async def run_until_disconnect(self, work: Coroutine[Any, Any, Result]) -> Result | None:
-        """The result of ``work``; None when the caller disconnects before it is there: then the work is cancelled."""
+        """Return the result of ``work``; if the caller disconnects first, cancel the work and return None."""
         task = asyncio.current_task()
         assert task is not None
         before = task.cancelling()

@@ -187,7 +187,8 @@ class Gateway:
                 await admission.release()
 
     async def admit(self, request: Request, key: Key) -> Admission:
-        """Count a request of a key; the state of its limits is in every answer from here on (`api/web/limit_headers.py`).
+        """Count a request of a key; from here on every answer carries the state of its limits
+        (`api/web/limit_headers.py`).
 
         Raises:
             TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``.
@@ -227,9 +228,9 @@ class Gateway:
 
 
 def replica_request_id(request: Request) -> str:
-    """The name of the request at the replica: its id here and something of its own.
+    """Return the request's name at the replica: its id here with a unique suffix.
 
-    vLLM makes the answer's id of it, and a caller may give many requests one id.
+    vLLM derives the answer's id from it, and a caller may give one id to many requests.
     """
     request_id = getattr(request.state, REQUEST_ID, "")
     return f"{request_id}-{os.urandom(4).hex()}" if request_id else ""

@@ -66,7 +66,7 @@ def without_stream(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_stream(raw: bytes) -> dict[str, Any] | None:
-    """The completion that a stream's events make up; None where it calls tools, whose parts are not put together here."""
+    """Return the completion in a stream's events; None if it calls tools, whose parts are not assembled here."""
     parts: list[str] = []
     for event in raw.split(EVENT_END):
         data = event.strip().removeprefix(DATA)

@@ -138,7 +138,7 @@ class LookupCache:
         return key
 
     def known_key(self, secret: str) -> Key | None:
-        """The key of a secret, where :meth:`authenticate` would find it without waiting for anything; None: call that."""
+        """Return the key of a secret if :meth:`authenticate` would find it without waiting; None: call that."""
         is_polled = self._polling is not None and not self._polling.done()
         if not is_polled or self._writes_seen < self._writes:
             return None
@@ -153,7 +153,7 @@ class LookupCache:
         return key
 
     async def recheck(self, secret: str) -> None:
-        """Look again at a secret that was accepted, from memory where nothing has changed; a database that is away refuses none.
+        """Check an accepted secret again, from memory if nothing has changed; an unavailable database refuses none.
 
         Raises:
             Unauthenticated: ``KEY_INVALID``: revoked meanwhile; ``KEY_EXPIRED``.
@@ -193,7 +193,7 @@ class LookupCache:
         return self.served.is_base(name)
 
     async def check_offered(self, base: str) -> None:
-        """Refuse a merged model that no replica was measured with, or that failed on one. Others are offered as they are.
+        """Refuse a merged model that no replica was measured with, or that failed on one. Others are always offered.
 
         Raises:
             NotFound: ``MODEL_UNCERTIFIED``. Unavailable: ``DATABASE_UNAVAILABLE``.
@@ -207,7 +207,7 @@ class LookupCache:
         refuse_uncertified(base, found)
 
     def catalog(self) -> Catalog:
-        """The catalogue as it is now; bases may be added while the API runs.
+        """Return the current catalogue; bases may be added while the API runs.
 
         Raises:
             InvalidRequest: ``CATALOG_INVALID``.
@@ -226,14 +226,14 @@ class LookupCache:
     def invalidate(self) -> None:
         """Make the next lookup read the counter first.
 
-        Called after each write of this process, in the writer's thread; and for a caller who has just been given a change by
-        another process.
+        Called after each write of this process, in the writer's thread; and for a caller who has just been told of a
+        change by another process.
         """
         with self._counting:
             self._writes += 1
 
     def start(self) -> None:
-        """Begin to poll the counter in the running loop; the second call does nothing."""
+        """Start polling the counter in the running loop; the second call does nothing."""
         if self._polling is None or self._polling.done():
             self._refreshing = asyncio.Lock()
             # A thread of its own: a read that hangs blocks no thread of the pool.
@@ -264,7 +264,7 @@ class LookupCache:
         return Destination(name, Routing.to(adapter.id)) if adapter.published else None
 
     async def _current(self) -> CacheGeneration:
-        """The generation to read from and to add to, after every write so far was seen."""
+        """Return the generation to read from and to add to, after every write so far was seen."""
         if self._polling is None or self._polling.done():
             self.start()  # where the application's lifespan was not run
         writes = self._writes
@@ -298,10 +298,10 @@ class LookupCache:
             self._used = used | self._used
 
     async def _refresh(self, wanted: int | None = None) -> None:
-        """Read the counter; empty the cache when it has moved, or when it cannot be read after a write of this process.
+        """Read the counter; empty the cache if it has moved, or if it cannot be read after a write of this process.
 
         Args:
-            wanted: the write that has to be seen. When another refresh has seen it meanwhile, this one has nothing to do.
+            wanted: the write that must be seen. If another refresh has seen it meanwhile, this one does nothing.
         """
         async with self._refreshing:
             if wanted is not None and self._writes_seen >= wanted:

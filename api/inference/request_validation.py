@@ -89,12 +89,12 @@ def validate_completion(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def validate_response(body: dict[str, Any]) -> dict[str, Any]:
-    """The body of a request to the Responses API as it is sent to a replica: nothing is stored.
+    """Return the body of a Responses API request as it is sent to a replica: nothing is stored.
 
     Raises:
-        InvalidRequest: ``RESPONSE_NOT_STORED``. ``TOOL_UNSUPPORTED``: a tool that the server itself would have to run.
-            ``REQUEST_INVALID``: the input, or a message of it that is not the model's own, is empty.
-            ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
+        InvalidRequest: ``RESPONSE_NOT_STORED``. ``TOOL_UNSUPPORTED``: a tool that the server itself would run.
+            ``REQUEST_INVALID``: the input, or a message of it that is not the model's own, is empty. ``FIELD_UNKNOWN``,
+            ``FIELD_UNSUPPORTED``.
     """
     check_response_fields(body)
     for name in NEED_A_STORED_RESPONSE:
@@ -128,7 +128,9 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_unserved_choice(choice: Any) -> None:
-    """vLLM takes each kind of choice that OpenAI has, and treats those of another type than ``function`` as ``auto``."""
+    """Refuse a choice that vLLM would ignore: it accepts each of OpenAI's kinds, but treats all types except
+    ``function`` as ``auto``.
+    """
     if isinstance(choice, dict) and choice.get("type") != "function":
         raise InvalidRequest(
             Code.FIELD_UNSUPPORTED,
@@ -153,7 +155,9 @@ def with_strict_forced_calls(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _strict(tool: Any, name: str | None) -> Any:
-    """A strict copy of a tool that can be called: the named one, or any. A chat's tool has its function in a field."""
+    """Return a strict copy of a tool that can be called: the named one, or any. A chat's tool has its function in a
+    field.
+    """
     function = tool.get("function", tool) if isinstance(tool, dict) else None
     if not isinstance(function, dict) or name not in (None, function.get("name")):
         return tool
@@ -162,7 +166,7 @@ def _strict(tool: Any, name: str | None) -> Any:
 
 
 def _with_translated(body: dict[str, Any], field: str, translate: Callable[[list[Any]], list[Any]]) -> dict[str, Any]:
-    """The body whose list in a field is translated; the body itself where that changes nothing."""
+    """Return the body with the list in a field translated; the body itself if that changes nothing."""
     given = body.get(field)
     translated = translate(given) if isinstance(given, list) else given
     return body if translated is given else {**body, field: translated}

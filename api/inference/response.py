@@ -1,4 +1,6 @@
-"""A replica's response on its way to the caller: its tokens are counted, its bytes are sent as they come, and it is closed."""
+"""A replica's response on its way to the caller: its tokens are counted, its bytes are sent as they arrive, and it is
+closed.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ class ProxiedResponse(Response):
 
     async def __anext__(self) -> bytes:
         """Raises:
-        ReplicaDisconnected: it disconnected, was silent for too long, or reported in its stream that it has failed.
+        ReplicaDisconnected: the replica disconnected, was silent for too long, or reported a failure in its stream.
         Unauthenticated: the key of a stream is no longer accepted.
         """
         while not self._ended:

@@ -1,7 +1,7 @@
-"""vLLM's responses in OpenAI's shape: a field that OpenAI leaves out is left out, one that it requires is there. Pure.
+"""vLLM's responses in OpenAI's shape: fields that OpenAI leaves out are removed, required ones are added. Pure.
 
-Most need no JSON parser: inside a JSON string a quote is escaped, so these beginnings of fields are never inside one. A response of the
-Responses API repeats JSON that the caller wrote, its schemas, and that stays as it is.
+Most need no JSON parser: inside a JSON string a quote is escaped, so these beginnings of fields never occur inside one.
+A response of the Responses API repeats JSON that the caller wrote, such as schemas, and that stays unchanged.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _objects = msgspec.json.Decoder(list[Fields])
 
 
 def in_openais_shape(content: bytes) -> bytes:
-    """A whole completion, an item of a response, or a whole event of a stream with one of them."""
+    """Return a whole completion, an item of a response, or a whole event with one of them in OpenAI's shape."""
     for field in ABSENT:
         content = content.replace(field, b"")
     return with_refusal(content).replace(LOGPROBS_OF_TEXT, WITH_LOGPROBS)
 
 
 def with_refusal(content: bytes) -> bytes:
-    """Log-probabilities with those of a refusal, which vLLM never makes: OpenAI's are null then, and required."""
+    """Return log-probabilities with those of a refusal, which vLLM never makes: OpenAI requires the field, as null."""
     return content.replace(LOGPROBS, WITH_REFUSAL)
 
 

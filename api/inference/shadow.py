@@ -32,7 +32,7 @@ class Judge(Protocol):
         """Return whether a pair is known to be decided, so that nothing more is copied for it."""
 
     async def judge(self, copy: JudgedCopy, answer: bytes | None) -> None:
-        """Judge and count one copy; ``answer`` is the shadow's, None where it gave none."""
+        """Judge and count one copy; ``answer`` is the shadow's, None if it gave none."""
 
     async def close(self) -> None:
         """Store the counts that are not stored yet."""
@@ -98,7 +98,7 @@ class ShadowTraffic:
 
 
 async def _read(response: ReplicaResponse, limit: int) -> bytes | None:
-    """A response's body up to a limit; a longer one is thrown away as it comes, and None."""
+    """Read a response's body up to a limit; a longer one is discarded as it arrives, and None returned."""
     kept: list[bytes] = []
     size = 0
     async for chunk in response:

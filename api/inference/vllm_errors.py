@@ -29,12 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 async def error_from_replica(response: ReplicaResponse, body: dict[str, Any], served: str) -> MensError:
-    """The error for a replica's error response. The response is read and closed.
+    """Return the error for a replica's error response. The response is read and closed.
 
     Args:
-        response: the replica's.
+        response: the replica's response.
         body: the request as the caller wrote it.
-        served: name by which the replica knows the model.
+        served: the replica's name for the model.
 
     Returns:
         ``REQUEST_REJECTED``, ``CONTEXT_LENGTH_EXCEEDED``, ``SERVING_FAILED``, ``TASK_UNSUPPORTED``, ``SERVING_REFUSED`` or
@@ -89,7 +89,7 @@ def _error_object(content: bytes) -> dict[str, Any]:
 
 
 def _passed_on(status: int, error: dict[str, Any], body: dict[str, Any]) -> UpstreamError:
-    """vLLM's own error, explained; as vLLM wrote it where its text is of an unknown form."""
+    """Return vLLM's own error, explained; unchanged if its message has an unknown form."""
     if error.get("message") == UNANSWERABLE and (field := next(grammars(body), None)):
         return UpstreamError(
             Code.REQUEST_REJECTED,

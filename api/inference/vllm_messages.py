@@ -1,8 +1,8 @@
 """vLLM's message about a refused request → the field of the caller's request, the reason in words, and a remedy. Pure.
 
-vLLM's messages have three forms: pydantic's errors as Python literals, one a line; pydantic's errors as pydantic prints them;
-and one sentence. It names settings as it keeps them, which is not always how the caller's API names them, and adds advice
-for its operator. A message of any other form stays as it is.
+vLLM's messages have three forms: pydantic's errors as Python literals, one per line; pydantic's errors as pydantic
+prints them; and one sentence. It names settings by its own names, which may differ from the API's, and adds advice for
+its operator. A message of any other form stays unchanged.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ UNKNOWN_SENTENCE = KnownSentence(re.compile(""))
 
 
 def explain(text: str, param: str | None, body: dict[str, Any]) -> ClientError:
-    """vLLM's message in the words of the caller's request.
+    """Return vLLM's message in the terms of the caller's request.
 
     Args:
         text: its message.
@@ -140,7 +140,7 @@ def explain(text: str, param: str | None, body: dict[str, Any]) -> ClientError:
 
 
 def explain_sentence(message: str, param: str | None, body: dict[str, Any]) -> ClientError:
-    """A refusal in one sentence, about the field that the caller wrote, without advice to the operator.
+    """Return a refusal in one sentence, about the field that the caller wrote, without advice to the operator.
 
     Args:
         param: the field that vLLM blames, if it names one.
@@ -175,9 +175,9 @@ def _parse_faults(text: str) -> Iterator[Fault]:
 
 
 def _without_other_branches(faults: list[Fault]) -> list[Fault]:
-    """Without the branches of unions that the request's own ``type`` or ``role`` rules out.
+    """Return the faults without the branches of unions that the request's own ``type`` or ``role`` rules out.
 
-    Where that rules out every branch, the faults that list the allowed values stay.
+    If that rules out every branch, the faults that list the allowed values stay.
     """
     choices = [
         fault
@@ -197,7 +197,9 @@ def _without_other_branches(faults: list[Fault]) -> list[Fault]:
 
 
 def _without_other_prompts(faults: list[Fault], body: dict[str, Any]) -> list[Fault]:
-    """Without the field for a prompt that the request lacks because it has another one, as `/tokenize` takes one of two."""
+    """Return the faults without the field for a prompt that the request lacks because it has another one, as
+    `/tokenize` takes one of two.
+    """
     if not any(name in body for name in PROMPT):
         return faults
     others = [

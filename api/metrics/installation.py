@@ -70,7 +70,7 @@ class JobsCollector(Collector):
         self._counts, self._count_workers, self._tenants = DatabaseReading(count, "jobs"), count_workers, tenants
 
     def collect(self) -> Iterator[Metric]:
-        """Called at every scrape."""
+        """Return the metrics at a scrape."""
         found = self._counts.fresh()
         reachable = GaugeMetricFamily("mens_database_reachable", "1 where this process could read the database.")
         reachable.add_metric([], 0 if found is None else 1)
@@ -83,7 +83,7 @@ class JobsCollector(Collector):
             yield from self._queue(found)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: else the registry would scrape to find the names out."""
+        """Return nothing: otherwise the registry would scrape to find the names."""
         return iter(())
 
     def _jobs(self, found: JobCounts) -> Metric:
@@ -97,7 +97,7 @@ class JobsCollector(Collector):
         return family
 
     def _queue(self, found: JobCounts) -> Iterator[Metric]:
-        """Depth and age of every kind, those with no job among them: an alert on nothing never ends."""
+        """Return depth and age of every kind, even without a job: an alert on a missing series never ends."""
         waiting = Counter({kind.value: 0 for kind in Kind})
         for count in found.counts:
             if count.state == JobState.QUEUED:
@@ -125,7 +125,7 @@ class WebhooksCollector(Collector):
         self._counts = DatabaseReading(count, "webhooks")
 
     def collect(self) -> Iterator[Metric]:
-        """Called at every scrape."""
+        """Return the metrics at a scrape."""
         if (found := self._counts.fresh()) is None:
             return
         yield _by_label(
@@ -147,7 +147,7 @@ class WebhooksCollector(Collector):
         yield oldest
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing, as above."""
+        """Return nothing, as above."""
         return iter(())
 
 
@@ -159,7 +159,7 @@ def _by_label(name: str, text: str, label: str, values: Mapping[Any, int]) -> Me
 
 
 class ReplicaNow(NamedTuple):
-    """A replica at one moment: its URL, its state, and how many requests of this process it has."""
+    """A replica at one moment: its URL, its state, and the number of this process's requests that it has."""
 
     url: str
     state: str
@@ -178,7 +178,7 @@ class ReplicasCollector(Collector):
         self._read, self._states = read, list(states)
 
     def collect(self) -> Iterator[Metric]:
-        """Called at every scrape."""
+        """Return the metrics at a scrape."""
         states = GaugeMetricFamily(
             "mens_replica_state", "1 for the state that a replica is in.", labels=("replica", "state")
         )
@@ -193,5 +193,5 @@ class ReplicasCollector(Collector):
         yield in_flight
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing, as above."""
+        """Return nothing, as above."""
         return iter(())

@@ -13,12 +13,14 @@ database = Database(context.config.attributes["database_url"])
 
 
 def stop_minding_references(connection: Connection) -> None:
-    """Let SQLite replace a table that others refer to: it changes tables by copies, and would miss the first meanwhile."""
+    """Let SQLite replace a table that others refer to: it changes tables by copying, and the references would lack the
+    original meanwhile.
+    """
     connection.connection.cursor().execute("PRAGMA foreign_keys=OFF")  # inside a transaction it would do nothing
 
 
 def check_references(connection: Connection) -> None:
-    """Refuse a migration that leaves rows referring to nothing."""
+    """Refuse a migration that leaves dangling references."""
     if broken := connection.execute(text("PRAGMA foreign_key_check")).all():
         raise RuntimeError(f"The migration would leave rows that refer to nothing: {broken[:5]}")
 

@@ -1,4 +1,4 @@
-"""Ollama's requests as OpenAI's: the body for a replica, and the path that takes it. Pure."""
+"""Translates Ollama's requests to OpenAI's: the body for a replica, and the path for it. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UpstreamCall = tuple[str, JsonObject]
 
 
 def translate_chat(request: ChatRequest) -> UpstreamCall:
-    """Path and body for POST /api/chat."""
+    """Return path and body for POST /api/chat."""
     if request.only_loads:
         return _load(request)
     tools = {"tools": request.tools} if request.tools else {}
@@ -22,7 +22,7 @@ def translate_chat(request: ChatRequest) -> UpstreamCall:
 
 
 def translate_generate(request: GenerateRequest) -> UpstreamCall:
-    """Path and body for POST /api/generate."""
+    """Return path and body for POST /api/generate."""
     if request.only_loads:
         return _load(request)
     if request.raw:
@@ -32,7 +32,7 @@ def translate_generate(request: GenerateRequest) -> UpstreamCall:
 
 
 def _load(request: OllamaRequest) -> UpstreamCall:
-    """A request for one token, which is thrown away: to generate it, the replica has to load the adapter."""
+    """Return a request for one discarded token: to generate it, the replica must load the adapter."""
     return COMPLETION, {"model": request.model, "prompt": "\n", "max_tokens": 1}
 
 
@@ -58,7 +58,7 @@ def _common(request: OllamaRequest) -> JsonObject:
 
 
 def _messages(messages: Iterable[Message]) -> Iterator[JsonObject]:
-    """OpenAI's messages, in which tool calls have ids, and a tool's result names the call that it belongs to."""
+    """Return OpenAI's messages, in which tool calls have ids, and a tool's result names its call."""
     open_calls: dict[str, str] = {}
     made = 0
     for message in messages:

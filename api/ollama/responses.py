@@ -22,14 +22,14 @@ Shape = Callable[[JsonObject], JsonObject]
 
 
 def as_chat(piece: JsonObject) -> JsonObject:
-    """A piece of a response in the shape of POST /api/chat."""
+    """Return a piece of a response in the shape of POST /api/chat."""
     logprobs = {"logprobs": piece["logprobs"]} if "logprobs" in piece else {}
     message = {name: value for name, value in piece.items() if name != "logprobs"}
     return {"message": {"role": "assistant", "content": "", **message}, **logprobs}
 
 
 def as_generate(piece: JsonObject) -> JsonObject:
-    """A piece of a response in the shape of POST /api/generate."""
+    """Return a piece of a response in the shape of POST /api/generate."""
     return {"response": piece.get("content", ""), **{name: value for name, value in piece.items() if name != "content"}}
 
 
@@ -38,7 +38,7 @@ class ResponseBuilder:
 
     Args:
         model: its name in the request.
-        shape: puts a piece into its place: :func:`as_chat` or :func:`as_generate`.
+        shape: converts a piece: :func:`as_chat` or :func:`as_generate`.
         clock: monotonic nanoseconds.
     """
 
@@ -53,7 +53,7 @@ class ResponseBuilder:
         self._calls = ToolCalls()
 
     def lines(self, chunk: JsonObject) -> Iterator[JsonObject]:
-        """The lines for one chunk of a stream: none, one, or one for each tool call that is complete now."""
+        """Return the lines for one chunk of a stream: none, one, or one for each newly complete tool call."""
         if self._first is None:
             self._first = self._clock()
         self._usage = chunk.get("usage") or self._usage
@@ -104,13 +104,13 @@ class ResponseBuilder:
 
 
 class ToolCalls:
-    """Collects tool calls, whose arguments come as pieces of JSON text; Ollama's come complete, as objects."""
+    """Collects tool calls, whose arguments arrive as pieces of JSON; Ollama's arrive complete, as objects."""
 
     def __init__(self) -> None:
         self._begun: dict[int, tuple[str, str]] = {}
 
     def add(self, deltas: Iterable[JsonObject]) -> list[JsonObject]:
-        """Add pieces; returns the calls that are complete now, because another has begun."""
+        """Add pieces; return the calls that are complete now, because another has begun."""
         complete: list[JsonObject] = []
         for delta in deltas:
             if delta["index"] not in self._begun:
@@ -122,7 +122,9 @@ class ToolCalls:
         return complete
 
     def finish(self) -> list[JsonObject]:
-        """The calls that have begun, without one whose arguments were cut off: ``done_reason`` is ``length`` then."""
+        """Return the calls that have begun, without one whose arguments were cut off: ``done_reason`` is ``length``
+        then.
+        """
         begun, self._begun = self._begun, {}
         calls: list[JsonObject] = []
         for name, text in begun.values():
@@ -136,7 +138,7 @@ class ToolCalls:
 
 
 async def chunks(stream: AsyncIterable[bytes]) -> AsyncIterator[JsonObject]:
-    """The chunks of OpenAI's stream, each as soon as it has come. The stream is read to its end.
+    """Yield the chunks of OpenAI's stream, each as soon as it arrives. The stream is read to its end.
 
     Raises:
         Unavailable: ``SERVING_FAILED``: the stream has an error event, or ends before its end mark.
@@ -158,7 +160,7 @@ async def chunks(stream: AsyncIterable[bytes]) -> AsyncIterator[JsonObject]:
 
 
 def tag(model: Model) -> JsonObject:
-    """An entry of GET /api/tags. The API knows neither a model's size nor its family."""
+    """Return an entry of GET /api/tags. The API knows neither a model's size nor its family."""
     mens = model.mens or {}
     adapter_id = mens.get("adapter_id") or model.id
     return {
@@ -179,7 +181,7 @@ def tag(model: Model) -> JsonObject:
 
 
 def _piece(message: JsonObject, choice: JsonObject) -> JsonObject:
-    """The parts of a choice that are not empty. A text completion has ``text`` instead of ``content``."""
+    """Return the parts of a choice that are not empty. A text completion has ``text`` instead of ``content``."""
     parts = {
         "content": message.get("content") or message.get("text"),
         "thinking": message.get("reasoning") or message.get("reasoning_content"),

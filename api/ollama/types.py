@@ -1,7 +1,7 @@
-"""The requests of Ollama's clients that are supported, and which of their fields count.
+"""The supported requests of Ollama's clients, and the fields that count.
 
-A field that would change a response and is not supported is refused. An option that only sizes Ollama's own runner is accepted
-and ignored, so that its clients work unchanged.
+A field that would change a response and is not supported is refused. An option that only sizes Ollama's own runner is
+accepted and ignored, so that Ollama's clients work unchanged.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """OpenAI's evals and runs: requests, answers, and the translation from our own.
 
-Where the clients' strict types take more than OpenAI's own server sends, null stays null (docs/evaluation.md lists where).
+If the clients' strict types accept more than OpenAI's own server sends, null stays null (docs/evaluation.md lists the
+cases).
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class EvalRunObject(BaseModel):
 
 
 def eval_view(found: Eval) -> EvalObject:
-    """An eval in OpenAI's shape."""
+    """Return an eval in OpenAI's shape."""
     spec = EvalSpec.model_validate(found.spec)
     config: dict[str, Any] = {"type": spec.data_source_config.type, "schema": line_schema(spec.data_source_config)}
     if metadata := getattr(spec.data_source_config, "metadata", None):

@@ -62,11 +62,11 @@ FIELDS = {"data.train_file": "training_file", "data.validation_file": "validatio
 def to_contract(
     body: CreateFineTuningJob, base: BaseModelEntry, rows: int
 ) -> tuple[FineTuneContract, dict[str, float]]:
-    """The contract for an OpenAI request, and its hyperparameters with every ``auto`` resolved.
+    """Return the contract for an OpenAI request, and its hyperparameters with every ``auto`` resolved.
 
     Args:
         body: the request.
-        base: the one that the request's ``model`` means.
+        base: the base that the request's ``model`` refers to.
         rows: lines of the training file.
 
     Raises:
@@ -110,7 +110,7 @@ def to_contract(
 
 
 def _overridden(contract: FineTuneContract, written: Mapping[str, Any], base_rate: float | None) -> dict[str, float]:
-    """OpenAI's hyperparameters of which the ``mens`` block has the last word."""
+    """Return OpenAI's hyperparameters that the ``mens`` block overrides."""
     exec_ = contract.exec
     values: dict[str, float] = {}
     if "epochs" in written:
@@ -131,7 +131,7 @@ def _sent_as(path: str, body: CreateFineTuningJob) -> str:
 
 
 def auto_fields(body: CreateFineTuningJob) -> frozenset[str]:
-    """The fields of :func:`to_contract`'s contract that the auto rules decide, not the request."""
+    """Return the fields of :func:`to_contract`'s contract that the auto rules decide, not the request."""
     requested = body.method.supervised.hyperparameters if body.method else body.hyperparameters or Hyperparameters()
     given = body.mens.sections().get("exec", {})
     paths = {path for name, path in RESOLVED.items() if getattr(requested, name) == "auto"} | {"exec.grad_accum"}
@@ -155,7 +155,7 @@ def to_field(param: str | None) -> str | None:
 
 
 def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
-    """A fine-tune job in OpenAI's shape; ``place`` is that of a queued one."""
+    """Return a fine-tune job in OpenAI's shape; ``place`` is the place of a queued job."""
     contract, result, error = job.contract, job.result, job.error
     hyperparameters = job.extra.get("hyperparameters")
     if not hyperparameters:  # a job of the native API
@@ -219,7 +219,7 @@ def to_name(suffix: str | None) -> str | None:
 
 
 def event_view(event: Event) -> FineTuningEvent:
-    """An event in OpenAI's shape."""
+    """Return an event in OpenAI's shape."""
     return FineTuningEvent(
         id=f"{EVENT_PREFIX}{event.seq}",
         created_at=unix_seconds(event.created_at),
@@ -249,7 +249,7 @@ def event_seq(event_id: str | None, param: str = "after") -> int | None:
 
 
 def checkpoint_view(adapter: Adapter, job: Job) -> FineTuningCheckpoint:
-    """A stored checkpoint of a job in OpenAI's shape. Its model id can be used like that of any model."""
+    """Return a stored checkpoint of a job in OpenAI's shape. Its model id can be used like any model's."""
     names = {"train_accuracy": "train_mean_token_accuracy"}
     return FineTuningCheckpoint(
         id=f"{CHECKPOINT_PREFIX}{adapter.digest[:24]}",
@@ -262,7 +262,7 @@ def checkpoint_view(adapter: Adapter, job: Job) -> FineTuningCheckpoint:
 
 
 def file_view(file: File) -> FileObject:
-    """A file in OpenAI's shape."""
+    """Return a file in OpenAI's shape."""
     return FileObject(
         id=file.id,
         bytes=file.bytes,

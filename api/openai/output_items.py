@@ -50,7 +50,7 @@ class OutputItem(BaseModel):
 
 
 def item_view(run: EvalRun, stored: StoredItem) -> OutputItem:
-    """An output item in OpenAI's shape."""
+    """Return an output item in OpenAI's shape."""
     plan, result = EvaluationPlan.model_validate(run.plan), ItemResult.model_validate(stored.result)
     facts: dict[str, Any] = {"sample_index": result.sample_index, "error": result.answer.error}
     if result.incumbent:

@@ -1,6 +1,6 @@
 """OpenAI's shapes of fine-tuning jobs, files and models, as its clients validate them.
 
-Our own keys are in one block, ``mens``; OpenAI's keys hold only what OpenAI's documentation describes.
+Our own keys are in one block, ``mens``; OpenAI's keys contain only what OpenAI's documentation describes.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def check_purpose(purpose: str) -> str:
 
 
 def upload_view(upload: Upload, file: File | None = None) -> UploadObject:
-    """An upload in OpenAI's shape."""
+    """Return an upload in OpenAI's shape."""
     return UploadObject(
         id=upload.id,
         bytes=upload.bytes,
@@ -96,5 +96,5 @@ def upload_view(upload: Upload, file: File | None = None) -> UploadObject:
 
 
 def part_view(part: UploadPart) -> UploadPartObject:
-    """A part in OpenAI's shape."""
+    """Return a part in OpenAI's shape."""
     return UploadPartObject(id=part.id, created_at=int(part.created_at.timestamp()), upload_id=part.upload_id)

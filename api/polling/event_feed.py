@@ -66,14 +66,14 @@ class EventFeed:
 
     @property
     def open_streams(self) -> int:
-        """Streams that are open now; each counts for its key and for its tenant."""
+        """Number of open streams; each counts for its key and for its tenant."""
         return self._streams.total() // 2
 
     async def read(self, what: Hashable, function: Callable[[], T]) -> T:
-        """The result of a function that reads the database; streams that want the same at the same moment share it.
+        """Return the result of a function that reads the database; concurrent streams with the same read share it.
 
         Args:
-            what: it reads, with the version that has to be in it.
+            what: identifies the read, including the version that it must contain.
             function: called in a thread.
         """
         reading: asyncio.Task[T] | None = self._reads.get(what)

@@ -1,7 +1,7 @@
 """Job versions: whether a job has changed, for the event streams and the polls of one process.
 
-Each poll of the database is one query for all jobs that are followed. So it costs the database the same whether one
-dashboard asks or a thousand do, and nothing while none does.
+Each poll of the database is one query for all jobs that are followed. So its cost is the same for one dashboard as for
+a thousand, and zero without any.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class JobVersions:
             self._streams += Counter()  # drops what is zero
 
     def known(self, job_id: str, tenant: TenantName) -> JobVersion | None:
-        """The version of a job that a tenant sees, if it is known; None: ask the database.
+        """Return the version of a job that a tenant sees, if it is known; None: query the database.
 
-        The job is read from now on, so that the next call may know.
+        The job is read from now on, so that the next call may know it.
         """
         now = time.monotonic()
         if job_id in self._asked or len(self._asked) < MAX_ASKED_JOBS:
@@ -82,7 +82,7 @@ class JobVersions:
         return known if known.tenant == tenant or known.tenant in visible_to(tenant) else None
 
     def forget(self, job_id: str) -> None:
-        """Let the next question about a job go to the database, because this process has just changed it."""
+        """Send the next request about a job to the database, because this process has just changed it."""
         self._forgotten[job_id] = time.monotonic()
 
     async def close(self) -> None:

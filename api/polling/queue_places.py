@@ -1,4 +1,6 @@
-"""Places of queued jobs, as callers see them: read from the database at intervals, so that polling a long queue costs nothing more."""
+"""Places of queued jobs, as callers see them: read from the database at intervals, so that polls of a long queue cost
+nothing more.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def job_etag(version: int, place: QueuePlace | None) -> str:
-    """The ETag of a job, which changes with every write to it and with its place."""
+    """Return the ETag of a job, which changes with every write to it and with its place."""
     return f'W/"{version}{f"-{place.etag()}" if place else ""}"'
 
 
@@ -89,7 +91,7 @@ class QueuePlaces:
         self._reading: Future[None] | None = None
 
     def of(self, job: Job) -> QueuePlace | None:
-        """The place of a job; None when it is not queued, or cannot be placed now."""
+        """Return the place of a job; None if it is not queued, or cannot be placed now."""
         if job.state is not JobState.QUEUED:
             return None
         is_known = job.id in self._places.of_job
@@ -100,7 +102,7 @@ class QueuePlaces:
         return self._view(job.id)
 
     def known(self, job_id: str) -> QueuePlace | None:
-        """The place of a queued job as :meth:`of` would give it, where that takes no time; None: call that."""
+        """Return the place of a queued job as :meth:`of` would, if that takes no time; None: call that."""
         return None if self._is_due() else self._view(job_id)
 
     def of_all(self, jobs: list[Job]) -> Mapping[str, QueuePlace | None]:
@@ -108,7 +110,7 @@ class QueuePlaces:
         return {job.id: self.of(job) for job in jobs}
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._thread.shutdown(cancel_futures=True)
 
     def _is_due(self) -> bool:

@@ -226,7 +226,7 @@ def terms_of(services: Services, view: TenantView, caller: Caller, name: str, *,
 
 
 def _bases(services: Services) -> frozenset[str]:
-    """Names that no alias may have."""
+    """Return the names that no alias may have."""
     return frozenset(base.name for base in services.catalog().bases)
 
 

@@ -122,7 +122,7 @@ async def _forward(
     validate: Validate | None = None,
     convert: Convert | None = None,
 ) -> Response:
-    """The gateway's response. A caller who may not read token ids gets none in an answer either."""
+    """Return the gateway's response. A caller who may not read token ids gets none in an answer either."""
 
     def check(body: dict[str, Any]) -> dict[str, Any]:
         if not caller.role.includes(Role.TRAINER):
@@ -133,7 +133,7 @@ async def _forward(
 
 
 def _as_requested(response: ProxiedResponse, body: dict[str, Any]) -> Response:
-    """The response with ``function_call`` where the request has ``functions``."""
+    """Return the response with ``function_call`` if the request has ``functions``."""
     if not uses_functions(body):
         return response
     convert = events_with_function_call if body.get("stream") else whole_with_function_call

@@ -108,7 +108,9 @@ def retrieve_file(file_id: Id, view: TenantViewDep) -> FileObject:
 
 
 def _local_content(file_id: Id, services: ServicesDep, view: TenantViewDep) -> Iterator[tuple[File, Path]]:
-    """A file and its bytes on this machine. A dependency, because the path must hold until the response is sent."""
+    """Return a file and its bytes on this machine. A dependency, because the path must be valid until the response is
+    sent.
+    """
     file = view.files.get(file_id)
     with services.storage.local_file(file.sha256) as path:
         yield file, path

@@ -146,9 +146,10 @@ def list_checkpoints(
 
 
 def _base(services: Services, view: TenantView, model: str | None) -> BaseModelEntry:
-    """The base that a request's ``model`` means: its own name, or a foreign name that an admin has mapped to it.
+    """Return the base that a request's ``model`` refers to: its own name, or a foreign name that an admin has mapped to
+    it.
 
-    Without a model it is the one that :meth:`Catalog.get_default` chooses.
+    Without a model, :meth:`Catalog.get_default` chooses the base.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``.

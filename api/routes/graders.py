@@ -82,7 +82,7 @@ async def run_grader(body: RunGrader, request: Request, services: ServicesDep, c
 
 
 async def _complete(request: Request, services: Services, caller: Caller, question: dict[str, Any]) -> dict[str, Any]:
-    """The completion of a request to a model that judges: with the caller's names, limits and usage."""
+    """Return the completion of a request to a judge model: with the caller's names, limits and usage."""
     response = await services.gateway.open(
         request, caller.key, caller.tenant, "/v1/chat/completions", validate_chat(question)
     )

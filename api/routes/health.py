@@ -1,4 +1,4 @@
-"""Liveness and readiness: the only routes that need no key. So they take no thread of the pool, which strangers could fill."""
+"""Liveness and readiness: the only routes without a key. So they use no pool thread: strangers could fill it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class StreamPart(NamedTuple):
 
 
 def existing_job(job_id: Id, view: TenantViewDep) -> Job:
-    """The job, looked up before the stream begins, so that an unknown id is a 404."""
+    """Return the job, looked up before the stream begins, so that an unknown id is a 404."""
     return view.jobs.get(job_id)
 
 
@@ -48,7 +48,7 @@ def first_cursor(
     last_event_id: Annotated[str | None, Header()] = None,
     after: Annotated[str | None, Query(description="Start after this event (an id or seq).")] = None,
 ) -> int:
-    """The event to start after, read before the stream begins, so that a wrong one is a 400."""
+    """Return the event to start after, read before the stream begins, so that a wrong one is a 400."""
     last = event_seq(last_event_id or None, "Last-Event-ID")
     return (event_seq(after) or 0) if last is None else last
 
@@ -105,7 +105,7 @@ async def stream_events(
 
 
 def read_part(view: TenantView, job_id: str, cursor: int) -> StreamPart:
-    """The events after the cursor, rendered once for all streams that wait for them."""
+    """Return the events after the cursor, rendered once for all streams that wait for them."""
     # The job first: a job that is read in a final state already has all its events.
     job = view.job(job_id)
     events = view.jobs.events(job_id, after=cursor, limit=EVENTS_PER_READ)

@@ -1,4 +1,6 @@
-"""Models that requests can name: bases, adapters, aliases, foreign names. OpenAI's /v1/models, and /v1/adapters of our own."""
+"""Models that requests can name: bases, adapters, aliases, foreign names. OpenAI's /v1/models, and our own
+/v1/adapters.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def retrieve_model(model: Id, services: ServicesDep, caller: CallerDep) -> Model
 
 
 def _retrieve_foreign(view: TenantView, model: str) -> Model:
-    """A foreign name, or the checkpoint that a foreign name and a step stand for."""
+    """Return a foreign name, or the checkpoint for a foreign name with a step."""
     found = view.names.resolve(model)
     if found is None:
         raise NotFound(
@@ -104,7 +106,7 @@ def retrieve_adapter(name: Id, view: TenantViewDep) -> Adapter:
 
 
 def _local_content(name: Id, file: AdapterFile, services: ServicesDep, view: TenantViewDep) -> Iterator[Path]:
-    """The file on this machine. A dependency, because the path must hold until the response is sent."""
+    """Return the file on this machine. A dependency, because the path must be valid until the response is sent."""
     adapter = view.adapters.get(name)
     with tempfile.TemporaryDirectory(prefix="mens-adapter-") as folder:
         target = Path(folder)

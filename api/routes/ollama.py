@@ -41,7 +41,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class OllamaRoute(APIRoute):
-    """A route whose errors are ``{"error": message, "code": code}``, those of its dependencies too."""
+    """A route whose errors are ``{"error": message, "code": code}``, including those of its dependencies."""
 
     def get_route_handler(self) -> Handler:
         """Return the handler, with errors turned into responses."""
@@ -146,7 +146,7 @@ async def _respond(
 
 
 async def _lines(response: ProxiedResponse, builder: ResponseBuilder) -> AsyncIterator[bytes]:
-    """Ollama's stream. An error after it has begun is its last line, as Ollama's clients expect it."""
+    """Yield Ollama's stream. An error after its beginning is its last line, as Ollama's clients expect."""
     try:
         async for chunk in chunks(response):
             for line in builder.lines(chunk):

@@ -1,4 +1,4 @@
-"""OpenAI's uploads API for large files: /v1/uploads. Parts come one by one, or several at once, and become one file."""
+"""OpenAI's uploads API for large files: /v1/uploads. Parts arrive singly or concurrently and become one file."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _ordered(parts: Sequence[UploadPart], part_ids: Sequence[str]) -> list[Uploa
 
 
 def _copy(storage: Storage, parts: Sequence[UploadPart], writer: BlobWriter) -> str:
-    """Write the parts one after the other; their MD5 together."""
+    """Write the parts one after the other; return their combined MD5."""
     md5 = hashlib.md5(usedforsecurity=False)
     for part in parts:
         with storage.open_blob(part.sha256) as content:

@@ -1,4 +1,6 @@
-"""Access log: every response has an ``x-request-id``, and every request a line in the log with it, and a place in the metrics."""
+"""Access log: every response has an ``x-request-id``, and every request a line in the log with it, and counts in the
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """Middleware that gives every request an id, the caller's own when it sent one of up to 128 visible ASCII characters, and logs the request after its response.
+    """Middleware that gives every request an id, the caller's own if it sent up to 128 visible ASCII characters, and
+    logs the request after its response.
 
     Uvicorn would log before it sends the first byte; here no response waits for the log.
     """

@@ -1,7 +1,7 @@
 """Authentication and authorisation: every route except health requires ``Authorization: Bearer <key>``.
 
-``CallerDep`` is the key and the tenant that a request acts for; ``requires(Role.TRAINER)`` among a route's dependencies limits
-who may use it.
+``CallerDep`` is the key and the tenant that a request acts for; ``requires(Role.TRAINER)`` among a route's dependencies
+limits who may use it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Caller:
 
 
 async def require_key(request: Request, _: Annotated[object, Depends(_bearer)]) -> Key:
-    """The caller's key, which the request guard has authenticated (`api/web/request_guard.py`)."""
+    """Return the caller's key, which the request guard has authenticated (`api/web/request_guard.py`)."""
     authenticated: Authenticated = request.scope[AUTHENTICATED]
     return authenticated.key
 
@@ -81,7 +81,7 @@ CallerDep = Annotated[Caller, Depends(require_caller)]
 
 
 def requires(role: Role) -> params.Depends:
-    """A dependency of a route that requires a role, or one that includes it; 403 for other callers."""
+    """Return a dependency for routes that require a role, or one that includes it; 403 for other callers."""
 
     async def has_role(caller: CallerDep) -> None:
         check_role(caller, role)

@@ -28,7 +28,7 @@ Endpoint = Callable[..., Awaitable[Response]]
 
 
 class FastPathRoute(APIRoute):
-    """For `APIRouter(route_class=FastPathRoute)`: a route that `FastPathMiddleware` may call."""
+    """A route that `FastPathMiddleware` may call, for `APIRouter(route_class=FastPathRoute)`."""
 
 
 class FastPathMiddleware:
@@ -43,7 +43,7 @@ class FastPathMiddleware:
         self._calls: dict[tuple[str, str], FastPathCall] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond."""
+        """Respond to a request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         if self._calls is None:  # at the first request the application has all its routes
@@ -61,7 +61,7 @@ class FastPathMiddleware:
 
 
 class FastPathCall:
-    """Calls the endpoint of a route with those of the services and the caller that it takes."""
+    """Calls a route's endpoint with the services and the caller, as far as it takes them."""
 
     def __init__(self, route: APIRoute) -> None:
         dependant = route.dependant

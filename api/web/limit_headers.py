@@ -1,4 +1,4 @@
-"""``x-ratelimit-…``: the state of a key's limits is on every answer of a route to models, refusals too."""
+"""``x-ratelimit-…``: the state of a key's limits on every answer of a model route, including refusals."""
 
 from __future__ import annotations
 

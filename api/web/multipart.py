@@ -21,9 +21,10 @@ from shared.errors import Code, DatasetInvalid, InvalidRequest, MensError, TooLa
 
 @contextmanager
 def without_smart_open() -> Iterator[None]:
-    """Import inside the block without smart_open, which imports the clients of three clouds: a quarter of a second of each start.
+    """Import inside the block without smart_open, which imports three cloud clients: a quarter of a second of each
+    start.
 
-    The parser's package names it in targets that write into clouds; none of them is used here.
+    The parser's package refers to it in targets that write into clouds; none of them is used here.
     """
     is_ours = "smart_open" not in sys.modules
     if is_ours:
@@ -110,13 +111,13 @@ def plain_name(path: str) -> str:
 
 
 def file_too_large(limit: int) -> TooLarge:
-    """The error for a file over the limit."""
+    """Return the error for a file over the limit."""
     remedy = "Upload it in parts (POST /v1/uploads), split it, or raise MENS_MAX_FILE_BYTES."
     return TooLarge(Code.FILE_TOO_LARGE, f"The file is larger than {limit} bytes.", remedy=remedy, param="file")
 
 
 def part_too_large(limit: int) -> TooLarge:
-    """The error for a part of an upload over the limit."""
+    """Return the error for a part of an upload over the limit."""
     remedy = "Send more and smaller parts, or raise MENS_MAX_PART_BYTES."
     return TooLarge(Code.FILE_TOO_LARGE, f"The part is larger than {limit} bytes.", remedy=remedy, param="data")
 

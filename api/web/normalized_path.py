@@ -1,4 +1,4 @@
-"""Paths and methods as routes know them: a trailing slash is cut off, and HEAD is answered like GET, without the body."""
+"""Paths and methods as routes know them: a trailing slash is removed; HEAD is answered like GET, without the body."""
 
 from __future__ import annotations
 

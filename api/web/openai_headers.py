@@ -1,4 +1,4 @@
-"""OpenAI's headers: ``openai-version`` and ``openai-processing-ms`` are on every answer of its routes, refusals too."""
+"""OpenAI's headers: ``openai-version`` and ``openai-processing-ms`` on all answers of its routes, even refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPENAI_VERSION = b"2020-10-01"
 
 
 class OpenAIHeaders:
-    """Middleware that adds them; the time is until the answer began."""
+    """Middleware that adds OpenAI's headers; the time is until the answer began."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

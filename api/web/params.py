@@ -76,11 +76,11 @@ class WholeList(BaseModel, Generic[Item]):
 
 
 def page_of(items: Sequence[Item], limit: int) -> Page[Item]:
-    """A page from a query that fetched one item more than the page shows."""
+    """Return a page from a query that fetched one item more than the page shows."""
     return Page(data=list(items[:limit]), has_more=len(items) > limit)
 
 
 def id_page_fields(items: Sequence[Identified], *, has_more: bool) -> dict[str, Any]:
-    """The fields of an :class:`IdPage`."""
+    """Return the fields of an :class:`IdPage`."""
     first, last = (items[0].id, items[-1].id) if items else (None, None)
     return {"data": items, "has_more": has_more, "first_id": first, "last_id": last}

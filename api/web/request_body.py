@@ -1,4 +1,4 @@
-"""Request bodies: how large one may be, by route, and how slowly it may come."""
+"""Request bodies: their largest size, by route, and their slowest rate."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class _LimitedBody:
         return bytes(pieces)
 
     async def receive(self) -> Message:
-        """The next message; after the body's end, whenever the client disconnects."""
+        """Return the next message; after the body's end, only the client's disconnect."""
         if self._is_complete:
             return await self._receive()
         lead = self._began + self._seconds + self._size / SLOWEST_BYTES_PER_SECOND

@@ -1,7 +1,8 @@
-"""Request guard: nothing reads or parses the body of a request before its key is known, and no body is too large or too slow.
+"""Request guard: no request body is read or parsed before its key is known, and no body is too large or too slow.
 
-FastAPI parses a body before it solves a route's dependencies, the key among them. So this middleware, outside everything but
-the access log, authenticates each request, and puts the result where `api/web/auth.py` and the fast path find it.
+FastAPI parses a body before it resolves a route's dependencies, the key among them. So this middleware, outside
+everything except the access log, authenticates each request, and stores the result for `api/web/auth.py` and the fast
+path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The span of a request: from its head to the end of its response, part of the caller's trace when it sent a ``traceparent``."""
+"""The span of a request: from its head to the end of its response, part of the caller's trace if it sent a
+``traceparent``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ TRACEPARENT = b"traceparent"
 
 
 def begin_request_span(scope: Scope) -> tuple[Any, Any]:
-    """The span, which is the current one from now on, and what :func:`end_request_span` takes with it."""
+    """Return the span, which is current from now on, and the token for :func:`end_request_span`."""
     given = next((value for name, value in scope["headers"] if name == TRACEPARENT), b"").decode("latin-1")
     opened = begin_span(scope["method"], given or None)
     return opened, enter_span(opened)

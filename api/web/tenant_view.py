@@ -55,7 +55,7 @@ class TenantView:
     webhook_endpoints: Endpoints
 
     def job(self, job_id: str) -> Job:
-        """A job. A caller who reads that it succeeded finds its alias moved in the next request.
+        """Return a job. A caller who reads that it succeeded finds its alias moved in the next request.
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``.
@@ -77,7 +77,7 @@ class TenantView:
 
 
 def tenant_view(services: Services, caller: Caller) -> TenantView:
-    """The view of the tenant that a caller acts for."""
+    """Return the view of the tenant that a caller acts for."""
     tenant = caller.tenant
     return TenantView(
         jobs=services.jobs.of(tenant),
@@ -100,7 +100,7 @@ def tenant_view(services: Services, caller: Caller) -> TenantView:
 
 
 async def caller_tenant_view(services: ServicesDep, caller: CallerDep) -> TenantView:
-    """The view of the tenant that the request's caller acts for."""
+    """Return the view of the tenant that the request's caller acts for."""
     return tenant_view(services, caller)
 
 

@@ -13,7 +13,9 @@ from api.errors import error_response_at, unexpected_error
 
 
 class UnexpectedErrors:
-    """Middleware that answers 500 where the application fails before it has begun to answer; later the connection is closed."""
+    """Middleware that answers 500 if the application fails before it has begun to answer; later, the connection is
+    closed.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

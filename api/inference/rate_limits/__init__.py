@@ -1,4 +1,5 @@
-"""Rate limits of API keys: requests a minute and requests in flight, kept in Valkey, or in the process while it is away.
+"""Rate limits of API keys: requests per minute and requests in flight, kept in Valkey, or in the process while Valkey
+is unavailable.
 
 Start with `limiter.py`. Imports `shared` and `api.errors`.
 """

@@ -34,12 +34,13 @@ class _Allowance:
 
 
 class FailedAuthentications:
-    """Allows each client address some failed authentications a minute (a token bucket). One address never affects another.
+    """Allows each client address some failed authentications per minute (a token bucket). One address never affects
+    another.
 
     Used in one event loop at a time.
 
     Args:
-        per_minute: failures that an address has at first, and gets back in a minute.
+        per_minute: failures that an address starts with, and regains per minute.
         clock: seconds since any moment.
     """
 

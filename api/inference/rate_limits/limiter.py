@@ -1,4 +1,6 @@
-"""Rate limits of API keys: requests a minute, requests in flight at once, tokens a minute. All API processes count together (docs/usage.md)."""
+"""Rate limits of API keys: requests per minute, requests in flight at once, tokens per minute. All API processes count
+together (docs/usage.md).
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,10 @@ logger = logging.getLogger(__name__)
 
 
 class Admission:
-    """An admitted request. Its holder releases it in the end, however the request ends.
+    """An admitted request. Its holder must release it, however the request ends.
 
     Attributes:
-        headers: for the response: the state of the key's limits.
+        headers: headers for the response: the state of the key's limits.
         spend: counts the tokens of the request, which are known when its response has ended.
     """
 
@@ -54,7 +56,7 @@ class Admission:
         self._release = release
 
     async def release(self) -> None:
-        """Release the slot, also when this is cancelled; the second call does nothing."""
+        """Release the slot, even if this is cancelled; the second call does nothing."""
         release, self._release = self._release, None
         if release:
             await release()
@@ -192,7 +194,7 @@ class RateLimiter:
             await self._store.spend(account, tokens)
 
     def _release(self, request: LimitedRequest) -> asyncio.Task[None]:
-        """Release a slot in a task of its own, which is not cancelled with the request."""
+        """Release a slot in a separate task, which is not cancelled with the request."""
         self._held.discard(request)
         return self._in_background(self._release_each(request))
 
@@ -219,7 +221,9 @@ class RateLimiter:
 
 
 def make_limiter(broker_url: str, tenant_limits: KeyLimits = UNLIMITED) -> RateLimiter:
-    """A limiter that shares its counts with all processes that have the same broker, if that is a single Valkey or Redis."""
+    """Return a limiter that shares its counts with all processes on the same broker, if that is a single Valkey or
+    Redis.
+    """
     try:
         return RateLimiter(SharedStore(ValkeyStore(broker_url)), tenant_limits=tenant_limits)
     except ValueError as error:

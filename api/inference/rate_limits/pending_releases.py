@@ -1,4 +1,4 @@
-"""Pending releases: slots that were released while Valkey did not answer, released there as soon as it does."""
+"""Pending releases: slots that were released while Valkey did not respond, released there as soon as it does."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class PendingReleases:
             self._retrying = asyncio.create_task(self._keep_trying())
 
     def remove(self, account: str, slot: str) -> None:
-        """Drop a slot's release: it was taken again, and its new holder will release it."""
+        """Drop a slot's release: the slot was taken again, and its new holder will release it."""
         self._pending.pop((account, slot), None)
 
     async def close(self) -> None:
-        """Try a last time."""
+        """Try one last time."""
         if self._retrying:
             self._retrying.cancel()
         await self._try()
@@ -57,7 +57,7 @@ class PendingReleases:
             await self._try()
 
     async def _try(self) -> None:
-        """Release the pending slots, the oldest first, up to the first that Valkey does not take."""
+        """Release the pending slots, oldest first, up to the first that Valkey does not accept."""
         for (account, slot), until in list(self._pending.items()):
             if time.monotonic() < until:
                 try:

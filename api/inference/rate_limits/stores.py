@@ -1,9 +1,9 @@
-"""Stores of rate limits: Valkey, for all API processes together; the process itself while Valkey does not answer.
+"""Stores of rate limits: Valkey, for all API processes together; the process itself while Valkey does not respond.
 
-Both count alike. Requests are counted by whole seconds: a key's state is sixty numbers at most, whatever its limit, and
-``Retry-After``, which has whole seconds, is exact. A slot in Valkey is held until it is released, or until its holder has
-not renewed it for a minute, so a process that dies holds none for longer. Slots that are released while Valkey does not
-answer: `api/inference/rate_limits/pending_releases.py`.
+Both count in the same way. Requests are counted by whole seconds: a key's state is at most sixty numbers, whatever its
+limit, and ``Retry-After``, in whole seconds, is exact. A slot in Valkey is held until it is released, or until its
+holder has not renewed it for a minute, so a process that dies does not hold one for longer. Slots that are released
+while Valkey does not respond: `api/inference/rate_limits/pending_releases.py`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class Account(NamedTuple):
 
 
 class LimitedRequest(NamedTuple):
-    """A request that counts for one or more accounts. ``slot`` is the unique name of the slot that it would hold in each."""
+    """A request that counts for one or more accounts. ``slot`` is the unique name of the slot that it would hold in
+    each.
+    """
 
     slot: str
     accounts: tuple[Account, ...]
@@ -167,7 +169,7 @@ class Store(Protocol):
         """Count tokens, from now on."""
 
     async def release(self, account: str, slot: str) -> None:
-        """Free a slot; one that is free already stays so."""
+        """Free a slot; a slot that is already free stays free."""
 
     async def renew(self, account: str, slots: Sequence[str]) -> None:
         """Hold slots for longer."""
@@ -270,7 +272,7 @@ class ProcessStore:
         return state
 
     def _current(self, kept: dict[str, dict[int, int]], name: str, now: float) -> dict[int, int]:
-        """Counts by second, without those that are no longer in the window."""
+        """Return counts by second, without those that have left the window."""
         current = {second: count for second, count in kept[name].items() if second > int(now) - self._window}
         kept[name] = current
         return current

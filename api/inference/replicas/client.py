@@ -1,7 +1,7 @@
-"""HTTP client for serving replicas: pooled kept-alive connections, responses read as they come, two kinds of errors.
+"""HTTP client for serving replicas: pooled kept-alive connections, responses read as they arrive, two kinds of errors.
 
-`ReplicaUnreachable` says that the replica has seen nothing of the request, `ReplicaDisconnected` that it may have. A request
-that a reused connection lost before a byte of the response is sent once more, on a new one.
+`ReplicaUnreachable` means that the replica has seen nothing of the request, `ReplicaDisconnected` that it may have. A
+request that a reused connection lost before the first byte of the response is sent once more, on a new one.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class ReplicaDisconnected(Exception):
 
 
 class ReplicaResponse:
-    """A replica's response: its head has come, its body is read as it comes. Its holder closes it.
+    """A replica's response: its head has arrived, its body is read as it arrives. Its holder closes it.
 
     Attributes:
         status: HTTP status.
-        headers: those for the caller, names in lower case.
+        headers: headers for the caller, names in lower case.
         on_close: called once, when it is closed.
         on_disconnect: called when the replica disconnects before the end.
 
     Args:
-        connection: its head has come.
+        connection: the connection, which has received the head.
         give_back: takes the connection back.
     """
 
@@ -103,7 +103,7 @@ class ReplicaResponse:
             raise
 
     def failed(self) -> ReplicaDisconnected:
-        """Record that the replica has failed in the middle of its stream, and said so; the error to raise."""
+        """Record that the replica has reported a failure in the middle of its stream; return the error to raise."""
         error = ReplicaDisconnected("an error in the middle of a stream")
         if self.on_disconnect:
             self.on_disconnect(error)
@@ -115,14 +115,14 @@ class ReplicaResponse:
 
     async def __anext__(self) -> bytes:
         """Raises:
-        ReplicaDisconnected: before the end.
+        ReplicaDisconnected: the connection ended before the body.
         """
         if chunk := await self.read_some():
             return chunk
         raise StopAsyncIteration
 
     def close(self) -> None:
-        """Keep the connection when the whole response has come, else close it."""
+        """Keep the connection if the whole response has arrived, otherwise close it."""
         on_close, self.on_close = self.on_close, None
         if on_close:
             on_close()
@@ -163,7 +163,7 @@ class ReplicaClient:
 
     Args:
         key: the key that replicas require; empty: none.
-        silence_seconds: the longest that a replica may send nothing while a response is awaited.
+        silence_seconds: longest silence of a replica while a response is awaited.
     """
 
     def __init__(self, key: str, silence_seconds: float) -> None:
@@ -239,7 +239,7 @@ class ReplicaClient:
         return connection
 
     def _take_idle(self, origin: tuple[bool, str, int]) -> HttpConnection | None:
-        """The idle connection that was used last, so that those that are too many become too old."""
+        """Return the most recently used idle connection, so that surplus ones grow too old."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # connections belong to the loop that made them
             self._loop, self._idle = loop, {}
@@ -265,10 +265,10 @@ class ReplicaClient:
 
 
 async def _exchange(connection: HttpConnection, request: bytes) -> None:
-    """Send a request and wait for the response's head; the connection is closed when none comes, or this is cancelled.
+    """Send a request and wait for the response's head; close the connection if none arrives, or this is cancelled.
 
     Raises:
-        BadResponse, OSError: none will come.
+        BadResponse, OSError: no response will arrive.
     """
     try:
         connection.send(request)

@@ -1,8 +1,8 @@
 """Failover: sends a request to one replica after the other, until the response of one has begun.
 
-A replica is skipped when it refuses the connection, disconnects, answers 502 or 503 or that its engine has died, or takes
-too long to begin a stream, as long as not one byte has been sent to the caller; after that, never. A request that was with
-two replicas when they disconnected is sent to no third: it may be what breaks them.
+A replica is skipped if it refuses the connection, disconnects, answers 502 or 503 or that its engine has died, or takes
+too long to begin a stream, as long as no byte has been sent to the caller; after that, never. A request that two
+replicas had when they disconnected is not sent to a third: it may be what breaks them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Failover:
         raise self._nobody_answers(model, attempt.reason)
 
     def _nobody_answers(self, model: ServedModel, reason: str) -> Unavailable:
-        """The error to a request that no replica was left for; ``reason``: why the last one was skipped."""
+        """Return the error for a request that no replica was left for; ``reason``: why the last one was skipped."""
         having = self.pool.having(model)
         if self.pool.all and not having:
             served = self.pool.served_bases()
@@ -144,7 +144,9 @@ class Attempt:
         self.reason = ""
 
     async def send_to(self, replica: Replica) -> ReplicaResponse | None:
-        """The replica's response, begun; None when it is skipped. Releases the replica unless it returns a response."""
+        """Return the replica's response, begun; None if it is skipped. Releases the replica unless it returns a
+        response.
+        """
         self.tried.append(replica)
         was_down = replica.state is ReplicaState.DOWN
         response: ReplicaResponse | None = None
@@ -188,7 +190,9 @@ class Attempt:
         return True
 
     async def _begin(self, replica: Replica) -> ReplicaResponse:
-        """The response with its first bytes. Only a stream has to begin in time, and only at one replica: all may be slow."""
+        """Return the response with its first bytes. Only a stream must begin in time, and only at one replica: all may
+        be slow.
+        """
         started, limit, pool = time.monotonic(), self._failover.first_byte_seconds, self._failover.pool
         has_limit = (
             self._streams
@@ -216,14 +220,16 @@ class Attempt:
         return response
 
     def _log_skipped(self, replica: Replica, what: str, detail: str = "") -> str:
-        """The reason with the replica's address, for the operator; callers get the reason without the address."""
+        """Log the reason with the replica's address, for the operator; callers get the reason without the address."""
         self.reason = f"{replica_name(replica.url)} {what}"
         logger.warning("replica skipped: %s: %s", replica.url, detail or what)
         return f"{replica.url}: {detail or what}"
 
 
 def _record_late_disconnect(replica: Replica, error: ReplicaDisconnected) -> None:
-    """The response had begun, so the request is sent to no other replica; the caller gets the error."""
+    """Record a disconnect after the response had begun: the request is sent to no other replica, and the caller gets
+    the error.
+    """
     reason = f"disconnected in the middle of a response: {error or type(error).__name__}"
     logger.warning("replica %s %s", replica.url, reason)
     replica.failed_request(f"{replica.url}: {reason}")

@@ -58,7 +58,7 @@ class HealthMonitor:
         self.started = False
 
     def start(self) -> None:
-        """Begin to watch in the running loop; the second call does nothing."""
+        """Start watching in the running loop; the second call does nothing."""
         if self.started:
             return
         self.started = True
@@ -77,7 +77,7 @@ class HealthMonitor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _follow(self, urls: Sequence[str]) -> None:
-        """Keep these replicas and no others in the pool, and watch each."""
+        """Keep exactly these replicas in the pool, and watch each."""
         added, removed = self._replicas.update(urls)
         for replica in removed:
             logger.info("replica %s removed", replica.url)
@@ -91,7 +91,9 @@ class HealthMonitor:
             logger.info("replica %s added", replica.url)
 
     async def _keep_discovering(self) -> None:
-        """Look the name up again and again. While it has no address, the known replicas stay; health checks find the dead ones."""
+        """Resolve the name repeatedly. While it has no address, the known replicas stay; health checks find the dead
+        ones.
+        """
         while True:
             try:
                 self._follow(await asyncio.to_thread(discover, self._urls, self._dns))
@@ -105,7 +107,7 @@ class HealthMonitor:
             await asyncio.sleep(self._interval)
 
     async def _keep_checking(self, replica: Replica) -> None:
-        """Check one replica again and again, at once when a request has found something wrong with it."""
+        """Check one replica repeatedly, at once when a request has found something wrong with it."""
         replica.check_now = asyncio.Event()
         while True:
             replica.check_now.clear()
@@ -157,7 +159,7 @@ class HealthMonitor:
             return None
 
     async def _warm(self, replica: Replica) -> None:
-        """Have the most requested models loaded; the first request to one that does not load in time waits for it."""
+        """Have the most requested models loaded; if one does not load in time, its first request waits for it."""
         models = self._replicas.popularity.top(WARM_MODELS, time.monotonic(), replica)
         if not models or not self._warm_seconds:
             return
@@ -170,7 +172,7 @@ class HealthMonitor:
             logger.warning("replica %s did not load all of %s in time", replica.url, models)
 
     async def _load(self, url: str, model: str) -> None:
-        """Have a replica load a model, by a request for one token."""
+        """Make a replica load a model, by a request for one token."""
         body = msgspec.json.encode({"model": model, "prompt": ".", "max_tokens": 1})
         try:
             response = await self._client.post(f"{url}/v1/completions", body)

@@ -64,7 +64,7 @@ class HttpConnection(asyncio.Protocol):
         self._has_head = self._complete = self._is_paused = self._ends_with_close = False
 
     def send(self, request: bytes) -> None:
-        """Begin an exchange.
+        """Start an exchange.
 
         Args:
             request: head and body.
@@ -77,7 +77,7 @@ class HttpConnection(asyncio.Protocol):
         """Wait for the response's head.
 
         Raises:
-            BadResponse, OSError: none will come.
+            BadResponse, OSError: no response will arrive.
         """
         while not self._has_head:
             await self._more()
@@ -112,11 +112,11 @@ class HttpConnection(asyncio.Protocol):
         return time.monotonic() - self._idle_since
 
     def close(self) -> None:
-        """Close at once, in the middle of an exchange too: a replica whose caller disconnects stops generating."""
+        """Close at once, even in the middle of an exchange: a replica whose caller disconnects stops generating."""
         self._transport.abort()
 
     async def _more(self) -> None:
-        """Wait until something has come."""
+        """Wait until data has arrived."""
         if self._failure is not None:
             raise self._failure
         self._waiter = self._loop.create_future()

@@ -58,7 +58,9 @@ class ReplicaLimits:
         )
 
     def served(self) -> frozenset[str] | None:
-        """Digests of the bases that the replicas serve, as certificates have them; None when none of them answers."""
+        """Return digests of the bases that the replicas serve, as certificates record them; None if none of them
+        responds.
+        """
         found = self._found()
         return frozenset(each.served_digest for each in found) if found else None
 

@@ -102,7 +102,7 @@ class Replica:
         return self.serves is not None and model.fit_on(self.serves) is Fit.EXACT
 
     def passed_check(self, now: float) -> bool:
-        """Record a health check that passed. Returns whether the replica has to be warmed before it is up."""
+        """Record a passed health check. Returns whether the replica must be warmed before it is up."""
         self.failed_checks = 0
         if not self.was_healthy:
             self.was_healthy, self.last_error, self.last_error_at = True, None, None
@@ -115,7 +115,7 @@ class Replica:
         return False
 
     def failed_check(self, error: str) -> None:
-        """Record a health check that failed."""
+        """Record a failed health check."""
         self.failed_checks += 1
         self._set_error(error)
         if self.failed_checks >= FAILED_CHECKS or self.state is ReplicaState.NEW:
@@ -127,17 +127,17 @@ class Replica:
             self.state, self.late = ReplicaState.UP, 0
 
     def refused_connection(self, error: str) -> None:
-        """Record that it took no connection: it is down."""
+        """Record that it refused a connection: it is down."""
         self._set_error(error)
         self.state = ReplicaState.DOWN
         self.check_now.set()
 
     def lost_engine(self, error: str) -> None:
-        """Record that its server answers and its engine has died: it is down until it passes a health check."""
+        """Record that its server responds but its engine has died: it is down until it passes a health check."""
         self.refused_connection(error)
 
     def failed_request(self, error: str) -> None:
-        """Record that it took a request and gave no response; its health is checked now."""
+        """Record that it accepted a request and gave no response; its health is checked now."""
         self._set_error(error)
         self.check_now.set()
 
@@ -178,7 +178,7 @@ class ModelPopularity:
         self._minutes[-1][1][model] += 1
 
     def top(self, number: int, now: float, replica: Replica) -> list[str]:
-        """Names of the models with the most requests, the most requested first, of those that a replica has."""
+        """Return the names of the most requested models that a replica has, the most requested first."""
         total: Counter[ServedModel] = Counter()
         for minute, counts in self._minutes:
             if minute > now // 60 - POPULARITY_MINUTES:
@@ -190,7 +190,7 @@ class ReplicaPool:
     """All known replicas.
 
     Attributes:
-        urls: theirs; always the same list object, which other parts keep.
+        urls: their URLs; always the same list object, which other parts keep.
         all: the replicas, in the same order.
         popularity: requests by model.
     """
@@ -214,12 +214,12 @@ class ReplicaPool:
         return [r for r in self.all if r.url not in old], [r for url, r in old.items() if url not in wanted]
 
     def take(self, model: ServedModel, tried: Collection[Replica] = ()) -> Replica | None:
-        """The replica for the next request to a model, which is counted as in flight at once; None when none is left.
+        """Return the replica for the next request to a model, counted as in flight at once; None if none is left.
 
         The caller must :meth:`release` it when the response is read or given up.
 
         Args:
-            tried: those that have failed this request already.
+            tried: replicas that have already failed this request.
         """
         pool = self.candidates(model, tried)
         if not pool:
@@ -258,14 +258,15 @@ class ReplicaPool:
         return False if answering and len(answering) == len(self.all) else None
 
     def served_bases(self) -> set[ServedBaseName]:
-        """The bases of the replicas that are not down, for an error message."""
+        """Describe the bases of the replicas that are not down, for an error message."""
         answering = (replica for replica in self.all if replica.state is not ReplicaState.DOWN)
         return {replica.serves.base_name for replica in answering if replica.serves}
 
     def candidates(self, model: ServedModel, tried: Collection[Replica] = ()) -> list[Replica]:
-        """Replicas that may get a request for a model now: those that are up, else the next best.
+        """Return the replicas that may get a request for a model now: those that are up, else the next best.
 
-        Where one that is not down serves the weights that an adapter was trained on, only such replicas.
+        If a replica that is not down serves the weights that an adapter was trained on, only such replicas are
+        returned.
         """
         left = [replica for replica in self.having(model) if replica not in tried]
         if model.trained:
@@ -276,12 +277,14 @@ class ReplicaPool:
 
 
 def rendezvous(url: str, model: str) -> bytes:
-    """A replica's place in the order of a model. It depends on nothing else, so a replica that leaves moves only its own models."""
+    """Return a replica's place in a model's order. It depends on nothing else, so a replica that leaves moves only its
+    own models.
+    """
     return hashlib.sha256(f"{url} {model}".encode()).digest()
 
 
 def in_order(replicas: Iterable[Replica], model: str) -> list[Replica]:
-    """Replicas in the order of a model."""
+    """Return replicas in a model's order."""
     return sorted(replicas, key=lambda replica: rendezvous(replica.url, model))
 
 
@@ -292,6 +295,6 @@ def in_flight_limit(replicas: Sequence[Replica]) -> int:
 
 
 def first_below_limit(order: Sequence[Replica]) -> Replica:
-    """The first that can take one more request; one that has the mean or less always can."""
+    """Return the first that can take one more request; one at or below the mean always can."""
     limit = in_flight_limit(order)
     return next(replica for replica in order if replica.in_flight < limit)

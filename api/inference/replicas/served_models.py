@@ -63,7 +63,7 @@ class ServedModels:
         self._adapters: dict[str, ServedModel] = {}
 
     def set_bases(self, catalog: Catalog) -> None:
-        """Take the bases from the catalogue as it is now; the same catalogue again costs nothing."""
+        """Take the bases from the current catalogue; the same catalogue again costs nothing."""
         if catalog is not self._catalog:
             self._bases = {base.name: served_base(base) for base in catalog.bases}
             self._merged = frozenset(base.name for base in catalog.bases if base.merged_from)
@@ -86,7 +86,7 @@ class ServedModels:
         return name in self._bases
 
     def merged_digest(self, name: str) -> str | None:
-        """Digest of a base that is a merged model; None: it is not one."""
+        """Return the digest of a base that is a merged model; None if it is not one."""
         return self._bases[name].base_digest if name in self._merged else None
 
     def of(self, name: str) -> ServedModel:
@@ -95,11 +95,11 @@ class ServedModels:
 
 
 def served_base(base: BaseModelEntry) -> ServedModel:
-    """A base as the replicas know it; only a merged model has template arguments, those of its adapter."""
+    """Return a base as the replicas know it; only a merged model has template arguments, those of its adapter."""
     return ServedModel(base.name, base.name, base.digest, base.template_arguments)
 
 
 def served_adapter(adapter: Adapter) -> ServedModel:
-    """An adapter as the replicas know it."""
+    """Return an adapter as the replicas know it."""
     trained = TrainedWeights.of(adapter.manifest)
     return ServedModel(adapter.id, adapter.base_model, adapter.base_digest, adapter.template_arguments, trained)

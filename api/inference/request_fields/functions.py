@@ -1,4 +1,4 @@
-"""``functions`` and ``function_call``, which OpenAI's API had before tools, as tools and back. Pure."""
+"""Translates ``functions`` and ``function_call``, OpenAI's API before tools, to tools and back. Pure."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def uses_functions(body: JsonObject) -> bool:
 
 
 def with_tools(body: JsonObject) -> JsonObject:
-    """The same chat with tools in place of functions; the body itself when it has none.
+    """Return the same chat with tools in place of functions; the body itself if it has none.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``: both are there, or one is of the wrong type.
+        InvalidRequest: ``REQUEST_INVALID``: both are present, or one has the wrong type.
     """
     messages = body.get("messages")
     is_old = isinstance(messages, list) and any(map(_is_old, messages))
@@ -104,7 +104,7 @@ def _is_old(message: Any) -> bool:
 
 
 def _messages(messages: Iterable[Any]) -> Iterator[Any]:
-    """The messages with calls and results as tools have them; a result belongs to the call before it."""
+    """Return the messages with calls and results in the form for tools; a result belongs to the call before it."""
     for index, message in enumerate(messages):
         if not _is_old(message):
             yield message
@@ -122,13 +122,13 @@ def _invalid(param: str, message: str, remedy: str) -> InvalidRequest:
 
 
 async def whole_with_function_call(content: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """A chat completion with ``function_call`` in place of ``tool_calls``."""
+    """Return a chat completion with ``function_call`` in place of ``tool_calls``."""
     completion = msgspec.json.decode(b"".join([chunk async for chunk in content]))
     yield msgspec.json.encode(_with_function_call(completion, "message"))
 
 
 async def events_with_function_call(content: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """The events of a chat completion with ``function_call`` in place of ``tool_calls``; others as they are."""
+    """Yield the events of a chat completion with ``function_call`` in place of ``tool_calls``; others are unchanged."""
     begun = b""
     async for chunk in content:
         *events, begun = (begun + chunk).split(EVENT_END)

@@ -213,7 +213,7 @@ TOKEN_IDS = (
 
 
 def refuse_token_ids(body: dict[str, Any]) -> None:
-    """For a caller who may not read token ids, as from ``/v1/tokenize``.
+    """Refuse token ids in an answer to a caller who may not read them, as from ``/v1/tokenize``.
 
     Raises:
         Forbidden: ``ROLE_INSUFFICIENT``.

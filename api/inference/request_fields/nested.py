@@ -112,7 +112,7 @@ def _objects(path: str, values: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _refuse_flat(path: str, tool: dict[str, Any]) -> None:
-    """Refuse a tool in a form of other APIs, which has a name and no function: to leave the name out would not help.
+    """Refuse a tool in another API's form, which has a name but no function: leaving the name out would not help.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``.

@@ -22,7 +22,7 @@ class SchemaFault(NamedTuple):
 
 
 def tool_schema_fault(body: dict[str, Any]) -> SchemaFault | None:
-    """The first fault in the parameters of the tools that a request lets the model call; None when none is known."""
+    """Return the first fault in the parameters of the tools that a request lets the model call, if one is known."""
     field = "tools" if isinstance(body.get("tools"), list) else "functions"
     choice = body.get("tool_choice" if field == "tools" else "function_call")
     named = choice.get("function", choice) if isinstance(choice, dict) else {}
@@ -69,7 +69,7 @@ def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _own_faults(schema: dict[str, Any], path: str) -> Iterator[SchemaFault]:
-    """Faults of a schema's own keywords."""
+    """Yield the faults of a schema's own keywords."""
     if "properties" in schema and not isinstance(schema["properties"], dict):
         yield SchemaFault(f"{path}.properties", "is not an object of schemas by name")
     required = schema.get("required", [])

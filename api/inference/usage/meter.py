@@ -54,7 +54,7 @@ class PlainOptions(msgspec.Struct):
 
 
 class PlainStreamFields(msgspec.Struct):
-    """The same fields with the right types, which they nearly always have: msgspec reads them more quickly."""
+    """The same fields with the exact types, which requests nearly always have: msgspec reads them faster."""
 
     stream: bool | None = False
     stream_options: PlainOptions | None = None

@@ -115,10 +115,10 @@ _completed = msgspec.json.Decoder(Completed)
 
 
 class WholeBody(Tap):
-    """A response in one piece, which is JSON. It passes when all of it has come, in OpenAI's shape.
+    """A response in one piece, which is JSON. It is passed on in OpenAI's shape once it has arrived completely.
 
     Args:
-        shape: gives it that.
+        shape: converts it to that shape.
     """
 
     def __init__(self, count: Callable[[Amount], None], shape: Callable[[bytes], bytes] = in_openais_shape) -> None:
@@ -139,10 +139,10 @@ class WholeBody(Tap):
 
 
 class Events(Tap):
-    """A stream, event by event. Only the beginning of an event whose end has not come is held back.
+    """A stream, event by event. Only the beginning of an incomplete event is held back.
 
     Attributes:
-        has_failed: whether an event was vLLM's error. Neither it nor what comes after it is passed on.
+        has_failed: whether an event was vLLM's error. Neither it nor the rest is passed on.
     """
 
     def __init__(self, count: Callable[[Amount], None]) -> None:
@@ -234,7 +234,7 @@ class ResponseEvents(Events):
 
 
 def _decode(decoder: msgspec.json.Decoder[Kind], data: bytes) -> Kind | None:
-    """None when it is not what vLLM writes: then the tokens are unknown."""
+    """Decode vLLM's usage; None if it has another form, so that the tokens are unknown."""
     try:
         return decoder.decode(data) if data else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,6 +1,6 @@
 """aliases are split, shadowed and versioned, and every move of one is recorded
 
-Additive: a worker of the release before may still move an alias by its ``adapter_id`` alone.
+Additive: a worker of the previous release may still move an alias by its ``adapter_id`` alone.
 """
 
 import sqlalchemy as sa

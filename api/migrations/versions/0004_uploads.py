@@ -1,6 +1,7 @@
 """uploads in parts; requests that made a file can be repeated; keys have a limit of tokens
 
-Additive: the release before goes on, and takes no parts. A downgrade forgets uploads and their parts, whose blobs stay.
+Additive: the previous release keeps working, without parts. A downgrade deletes uploads and their parts, whose blobs
+stay.
 """
 
 import sqlalchemy as sa

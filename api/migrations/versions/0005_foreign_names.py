@@ -21,7 +21,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Foreign names go, and the moves of names that once were foreign: the release before cannot read them."""
+    """Delete foreign names, and the moves of names that once were foreign: the previous release cannot read them."""
     names = sa.table(
         "aliases", sa.column("tenant"), sa.column("name"), sa.column("stands_for"), sa.column("adapter_id")
     )

@@ -1,6 +1,7 @@
 """comparisons of shadow adapters; receipts are found by their job; revoked keys of attempts are removed
 
-Additive: a process of the release before copies requests to shadows without judging them. A downgrade forgets the comparisons.
+Additive: a process of the previous release copies requests to shadows without judging them. A downgrade deletes the
+comparisons.
 """
 
 import sqlalchemy as sa

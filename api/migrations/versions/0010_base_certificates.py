@@ -1,7 +1,7 @@
 """certificates of merged models that replicas serve as their base
 
-Additive: a process of the release before offers every base of the catalogue. A downgrade forgets the certificates, which are then
-measured again.
+Additive: a process of the previous release offers every base of the catalogue. A downgrade deletes the certificates,
+which are then measured again.
 """
 
 import sqlalchemy as sa

@@ -1,6 +1,6 @@
-"""jobs say of which trace they are, so that every attempt joins it
+"""jobs record their trace, so that every attempt joins it
 
-Additive: a process of the release before writes none. A downgrade forgets them.
+Additive: a process of the previous release writes none. A downgrade deletes them.
 """
 
 import sqlalchemy as sa

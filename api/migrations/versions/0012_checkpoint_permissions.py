@@ -1,6 +1,7 @@
 """permissions of one tenant for another one's adapter
 
-Additive: a process of the release before shows and routes to the adapters that were lent, as to any. A downgrade forgets who lent them.
+Additive: a process of the previous release shows and routes to lent adapters like any others. A downgrade deletes the
+lenders.
 """
 
 import sqlalchemy as sa

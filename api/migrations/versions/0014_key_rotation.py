@@ -1,7 +1,7 @@
-"""keys may expire, have a second secret for a while, and say when they were last used
+"""keys may expire, have a second secret for a while, and record when they were last used
 
-Additive: a process of the release before knows a rotated key's new secret alone, and no expiry. A downgrade revokes the keys that
-would expire, which the release before would accept for good, and ends the secrets that were replaced.
+Additive: a process of the previous release knows only a rotated key's new secret, and no expiry. A downgrade revokes
+the keys that would expire, which the previous release would accept permanently, and ends the replaced secrets.
 """
 
 import sqlalchemy as sa

@@ -1,4 +1,4 @@
-"""POST /v1/promotions:evaluate: whether a candidate may take an incumbent's place. Nothing is moved or stored."""
+"""POST /v1/promotions:evaluate: whether a candidate may replace an incumbent. Nothing is moved or stored."""
 
 from __future__ import annotations
 

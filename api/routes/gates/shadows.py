@@ -1,4 +1,4 @@
-"""/v1/aliases/{name}/shadow: how the adapters that get copies of an alias's requests compare with what answers."""
+"""/v1/aliases/{name}/shadow: comparison of the adapters that get copies of an alias's requests with its target."""
 
 from __future__ import annotations
 

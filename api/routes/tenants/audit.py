@@ -1,4 +1,4 @@
-"""/v1/audit: who changed what, for admins of the tenant and, of every tenant, for operators."""
+"""/v1/audit: who changed what, for admins of the tenant and, for every tenant, for operators."""
 
 from __future__ import annotations
 

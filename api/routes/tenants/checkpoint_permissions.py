@@ -1,4 +1,6 @@
-"""/v1/fine_tuning/checkpoints/{model}/permissions: which other tenants may use an adapter, as OpenAI's clients ask it."""
+"""/v1/fine_tuning/checkpoints/{model}/permissions: which other tenants may use an adapter, in the form of OpenAI's
+clients.
+"""
 
 from __future__ import annotations
 
