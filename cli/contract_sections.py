@@ -1,4 +1,4 @@
-"""The sections of a contract that a command is given: those of a file, and over them flags and options."""
+"""The sections of a contract for a command: those of a file, overridden by flags and options."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Sections = dict[str, dict[str, Any]]
 
 
 def read_sections(path: Path | None) -> Sections:
-    """The sections of a contract file, or of what ``mens plan --json`` has printed; none without a file.
+    """Return the sections of a contract file, or of the output of ``mens plan --json``; empty without a file.
 
-    Every field has its own name, also one that the file spells otherwise (``adapter.r``).
+    Every field gets its own name, even if the file spells it differently (``adapter.r``).
 
     Raises:
-        ContractRejected: ``CONTRACT_INVALID``: the file holds no sections, or a field twice.
+        ContractRejected: ``CONTRACT_INVALID``: the file contains no sections, or a field twice.
     """
     if path is None:
         return {}
@@ -39,7 +39,7 @@ def read_sections(path: Path | None) -> Sections:
 
 
 def lay_over(sections: Sections, given: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put the fields that were given (not None) over those of the sections."""
+    """Override the sections' fields with the given ones (not None)."""
     for section, fields in given.items():
         sections.setdefault(section, {}).update({name: value for name, value in fields.items() if value is not None})
 

@@ -1,4 +1,4 @@
-"""Commands whose files are imported when one of them is called: all of them together would take a second."""
+"""Commands whose files are imported when one of them is called: importing all of them would take a second."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load(place: CommandPlace) -> Any:
 
 
 class LazyGroup(TyperGroup):
-    """A group that knows its commands by name and summary until one is called, or completed."""
+    """A group that knows its commands only by name and summary until one is called, or completed."""
 
     places: ClassVar[tuple[CommandPlace, ...]] = ()
 

@@ -179,7 +179,7 @@ def command_of(error: Any) -> str:
 
 
 def param_of(error: Any) -> str | None:
-    """The argument or option that a wrong call is about, as the contract's fields are written: ``seq_len``."""
+    """Return the argument or option that a wrong call is about, in the form of contract fields: ``seq_len``."""
     if param := getattr(error, "param", None):
         return str(param.name)
     name = getattr(error, "option_name", None)

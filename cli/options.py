@@ -25,10 +25,10 @@ TemplateArgument = Annotated[
 
 
 def parse_template_arguments(given: Sequence[str] | None) -> dict[str, Any] | None:
-    """The arguments of ``--template-argument``: true, false and whole numbers as such, anything else as a string.
+    """Parse the arguments of ``--template-argument``: true, false and whole numbers as such, anything else as a string.
 
     Raises:
-        ContractRejected: ``CONTRACT_INVALID``: one is not NAME=VALUE.
+        ContractRejected: ``CONTRACT_INVALID``: an argument is not NAME=VALUE.
     """
     arguments: dict[str, Any] = {}
     for text in given or ():
@@ -49,5 +49,5 @@ def parse_template_arguments(given: Sequence[str] | None) -> dict[str, Any] | No
 
 
 def existing_file(description: str) -> Any:
-    """An option that names a file, which has to be there."""
+    """Return an option for a file, which must exist."""
     return typer.Option(exists=True, dir_okay=False, help=description)

@@ -1,4 +1,6 @@
-"""Tables on a terminal, and tab-separated lines everywhere else, so that ids can always be copied; sizes and times in them."""
+"""Tables on a terminal, and tab-separated lines everywhere else, so that ids can always be copied; and formats of sizes
+and times.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,18 @@ UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """A number with its noun: ``1 row``, ``2 rows``; ``plural`` where an s does not make it."""
+    """Return a number with its noun: ``1 row``, ``2 rows``; ``plural`` for irregular nouns."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, header: bool = False) -> None:
-    """Print rows; a value is never cut off, and in a pipe each row is one line.
+    """Print rows; values are never cut off, and in a pipe each row is one line.
 
-    On a terminal that is too narrow for them the ids of adapters are shortened, as every command takes them; where that is not
-    enough, and in a pipe, they are whole.
+    On a terminal that is too narrow, the ids of adapters are shortened to a form that every command accepts; if that is
+    not enough, and in a pipe, they are complete.
 
     Args:
-        header: whether a pipe gets the columns' names too, for tables that people keep rather than programs read.
+        header: whether a pipe also gets the columns' names, for tables that people keep.
     """
     console, lines = Console(), list(rows)
     short = [[ADAPTER_ID.sub(rf"\1{LEFT_OUT}", value) for value in row] for row in lines]
@@ -47,12 +49,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, header
 
 
 def _width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """Characters of a table: every value on one line, and three of border for each column."""
+    """Return the width of a table in characters: every value on one line, and three of border for each column."""
     return sum(max(map(len, column)) + 3 for column in zip(columns, *rows, strict=True)) + 1
 
 
 def format_size(count: float) -> str:
-    """Bytes, e.g. ``1.5 MB``."""
+    """Format bytes, e.g. ``1.5 MB``."""
     for unit in UNITS[:-1]:
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
@@ -61,7 +63,7 @@ def format_size(count: float) -> str:
 
 
 def format_minute(time: str | float | None) -> str:
-    """A time of the API to the minute, in UTC as it is, or of seconds since 1970; nothing for none."""
+    """Format an API time to the minute, in UTC unchanged, or from seconds since 1970; empty for None."""
     if isinstance(time, int | float):
         time = datetime.fromtimestamp(time, UTC).isoformat()
     return time[:16].replace("T", " ") if time else ""

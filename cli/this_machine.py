@@ -1,4 +1,4 @@
-"""This machine as a place to train: its GPU, or its main memory where it has none; without torch and without CUDA."""
+"""This machine as a place to train: its GPU, or its main memory if it has none; without torch and without CUDA."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def this_machine(
 
 
 def query_gpus() -> list[tuple[int, str]]:
-    """Memory in bytes and name of each GPU that NVIDIA's own tool lists; none without the tool."""
+    """Return memory in bytes and name of each GPU that NVIDIA's own tool lists; empty without the tool."""
     if not (tool := shutil.which("nvidia-smi")):
         return []
     command = [tool, "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]

@@ -1,4 +1,5 @@
-"""Client of an installation: its address and key, HTTP requests, errors as commands, shortened ids, progress of a job.
+"""Client of an installation: its address and key, HTTP requests, errors with commands as remedies, shortened ids,
+progress of a job.
 
 Start with `connection.py`. Imports `shared`.
 """

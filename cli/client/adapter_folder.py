@@ -1,4 +1,4 @@
-"""An adapter of another program on this machine: which of its files are imported."""
+"""An adapter of another program on this machine, and the choice of its files to import."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _template_arguments(manifest: Path) -> dict[str, Any]:
 
 
 def find_files(path: Path, sidecar: Path | None) -> tuple[Path, Path]:
-    """The weights and what describes them; ends the command when one of them is not there."""
+    """Return the weights and their description; end the command if one of them is missing."""
     names = (ORIGINAL_WEIGHTS, WEIGHTS_NAME)
     weights = (
         next((path / each for each in names if (path / each).is_file()), path / names[0]) if path.is_dir() else path

@@ -1,4 +1,4 @@
-"""Errors that an API has responded with, as one of our own errors is written, for programs and for a terminal."""
+"""Errors in an API's response, in the form of our own errors, for programs and for a terminal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def describe_error(error: Mapping[str, Any]) -> str:
-    """An error's lines for a terminal: code, message and remedy, then each invalid line or field that the message does not name."""
+    """Return an error's lines for a terminal: code, message and remedy, then each invalid line or field that the
+    message does not name.
+    """
     lines = [f"{error['code']}: {error['message']} {error['remedy']}".rstrip()]
     for fault in error["details"].get("errors", []):
         where = f"line {fault['line']}" if "line" in fault else fault.get("param", "")

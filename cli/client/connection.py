@@ -51,10 +51,10 @@ class Connection:
             return False
 
     def client(self, timeout: float = TIMEOUT_SECONDS, tenant: str | None = None) -> httpx.Client:
-        """An HTTP client that sends the key.
+        """Return an HTTP client that sends the key.
 
         Args:
-            tenant: the tenant to act for: None for that of ``MENS_TENANT``, empty for the key's own.
+            tenant: the tenant to act for: None: ``MENS_TENANT``; empty: the key's own.
         """
         headers = {"Authorization": f"Bearer {self.key}"}
         if acted_for := os.environ.get("MENS_TENANT") if tenant is None else tenant:
@@ -92,15 +92,16 @@ def connect() -> Connection:
 
 
 def call(method: str, path: str, tenant: str | None = None, **request: Any) -> Any:
-    """The JSON body of the response to one API request; ends the command with the API's error, its code and its remedy.
+    """Return the JSON body of the response to one API request; end the command with the API's error, its code and its
+    remedy.
 
-    ``tenant`` is as in :meth:`Connection.client`; the rest goes into the request.
+    ``tenant`` is as in :meth:`Connection.client`; the other arguments go into the request.
     """
     return _parse(send(method, path, tenant, **request))
 
 
 def send(method: str, path: str, tenant: str | None = None, **request: Any) -> httpx.Response:
-    """The response to one API request, whatever its status; ends the command when nothing responds.
+    """Return the response to one API request, whatever its status; end the command if nothing responds.
 
     ``tenant`` is as in :meth:`Connection.client`.
     """
@@ -113,19 +114,23 @@ def send(method: str, path: str, tenant: str | None = None, **request: Any) -> h
 
 
 def find(path: str, tenant: str | None = None, absent: Collection[int] = (httpx.codes.NOT_FOUND,)) -> Any | None:
-    """The JSON body of a GET, or None when the API responds with one of the statuses ``absent``; other errors end the command."""
+    """Return the JSON body of a GET, or None if the API responds with one of the statuses ``absent``; other errors end
+    the command.
+    """
     response = send("GET", path, tenant)
     return None if response.status_code in absent else _parse(response)
 
 
 def find_all(path: str, tenant: str | None = None, **query: Any) -> list[dict[str, Any]]:
-    """The items of a list: all of a list without pages, the first page of others. ``tenant`` is as in :func:`call`."""
+    """Return the items of a list: all of a list without pages, the first page of others. ``tenant`` is as in
+    :func:`call`.
+    """
     items: list[dict[str, Any]] = call("GET", path, tenant, params=query)["data"]
     return items
 
 
 def find_pages(path: str, **query: Any) -> Iterator[dict[str, Any]]:
-    """The items of all pages of a list, whose next page is requested with the last item's id."""
+    """Yield the items of all pages of a list; each next page is requested with the last item's id."""
     after: dict[str, Any] = {}
     while True:
         page = call("GET", path, params={"limit": PAGE, **query, **after})
@@ -145,7 +150,7 @@ def unreachable(connection: Connection, error: httpx.HTTPError) -> Unavailable:
 
 
 def no_installation(home: Path) -> NotFound:
-    """The error of a command for any installation where none is given, or where that of this machine does not run."""
+    """Return the error of a command that needs an installation if none is configured, or this machine's is down."""
     if (home / DATABASE_NAME).exists():
         return NotFound(
             Code.INSTALLATION_NOT_FOUND,
@@ -161,7 +166,7 @@ def no_installation(home: Path) -> NotFound:
 
 
 def note(message: str) -> None:
-    """Print a message on stderr, so that it stays out of what another program reads from stdout."""
+    """Print a message on stderr, so that it stays out of the data on stdout."""
     typer.echo(message, err=True)
 
 
@@ -169,8 +174,8 @@ def fail(message: str, error: Mapping[str, Any] | None = None) -> NoReturn:
     """End the command with an error on stderr and exit code 1; with ``--json``, as JSON on stdout.
 
     Args:
-        message: for people.
-        error: for machines: at least code and message; ``REQUEST_INVALID`` with the message when left out.
+        message: message for people.
+        error: error for machines: at least code and message; default: ``REQUEST_INVALID`` with the message.
     """
     if wants_json():
         print_json_error(error or {"code": str(Code.REQUEST_INVALID), "message": message})
@@ -185,7 +190,7 @@ def fail_with(error: MensError) -> NoReturn:
 
 
 def fail_with_response(response: httpx.Response) -> NoReturn:
-    """End the command with the error that the API has responded with."""
+    """End the command with the error in the API's response."""
     error = error_of(response)
     fail(describe_error(error), error)
 

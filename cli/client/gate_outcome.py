@@ -15,7 +15,7 @@ REFUSALS = (Code.GATE_MISSING, Code.GATE_STALE, Code.GATE_FAILED)
 
 
 def describe_gates(result: Mapping[str, Any]) -> Iterator[str]:
-    """Each gate that judged a job's adapter, and what became of the alias; nothing for a job that none did."""
+    """Describe each gate that judged a job's adapter, and the outcome for the alias; empty for a job without gates."""
     if receipt := result.get("receipt"):
         yield f"receipt  {receipt['id']}: {overall_outcome(receipt['passed'], receipt['gates']).word}"
         for row in receipt["gates"]:

@@ -1,4 +1,4 @@
-"""Shortened ids: a prefix that only one id has stands for it. The API takes whole ids only."""
+"""Shortened ids: a prefix that only one id has stands for it. The API accepts only full ids."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def resolve_adapter_id(text: str, least_digits: int = 0, tenant: str | None = No
 
 
 def resolve_job_id(text: str) -> str:
-    """The job id that an id or its prefix stands for; a prefix that no job has is returned unchanged. Ends the command when
+    """Return the job id for an id or its prefix; a prefix that no job has is returned unchanged. End the command if
     several jobs have the prefix.
     """
     typed = text.rstrip("…")

@@ -29,7 +29,7 @@ FINAL = ("succeeded", "failed", "cancelled")
 
 
 def follow(job_id: str, console: Console, connection: Connection | None = None) -> dict[str, Any]:
-    """Show a job's progress, and why it was queued again if it was, until it has finished; returns the finished job."""
+    """Show a job's progress until it has finished, and why it was queued again if it was; return the finished job."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}"))
     with Progress(*columns, console=console, transient=False, disable=not console.is_terminal) as bar:
         task = bar.add_task("waiting", total=None, facts="")
@@ -51,8 +51,8 @@ def follow(job_id: str, console: Console, connection: Connection | None = None) 
 
 
 def poll(job_id: str, connection: Connection) -> Iterator[dict[str, Any]]:
-    """The job's versions until it has finished or is paused, each with its new events. An unchanged job costs a 304; an API
-    that restarts, or has lost its database, is waited for, and ends the command when that takes too long.
+    """Yield the job's versions until it has finished or is paused, each with its new events. An unchanged job costs a
+    304. Wait for an API that restarts, or has lost its database; end the command if that takes too long.
     """
     etag, last_event = "", 0
     last_response, warned = time.monotonic(), False

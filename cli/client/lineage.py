@@ -13,10 +13,10 @@ NOT_RECORDED = "not recorded: an import, or trained by an older release"
 
 
 def describe_lineage(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Name and value of each row.
+    """Return name and value of each row.
 
     Args:
-        manifest: the adapter's, as JSON.
+        manifest: the adapter's manifest as JSON.
     """
     if "base_digests" not in manifest:  # the record of another kind of artifact
         return

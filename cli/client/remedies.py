@@ -78,7 +78,7 @@ COMMANDS = {
 
 
 def our_code(error: dict[str, Any]) -> Any:
-    """The code of an error of the API in our vocabulary; an API of an earlier release knows no other. None without any."""
+    """Return the code of an API error in our vocabulary, the only one of an earlier release; None without a code."""
     return error.get("mens", {}).get("code", error.get("code"))
 
 

@@ -61,6 +61,6 @@ def _describe_sample(number: int, sample: SampleAnswer) -> Iterator[str]:
 
 
 def _one_line(text: str) -> str:
-    """A text of a stranger on one line: control characters, which may steer a terminal, are left out."""
+    """Return untrusted text on one line: control characters, which may steer a terminal, are left out."""
     line = "".join(character for character in " ".join(text.split()) if character.isprintable())
     return f"{line[: WIDTH - 1]}…" if len(line) > WIDTH else line or "(nothing)"

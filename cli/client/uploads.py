@@ -1,4 +1,4 @@
-"""The files of a job: checked here first, sent to the API, and deleted there again when the job is refused."""
+"""The files of a job: checked here first, sent to the API, and deleted there again if the job is refused."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def check_files(data: DataSection, files: Mapping[str, Path], *, keep_all: bool)
 
 
 class Uploads:
-    """Files that one request names. Each upload is a file of its own, so those of a refused request are of use to no other."""
+    """Files that one request names. Each upload is a separate file, so those of a refused request serve no other."""
 
     def __init__(self) -> None:
         self._ids: list[str] = []
 
     def add(self, path: Path) -> str:
-        """Upload a file; returns its id. Ends the command when it is refused."""
+        """Upload a file; return its id. End the command if it is refused."""
         with path.open("rb") as file:
             return self._add(path.name, file)
 
@@ -55,9 +55,9 @@ class Uploads:
         return self._add(name, text.encode())
 
     def send(self, path: str, **request: Any) -> Any:
-        """The JSON body of the response to a POST; ends the command when it is refused, after the files were deleted.
+        """Return the JSON body of the response to a POST; if it is refused, delete the files and end the command.
 
-        After an outage they stay: the request may have been granted all the same.
+        After an outage the files stay: the request may have been accepted nevertheless.
         """
         response = send("POST", path, **request)
         if response.is_client_error:

@@ -104,7 +104,7 @@ def push_command(
 
 
 def find_adapter(name: str) -> str:
-    """The whole id of an adapter; says on stderr when no replica has measured it."""
+    """Return the full id of an adapter; print a note on stderr if no replica has measured it."""
     record = call("GET", f"/v1/adapters/{quote(resolve_adapter_id(name), safe='')}")
     if record["state"] != "published":
         note(f"{record['id']} is {record['state']}: it has no certificate that a replica measured and passed.")
@@ -112,7 +112,7 @@ def find_adapter(name: str) -> str:
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder and return it."""
+    """Create a folder and return it."""
     path.mkdir()
     return path
 

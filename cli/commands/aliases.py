@@ -206,7 +206,7 @@ def delete(name: Name, override: Override = False, reason: Reason = "", if_versi
 
 
 def describe_targets(targets: list[dict[str, Any]]) -> str:
-    """The id of the only target, or each with its share: ``a@1 90 %, a@2 10 %``."""
+    """Return the id of the only target, or each with its share: ``a@1 90 %, a@2 10 %``."""
     total = sum(target["weight"] for target in targets)
     if len(targets) == 1:
         return str(targets[0]["adapter"])
@@ -227,7 +227,9 @@ def describe_alias(alias: dict[str, Any]) -> str:
 
 
 def describe_share(alias: dict[str, Any], adapter_id: str) -> str:
-    """An adapter's share of an alias: ``prod 90 %``, ``prod (shadow 10 %)``, plain ``prod`` for all of it; empty for none."""
+    """Describe an adapter's share of an alias: ``prod 90 %``, ``prod (shadow 10 %)``, plain ``prod`` for all of it;
+    empty for none.
+    """
     weights = {target["adapter"]: target["weight"] for target in alias["targets"]}
     shadow = alias["shadow"] or {}
     if adapter_id == shadow.get("adapter"):
@@ -239,13 +241,15 @@ def describe_share(alias: dict[str, Any], adapter_id: str) -> str:
 
 
 def describe_hiding(name: str, tenant: str) -> str | None:
-    """The alias that will be hidden when a job moves a tenant's own alias of that name; None when none will be."""
+    """Return the alias that will be hidden when a job moves a tenant's own alias of that name; None if none will be."""
     hidden = _describe_hidden(find(_path(name)), tenant)
     return hidden and f"{hidden} once the job succeeds; `mens aliases delete {name}` shows it again"
 
 
 def _describe_hidden(before: dict[str, Any] | None, tenant: str) -> str | None:
-    """The alias that a name resolved to before it became the tenant's own, and the tenant it is hidden from."""
+    """Describe the alias that a name resolved to before it became the tenant's own, and the tenant that it is hidden
+    from.
+    """
     if before is None or before["tenant"] == tenant:
         return None
     targets = describe_targets(before["targets"])
@@ -265,7 +269,7 @@ def _describe_gate(gate: dict[str, Any] | None) -> str:
 
 
 def _describe_tenant(alias: dict[str, Any]) -> str:
-    """The tenant of an alias, and the tenant whose alias of the same name it hides."""
+    """Describe the tenant of an alias, and the tenant whose alias of the same name it hides."""
     return f"{alias['tenant']} (hides {alias['hides']}'s)" if alias.get("hides") else str(alias["tenant"])
 
 
@@ -292,7 +296,7 @@ def _shadow(shadow: str | None, share: float, judged_by: str | None) -> dict[str
 
 
 def _move(method: str, name: str, verb: str, body: dict[str, Any], if_version: int | None) -> None:
-    """Move an alias, and print a note when that hides another one: its callers get other answers from now on."""
+    """Move an alias, and print a note if that hides another one: its callers get other answers from now on."""
     before = find(_path(name))
     moved = call(method, _path(name) + verb, json=body, headers=if_match(if_version))
     unmoved = ""
@@ -305,7 +309,7 @@ def _move(method: str, name: str, verb: str, body: dict[str, Any], if_version: i
 
 
 def require_adapter_id(text: str) -> str:
-    """The adapter id that an id or its prefix stands for; ends the command when the text is the name of something else."""
+    """Return the adapter id for an id or its prefix; end the command if the name refers to something else."""
     if "@" not in text:
         alias = None if describe_bad_name(text) else find(_path(text))
         points = f" The alias {text} points to {describe_targets(alias['targets'])}." if alias else ""

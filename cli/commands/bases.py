@@ -391,10 +391,10 @@ def merged_base(settings: Settings, digest: str) -> BaseModelEntry | None:
 
 
 def entry_and_folder(settings: Settings, model: str) -> tuple[BaseModelEntry, Path]:
-    """A base model and its folder, by its name in the catalogue or by its folder.
+    """Return a base model and its folder, by its name in the catalogue or by its folder.
 
     Raises:
-        MensError: neither exists, or the folder holds no base model.
+        MensError: neither exists, or the folder does not contain a base model.
     """
     from shared.base_models.hub import locate
 

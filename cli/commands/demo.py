@@ -1,8 +1,8 @@
 """``mens demo``: the whole loop with real parts, from a JSONL file to answers of the tuned model.
 
-It tunes SmolLM2-135M-Instruct, which the Python package index has; where that cannot be reached, a tiny base that is
-pretrained on this machine. It uses an installation that ``mens up`` runs and that serves the base, or starts one and stops it
-again. It succeeds only if the tuned model answers the held-out prompts right and the base does not.
+It tunes SmolLM2-135M-Instruct from the Python package index; if that cannot be reached, a tiny base that is pretrained
+on this machine. It uses an installation that ``mens up`` runs and that serves the base, or starts one and stops it
+again. It succeeds only if the tuned model answers the held-out prompts correctly and the base does not.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def lesson_of(connection: Connection, *, tiny: bool) -> Lesson:
 
 
 def choose_lesson(settings: Settings, *, tiny: bool) -> Lesson:
-    """The lesson whose base can be had here; the base is in the catalogue afterwards."""
+    """Return the lesson whose base is available here; the base is in the catalogue afterwards."""
     if not tiny:
         try:
             ensure_real_base(settings)
@@ -90,7 +90,7 @@ def choose_lesson(settings: Settings, *, tiny: bool) -> Lesson:
 
 
 def ensure_real_base(settings: Settings) -> None:
-    """Fetch SmolLM2-135M-Instruct and add it to the catalogue, unless it is there.
+    """Fetch SmolLM2-135M-Instruct and add it to the catalogue, unless it is already there.
 
     Raises:
         Unavailable: ``PACKAGE_UNAVAILABLE``.
@@ -116,7 +116,7 @@ def run_own_stack(settings: Settings, lesson: Lesson) -> bool:
 
 
 def run_loop(connection: Connection, lesson: Lesson) -> bool:
-    """Upload, tune and chat through a stock OpenAI client; returns whether the answers are as expected."""
+    """Upload, tune and chat through a stock OpenAI client; return whether the answers are as expected."""
     from openai import OpenAI  # slow to import
 
     client = OpenAI(base_url=f"{connection.url}/v1", api_key=connection.key)
@@ -143,6 +143,6 @@ def run_loop(connection: Connection, lesson: Lesson) -> bool:
 
 
 def upload(client: OpenAI, name: str) -> str:
-    """Id of an uploaded example file."""
+    """Upload an example file and return its id."""
     with (EXAMPLES / name).open("rb") as file:
         return client.files.create(file=file, purpose="fine-tune").id

@@ -159,7 +159,7 @@ def train(
 
 
 def summary(job: dict[str, Any]) -> str:
-    """Rows, epochs, steps and learning rate of a fine-tune job, in one line."""
+    """Describe rows, epochs, steps and learning rate of a fine-tune job, in one line."""
     exec_, plan = job["contract"]["exec"], job["plan"]
     batch = exec_["batch_size"] * exec_["grad_accum"]
     rows, held_out = plan["train"]["rows"], plan["validation_rows"]
@@ -172,7 +172,9 @@ def summary(job: dict[str, Any]) -> str:
 
 
 def describe_expectation(preflight: dict[str, Any]) -> str:
-    """Device, memory and time that a job's preflight expects, in one line; empty for one of an earlier release."""
+    """Describe device, memory and time that a job's preflight expects, in one line; empty for a job of an earlier
+    release.
+    """
     if not (device := preflight.get("device")):
         return ""
     needs = preflight["estimate"]
@@ -327,7 +329,7 @@ def merge(
 
 
 def describe_place(place: dict[str, Any] | None) -> list[str]:
-    """A line on where a queued job stands, why, and when it is expected to start; none for other jobs."""
+    """Yield a line with a queued job's place, the reason, and its expected start; none for other jobs."""
     if place is None:
         return []
     start, error = place["estimated_start"], place["estimate_error"]
@@ -376,7 +378,7 @@ def find_base(named: Any) -> dict[str, Any]:
 
 
 def refuse_unserved(base: dict[str, Any]) -> None:
-    """Refuse a base, as the API describes it, whose adapters no replica serves; where that is not known the API decides.
+    """Refuse a base, as the API describes it, whose adapters no replica serves; if that is unknown the API decides.
 
     Raises:
         ContractRejected: ``NOT_SERVABLE_BASE``.

@@ -230,7 +230,7 @@ def record(
 
 
 def _send(target: Archive, plans: list[ModelPlan], key_env: list[str], bounds: Bounds) -> list[str]:
-    """Send the questions of every project; returns why some could not be read to their end."""
+    """Send the questions of every project; return why some could not be read to their end."""
     failures = []
     for key in read_keys(key_env):
         asked = [plan for plan in plans if plan.project == key.project]

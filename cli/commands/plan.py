@@ -162,10 +162,10 @@ def _device(name: str) -> str:
 
 
 def _named_file(sections: Sections, field: str, option: str) -> Path | None:
-    """A further data file that a contract file names: a path from where the command runs.
+    """Return a further data file that a contract file names: a path relative to the working folder.
 
     Raises:
-        ContractRejected: ``CONTRACT_INVALID``: it is not here, as an uploaded file's id is not.
+        ContractRejected: ``CONTRACT_INVALID``: the file is not here, e.g. it is an uploaded file's id.
     """
     name = sections.get("data", {}).get(field)
     if name is None or Path(str(name)).is_file():
@@ -189,7 +189,7 @@ def show(checked: Preflight) -> None:
 
 
 def facts(checked: Preflight) -> list[tuple[str, str]]:
-    """Rows of the plan's table: base, rows, tokens, steps, device, memory, time, disk and digests."""
+    """Return the rows of the plan's table: base, rows, tokens, steps, device, memory, time, disk and digests."""
     plan, needs, supervision = checked.plan, checked.estimate, checked.supervision
     exec_, adapter = plan.contract.exec, plan.contract.adapter
     fits = "fits" if needs.fits else ""

@@ -36,7 +36,7 @@ def replicas(as_json: Annotated[bool, typer.Option("--json", callback=note_json,
 
 
 def ago(seconds: float) -> str:
-    """A time span in the largest unit that fits, such as "3 min ago"; clocks may differ, so never less than 0 s."""
+    """Format a time span in the largest unit that fits, e.g. "3 min ago"; clocks may differ, so never below 0 s."""
     whole = max(int(seconds), 0)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if whole >= length:

@@ -150,7 +150,7 @@ def print_unserved(settings: Settings, served: Sequence[str]) -> None:
 
 
 def install_signal_handlers(stop: threading.Event, cut: threading.Event) -> None:
-    """Let Ctrl-C and SIGTERM set ``stop``, and Ctrl-C set ``cut`` when ``stop`` is set already."""
+    """Let Ctrl-C and SIGTERM set ``stop``, and Ctrl-C set ``cut`` if ``stop`` is already set."""
 
     def handle(number: int, _frame: FrameType | None) -> None:
         (cut if number == signal.SIGINT and stop.is_set() else stop).set()
@@ -160,9 +160,9 @@ def install_signal_handlers(stop: threading.Event, cut: threading.Event) -> None
 
 
 def ensure_base(settings: Settings, base: str) -> str:
-    """The name of the base to serve; ends the command when it is missing.
+    """Return the name of the base to serve; end the command if it is missing.
 
-    The tiny one is built first, and a merged model, by its digest, is made a base first.
+    The tiny base is built first, and a merged model, given by its digest, is first added as a base.
     """
     if any(entry.name == base for entry in load_catalog(settings.catalog_path).bases):
         return base
@@ -204,7 +204,7 @@ def start(stack: Stack, console: Console, stop: threading.Event | None = None, w
 
 
 def watch(stack: Stack, console: Console, stop: threading.Event) -> None:
-    """Print which programs end, are started again and are ready again, until ``stop`` is set.
+    """Print which programs end, restart and become ready again, until ``stop`` is set.
 
     Raises:
         StackFailed: supervisord keeps dying, or gave a program up.
@@ -216,7 +216,7 @@ def watch(stack: Stack, console: Console, stop: threading.Event) -> None:
 
 
 def print_with_time(console: Console, line: str) -> None:
-    """Print a line with the time of day: it may be read hours later."""
+    """Print a line with the time of day, since it may be read hours later."""
     console.print(f"{time.strftime('%H:%M:%S')} {line}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -250,7 +250,7 @@ Ctrl-C stops everything.
 
 
 def command(home: Path) -> str:
-    """The command line for ``mens`` in the present folder that finds the installation in a home folder."""
+    """Return the command line for ``mens`` in the current folder that finds the installation in a home folder."""
     program = "mens" if shutil.which("mens") else os.path.relpath(Path(sys.executable).with_name("mens"))
     default = Path(Settings.model_fields["home"].default).resolve()
     where = "" if home.resolve() == default else f"MENS_HOME={shlex.quote(str(home))} "

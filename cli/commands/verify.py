@@ -120,7 +120,8 @@ def _describe_signature(signature: Signature | None, trusted: Collection[str] | 
 def _check_folder_name(folder: Path, manifest_name: str, digest: str) -> None:
     """End the command for a folder that is named after another manifest.
 
-    In the storage a folder's name is the manifest's digest; elsewhere the signature alone says which manifest was meant.
+    In the storage a folder's name is the manifest's digest; elsewhere only the signature shows which manifest was
+    meant.
     """
     name = folder.resolve().name
     if is_digest(name) and name != digest:

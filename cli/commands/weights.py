@@ -128,7 +128,7 @@ def this_machine(settings: Settings) -> Machine:
 
 
 def find_twin(catalog: Catalog, base: BaseModelEntry) -> BaseModelEntry | None:
-    """The twin of a base as the catalogue has it now, for contracts with the default ``quant.double_quant``."""
+    """Return the twin of a base from the current catalogue, for contracts with the default ``quant.double_quant``."""
     for entry in catalog.bases:
         if (origin := entry.twin_of) and origin.digests == base.digests and origin.double_quant:
             return entry
@@ -138,7 +138,7 @@ def find_twin(catalog: Catalog, base: BaseModelEntry) -> BaseModelEntry | None:
 def make_twin(
     settings: Settings, catalog: Catalog, base: BaseModelEntry, report: Callable[[str], None]
 ) -> BaseModelEntry:
-    """Make the twin of a base, where the disk has room for it.
+    """Make the twin of a base, if the disk has room for it.
 
     Raises:
         Unavailable: ``STORAGE_FULL``. MensError: as :func:`cli.commands.bases.dequantize`.
@@ -164,7 +164,7 @@ def make_twin(
 
 
 def _read_config(settings: Settings, base: BaseModelEntry) -> ModelConfig | None:
-    """The config of a base; None where its files are not on this machine, or are wrong: its replica says what."""
+    """Return the config of a base; None if its files are missing here, or are invalid: its replica reports why."""
     try:
         raw = (locate_fetched_base(base, settings) / "config.json").read_bytes()
         return parse_model_config(json_object(raw, "config.json", Code.MODEL_CONFIG_INVALID))
@@ -173,7 +173,7 @@ def _read_config(settings: Settings, base: BaseModelEntry) -> ModelConfig | None
 
 
 def _gpu_bytes() -> int | None:
-    """Memory of the smallest GPU, by the driver's own program; None without one."""
+    """Return the memory of the smallest GPU, by the driver's own program; None without a GPU."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1") or not shutil.which("nvidia-smi"):
         return None
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]

@@ -1,4 +1,5 @@
-"""Files of other programs as rows of Mens', every row accounted for: written, changed by named rules, or dropped for a reason.
+"""Converts other programs' files to Mens' rows, with every row accounted for: written, changed by named rules, or
+dropped for a reason.
 
 Start with `convert.py`. Imports `cli.output` and `shared`; `cli.migration` converts OpenAI's files with the same rules.
 """

@@ -1,6 +1,6 @@
-"""Rows of Parquet files, Arrow files and folders that the library ``datasets`` has saved, a batch at a time.
+"""Rows of Parquet files, Arrow files and folders saved by the library ``datasets``, a batch at a time.
 
-A typed table has all keys in every object; keys without a value are null there, and are left out of the rows.
+A typed table has all keys in every object; keys without a value are null in it, and are left out of the rows.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _files(path: Path, split: str) -> list[Path]:
 
 
 def _named(path: Path, key: str, inner: str = "") -> list[str]:
-    """Names of files or folders next to a JSON file, which it lists.
+    """Return the names of files or folders that a JSON file next to them lists.
 
     Raises:
         InvalidRequest: one of them would be outside of the folder, or the file is broken.
@@ -116,7 +116,7 @@ def _batches(file: Path) -> Iterator[Any]:
 
 
 def _slices(batch: Any) -> Iterator[Any]:
-    """Parts of a batch: as Python's objects a row takes many times its bytes."""
+    """Yield parts of a batch: as Python objects a row takes many times its bytes."""
     for start in range(0, batch.num_rows, BATCH_ROWS):
         yield batch.slice(start, BATCH_ROWS)
 

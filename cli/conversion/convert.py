@@ -136,7 +136,9 @@ def _convert(
 
 
 def _kept(row: SourceRow, source: SourceFile, encoder: msgspec.json.Encoder) -> bytes | None:
-    """The line of a row that Mens' reader takes as it is; None of any other. A table's row is always written from its parts."""
+    """Return the line of a row that Mens' reader accepts unchanged; None for any other. A table's row is always written
+    from its parts.
+    """
     if not source.has_json_rows or (row.value is not None and recognise(row.value) in _NEVER_KEPT):
         return None
     try:
@@ -148,7 +150,7 @@ def _kept(row: SourceRow, source: SourceFile, encoder: msgspec.json.Encoder) -> 
 
 
 def _mapped(row: Row, columns: Mapping[str, str]) -> tuple[Row, list[str]]:
-    """A row under Mens' names, and the columns that have no name there."""
+    """Return a row under Mens' names, and the columns that have no name there."""
     if not columns:
         return row, []
     mapped = {name: row[column] for column, name in columns.items() if column in row}
@@ -189,7 +191,7 @@ def _account(line: int, outcome: Outcome, form: RowForm | None) -> Account:
 
 
 def check_output(path: Path, output: Path, *others: Path | None) -> None:
-    """Refuse an output that is the input, or in it.
+    """Refuse an output that equals the input, or lies inside it.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``.
@@ -203,7 +205,7 @@ def check_output(path: Path, output: Path, *others: Path | None) -> None:
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """Mens' names by column, of ``COLUMN=NAME,COLUMN=NAME``.
+    """Parse Mens' names by column from ``COLUMN=NAME,COLUMN=NAME``.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``.

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's ``dataset_info.json``: which columns of a file mean what, and which names its speakers have."""
+"""LLaMA-Factory's ``dataset_info.json``: the meaning of a file's columns, and the names of its speakers."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class DatasetInfo:
 
 
 def read_dataset_info(path: Path, source: Path) -> DatasetInfo:
-    """The entry for a file: by the file's name, or by the entry's own name.
+    """Return the entry for a file: by the file's name, or by the entry's own name.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``: it has no such entry, or is broken.
+        InvalidRequest: ``REQUEST_INVALID``: it lacks such an entry, or is broken.
     """
     try:
         entries = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])

@@ -48,7 +48,7 @@ class FileReport(msgspec.Struct):
     refused: str = ""
 
     def count(self, outcome: Outcome, lines: Sequence[int]) -> None:
-        """Account for lines of one outcome, by ascending number."""
+        """Count lines of one outcome, by ascending number."""
         self.lines += len(lines)
         self.rows += len(lines) * len(outcome.rows)
         if outcome.reason:

@@ -61,8 +61,8 @@ class Tags:
     """Names that a program gives to the parts of a turn.
 
     Attributes:
-        speaker, utterance: keys of a turn; empty for the usual ones.
-        roles: Mens' roles by the names of speakers, in small letters.
+        speaker, utterance: keys of a turn; empty: the usual ones.
+        roles: Mens' roles by lower-case speaker names.
     """
 
     speaker: str = ""
@@ -146,7 +146,7 @@ def to_chat(row: Row, form: RowForm, tags: Tags, outcome: Outcome, *, chosen: bo
 
 
 def _with_system(turns: list[Row], system: str) -> list[Row]:
-    """Turns behind the text of a row's ``system``, unless they begin with it."""
+    """Return the turns after a row's ``system`` content, unless they already begin with it."""
     first = turns[0] if turns else {}
     if not system or first.get("role") not in ("system", "developer"):
         return [{"role": "system", "content": system}, *turns] if system else turns

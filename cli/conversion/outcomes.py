@@ -1,4 +1,4 @@
-"""The fates of a row: kept, changed by named rules, or dropped for a named reason; and the choices that are the user's."""
+"""The outcomes of a row: kept, changed by named rules, or dropped for a named reason; and the user's choices."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Outcome:
 
     @property
     def fate(self) -> str:
-        """``dropped``, ``changed`` or ``kept``."""
+        """Whether it was ``dropped``, ``changed`` or ``kept``."""
         return "dropped" if self.reason else "changed" if self.changes else "kept"
 
     def change(self, change: Change) -> None:

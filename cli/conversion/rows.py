@@ -28,7 +28,7 @@ DEFAULTS = RowOptions()
 
 
 def convert_row(row: Row, method: Method = Method.SUPERVISED, options: RowOptions = DEFAULTS) -> Outcome:
-    """Convert one row, which is changed in place."""
+    """Convert one row in place."""
     outcome = Outcome()
     try:
         if method is Method.REINFORCEMENT:
@@ -110,7 +110,7 @@ def _preferred(row: Row) -> Row:
 
 
 def _convert_functions(row: Row, outcome: Outcome) -> None:
-    """OpenAI's older form of tools: ``functions``, ``function_call`` and the role ``function``."""
+    """Convert OpenAI's older form of tools: ``functions``, ``function_call`` and the role ``function``."""
     functions = row.pop("functions", None)
     if row.pop("function_call", None) is not None or functions:
         outcome.change(Change.FUNCTIONS_TO_TOOLS)
@@ -155,7 +155,7 @@ def _convert_message(message: Row, options: RowOptions, outcome: Outcome) -> Non
 
 
 def _joined(parts: list[Any], options: RowOptions, outcome: Outcome) -> str:
-    """The text of a message that is a list of parts, put together as chat templates do: with nothing in between."""
+    """Return the content of a message that is a list of parts, joined as chat templates do: with nothing in between."""
     texts = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else ""

@@ -38,7 +38,7 @@ SCHEMAS_REMEMBERED = 512
 
 
 def refused_schemas(request: Mapping[str, Any]) -> dict[str, str]:
-    """The schemas of a request or row that an installation would not take, and why."""
+    """Return the schemas of a request or row that an installation would not accept, and why."""
     return {name: fault for name, schema in schemas_of(request) if (fault := schema_fault(written_schema(schema)))}
 
 

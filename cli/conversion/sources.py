@@ -1,7 +1,7 @@
 """The rows of a file, whatever its form: JSONL, JSON, a table, Parquet, Arrow, a saved folder of datasets; read as a stream.
 
-The form is recognised by the content. A row has the number of the line where it begins; where a form has no lines (Parquet,
-Arrow, a list inside of a JSON object), rows are numbered from 1.
+The form is recognised by the content. A row has the number of the line where it begins; in forms without lines
+(Parquet, Arrow, a list inside a JSON object), rows are numbered from 1.
 """
 
 from __future__ import annotations
@@ -175,14 +175,14 @@ def _json_values(file: io.TextIOBase, path: Path) -> Iterator[SourceRow]:
 
 
 def _skip(text: str, place: int) -> int:
-    """The place of the next value: after white space, and after what opens, divides and closes an array."""
+    """Return the place of the next value: after white space, and characters that open, divide and close an array."""
     while place < len(text) and text[place] in " \t\r\n,[]":
         place += 1
     return place
 
 
 def _no_number(_: str) -> None:
-    """``NaN`` and the infinities, which JSON does not have."""
+    """Return None for ``NaN`` and the infinities, which JSON does not have."""
     return
 
 
@@ -216,7 +216,7 @@ def _wrapped_rows(source: SourceFile) -> Iterator[SourceRow]:
 
 
 def choose_split(names: list[str], wanted: str, path: Path) -> str:
-    """The part of a source that has several: the one that is wanted, or the only one.
+    """Return the part of a source that has several: the requested one, or the only one.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``.

@@ -53,7 +53,7 @@ class Comparison:
         console.print(counts)
 
     def _shown(self) -> list[int]:
-        """Indices of the first items, and of the first one that the tuned model answers wrong."""
+        """Return the indices of the first items, and of the first one that the tuned model answers incorrectly."""
         lesson = self.lesson
         is_wrong = [not lesson.is_right(self.tuned[index], item.reference) for index, item in enumerate(lesson.items)]
         shown = list(range(min(lesson.shown, len(lesson.items))))

@@ -1,4 +1,4 @@
-"""``--check``: graders by short names, as OpenAI's graders. Pure but for reading a schema's file."""
+"""``--check``: graders by short names, in OpenAI's form. Pure except for reading a schema's file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def to_criterion(text: str) -> dict[str, Any]:
 
 
 def _short_form(name: str, value: str) -> dict[str, Any]:
-    """A check in the block ``mens``; empty for another name, or one that lacks its value."""
+    """Return a check in the block ``mens``; empty for another name, or without its value."""
     if name == "regex" and value:
         return {"check": "regex", "pattern": value}
     if name in ("compiles", "anti_stub") and value:

@@ -47,13 +47,13 @@ class EvalFile:
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
     def item_schema(self) -> dict[str, Any]:
-        """A JSON Schema that has the keys of the items: required are those that all have."""
+        """Return a JSON Schema with the keys of the items; keys that all items have are required."""
         keys = list(dict.fromkeys(key for item in self.items for key in item))
         required = [key for key in keys if all(key in item for item in self.items)]
         return {"type": "object", "properties": {key: {} for key in keys}, "required": required}
 
     def as_document(self) -> dict[str, Any]:
-        """As it is written into a file."""
+        """Return the form that is written into a file."""
         document: dict[str, Any] = {"name": self.name, "testing_criteria": list(self.criteria)}
         document |= {"input_messages": dict(self.input_messages)}
         document |= {"sampling_params": dict(self.sampling)} if self.sampling else {}
@@ -61,7 +61,7 @@ class EvalFile:
 
 
 def read(path: Path) -> EvalFile:
-    """An eval file (``.yaml``, ``.yml``, ``.json``), or, of any other name, a file of rows.
+    """Read an eval file (``.yaml``, ``.yml``, ``.json``), or, under any other name, a file of rows.
 
     Raises:
         InvalidRequest: ``EVAL_ITEMS_INVALID``, ``EVAL_INVALID``: with the line or the field.

@@ -32,7 +32,7 @@ class Pairs:
     """Items of two models, by criterion.
 
     Attributes:
-        unpaired: items of which one side has no score.
+        unpaired: items with a score on only one side.
     """
 
     by_criterion: dict[str, list[ScoredPair]]
@@ -52,7 +52,7 @@ class Pairs:
 
 
 def scores(item: OutputItem) -> dict[str, float]:
-    """By criterion; one that could not judge the answer is not there."""
+    """Return the scores by criterion; a criterion that could not judge the answer is missing."""
     return {
         str(result["name"]): float(result["score"])
         for result in item["results"]
@@ -107,13 +107,13 @@ def _key(item: OutputItem) -> tuple[str, int]:
 
 
 def lost(pairs: Pairs) -> list[ScoredPair]:
-    """Pairs in which the new model is worse, the largest loss first."""
+    """Return pairs in which the new model is worse, the largest loss first."""
     worse = [pair for found in pairs.by_criterion.values() for pair in found if pair.new < pair.old]
     return sorted(worse, key=lambda pair: (pair.new - pair.old, pair.item["datasource_item_id"]))
 
 
 def worst(items: Iterable[OutputItem]) -> list[OutputItem]:
-    """Items that did not pass, the lowest score first."""
+    """Return items that did not pass, the lowest score first."""
     failed = [item for item in items if item["status"] != "pass"]
     return sorted(failed, key=lambda item: (sum(scores(item).values()), item["datasource_item_id"]))
 

@@ -63,7 +63,7 @@ def print_comparison(
     shown: int = SHOWN_ITEMS,
     noise_floors: Mapping[str, float | None] | None = None,
 ) -> bool:
-    """Print a comparison; returns whether the new model is shown to be not worse by every criterion."""
+    """Print a comparison; return whether the new model is shown to be not worse by every criterion."""
     found = pairs.comparisons(margin)
     typer.echo(f"new is {new}, old is {old}; the same items, pair by pair")
     print_table(("criterion", *COLUMNS), [(name, *cells(one)) for name, one in found.items()])

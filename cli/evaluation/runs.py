@@ -1,4 +1,4 @@
-"""Evals and runs of an installation, over its API: made, followed, read."""
+"""Creates, follows and reads evals and runs of an installation, over its API."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class RunRequest:
 
     @property
     def answers_to_each(self) -> int:
-        """Answers of all models together to one sample of an item."""
+        """Number of answers of all models together to one sample of an item."""
         return (2 + self.noise_floor) if self.against else 1
 
     @property
     def requests(self) -> int:
-        """Requests to models, those that judge among them."""
+        """Number of requests to models, including judges."""
         answers = len(self.file.items) * self.samples * self.answers_to_each
         judges = sum(grader["type"] in ("score_model", "label_model") for grader in self.file.criteria)
         return answers * (1 + judges)
 
     def data_source(self, file_id: str) -> dict[str, Any]:
-        """OpenAI's ``data_source`` of the run."""
+        """Return OpenAI's ``data_source`` of the run."""
         return {
             "type": "completions",
             "source": {"type": "file_id", "id": file_id},
@@ -127,22 +127,22 @@ def second_model(run: Mapping[str, Any]) -> str | None:
 
 
 def find_eval(eval_id: str) -> dict[str, Any]:
-    """An eval by its id."""
+    """Return an eval by its id."""
     return dict(call("GET", f"/v1/evals/{_part(eval_id)}"))
 
 
 def evals() -> Iterator[dict[str, Any]]:
-    """Every eval, newest first."""
+    """Return every eval, newest first."""
     yield from find_pages("/v1/evals", order="desc")
 
 
 def runs(eval_id: str) -> Iterator[dict[str, Any]]:
-    """Every run of an eval, newest first."""
+    """Return every run of an eval, newest first."""
     yield from find_pages(f"/v1/evals/{_part(eval_id)}/runs", order="desc")
 
 
 def output_items(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every item of a run, in the order of its source."""
+    """Return every item of a run, in the order of its source."""
     yield from find_pages(f"/v1/evals/{_part(run['eval_id'])}/runs/{_part(run['id'])}/output_items", order="asc")
 
 

@@ -1,4 +1,4 @@
-"""Answers for a scorecard from a chat endpoint, with the tokens that its server counts. Waits when the server is busy."""
+"""Answers for a scorecard from a chat endpoint, with the server's own token counts. Waits while the server is busy."""
 
 from __future__ import annotations
 

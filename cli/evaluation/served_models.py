@@ -1,4 +1,4 @@
-"""Models of an installation as they are evaluated: one model behind a name, and the base under it."""
+"""Models of an installation for evaluation: one model behind a name, and its base."""
 
 from __future__ import annotations
 

@@ -83,5 +83,5 @@ def _notes(backend: Backend, manifest: AdapterManifest) -> str:
 
 
 def _rank_of_vllm(rank: int) -> int:
-    """vLLM takes a few largest ranks only."""
+    """Return the smallest maximum rank that vLLM accepts and that covers this rank."""
     return next((known for known in (8, 16, 32, 64, 128, 256, 320, 512) if known >= rank), rank)

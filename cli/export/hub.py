@@ -11,7 +11,7 @@ NEEDS_HUB = "The hub is written to by its own client: pip install 'mens[hub]'."
 
 
 def check_installed() -> None:
-    """End the command before anything is downloaded where the hub's client is not there."""
+    """End the command before any download if the hub's client is not installed."""
     if importlib.util.find_spec("huggingface_hub") is None:
         fail(NEEDS_HUB)
 

@@ -1,7 +1,7 @@
 """The code inside an exported MLflow model: transformers' base with the adapter on it, by peft.
 
-MLflow copies this file into the model's folder and runs it where the model is loaded, so it stands alone: nothing of Mens is imported,
-and Mens never imports it.
+MLflow copies this file into the model's folder and runs it where the model is loaded, so it is self-contained: nothing
+of Mens is imported, and Mens never imports it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ PROBE = "Wq7"
 
 
 class AdapterChat(PythonModel):
-    """Chats in, answers out. Rows of a column ``messages``, each a list of ``{"role", "content"}``; one text a row comes back."""
+    """Converts chats to answers. The input has rows of a column ``messages``, each a list of ``{"role", "content"}``;
+    the output has one string per row.
+    """
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load base and adapter.
@@ -76,7 +78,9 @@ class AdapterChat(PythonModel):
 
 
 def _end_ids(tokenizer: Any, configured: int | list[int] | None) -> list[int]:
-    """Ids at which answers end: those of the base's config files, and the token that its chat template writes after an answer."""
+    """Return the ids at which answers end: those of the base's config files, and the token that its chat template
+    writes after an answer.
+    """
     chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": PROBE}]
     tail = tokenizer.apply_chat_template(chat, tokenize=False).rpartition(PROBE)[2].lstrip()
     tokens = {str(token): number for number, token in tokenizer.added_tokens_decoder.items()}

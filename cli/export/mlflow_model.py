@@ -1,4 +1,6 @@
-"""An MLflow model, written by MLflow's own client: the adapter as it is stored, and code that loads it with transformers and peft."""
+"""An MLflow model, written by MLflow's own client: the unchanged adapter, and code that loads it with transformers and
+peft.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ LOADED_WITH = ("accelerate", "mlflow-skinny", "pandas", "peft", "safetensors", "
 
 
 def check_installed() -> None:
-    """End the command before anything is downloaded where MLflow's client is not there."""
+    """End the command before any download if MLflow's client is not installed."""
     if not all(map(importlib.util.find_spec, ("mlflow", "pandas"))):
         fail(NEEDS_MLFLOW)
 

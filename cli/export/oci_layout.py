@@ -1,4 +1,6 @@
-"""An OCI image layout (image-spec 1.1): a folder that `oras`, `skopeo` and registries' clients take. Equal files, equal digests."""
+"""An OCI image layout (image-spec 1.1): a folder that `oras`, `skopeo` and registry clients accept. Equal files give
+equal digests.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def read_layout(folder: Path, target: Path) -> None:
     """Copy the layers of a layout with one artifact to their names in an empty folder, each checked against its digest.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_DIGEST_MISMATCH``: a blob is missing or changed; ``ADAPTER_MANIFEST_INVALID``: no adapter's layout.
+        ArtifactInvalid: ``ADAPTER_DIGEST_MISMATCH``: a blob is missing or changed; ``ADAPTER_MANIFEST_INVALID``: not an
+            adapter's layout.
     """
     try:
         (entry,) = json.loads((folder / "index.json").read_bytes())["manifests"]

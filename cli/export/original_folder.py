@@ -23,10 +23,11 @@ ALIGNMENT = 8
 
 
 def write_original(folder: Path, target: Path, manifest: AdapterManifest) -> list[str]:
-    """Write the layout into an empty folder; returns the names of its files. Ends the command for weights other than float32.
+    """Write the layout into an empty folder; return the names of its files. End the command for weights other than
+    float32.
 
     Args:
-        folder: the adapter as it is stored.
+        folder: the stored adapter.
     """
     if other := sorted({one.dtype for one in read_tensors(folder / WEIGHTS_NAME).values()} - {"F32"}):
         fail(f"The original reads float32 alone, and this adapter's weights are {', '.join(other)}.")
@@ -58,7 +59,7 @@ def write_original(folder: Path, target: Path, manifest: AdapterManifest) -> lis
 
 
 def _names(manifest: AdapterManifest) -> dict[str, str]:
-    """PEFT's tensor names → the original's; the adapter was verified, so it has these and no others."""
+    """Return PEFT's tensor names → the original's; the adapter was verified, so it has exactly these."""
     names: dict[str, str] = {}
     for logical, key in manifest.base_key_map.items():
         a, b = peft_keys(key)

@@ -1,4 +1,4 @@
-"""The lines of ``golden/PROJECT/MODEL.jsonl``: recorded prompts with their answers, checked before they are believed."""
+"""The lines of ``golden/PROJECT/MODEL.jsonl``: recorded prompts with their answers, verified before use."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def choose_prompts(
 
 
 def model_of(name: str) -> str:
-    """The model that a checkpoint's name belongs to; any other name as it is."""
+    """Return the model that a checkpoint's name belongs to; any other name is unchanged."""
     return name.partition(":ckpt-step-")[0]
 
 
@@ -123,7 +123,7 @@ def _is_for(row: dict[str, Any], model: str) -> bool:
 
 
 def to_request(row: dict[str, Any]) -> Request | None:
-    """The prompt of a row, chat or batch line: its messages up to the last answer, and its tools and format."""
+    """Return the prompt of a row, chat or batch line: its messages up to the last answer, and its tools and format."""
     body = row.get("body") or row.get("input") or row
     if not isinstance(body, dict):
         return None

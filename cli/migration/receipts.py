@@ -167,12 +167,12 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 def receipt_file(model: str) -> str:
-    """Path of a tuned model's receipt in the archive."""
+    """Return the path of a tuned model's receipt in the archive."""
     return f"{GATE}/{safe_name(model)}.json"
 
 
 def write_receipt(folder: Path, receipt: Receipt) -> Path:
-    """Write a receipt in the place of the one before; returns its path."""
+    """Write a receipt, replacing an earlier one; return its path."""
     path = folder / receipt_file(receipt.foreign_model)
     make_private(path.parent, folder)
     write_json(path, receipt)

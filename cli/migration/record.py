@@ -1,4 +1,6 @@
-"""Asks tuned models, and their bases as a control, and keeps the answers: the one step that costs money."""
+"""Sends prompts to tuned models, and to their bases as a control, and keeps the answers: the only step that costs
+money.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,7 @@ class Estimate:
 
 
 def questions(model: str, choice: Choice, sampling: Sampling) -> Iterator[Question]:
-    """The requests for a model, prompt by prompt: the model and its base, at temperature 0 and then the samples."""
+    """Yield the requests for a model, prompt by prompt: model and base, at temperature 0 and then the samples."""
     models = [model, parse_name(model).base] if sampling.control else [model]
     for prompt in choice.prompts:
         for asked in models:
@@ -298,5 +300,5 @@ def _is_same(answer: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def golden_file(project: str, model: str) -> str:
-    """Path of a model's recorded answers in the archive."""
+    """Return the path of a model's recorded answers in the archive."""
     return f"{GOLDEN}/{safe_name(project)}/{safe_name(model)}.jsonl"

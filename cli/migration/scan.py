@@ -1,4 +1,4 @@
-"""Finds the places of a code base that will not work, or not in the same way, once its base URL is an installation's."""
+"""Finds places in a code base that will fail, or work differently, once its base URL is an installation's."""
 
 from __future__ import annotations
 
@@ -146,7 +146,9 @@ def scan(paths: Iterable[Path]) -> Iterator[Finding]:
 
 
 def source_files(root: Path) -> Iterator[Path]:
-    """The files below a folder, in order, without hidden folders and those of other people's code; links are not followed."""
+    """Yield the files below a folder, in order, without hidden folders and those of other people's code; links are not
+    followed.
+    """
     if root.is_file():
         yield root
         return

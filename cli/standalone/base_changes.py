@@ -12,7 +12,7 @@ from shared.settings import Settings
 
 
 def check_name(settings: Settings, name: str) -> None:
-    """Refuse the name of an alias for a base that is new, as far as this machine can read the database.
+    """Refuse an alias's name for a new base, as far as this machine can read the database.
 
     Raises:
         InvalidRequest: ``NAME_INVALID``.

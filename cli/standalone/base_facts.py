@@ -1,4 +1,4 @@
-"""A base that is added: the checks of its folder, and the facts of it that people choose by."""
+"""Checks of a new base's folder, and the facts about it that people choose by."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class BaseFacts:
 
     @property
     def columns(self) -> tuple[str, str, str, str, str]:
-        """Family, parameters, context, dtype and size, for people."""
+        """Family, parameters, context, dtype and size as strings."""
         scale, unit = (1e9, "B") if self.parameters >= 1e9 else (1e6, "M")
         context = f"{self.context:,}" if self.context else "not stated"
         return self.family, f"{self.parameters / scale:.3g}{unit}", context, self.dtype or "", format_size(self.size)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON form."""
+        """Return the JSON form."""
         return asdict(self)
 
 
@@ -86,7 +86,7 @@ def check_base(folder: Path, report: Callable[[str], None] = note) -> None:
 
 
 def describe_base(entry: BaseModelEntry, catalog_path: Path) -> BaseFacts | None:
-    """The facts of a base whose files are on this machine; None where they are not, or cannot be read."""
+    """Return the facts of a base whose files are on this machine; None if they are missing, or cannot be read."""
     folder = _present_folder(entry, catalog_path)
     if folder is None:
         return None

@@ -30,7 +30,7 @@ def is_gguf(source: str) -> bool:
 
 
 def default_name(source: str) -> str:
-    """The name in the catalogue of a source that was given without one: the repository's, the folder's or the file's."""
+    """Return the catalogue name for a source without one: the repository's, the folder's or the file's name."""
     path = Path(source)
     if not path.exists() and re.fullmatch(REPOSITORY, source):
         return source
@@ -39,10 +39,10 @@ def default_name(source: str) -> str:
 
 
 def read_source(source: str, revision: str | None = None) -> LocalSource | HubSource:
-    """A folder, or a hub repository at the commit that its branch or tag is now.
+    """Return a folder, or a hub repository at the current commit of its branch or tag.
 
     Raises:
-        InvalidRequest: ``REQUEST_INVALID``: neither. MensError: as :func:`pinned`.
+        InvalidRequest: ``REQUEST_INVALID``: the source is neither. MensError: as :func:`pinned`.
     """
     if Path(source).is_dir():
         return LocalSource(path=source)

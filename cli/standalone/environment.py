@@ -1,4 +1,6 @@
-"""The environment of the programs of `mens up`: addresses on loopback, secrets of the home folder, and what each replica serves."""
+"""The environment of the programs of `mens up`: addresses on loopback, secrets of the home folder, and each replica's
+base.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from cli.standalone.programs import PROJECT, SERVING, replica_programs
 
 
 def choose_ports(api_port: int, replicas: Sequence[str]) -> dict[str, str]:
-    """A port for each program that listens; the API's is a free one when it is 0."""
+    """Return a port for each program that listens; the API's is a free one if it is 0."""
     names, free = ("valkey", *replicas, "api"), set[int]()
     while len(free) < len(names):
         free |= {free_port()} - {api_port}

@@ -1,4 +1,6 @@
-"""Bases out of GGUF files: dequantised by a program of the worker into the home folder, with the file's digest in the catalogue."""
+"""Bases from GGUF files: a program of the worker dequantises them into the home folder, with the file's digest in the
+catalogue.
+"""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def secret(home: Path, name: str) -> str:
 
 
 def api_key(home: Path) -> str:
-    """The owner's API key; a new one when its file is lost or the database does not know it."""
+    """Return the owner's API key; a new one if its file is lost or the database does not know it."""
     from shared.database.audit.actors import AuditActor, acting
     from shared.database.connection import Database
     from shared.database.keys import Keys

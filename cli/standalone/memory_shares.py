@@ -36,7 +36,9 @@ def memory_shares(settings: Settings, bases: Sequence[str], memory: int) -> list
 
 
 def _weight_bytes(settings: Settings, entry: BaseModelEntry | None) -> int:
-    """Bytes of a base's weights as a replica on a CPU holds them; 0 where its config is not on this machine yet."""
+    """Return the bytes of a base's weights as a replica on a CPU holds them; 0 if its config is not on this machine
+    yet.
+    """
     if entry is None or not isinstance(entry.source, LocalSource):
         return 0
     path = settings.catalog_path.parent / entry.source.path / "config.json"

@@ -42,7 +42,7 @@ def free_port() -> int:
 
 @cache
 def _fixed_ports() -> range:
-    """The larger side of those that the kernel does not give away; all where it leaves hardly any."""
+    """Return the larger side of the ports that the kernel does not assign; all ports if it leaves hardly any."""
     first, last = (int(end) for end in EPHEMERAL.read_text().split()) if EPHEMERAL.exists() else (49_152, PORTS - 1)
     larger = max(range(FIRST_PORT, first), range(last + 1, PORTS), key=len)
     return larger if len(larger) > 1000 else range(FIRST_PORT, PORTS)

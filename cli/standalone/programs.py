@@ -43,12 +43,12 @@ def drain_seconds(settings: Settings) -> float:
 
 
 def stop_seconds(drain_seconds: float) -> int:
-    """From a program's SIGTERM to its SIGKILL, for the time that requests in flight have."""
+    """Return the seconds from a program's SIGTERM to its SIGKILL, given the time for requests in flight."""
     return math.ceil(drain_seconds) + END_SECONDS
 
 
 def metrics_ports(settings: Settings) -> dict[str, int]:
-    """The metrics' port of each program: the setting's, and those after it; none where it is not set."""
+    """Return the metrics port of each program: the setting's, and those after it; empty if it is not set."""
     first = settings.metrics_port
     return {} if first is None else {name: first + number if first else 0 for number, name in enumerate(METERED)}
 
@@ -101,7 +101,9 @@ def supervisor_config(
 
 
 def valkey_config(home: Path, port: str, password: str) -> str:
-    """Valkey's configuration: loopback, a password, and an append-only file, so that a kill loses no queued message."""
+    """Return Valkey's configuration: loopback, a password, and an append-only file, so that a kill loses no queued
+    message.
+    """
     lines = [
         f"port {port}",
         "bind 127.0.0.1",

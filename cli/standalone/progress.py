@@ -31,7 +31,7 @@ class Progress:
     _checked: float = 0.0
 
     def stalled_seconds(self) -> float:
-        """Seconds since it was last seen to get on; looks at most every `CHECK_SECONDS`."""
+        """Return the seconds since its last observed progress; it is checked at most every `CHECK_SECONDS`."""
         now = time.monotonic()
         if now - self._checked >= CHECK_SECONDS:
             self._checked = now
@@ -42,7 +42,7 @@ class Progress:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and all below it; 0 when it has ended."""
+    """Return the processor time of a process and all its descendants; 0 if it has ended."""
     seconds = 0.0
     try:
         process = psutil.Process(pid) if pid else None

@@ -1,4 +1,4 @@
-"""Programs that supervisord has restarted, read from its log: its API forgets how a program ended as soon as it runs again."""
+"""Programs that supervisord restarted, from its log: its API forgets how a program ended once it runs again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STARTED = re.compile(r" spawned: '(\S+)' with pid \d+$")
 
 
 class RestartLog:
-    """Follows supervisord's log from its present end.
+    """Follows supervisord's log from its current end.
 
     Args:
         log: the file, which may not exist yet.
@@ -24,7 +24,9 @@ class RestartLog:
         self._last: dict[str, str] = {}
 
     def read_new(self) -> list[tuple[str, str]]:
-        """Programs that were restarted since the last call, each with how it ended, such as "terminated by SIGKILL"."""
+        """Return programs that were restarted since the last call, each with how it ended, such as "terminated by
+        SIGKILL".
+        """
         if not self._log.exists():
             return []
         with self._log.open("rb") as file:

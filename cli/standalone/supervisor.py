@@ -62,7 +62,9 @@ class Supervisor:
         return f"terminated by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
     def processes(self) -> list[dict[str, Any]]:
-        """The programs as it reports them: name, pid, statename, and more; none while it does not respond."""
+        """Return the programs as supervisord reports them: name, pid, statename, and more; empty while it does not
+        respond.
+        """
         from supervisor.xmlrpc import SupervisorTransport
 
         transport = SupervisorTransport(serverurl=f"unix://{self.socket}")
@@ -100,7 +102,7 @@ class Supervisor:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _kill_programs(self) -> None:
-        """Kill the process groups that were there when it last responded."""
+        """Kill the process groups that existed when it last responded."""
         for group in self._groups:
             kill_group(group)
 

@@ -1,4 +1,4 @@
-"""``mens data check``: everything that is wrong with a training file, before training."""
+"""``mens data check``: finds everything that is wrong with a training file, before training."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def check(
 
 
 def _supervision_refusal(supervised: dict[str, SupervisionReport], *, lenient: bool) -> MensError | None:
-    """The error of the first file with a row that the base cannot be trained on."""
+    """Return the error of the first file with a row that the base cannot be trained on."""
     for name, one in supervised.items():
         try:
             one.refuse("data.train_file" if name == "supervision" else "data.validation_file", lenient=lenient)
@@ -140,7 +140,7 @@ def report_supervision(
     *,
     lenient: bool,
 ) -> SupervisionReport:
-    """The supervision report of a file for a base: which tokens are trained on, by the trainer's own labels."""
+    """Return the supervision report of a file for a base: which tokens are trained on, by the trainer's own labels."""
     from shared.base_models.hub import locate  # tokenizers and the hub's client are slow to import
     from shared.preflight.sequence_length import UNKNOWN_MEMORY_TOKENS
     from shared.tokenization.supervision import supervise_file
@@ -185,7 +185,7 @@ def show(report: DataReport, file: Path, validation: Path | None, quarantine: Pa
 
 
 def show_supervision(found: SupervisionReport, kind: str = "") -> None:
-    """Print how many tokens are supervised, and the rows with a problem; ``kind`` is ``"validation "`` of that file."""
+    """Print how many tokens are supervised, and rows with a problem; ``kind`` is ``"validation "`` for that file."""
     sample = f" (a sample of the file's {found.lines:,} lines)" if found.sampled else ""
     console.print(
         f"{kind}tokens: {found.tokens:,} in {found.rows:,} rows{sample}, {found.supervised_tokens:,} of them supervised; "

@@ -1,4 +1,4 @@
-"""``mens data convert``: a file of another program becomes rows for training, each row of it accounted for."""
+"""``mens data convert``: converts another program's file into training rows, and accounts for each row."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def _cost(request: api.RunRequest) -> str:
 
 
 def _follow(begun: dict[str, Any], request: api.RunRequest) -> dict[str, Any]:
-    """The run once it has ended; an API that restarts is waited for by asking again."""
+    """Return the run once it has ended; requests are repeated while an API restarts."""
     total = len(request.file.items) * request.samples
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     run = begun
@@ -252,7 +252,7 @@ def _follow(begun: dict[str, Any], request: api.RunRequest) -> dict[str, Any]:
 
 
 def _print(run: dict[str, Any], margin: float | None, worst: int, *, as_json: bool) -> None:
-    """A run's page; ends the command with 1 when it failed, or its model is not shown to be not worse."""
+    """Print a run's page; end the command with 1 if the run failed, or its model is not shown to be not worse."""
     if run["status"] == "failed":
         error = run["error"] or {}
         fail(f"{run['id']} failed: {error.get('code')}: {error.get('message')}", error or None)

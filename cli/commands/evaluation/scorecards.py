@@ -1,4 +1,4 @@
-"""``mens scorecard``: how well models write code that compiles, and whether one may take another's place."""
+"""``mens scorecard``: how well models write code that compiles, and whether one may replace another."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def schema(
 
 
 def _connection() -> Connection | None:
-    """The installation that the command line talks to, whose key it may send; other endpoints get none."""
+    """Return the command line's installation, whose key it may send; other endpoints get none."""
     is_known = os.environ.get("MENS_API_URL") or saved_connection(read_settings(Settings).home)
     return connect() if is_known else None
 
@@ -225,7 +225,7 @@ def _show_cycle(number: int, cycle: dict[str, Any]) -> None:
 
 
 def _commit() -> str | None:
-    """The commit of the folder that this runs in; None outside a repository."""
+    """Return the commit of the working folder; None outside a repository."""
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=5)
     except (OSError, subprocess.TimeoutExpired):

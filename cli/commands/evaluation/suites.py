@@ -145,7 +145,7 @@ def _base_folder(settings: Settings, bases: set[str]) -> Path:
 
 
 def _max_length(folder: Path) -> int:
-    """The base's positions, with 2,048 where nothing says how many: as the harness itself has it."""
+    """Return the base's positions, or 2,048 if unknown, as in the harness itself."""
     try:
         return parse_model_config(json.loads((folder / "config.json").read_bytes())).max_positions or 2048
     except (MensError, OSError, ValueError):
@@ -160,7 +160,7 @@ def _new_folder(runs: Path) -> Path:
 
 
 class _Bar:
-    """Requests that are answered, on a terminal; elsewhere a line at the beginning."""
+    """Shows answered requests on a terminal; elsewhere prints one line at the beginning."""
 
     def __init__(self, model: str) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

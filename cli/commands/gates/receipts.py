@@ -162,12 +162,12 @@ def next_step(found: dict[str, Any]) -> str:
 
 
 def _outcome(found: dict[str, Any]) -> str:
-    """``passed``, ``failed`` or ``no evidence``."""
+    """Return ``passed``, ``failed`` or ``no evidence``."""
     return overall_outcome(found["passed"], found["receipt"]["gates"]).word
 
 
 def _policy(receipt: dict[str, Any]) -> str:
-    """A policy by its name and the beginning of its digest: another file under the same name is another policy."""
+    """Return a policy's name with a prefix of its digest: another file under the same name is another policy."""
     return f"{receipt['policy']['name']} ({receipt['policy']['digest'][:12]})"
 
 

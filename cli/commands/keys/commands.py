@@ -1,7 +1,7 @@
 """``mens keys``: creates, lists, changes, rotates and revokes API keys, over the API or in the database of this machine.
 
-Over the API where ``MENS_API_URL`` is set. Both ways show a key as the API does, and end the command with the error when
-something cannot be done.
+It uses the API if ``MENS_API_URL`` is set. Both ways show a key as the API does, and end the command with the error on
+a failure.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def _seconds(text: str) -> int | None:
 
 
 def _expiry(text: str | None) -> str | None:
-    """A time in the format of the API; a date is its beginning, and what names no zone is UTC. None: never."""
+    """Convert a time to the API's format; a date means its beginning, and a time without a zone is UTC. None: never."""
     if text is None or text.lower() == NO_LIMIT:
         return None
     try:

@@ -24,26 +24,26 @@ Change = dict[str, Any]
 
 
 class KeyStore(Protocol):
-    """API keys of one tenant; without one, of all tenants that this store may read."""
+    """API keys of one tenant; without a tenant, of all tenants that this store may read."""
 
     def create(self, name: str, role: Role, limits: Limits, expires_at: str | None) -> KeyRecord:
-        """Make a key; only this response holds its ``secret``."""
+        """Create a key; only this response contains its ``secret``."""
 
     def all(self) -> list[KeyRecord]:
-        """All keys, oldest first; revoked ones too."""
+        """Return all keys, oldest first, including revoked ones."""
 
     def change(self, key_id: str, change: Change) -> KeyRecord:
         """Change the given fields."""
 
     def rotate(self, key_id: str, overlap_seconds: int) -> KeyRecord:
-        """Give it a new secret; only this response holds its ``secret``."""
+        """Give a key a new secret; only this response contains its ``secret``."""
 
     def revoke(self, key_id: str) -> KeyRecord:
         """Revoke a key: requests with it are refused from now on."""
 
 
 def key_store(tenant: str | None) -> KeyStore:
-    """The store that a command works on: the API when ``MENS_API_URL`` is set, else the database of this machine."""
+    """Return the store for a command: the API if ``MENS_API_URL`` is set, otherwise the database of this machine."""
     return RemoteKeys(tenant) if os.environ.get("MENS_API_URL") else LocalKeys(tenant)
 
 
@@ -126,7 +126,7 @@ def _local_command() -> Iterator[None]:
 
 
 class LocalKeys:
-    """API keys in the database of this machine, where no key is needed: the first one has to come from somewhere."""
+    """API keys in the database of this machine, which needs no key: this is how the first one is created."""
 
     def __init__(self, tenant: str | None) -> None:
         self._tenant = tenant

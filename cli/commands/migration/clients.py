@@ -67,7 +67,7 @@ class Activity:
 
 @contextmanager
 def activity(key: ProjectKey, total: int | None = None) -> Iterator[Activity]:
-    """A client with one key, closed at the end; ``total`` is how many responses are expected, if that is known."""
+    """Yield a client with one key, closed at the end; ``total`` is the expected number of responses, if known."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -177,7 +177,7 @@ def _margins(given: list[str], min_prompts: int) -> Margins:
 
 
 def _note_unused(margins: Margins, receipts: list[Receipt]) -> None:
-    """Say which margins are of no gate: a name that was mistyped would go unnoticed."""
+    """Name the margins that match no gate: a mistyped name would otherwise go unnoticed."""
     names = sorted({gate.name for receipt in receipts for gate in receipt.gates})
     for pattern in margins.by_gate if names else ():
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -267,7 +267,7 @@ def _cost(bodies: list[Body]) -> str:
 
 
 def _send(client: httpx.Client, archive: Path, file: str, bodies: list[Body], label: str, concurrency: int) -> None:
-    """Send requests, with a bar."""
+    """Send requests, with a progress bar."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

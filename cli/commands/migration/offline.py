@@ -185,7 +185,7 @@ def _show(archive: Path, converted: ConvertedFile) -> None:
 
 
 def _show_formats(formats: list[FormatCheck]) -> None:
-    """Schemas of requests that the gate, or a program, will send."""
+    """Print the schemas of requests that the gate, or a program, will send."""
     if formats:
         typer.echo(f"{counted(len(formats), 'schema')} in recorded prompts, stored chats and batches")
     for each in formats:

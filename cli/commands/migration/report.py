@@ -1,4 +1,4 @@
-"""``mens migrate openai report``: one HTML file of all that was kept, lost and proven. Needs no network."""
+"""``mens migrate openai report``: one HTML file on everything that was kept, lost and proven. Needs no network."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def switch_models(
 
 
 def _check_models(archive: Path, known: Sequence[str], wanted: Sequence[str]) -> None:
-    """End the command where the archive has no tuned model, or not those that are wanted."""
+    """End the command if the archive has no tuned model, or not the requested ones."""
     if not known:
         fail(
             f"{archive} has no tuned model, so nothing can succeed one. "
@@ -238,7 +238,7 @@ def _planner(archive: Path, vram_gb: float | None, *, local: bool) -> Iterator[P
 def _follow(
     archive: Path, installation: Installation, plans: Iterable[SuccessorPlan], training: Training, *, quiet: bool
 ) -> Training:
-    """A training once its job has ended, kept; ``quiet`` leaves stdout to the result."""
+    """Store a training and return it once its job has ended; ``quiet`` leaves stdout to the result."""
     if quiet:
         *_, job = poll(training.job, installation.connection)
     else:

@@ -1,4 +1,4 @@
-"""``mens audit``: who changed what, as a list, as JSON lines to keep elsewhere, and pruned when they are kept there."""
+"""``mens audit``: who changed what: lists events, exports them as JSON lines, and prunes exported ones."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _page(tenant: str | None, which: dict[str, Any], **paging: Any) -> Any:
 
 
 def _numbers(path: Path, through: int | None) -> set[int]:
-    """Numbers of the events of an export, those up to ``through`` if that is given."""
+    """Return the numbers of the events of an export, up to ``through`` if given."""
     try:
         numbers = {int(json.loads(line)["seq"]) for line in path.read_text().splitlines() if line}
     except (ValueError, KeyError, TypeError):

@@ -97,7 +97,7 @@ def _check_model(name: str, tenant: str | None) -> None:
 
 
 def _add_up(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines of several models, in the API's order; lines of the same group are added up."""
+    """Return lines of several models, in the API's order; lines of the same group are added up."""
     sums: dict[tuple[str, ...], dict[str, Any]] = {}
     for line in lines:
         group = tuple(line[name] or "" for name in ("day", "key_id", "model"))

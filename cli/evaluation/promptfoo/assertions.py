@@ -68,7 +68,7 @@ def to_form(assertion: Mapping[str, Any]) -> Form:
 
 
 def _refuse_unread(kind: str, assertion: Mapping[str, Any]) -> None:
-    """Settings that would be ignored make another assertion of it."""
+    """Refuse an assertion with settings that would be ignored, since they change its meaning."""
     value = assertion.get("value")
     if isinstance(value, str) and (found := re.match(r"file://|python:|package:", value)):
         raise NoCounterpart(f"its value begins with {found[0]}, and no file or code of a configuration is read")

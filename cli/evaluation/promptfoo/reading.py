@@ -72,7 +72,7 @@ def read_promptfoo(document: Mapping[str, Any], name: str) -> Imported:
 
 
 def _prompts(document: Mapping[str, Any], unused: list[str]) -> Iterator[list[dict[str, str]]]:
-    """Each prompt as messages whose placeholders are promptfoo's."""
+    """Yield each prompt as messages with promptfoo's placeholders."""
     given = document.get("prompts") or []
     for number, prompt in enumerate(given if isinstance(given, list) else [given]):
         text = prompt.get("raw") if isinstance(prompt, dict) else prompt
@@ -87,7 +87,7 @@ def _prompts(document: Mapping[str, Any], unused: list[str]) -> Iterator[list[di
 
 
 def _messages(text: str) -> list[dict[str, str]]:
-    """A prompt is a chat in JSON or YAML's notation, or one turn of the user's."""
+    """Return a prompt's messages: a chat in JSON or YAML notation, or one user turn."""
     try:
         turns = json.loads(text)
     except ValueError:
@@ -144,7 +144,7 @@ def _tests(document: Mapping[str, Any], unused: list[str]) -> Iterator[_Test]:
 
 
 def _combinations(variables: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """promptfoo's expansion: a variable with a list stands for one test for each of its values."""
+    """Yield promptfoo's expansion: a variable with a list stands for one test for each of its values."""
     choices = [value if isinstance(value, list) else [value] for value in variables.values()]
     for chosen in itertools.product(*choices):
         yield dict(zip(variables, chosen, strict=True))
@@ -169,7 +169,7 @@ def _forms(place: str, assertions: Sequence[Any], variables: Mapping[str, Any], 
 
 
 def _filled(assertion: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """An assertion with its variables filled in."""
+    """Return an assertion with its variables filled in."""
     if not isinstance(assertion, dict):
         raise NoCounterpart("it is no object")
     value = assertion.get("value")
@@ -207,7 +207,7 @@ def _template_fault(text: str) -> str:
 def _eval_file(
     prompt: list[dict[str, str]], tests: Sequence[_Test], sampling: dict[str, Any], unused: list[str]
 ) -> tuple[list[Item], list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """Items, criteria, messages and sampling of tests of one form under one prompt."""
+    """Return items, criteria, messages and sampling of tests of one form under one prompt."""
     own = all(test.variables.keys() == {"item"} and isinstance(test.variables["item"], dict) for test in tests)
     criteria = []
     values: list[tuple[str, int]] = []

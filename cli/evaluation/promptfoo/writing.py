@@ -1,4 +1,4 @@
-"""An eval as promptfoo's configuration. Pure.
+"""Writes an eval as promptfoo's configuration. Pure.
 
 Every item is the variable ``item`` of a test, so templates stay as they are.
 """
@@ -47,7 +47,7 @@ def write_promptfoo(evaluation: EvalFile, models: Sequence[str], url: str) -> tu
 
 
 def _prompt(evaluation: EvalFile) -> str:
-    """Messages in JSON, which promptfoo fills in value by value; those of an item as a whole by its filter ``dump``."""
+    """Return messages in JSON, which promptfoo fills in by value; an item's own messages use its filter ``dump``."""
     messages = evaluation.input_messages
     if messages["type"] == "item_reference":
         return f"{{{{ {messages['item_reference']} | dump }}}}"

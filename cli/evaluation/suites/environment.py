@@ -57,7 +57,7 @@ def python_of(folder: Path) -> Path:
 
 
 def install(folder: Path, lock: Path = LOCK) -> Path:
-    """Make the environment: complete, or not there. Every file is checked against the lock's hashes.
+    """Create the environment: complete, or absent. Every file is checked against the lock's hashes.
 
     Returns:
         its interpreter.

@@ -114,7 +114,7 @@ def differences(form: ChatForm, template: ChatTemplate) -> list[str]:
 
 
 def _candidates(template: ChatTemplate, tokens: Sequence[str]) -> Iterator[ChatForm]:
-    """Forms that fit a chat without a system turn and one with it; the most natural one first."""
+    """Yield forms that fit a chat without a system turn and one with it; the most natural one first."""
     first, to_assistant, to_user, to_prompt = _texts_around(template, ("user", "assistant", "user")) or [""] * 4
     with_system = _texts_around(template, ("system", "user"))
     asked = _common(to_assistant, to_prompt)

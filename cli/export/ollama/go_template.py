@@ -1,7 +1,7 @@
-"""A chat form as a template of Ollama's, which are Go's `text/template` (https://pkg.go.dev/text/template).
+"""Writes a chat form as an Ollama template, in Go's `text/template` (https://pkg.go.dev/text/template).
 
-Ollama gives it ``.Messages``, each with ``.Role`` and ``.Content``, turns of one role joined. White space in the template is text, so no
-action here trims any, and everything stands where it is written.
+Ollama passes ``.Messages``, each with ``.Role`` and ``.Content``, with turns of one role joined. White space in the
+template is output, so no action here trims any, and the template contains no line breaks for layout.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def go_template(form: ChatForm, *, late_system: bool) -> str:
 
 
 def literal(text: str) -> str:
-    """A text that the template writes as it is, and that a Modelfile can hold: no brace opens an action, no quotes end the template.
+    """Return a string as the template writes it unchanged and a Modelfile can hold it: no brace opens an action, no
+    quotes end the template.
 
     A Modelfile drops characters that are not printable, so they are written as escapes.
     """
@@ -64,7 +65,7 @@ def literal(text: str) -> str:
 
 
 def _go_string(text: str) -> str:
-    """A string of Go's. JSON's escapes are Go's too, but characters beyond U+FFFF have one of their own there."""
+    """Return a Go string. JSON's escapes are also Go's, but characters beyond U+FFFF have one of their own in Go."""
     escaped = (f"\\U{ord(one):08x}" if ord(one) > 0xFFFF else json.dumps(one)[1:-1] for one in text)
     return f'"{"".join(escaped)}"'
 

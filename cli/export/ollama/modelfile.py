@@ -154,7 +154,7 @@ def _added_tokens(tokenizer: Tokenizer) -> list[str]:
 
 
 def _sampling(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Sampling as vLLM does it by default: the base's own settings, else every token by its probability."""
+    """Return sampling as in vLLM's defaults: the base's own settings, otherwise every token by its probability."""
     found = {name: config[name] if config.get(name) is not None else default for name, default in SAMPLING.items()}
     return [(OLLAMA_NAMES.get(name, name), format(value, "g")) for name, value in found.items()]
 
@@ -169,7 +169,9 @@ def _stops(tokenizer: Tokenizer) -> list[tuple[str, str]]:
 
 
 def _one_line(text: str) -> str:
-    """An argument of FROM; a Modelfile has no form for line breaks and other characters that are not printed."""
+    """Return an argument of FROM; refuse line breaks and other unprintable characters, which a Modelfile cannot
+    express.
+    """
     if not text.isprintable() or text != text.strip() or text.startswith('"'):
         raise _unsupported(f"a Modelfile cannot hold the path {text!r}")
     return text

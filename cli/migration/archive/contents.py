@@ -39,11 +39,11 @@ class Contents:
                 self._refused.append(entry)
 
     def projects(self) -> list[str]:
-        """The projects, by the variables that their keys were in."""
+        """Return the projects, by the variables of their keys."""
         return sorted({project for project, _ in self._entries})
 
     def refused(self) -> list[Entry]:
-        """Requests that OpenAI has refused."""
+        """Requests that OpenAI refused."""
         return list(self._refused)
 
     def items(self, project: str, path: str, **query: str) -> Iterator[Item]:
@@ -66,7 +66,7 @@ class Contents:
         return value
 
     def tuned_models(self, project: str) -> list[str]:
-        """Tuned models that OpenAI lists, and those of jobs; checkpoints too."""
+        """Return tuned models that OpenAI lists, and those of jobs, including checkpoints."""
         listed = [str(model["id"]) for model in self.items(project, "models") if is_tuned(str(model["id"]))]
         made = [str(job["fine_tuned_model"]) for job in self.jobs(project) if job.get("fine_tuned_model")]
         return sorted({*listed, *made})
@@ -84,7 +84,7 @@ class Contents:
         return [name for name in self.tuned_models(project) if parse_name(name).step is None]
 
     def jobs(self, project: str) -> Iterator[Item]:
-        """Fine-tuning jobs, newest first, as OpenAI lists them."""
+        """Return fine-tuning jobs, newest first, as OpenAI lists them."""
         return self.items(project, "fine_tuning/jobs")
 
     def file(self, project: str, file_id: str) -> Path | None:
@@ -102,7 +102,7 @@ class Contents:
         return None
 
     def files(self, project: str, purpose: str) -> Iterator[tuple[Item, Path]]:
-        """Files of a purpose whose content the archive has."""
+        """Return files of a purpose whose content the archive has."""
         for item in self.items(project, "files"):
             path = self.file(project, str(item["id"]))
             if path and item.get("purpose") == purpose:

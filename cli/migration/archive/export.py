@@ -1,4 +1,4 @@
-"""An export of one project into an archive: section by section, whatever OpenAI refuses in between."""
+"""Exports one project into an archive: section by section, continuing after refusals."""
 
 from __future__ import annotations
 

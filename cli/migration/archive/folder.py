@@ -79,7 +79,7 @@ def request_key(project: str, method: str, path: str, query: Mapping[str, str]) 
 
 
 def safe_name(name: str) -> str:
-    """A file's name for an id that OpenAI chose: it leads out of no folder and is not hidden."""
+    """Return a file name for an id that OpenAI chose: it cannot leave the folder and is not hidden."""
     return re.sub(r"^\.", "%2E", quote(name, safe=""))
 
 
@@ -119,7 +119,7 @@ class Archive:
         os.close(self._lock)
 
     def find(self, key: str) -> Entry | None:
-        """The entry of a request whose body is here; None for one that was never sent, was refused or lost its body."""
+        """Return the entry of a request whose body is here; None if it was never sent, was refused or lost its body."""
         entry = self._entries.get(key)
         if entry is None or entry.is_refused:
             return None
@@ -127,12 +127,12 @@ class Archive:
         return entry if path.is_file() and path.stat().st_size == entry.bytes else None
 
     def entries(self) -> list[Entry]:
-        """Every request, by project, path and page."""
+        """Return every request, by project, path and page."""
         return sorted(self._entries.values(), key=lambda entry: (entry.key, entry.file))
 
     @contextmanager
     def body(self) -> Iterator[BinaryIO]:
-        """An empty private file for a body that is on its way."""
+        """Return an empty private file for a body that is being received."""
         path = self.folder / _PARTIAL
         try:
             with open_private(path) as file:
@@ -142,7 +142,7 @@ class Archive:
             path.unlink(missing_ok=True)
 
     def add(self, entry: Entry, body: BinaryIO | None) -> Entry:
-        """Keep a body under the entry's file, and then the entry, with the body's size and digest."""
+        """Store a body under the entry's file, and then the entry, with the body's size and digest."""
         if body is not None:
             body.flush()
             os.fsync(body.fileno())
@@ -199,7 +199,7 @@ def read_entries(folder: Path) -> dict[str, Entry]:
 
 
 def _read_manifest(folder: Path) -> Manifest:
-    """The manifest of an archive; an empty one before the first run has reached its end."""
+    """Read the manifest of an archive; return an empty one before the first run has reached its end."""
     if not (folder / MANIFEST).is_file():
         return Manifest("", {}, [])
     try:
@@ -214,13 +214,13 @@ def _unreadable(path: Path, error: Exception) -> ArtifactInvalid:
 
 
 def open_private(path: Path) -> BinaryIO:
-    """A new empty file for its owner only, in the place of one that was there."""
+    """Open a new empty file for its owner only, replacing an existing one."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "w+b")
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file at once or not at all, for its owner only."""
+    """Write a file in one step, for its owner only."""
     partial = path.with_name(f".{path.name}.partial")
     with open_private(partial) as file:
         file.write(content)
@@ -235,7 +235,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def now() -> str:
-    """The time in UTC, to the second."""
+    """Return the time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -249,7 +249,7 @@ def _open_journal(path: Path) -> BinaryIO:
 
 
 def make_private(folder: Path, root: Path) -> None:
-    """Make a folder below an archive's, and those between, for their owner only."""
+    """Create a folder below an archive's, and those between, for their owner only."""
     for path in reversed([folder, *folder.parents]):
         if path.is_relative_to(root):
             path.mkdir(mode=0o700, exist_ok=True)

@@ -1,6 +1,6 @@
 """Requests to OpenAI's API, with its conventions on keys, base URL and retries.
 
-A key comes from an environment variable or a prompt. It is in the ``Authorization`` header and nowhere else: not in an
+A key comes from an environment variable or a prompt. It appears only in the ``Authorization`` header: not in an
 argument, an error, a log line or a file.
 """
 
@@ -79,11 +79,11 @@ def read_key(variable: str, prompt: Callable[[str], str] | None) -> ProjectKey:
 
 
 class OpenAIClient:
-    """Requests of one project's key, tried again as OpenAI's own clients would.
+    """Requests of one project's key, retried as OpenAI's own clients would.
 
     Args:
         pause: waits for some seconds.
-        note: is given a line on each long wait.
+        note: called with a line on each long wait.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class OpenAIClient:
 
         Raises:
             Unauthenticated: the key was refused.
-            Unavailable: no response, or only refusals to serve now, however often it was tried.
+            Unavailable: no response, or only temporary refusals, after all retries.
         """
         failure = ""
         for attempt in range(ATTEMPTS):
@@ -169,7 +169,7 @@ class OpenAIClient:
         self._pause(seconds)
 
     def _told_wait(self, response: httpx.Response) -> float | None:
-        """Seconds of ``retry-after-ms`` or ``Retry-After``, which is a number or a date."""
+        """Return the seconds of ``retry-after-ms`` or ``Retry-After``, which is a number or a date."""
         with suppress(KeyError, ValueError):
             return max(0.0, float(response.headers["retry-after-ms"]) / 1000)
         value = response.headers.get("retry-after", "")

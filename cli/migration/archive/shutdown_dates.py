@@ -47,7 +47,7 @@ class Ending:
     source: str
 
     def days_left(self, today: date) -> int | None:
-        """Days until then; negative when it is over."""
+        """Return the days until then; negative if it is over."""
         return (self.day - today).days if self.day else None
 
 
@@ -75,7 +75,7 @@ def ending_of(model: str, shutdown_date: object) -> Ending:
 
 
 def describe_days(days: int | None) -> str:
-    """Days left, for a person."""
+    """Describe the days left."""
     if days is None:
         return "?"
     return "gone" if days < 0 else str(days)

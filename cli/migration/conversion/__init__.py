@@ -1,4 +1,4 @@
-"""OpenAI's rows as Mens' rows, each line of a file accounted for.
+"""Converts OpenAI's rows to Mens' rows, with each line of a file accounted for.
 
 Start with `files.py`. Imports `cli.conversion`, `cli.migration`'s other parts and `shared`.
 """

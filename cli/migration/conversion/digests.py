@@ -11,8 +11,8 @@ Digests = NDArray[np.uint64]
 class DigestSet:
     """64-bit digests that grow by many at once.
 
-    They are kept in sorted arrays, each more than twice as long as the next, so a look-up takes a few binary searches and
-    an addition sorts little. A set of Python's numbers takes eight times the memory.
+    They are kept in sorted arrays, each more than twice as long as the next, so a lookup takes a few binary searches
+    and an addition sorts little. A set of Python integers takes eight times the memory.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class DigestSet:
         return found
 
     def add(self, digests: Digests) -> None:
-        """Put digests into the set."""
+        """Add digests to the set."""
         new = np.unique(digests)
         new = new[~self.has(new)]
         while self._runs and len(self._runs[-1]) <= 2 * len(new):

@@ -122,7 +122,7 @@ class _Kinds:
 
 
 def _convert_plain(line: bytes, rules: LineRules) -> tuple[Outcome, None, str] | None:
-    """The fast path: a row without anything special that Mens' reader takes is kept, byte for byte. None: not of this kind."""
+    """Take the fast path: keep a plain row that Mens' reader accepts, byte for byte. Return None for other rows."""
     if rules.method is not Method.SUPERVISED or rules.options.strip or rules.redaction or _SPECIAL.search(line):
         return None
     try:
@@ -174,11 +174,11 @@ def _prompt_id(line: bytes) -> str:
 
 
 class _Line(NamedTuple):
-    """A line without its end, of one that is far too long the beginning.
+    """A line without its end; of a line that is far too long, only the beginning.
 
     Attributes:
         size: bytes in the file.
-        is_plain: whether the file has these bytes and a line feed, nothing else.
+        is_plain: whether the line in the file is exactly these bytes and a line feed.
     """
 
     content: bytes

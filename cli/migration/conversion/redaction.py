@@ -1,4 +1,4 @@
-"""Takes personal data out of rows, by the user's own rules."""
+"""Removes personal data from rows, by the user's own rules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Redaction:
         self._rules = [_rule(line, number) for number, line in lines if line.strip() and not line.startswith("#")]
 
     def apply(self, value: Any) -> Any:
-        """A JSON value with the rules applied to its text, one after the other."""
+        """Return a JSON value with the rules applied to its strings, one after the other."""
         if isinstance(value, str):
             for expression, replacement in self._rules:
                 value = expression.sub(replacement, value)

@@ -1,4 +1,6 @@
-"""The schemas that recorded prompts, stored chats and batches of an archive ask for, and whether an installation takes them."""
+"""The schemas that recorded prompts, stored chats and batches of an archive request, and whether an installation
+accepts them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training and validation files of an archive, with local originals in the place of what could not be downloaded."""
+"""The training and validation files of an archive, with local originals for files that could not be downloaded."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def guess_method(path: Path) -> Method:
 
 
 def output_of(file: TrainingFile) -> str:
-    """Path of a converted file in the archive. The name says which rows Mens cannot train on yet."""
+    """Return the path of a converted file in the archive. The name shows which rows Mens cannot train on yet."""
     kind = "" if file.method is Method.SUPERVISED else f".{file.method}"
     return f"{DATA}/{safe_name(file.project)}/{safe_name(file.file_id)}{kind}.jsonl"
 

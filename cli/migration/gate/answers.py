@@ -92,7 +92,7 @@ def body_for(prompt: RecordedPrompt, candidate: Candidate) -> dict[str, Any]:
 
 
 def answers_file(model: str) -> str:
-    """Path of the answers that were given in a tuned model's place."""
+    """Return the path of the answers that were given in a tuned model's place."""
     return f"{GATE}/{safe_name(model)}.answers.jsonl"
 
 
@@ -120,7 +120,7 @@ def read_lines(path: Path) -> dict[str, NewAnswer]:
 
 
 def pending(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candidate: Candidate) -> list[dict[str, Any]]:
-    """The requests that have no answer yet. A refusal is sent again: the installation may have changed."""
+    """Return the requests that have no answer yet. A refusal is sent again: the installation may have changed."""
     known = read_answers(folder, model)
     bodies = [body_for(prompt, candidate) for prompt in prompts]
     return [body for body in bodies if (answer := known.get(digest_json(body))) is None or answer.code]
@@ -197,7 +197,7 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 
 
 def _check_access(status: int, content: dict[str, Any]) -> None:
-    """Raises what no prompt is to blame for: every other prompt would be refused likewise."""
+    """Raise errors that are independent of the prompt: every other prompt would be refused in the same way."""
     error = content.get("error") if isinstance(content.get("error"), dict) else None
     message, given = str((error or {}).get("message") or f"status {status}"), our_code(error or {})
     if status == httpx.codes.UNAUTHORIZED:

@@ -1,4 +1,5 @@
-"""A tuned model's recorded answers against its successor's: one gate for each thing that can be compared. Start reading here.
+"""Compares a tuned model's recorded answers with its successor's: one gate for each comparable measure. Start reading
+here.
 
 The user's own graders come first, then labels, then similarity. A prompt that the installation refuses scores 0 in every gate
 that it belongs to.
@@ -47,7 +48,7 @@ MORE_EVIDENCE = (
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prompt with both answers; ``new`` is None when the installation has refused the prompt."""
+    """A prompt with both answers; ``new`` is None if the installation refused the prompt."""
 
     prompt: RecordedPrompt
     new: Answer | None
@@ -157,7 +158,7 @@ def _answers(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candid
 
 
 def _grader_gate(imported: ImportedGrader, check: GraderCheck, pairs: list[Pair], margins: Margins) -> list[Gate]:
-    """The gate of one of the user's graders; none where no recorded prompt is an item of its eval."""
+    """Return the gate of one of the user's graders; empty if no recorded prompt is an item of its eval."""
     mine = [pair for pair in pairs if pair.prompt.id in imported.items]
     if not mine or imported.grader is None:
         return []
@@ -190,7 +191,9 @@ def _label_gates(known: Mapping[str, Answer], pairs: list[Pair], margins: Margin
 
 
 def _similarity_gate(pairs: list[Pair], margins: Margins) -> Gate:
-    """The new answers' similarity to the recorded ones, against that of the old model's own further answers."""
+    """Return the gate on the new answers' similarity to the recorded ones, compared with that of the old model's own
+    further answers.
+    """
     again = [pair for pair in pairs if pair.prompt.samples]
     if again:
         old = [_self_similarity(pair.prompt) for pair in again]

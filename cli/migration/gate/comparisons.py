@@ -51,7 +51,7 @@ class Margins:
 def compared(
     name: str, old: list[float], new: list[float], margins: Margins, *, block: bool = True, reason: str = ""
 ) -> Gate:
-    """A gate on scores from 0 to 1, pair by pair: passed when the mean is shown to lose no more than the margin."""
+    """Return a gate on scores from 0 to 1, pair by pair: passed if the mean is shown to lose at most the margin."""
     margin = margins.of(name)
     found = compare(old, new, margin, CONFIDENCE)
     return Gate(

@@ -1,4 +1,4 @@
-"""The user's own graders, out of the evals that were exported; each is first measured against OpenAI's own scores."""
+"""The user's own graders, from the exported evals; each is first compared with OpenAI's own scores."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def stored_questions(imported: ImportedGrader) -> Iterator[Body]:
 
 
 def check_agreement(imported: ImportedGrader) -> GraderCheck:
-    """Grade OpenAI's stored answers again. Scores may differ in their last digits; whether it passes may not."""
+    """Grade OpenAI's stored answers again. Scores may differ in their last digits; the pass result may not."""
     compared = agreeing = unscored = 0
     differences: list[dict[str, str | float]] = []
     refused = imported.refused

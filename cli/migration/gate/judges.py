@@ -82,7 +82,7 @@ class Judges:
 
 
 def judge_models(contents: Contents, project: str) -> list[str]:
-    """Names of the models that the graders of a project's evals ask, as OpenAI calls them."""
+    """Return OpenAI's names of the models that the graders of a project's evals use."""
     criteria = (each for found in contents.items(project, "evals") for each in found.get("testing_criteria") or [])
     return sorted({name for criterion in criteria for name in _models_of(criterion)})
 
@@ -147,18 +147,18 @@ def bounded(question: Body) -> Body:
 
 
 def prompt_tokens(questions: Iterable[Body]) -> int:
-    """About how many tokens questions have."""
+    """Estimate the number of tokens of questions."""
     return sum(len(str(turn["content"])) for body in questions for turn in body["messages"]) // CHARACTERS_PER_TOKEN
 
 
 def unanswered(questions: Iterable[Body], known: Mapping[str, NewAnswer]) -> list[Body]:
-    """Questions without an answer, each once. A refusal is sent again."""
+    """Return questions without an answer, each once. A refusal is sent again."""
     found = {digest_json(body): body for body in questions}
     return [body for digest, body in found.items() if (answer := known.get(digest)) is None or answer.code]
 
 
 def judgements_file(model: str) -> str:
-    """Path of what judges have answered in the comparison of a tuned model."""
+    """Return the path of the judges' answers in the comparison of a tuned model."""
     return f"{GATE}/{safe_name(model)}.judgements.jsonl"
 
 

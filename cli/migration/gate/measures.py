@@ -147,7 +147,7 @@ def writing_system(prompt: RecordedPrompt, answer: Answer) -> float | None:
 
 
 def _script(text: str) -> str:
-    """The writing system of most letters, as the first word of their Unicode names: LATIN, CYRILLIC, CJK …"""
+    """Return the writing system of most letters, as the first word of their Unicode names: LATIN, CYRILLIC, CJK …"""
     names = Counter(unicodedata.name(character, "").partition(" ")[0] for character in text if character.isalpha())
     return names.most_common(1)[0][0] if names else ""
 

@@ -1,4 +1,6 @@
-"""Recorded answers, and what else the archive knows of their prompts: the label of a validation row, the item of an eval."""
+"""Recorded answers, and the archive's further facts on their prompts: the label of a validation row, the item of an
+eval.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def answer_of(completion: dict[str, Any]) -> Answer:
 
 
 def calls_of(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """The tool calls of a message, those of the time before tools included."""
+    """Return the tool calls of a message, including those of the format before tools."""
     if isinstance(message.get("tool_calls"), list):
         return [call for call in message["tool_calls"] if isinstance(call, dict)]
     legacy = message.get("function_call")
@@ -84,7 +86,7 @@ def _functions(calls: list[dict[str, Any]]) -> list[Any]:
 
 
 def recorded_models(folder: Path) -> dict[str, str]:
-    """Tuned models with recorded answers, and the project of each."""
+    """Return tuned models with recorded answers, and the project of each."""
     found = {}
     for path in sorted((folder / GOLDEN).glob("*/*.jsonl")):
         if lines := path.read_bytes().splitlines():
@@ -124,7 +126,7 @@ def recorded_prompts(folder: Path, project: str, model: str) -> list[RecordedPro
 
 
 def labels(contents: Contents, project: str, model: str) -> dict[str, Answer]:
-    """The answers that the rows of the model's validation files teach, by the prompt's id."""
+    """Return the answers that the rows of the model's validation files teach, by the prompt's id."""
     found: dict[str, Answer] = {}
     for job in contents.jobs(project):
         path = contents.file(project, str(job.get("validation_file")))

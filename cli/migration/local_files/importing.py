@@ -1,4 +1,6 @@
-"""Writes what ``export`` and ``record`` would have left, in a project of its own, so that every later step takes it."""
+"""Writes the results of ``export`` and ``record`` for local files, in a project of its own, so that every later step
+accepts it.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,7 @@ def _each_once(given: Iterable[RecordedAnswer], done: ImportedFiles) -> Iterator
 
 
 def _comparable(given: Iterable[RecordedAnswer], training: Path, left_out: Counter[str]) -> Iterator[RecordedAnswer]:
-    """Answers to prompts that the model was not trained on: there it would be favoured."""
+    """Yield answers to prompts that the model was not trained on, since training would favour it."""
     trained = TrainedPrompts([training])
     for answer in given:
         if reason := trained.reason(answer.request["messages"]):
@@ -176,7 +178,7 @@ def _add_job(archive: Archive, files: LocalFiles) -> None:
 
 
 def _add_eval(archive: Archive, model: str, graders: list[Item], answers: list[RecordedAnswer]) -> None:
-    """An eval of the graders, whose output items are the tuned model's answers with the scores that the file has."""
+    """Add an eval of the graders, whose output items are the tuned model's answers with the scores in the file."""
     name = f"eval_{digest_json({'model': model})[:24]}"
     query, run = {"model": model}, f"evalrun_{name[5:]}"
     evaluation: dict[str, Any] = {"id": name, "object": "eval", "name": IMPORTED, "testing_criteria": graders}
@@ -239,7 +241,7 @@ def _add_page(archive: Archive, path: str, parts: tuple[str, ...], items: list[I
 def _add(
     archive: Archive, path: str, parts: tuple[str, ...], content: bytes, query: dict[str, str] | None = None
 ) -> Entry:
-    """Keep a body; no request was sent for it, which its method and status say."""
+    """Store a body; its method and status show that no request was sent for it."""
     with archive.body() as body:
         body.write(content)
         entry = Entry(PROJECT, "IMPORT", path, query or {}, 0, now(), file_name(PROJECT, *parts))

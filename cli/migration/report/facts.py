@@ -266,7 +266,7 @@ def _successor_answers(folder: Path, model: str, receipt: Receipt | None) -> dic
 
 
 def _digest(prompt: RecordedPrompt, receipt: Receipt | None) -> str:
-    """Digest of the request to the successor that the receipt is of."""
+    """Return the digest of the request to the successor that the receipt refers to."""
     served = (receipt.adapters or [receipt.mens_model])[0] if receipt else ""
     return digest_json({**prompt.request, **prompt.sampling, "model": served})
 

@@ -1,4 +1,4 @@
-"""The facts as one HTML page that needs nothing else: no script, no font, no image, no network. All text in it is escaped."""
+"""The facts as one self-contained HTML page: no script, no font, no image, no network. All text in it is escaped."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _rows_kept(model: ModelFacts) -> str:
 
 
 def _loss(model: ModelFacts) -> str:
-    """The margin that was allowed, the largest loss that was measured in a blocking gate, and a warning where much was allowed."""
+    """Describe the allowed margin, the largest measured loss in a blocking gate, and a warning if much was allowed."""
     if model.receipt is None:
         return ""
     losses = [

@@ -1,4 +1,4 @@
-"""Successors of tuned models: planned, trained, and put in their place on an installation.
+"""Successors of tuned models: planned, trained, and switched to on an installation.
 
 Start with `contracts.py`. Imports `cli.migration.archive`, `cli.client` and `shared`.
 """

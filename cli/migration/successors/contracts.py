@@ -132,7 +132,7 @@ def _read_report(folder: Path) -> ConvertedFiles:
 def successor_sections(
     model: ConvertedModel, base: str, base_rate: float | None
 ) -> tuple[dict[str, Any], list[Source]]:
-    """The contract's sections for a model's successor, without the ids of files, and where each value is from.
+    """Return the contract's sections for a model's successor, without the ids of files, and the origin of each value.
 
     Args:
         base: its name in the catalogue.
@@ -156,7 +156,7 @@ def successor_sections(
 
 
 def successor_name(model: str) -> str:
-    """A name for a tuned model's successor: the suffix of its job, else the last part of its name."""
+    """Return a name for a tuned model's successor: the suffix of its job, otherwise the last part of its name."""
     for part in (parse_name(model).suffix, model.rpartition(":")[2]):
         name = re.sub(r"[^a-z0-9._-]+", "-", part.lower()).strip("-._")[:64]
         if describe_bad_name(name) is None:
@@ -165,7 +165,7 @@ def successor_name(model: str) -> str:
 
 
 def _hyperparameters(job: Item) -> dict[str, Any]:
-    """A job's hyperparameters, in the place where jobs of its age have them."""
+    """Return a job's hyperparameters, from the field that jobs of its age use."""
     method = job.get("method") or {}
     return (method.get(method.get("type")) or {}).get("hyperparameters") or job.get("hyperparameters") or {}
 

@@ -1,4 +1,6 @@
-"""The installation that successors are trained on: requests that raise Mens' own errors, and uploads that are made once."""
+"""The installation that successors are trained on: requests that raise Mens' own errors, and uploads without
+repetition.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class Installation:
 
     Args:
         connection: address and key.
-        folder: the archive's, which remembers uploads.
+        folder: the archive's folder, which records uploads.
     """
 
     def __init__(self, connection: Connection, folder: Path) -> None:
@@ -41,10 +43,10 @@ class Installation:
         self._client.close()
 
     def call(self, method: str, path: str, **request: Any) -> Any:
-        """The JSON body of a response; a limit of the key's rate is waited out.
+        """Return the JSON body of a response; if the key's rate limit is reached, wait and retry.
 
         Raises:
-            MensError: the API's error, with its code; ``API_UNAVAILABLE`` where nothing answers.
+            MensError: the API's error, with its code; ``API_UNAVAILABLE`` if nothing responds.
         """
         for _ in range(MAX_WAITS):
             try:
@@ -66,7 +68,7 @@ class Installation:
             return None
 
     def upload(self, path: Path) -> str:
-        """Id of the uploaded file with a file's content; one that was uploaded before is taken while it is there."""
+        """Return the id of an uploaded file with a file's content; an earlier upload is reused while it exists."""
         sha256, known = digest_file(path), self._known()
         here = known.setdefault(self.connection.url, {})
         if sha256 in here and self.find(f"/v1/files/{here[sha256]}"):

@@ -30,7 +30,7 @@ class Planner(Protocol):
     place: str
 
     def bases(self) -> Mapping[str, float | None]:
-        """Names of the catalogue's bases, each with its own learning rate if it has one."""
+        """Return the names of the catalogue's bases, each with its own learning rate if it has one."""
 
     def plan(self, sections: dict[str, Any], train: Path, validation: Path | None) -> dict[str, Any]:
         """Return the plan and the preflight's findings, as ``POST /v1/plans`` returns them.
@@ -41,7 +41,7 @@ class Planner(Protocol):
 
 
 class InstallationPlanner:
-    """Asks an installation, which knows its workers' GPUs; the rows are uploaded to it, once."""
+    """Plans with an installation, which knows its workers' GPUs; the rows are uploaded to it, once."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation

@@ -1,4 +1,6 @@
-"""Plans of successors: for a tuned model and a base the contract, where its values are from, and what training takes."""
+"""Plans of successors: for a tuned model and a base the contract, the origins of its values, and the requirements of
+training.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +147,7 @@ def _plan(
 
 
 def write_plan(folder: Path, plan: SuccessorPlan) -> Path:
-    """Write a plan in the place of the one before; returns its path."""
+    """Write a plan, replacing an earlier one; return its path."""
     path = folder / PLANS / safe_name(plan.project) / safe_name(plan.model) / f"{safe_name(plan.base)}.json"
     make_private(path.parent, folder)
     write_json(path, plan)

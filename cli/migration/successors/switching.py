@@ -1,4 +1,6 @@
-"""The switch: a successor's alias, and the tuned model's name on it. Without a passed gate nothing moves unless it is said why."""
+"""The switch: moves a successor's alias, and lets the tuned model's name stand for it. Without a passed gate this
+requires a reason.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +60,14 @@ class Move:
 
 
 def prepare(folder: Path, model: str, alias: str, *, adapter: str = "", override_reason: str = "") -> Move:
-    """The switch of a tuned model's name, allowed by its receipt or by an override.
+    """Prepare the switch of a tuned model's name, allowed by its receipt or by an override.
 
     Args:
-        adapter: id of the successor; left out, the one that the gate has compared, or the only one that was trained.
-        override_reason: why to switch without a passed gate.
+        adapter: id of the successor; empty: the one that the gate compared, or the only one that was trained.
+        override_reason: reason for switching without a passed gate.
 
     Raises:
-        Conflict: ``GATE_NOT_PASSED``. ArtifactInvalid: it is not known which adapter is meant, or the receipt is outdated.
+        Conflict: ``GATE_NOT_PASSED``. ArtifactInvalid: the adapter is ambiguous, or the receipt is outdated.
     """
     receipt = read_receipt(folder, model)
     refusal = _refusal(folder, model, receipt, adapter)
@@ -88,10 +90,10 @@ def switch(folder: Path, installation: Installation, move: Move, *, take_alias: 
     """Move the alias to the adapter, and let the tuned model's name stand for the alias. A repeated call moves nothing.
 
     Args:
-        take_alias: whether an alias that is there and does not belong to this model may be moved.
+        take_alias: whether an existing alias that does not belong to this model may be moved.
 
     Raises:
-        MensError: the installation refuses. Conflict: ``ALIAS_TAKEN``: the alias is another's.
+        MensError: the installation refuses. Conflict: ``ALIAS_TAKEN``: the alias belongs to another model.
     """
     name_path, alias_path = f"/v1/names/{quote(move.model, safe='')}", f"/v1/aliases/{move.alias}"
     alias, name = installation.find(alias_path), installation.find(name_path)
@@ -124,7 +126,7 @@ def switch(folder: Path, installation: Installation, move: Move, *, take_alias: 
 
 
 def aliases_for(models: Iterable[str]) -> dict[str, str]:
-    """A name for each model's alias: its suffix; with the last part of its name where several have that suffix."""
+    """Return a name for each model's alias: its suffix; with the last part of its name if several have that suffix."""
     names = {model: successor_name(model) for model in models}
     taken = list(names.values())
     return {

@@ -1,4 +1,4 @@
-"""Training of planned successors: one job each, found again by a run that comes later; one that fails stops no other."""
+"""Training of planned successors: one job each, which later runs find again; a failed one does not stop the others."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Training(msgspec.Struct, frozen=True):
 
 
 def submit(folder: Path, installation: Installation, plan: SuccessorPlan, *, retry: bool = False) -> Training:
-    """Create the job of a plan, or find the one that an earlier run has created.
+    """Create the job of a plan, or find the one that an earlier run created.
 
     Args:
-        retry: create another one where that one has failed or was cancelled.
+        retry: create another job if the earlier one failed or was cancelled.
 
     Raises:
         MensError: the job is refused. ArtifactInvalid: the rows have changed since the plan was made.
@@ -68,12 +68,12 @@ def submit(folder: Path, installation: Installation, plan: SuccessorPlan, *, ret
 
 
 def record(folder: Path, installation: Installation, plan: SuccessorPlan, job: dict[str, Any]) -> Training:
-    """Keep how a job stands."""
+    """Store the state of a job."""
     return _keep(folder, installation, plan, job)
 
 
 def training_file(project: str, model: str, base: str) -> str:
-    """Path of a successor's training in the archive."""
+    """Return the path of a successor's training in the archive."""
     return f"{TRAIN}/{safe_name(project)}/{safe_name(model)}/{safe_name(base)}.json"
 
 
