@@ -1,4 +1,4 @@
-"""The bases of the benches that need an installation: a tiny one, which is made, and SmolLM2-135M-Instruct."""
+"""Bases for the benches that need an installation: a new tiny one, and SmolLM2-135M-Instruct."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMOKE_STEPS = 1
 def add_base(settings: Settings, base: str, *, smoke: bool) -> None:
     """Put one of ``BASES`` into the catalogue.
 
-    The tiny one is made as `mens base build` does it; in a smoke run, with one step and in a fork.
+    The tiny one is built as `mens base build` does; in a smoke run, with one step and in a fork.
     """
     from cli.commands.bases import CORPUS, build
     from cli.standalone.base_sources import add

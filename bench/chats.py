@@ -24,7 +24,7 @@ Sentence = tuple[str, int]
 
 
 def example_texts() -> list[str]:
-    """Every text of the example files: documents, and the contents of messages."""
+    """Return every string of the example files: documents, and the contents of messages."""
     texts: list[str] = []
     for path in sorted(ROOT.glob("examples/*.jsonl")):
         for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
@@ -34,7 +34,7 @@ def example_texts() -> list[str]:
 
 
 def corpus() -> list[str]:
-    """Sentences of the examples and of the documentation."""
+    """Return sentences of the examples and of the documentation."""
     texts = example_texts()
     for path in sorted(ROOT.glob("docs/*.md")):
         texts += [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if len(line.split()) > 3]
@@ -59,7 +59,7 @@ def chat_mix(count_tokens: Callable[[str], int], rows: int, seed: int = 7) -> li
 
 
 def _text(draw: random.Random, sentences: Sequence[Sentence], tokens: float) -> str:
-    """Sentences of about that many tokens in all; one that would exceed them is cut at a word."""
+    """Return sentences with about that many tokens in total; one that would exceed them is cut at a word."""
     chosen: list[str] = []
     while tokens > 0:
         sentence, length = draw.choice(sentences)

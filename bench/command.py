@@ -17,7 +17,7 @@ class BenchFailed(Exception):
 
 
 class PeerMissing(Exception):
-    """A library that a variant needs is not installed; the message says which, and how to install it."""
+    """A library that a variant needs is not installed; the message names it, and how to install it."""
 
 
 def bench_parser(module: str, description: str | None) -> argparse.ArgumentParser:
@@ -67,11 +67,11 @@ def print_goal(goal: str, *, target: float, met: bool, smoke: bool, **facts: Any
 
     Args:
         met: whether the measured value meets the target.
-        smoke: whether this is a smoke run: its line says so, and leaves ``pass`` null.
+        smoke: whether this is a smoke run: its line states that, and leaves ``pass`` null.
         facts: further keys, in their order.
 
     Returns:
-        Whether the goal is met; always True in a smoke run.
+        whether the goal is met; always True in a smoke run.
     """
     verdict = {"pass": None, "smoke": True} if smoke else {"pass": met}
     print(json.dumps({"goal": goal, **facts, "target": target, **verdict}), flush=True)

@@ -26,7 +26,7 @@ PRELOADED = ("shared.datasets.report", "cli.migration.conversion.files")
 
 
 def compare_conversion(rounds: int, *, smoke: bool) -> bool:
-    """Measure both, print the table and the goals; returns whether these are met."""
+    """Measure both, print the table and the goals; return whether these are met."""
     rows = SMOKE_ROWS if smoke else ROWS
     facts: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
     python = Path(sys.executable)

@@ -158,7 +158,7 @@ def _about_message(draw: random.Random) -> Row:
 
 
 def _tokens(draw: random.Random, row: Row) -> Row:
-    """The row with the log-probabilities of the tokens of the assistant's answers; a word stands for a token."""
+    """Return the row with the log-probabilities of the tokens of the assistant's answers; a word stands for a token."""
     messages: list[Row] = []
     for message in row["messages"]:
         messages.append(message)

@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def measure(options: argparse.Namespace) -> bool:
-    """Run the chosen parts; returns whether all their goals are met."""
+    """Run the chosen parts; return whether all their goals are met."""
     met = []
     if options.only in (None, "validation"):
         validation = Validation(options.size, options.rounds, smoke=options.smoke)

@@ -36,7 +36,7 @@ def check(strict: bool) -> Variant:
 
 
 def report(near: bool) -> Variant:
-    """All that `mens data check` does, with its processes: labels, lengths and duplicates too."""
+    """Run everything that `mens data check` does, with its processes: labels, lengths and duplicates too."""
     from shared.datasets.file_parts import reading_processes
     from shared.datasets.report import inspect_file
 
@@ -62,7 +62,7 @@ def report_lenient() -> Variant:
 
 
 def convert() -> Variant:
-    """`mens migrate openai convert`, with its processes."""
+    """Run `mens migrate openai convert`, with its processes."""
     import shared.datasets.fingerprints  # noqa: F401 - before the processes are forked, as the command imports it
     from cli.migration.conversion.files import FileTask, convert_file
     from shared.datasets.file_parts import reading_processes
@@ -76,7 +76,7 @@ def convert() -> Variant:
 
 
 def orjson() -> Variant:
-    """Parses and checks nothing."""
+    """Parse only, without checks."""
     import orjson as library
 
     def read(path: Path) -> int:
@@ -92,7 +92,9 @@ def orjson() -> Variant:
 
 
 def pydantic() -> Variant:
-    """The same fields and the same rules for turns, extra keys ignored, in pydantic's fastest way: JSON straight into models."""
+    """Check the same fields and the same rules for turns, extra keys ignored, in pydantic's fastest way: JSON straight
+    into models.
+    """
     from typing import Annotated, Literal, Self
 
     from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, model_validator
@@ -153,7 +155,7 @@ def pydantic() -> Variant:
 
 
 def datasets() -> Variant:
-    """`load_dataset("json")`: infers the columns, on every core, and writes an Arrow file."""
+    """Run `load_dataset("json")`, which infers the columns, on every core, and writes an Arrow file."""
     import datasets as library
 
     library.disable_progress_bars()

@@ -47,7 +47,7 @@ def data_file(path: Path) -> DataFile:
 
 
 def plan_run(base: Path, folder: Path, name: str, recipe: str) -> TrainingRun:
-    """Plan a recipe on a data set; nothing is published, so the trainer asks and judges all answers itself."""
+    """Plan a recipe on a data set; nothing is published, so the trainer generates and judges all answers itself."""
     files = {"train": folder / f"{name}.jsonl", "validation": folder / f"{name}-held-out.jsonl"}
     if recipe.endswith("replay"):
         files["replay"] = folder / "replay.jsonl"
@@ -75,7 +75,7 @@ def plan_run(base: Path, folder: Path, name: str, recipe: str) -> TrainingRun:
 
 
 def run_recipe(base: Path, folder: Path, name: str, recipe: str) -> dict[str, Any]:
-    """Train, and read off the run's self-evaluation."""
+    """Train, and read the run's self-evaluation."""
     from shared.model_card import evaluation_rows
     from worker.train import train
 

@@ -111,7 +111,7 @@ def main() -> int:
 
 
 def compare(options: argparse.Namespace) -> bool:
-    """Train all, compare, print; returns whether the goal is met."""
+    """Train all, compare, print; return whether the goal is met."""
     with tempfile.TemporaryDirectory(prefix="bench-equal-runs-") as name:
         folder = Path(name)
         plans = make_jobs(folder, options)
@@ -134,7 +134,7 @@ def compare(options: argparse.Namespace) -> bool:
 
 
 def make_jobs(folder: Path, options: argparse.Namespace) -> dict[str, Path]:
-    """A base, its data, and for each job the plan that all its runs share."""
+    """Make a base, its data, and for each job the plan that all its runs share."""
     request = InputsRequest(
         base=Shape.of_width(options.hidden, 2048),
         rows=24,
@@ -251,7 +251,7 @@ def attempt(
 
 
 def surroundings(draw: random.Random) -> dict[str, str]:
-    """Variables that no result may depend on."""
+    """Return variables that no result may depend on."""
     return {
         "PYTHONHASHSEED": str(draw.randrange(1000)),
         "MALLOC_ARENA_MAX": str(draw.randint(1, 4)),
@@ -293,7 +293,7 @@ def steps_done(run_dir: Path) -> int:
 
 
 def result_of(run_dir: Path) -> tuple[str, str]:
-    """Digest of everything that the run is for, and its guarantee."""
+    """Return the digest of all the run's results, and its guarantee."""
     files = [run_dir / ADAPTER_FOLDER / name for name in (WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME)]
     told = read_json(run_dir / SUMMARY_NAME) or {}
     digest = digest_json([digest_file(path) for path in (*files, run_dir / METRICS_NAME)])
@@ -301,10 +301,10 @@ def result_of(run_dir: Path) -> tuple[str, str]:
 
 
 def report(outcomes: list[tuple[str, RunOutcome]], *, wanted_exact: int, smoke: bool) -> bool:
-    """Print a line a job, and the goal's; returns whether it is met.
+    """Print a line per job, and the goal's; return whether it is met.
 
     Args:
-        wanted_exact: runs of each job that have to say `bit_exact`.
+        wanted_exact: number of runs of each job that must report `bit_exact`.
 
     Raises:
         BenchFailed: a smoke run misses the goal.

@@ -54,8 +54,8 @@ class Evaluations:
 
     Args:
         installation: fake replica and API.
-        home: the installation's.
-        concurrency: requests at once, of the worker and of the client.
+        home: the installation's home folder.
+        concurrency: concurrent requests of the worker and of the client.
     """
 
     def __init__(self, installation: FakeInstallation, home: Path, concurrency: int) -> None:
@@ -65,7 +65,7 @@ class Evaluations:
         self._processes = NewProcesses()
 
     def evaluate(self, items: int) -> float:
-        """Seconds of a run."""
+        """Return the seconds of a run."""
         plan = self._plan(items)
         submission = Submission(
             kind=Kind.EVALUATE,
@@ -79,7 +79,7 @@ class Evaluations:
         return self._seconds("evaluate", job.id)
 
     def client(self, items: int) -> float:
-        """Seconds of the same requests alone."""
+        """Return the seconds of the same requests alone."""
         plan = self._plan(items)
         assert plan.input_messages
         bodies = [
@@ -130,7 +130,7 @@ def _rows(items: int) -> list[dict[str, Any]]:
 
 
 def measure_runs(options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of each variant, by rounds."""
+    """Return the seconds of each variant, by rounds."""
     found: dict[str, list[float]] = {"evaluate": [], "client": []}
     with tempfile.TemporaryDirectory() as folder, FakeInstallation(Path(folder), options.answer_ms / 1000) as made:
         runs = Evaluations(made, Path(folder), options.concurrency)
@@ -169,7 +169,7 @@ def measure_sandbox(items: int) -> tuple[str, float]:
 
 
 def measure(options: argparse.Namespace) -> bool:
-    """Measure both and report; returns whether the goals are met."""
+    """Measure both and report; return whether the goals are met."""
     require("uvicorn", "httpx")
     level, graded = measure_sandbox(options.graded)
     found = measure_runs(options)

@@ -21,7 +21,7 @@ PATH = "/v1/chat/completions"
 
 
 def evaluate(job_id: str) -> float:
-    """Seconds of a worker's work on a job, imports and set-up not counted."""
+    """Return the seconds of a worker's work on a job, without imports and set-up."""
     from shared.database.job_states import JobState
     from shared.database.jobs import Jobs
     from shared.queue import JobQueue, make_celery
@@ -44,7 +44,7 @@ def evaluate(job_id: str) -> float:
 
 
 def client(bodies: list[bytes], concurrency: int) -> float:
-    """Seconds that threads take to send bodies and to read each answer's text."""
+    """Return the seconds that threads take to send bodies and to read each answer's content."""
     headers = {"Authorization": f"Bearer {os.environ['MENS_API_KEY']}", "Content-Type": "application/json"}
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
     with httpx.Client(

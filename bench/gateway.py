@@ -124,7 +124,7 @@ class Gateway:
         self._endpoints, self._options = endpoints, options
 
     async def measure(self) -> bool:
-        """Run all rounds and report; returns whether the goal is met."""
+        """Run all rounds and report; return whether the goal is met."""
         firsts: dict[str, list[float]] = {name: [] for name in self._endpoints}
         speeds: dict[int, dict[str, list[float]]] = {
             streams: {name: [] for name in self._endpoints} for streams in self._options.streams
@@ -138,11 +138,11 @@ class Gateway:
         return self.report(firsts, speeds)
 
     def _in_turn(self, number: int) -> list[str]:
-        """The variants, forwards and backwards by turns: whatever one leaves behind falls on another each time."""
+        """Yield the variants forwards and backwards in turns, so that after-effects fall on another one each time."""
         return list(self._endpoints)[:: 1 if number % 2 else -1]
 
     async def first_tokens(self) -> dict[str, list[float]]:
-        """Milliseconds to the first token, one request at a time."""
+        """Measure milliseconds to the first token, one request at a time."""
         connections = {name: await Connection().open(endpoint) for name, endpoint in self._endpoints.items()}
         found: dict[str, list[float]] = {name: [] for name in self._endpoints}
         for number in range(self._options.requests + self._options.warm_up):
@@ -155,7 +155,7 @@ class Gateway:
         return found
 
     async def throughput(self, endpoint: Endpoint, streams: int) -> float:
-        """Tokens per second of several streams at once."""
+        """Measure tokens per second of several concurrent streams."""
         connections = [await Connection().open(endpoint) for _ in range(streams)]
         started = time.perf_counter()
         counts = await asyncio.gather(*(stream(endpoint, self._options.tokens, one) for one in connections))
@@ -165,7 +165,7 @@ class Gateway:
         return sum(count for _, count, _ in counts) / seconds
 
     def report(self, firsts: dict[str, list[float]], speeds: dict[int, dict[str, list[float]]]) -> bool:
-        """Print the table and the goal; returns whether the goal is met."""
+        """Print the table and the goal; return whether the goal is met."""
         titles = "".join(f"{f'tokens/s of {streams}':>16}" for streams in speeds)
         print(f"{'variant':<8}{'first token ms p50':>20}{'p99':>8}{titles}   load {os.getloadavg()[0]:.1f}")
         for name, values in firsts.items():
@@ -190,14 +190,16 @@ class Gateway:
         return self.report_names(firsts) and met if "names" in firsts else met
 
     def report_real(self, speeds: dict[int, dict[str, list[float]]], facts: dict[str, float]) -> bool:
-        """Print the goal on the real base: the share of a plain vLLM's speed, where it is least."""
+        """Print the goal on the real base: the smallest share of a plain vLLM's speed."""
         kept = {f"kept_{streams}": round(share_kept(by_name, "plain"), 3) for streams, by_name in speeds.items()}
         least = min(kept.values())
         smoke = self._options.smoke
         return print_goal("C7-real", ratio=least, **kept, **facts, target=MIN_KEPT, met=least >= MIN_KEPT, smoke=smoke)
 
     def report_names(self, firsts: dict[str, list[float]]) -> bool:
-        """Print what foreign names add to the first token, for a request that names an alias and for one by such a name."""
+        """Print the effect of foreign names on the first token, for a request with an alias and for one with such a
+        name.
+        """
         added = {
             f"{name}_ms_p{at}": round(percentile(firsts[name], at) - percentile(firsts["gateway"], at), 3)
             for name in ("names", "foreign")
@@ -209,7 +211,9 @@ class Gateway:
 
 
 def share_kept(speeds: dict[str, list[float]], whole: str) -> float:
-    """The gateway's speed as a share of another variant's: by rounds, so that a slow moment of the machine falls on both."""
+    """Return the gateway's speed as a share of another variant's: by rounds, so that a slow moment of the machine
+    affects both.
+    """
     pairs = zip(speeds["gateway"], speeds[whole], strict=True)
     return statistics.median(through / other for through, other in pairs)
 
@@ -245,7 +249,7 @@ def fake_endpoints(pace: float, foreign_names: int) -> Iterator[dict[str, Endpoi
 
 @contextmanager
 def vllm_endpoints(base: str, *, smoke: bool) -> Iterator[dict[str, Endpoint]]:
-    """A new installation around one of ``BASES``, the bare proxy, and next to the real base a plain vLLM."""
+    """Run a new installation around one of ``BASES``, the bare proxy, and with the real base a plain vLLM."""
     from bench.hotload_variants import cache_of, installation, plain_vllm
 
     with ExitStack() as started:
@@ -262,10 +266,10 @@ def vllm_endpoints(base: str, *, smoke: bool) -> Iterator[dict[str, Endpoint]]:
 
 @contextmanager
 def running_endpoints(environment: Mapping[str, str]) -> Iterator[dict[str, Endpoint]]:
-    """An installation that runs, and the bare proxy.
+    """Yield a running installation, and the bare proxy.
 
     Args:
-        environment: has ``RUNNING``.
+        environment: contains ``RUNNING``.
     """
     api, key, replica, replica_key, base = (environment[name] for name in RUNNING)
     direct = Endpoint(replica, replica_key, base)
@@ -274,10 +278,10 @@ def running_endpoints(environment: Mapping[str, str]) -> Iterator[dict[str, Endp
 
 
 def running_installation(*more: str) -> dict[str, str]:
-    """The variables that name an installation which runs, ``more`` among them.
+    """Return the variables that identify a running installation, including ``more``.
 
     Raises:
-        PeerMissing: one is not set.
+        PeerMissing: a variable is not set.
     """
     names = (*RUNNING, *more)
     if missing := [name for name in names if name not in os.environ]:
@@ -299,7 +303,7 @@ def started(options: argparse.Namespace) -> AbstractContextManager[dict[str, End
 
 
 def measure(options: argparse.Namespace) -> bool:
-    """Start everything and measure; returns whether the goal is met."""
+    """Start everything and measure; return whether the goal is met."""
     require("aiohttp", "uvicorn", *(["vllm"] if options.vllm else []))
     with started(options) as endpoints:
         return asyncio.run(Gateway(endpoints, options).measure())

@@ -1,4 +1,4 @@
-"""A proxy that only passes bytes: the least that a gateway in Python adds to a request.
+"""A proxy that only passes bytes on: the minimum that a gateway in Python adds to a request.
 
 python -m bench.gateway_bare PORT URL
 """

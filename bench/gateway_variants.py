@@ -27,7 +27,7 @@ class FakeReplica:
     A chat that is not streamed is answered after ``pace`` seconds with its last message.
 
     Args:
-        pace: seconds between two tokens of one stream, or that a whole chat takes.
+        pace: seconds between two tokens of one stream, or for a whole chat.
     """
 
     def __init__(self, pace: float) -> None:
@@ -122,7 +122,7 @@ class FakeInstallation:
         self._servers.close()
 
     def _prepare(self) -> str:
-        """Make database and catalogue; returns the secret of a key."""
+        """Create database and catalogue; return the secret of a key."""
         from api.migrate import migrate
         from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
         from shared.database.adapters import NewAdapter
@@ -165,7 +165,7 @@ class FakeInstallation:
 
 @contextmanager
 def bare_proxy(replica_url: str) -> Iterator[str]:
-    """URL of a proxy in front of a replica that only passes bytes."""
+    """Yield the URL of a proxy in front of a replica that only passes bytes on."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with server(["-m", "bench.gateway_bare", str(port), replica_url], f"{url}/health", START_SECONDS, {}):

@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def compare(options: argparse.Namespace) -> bool:
-    """Measure all variants and report; returns whether all ran and all goals are met."""
+    """Measure all variants and report; return whether all ran and all goals are met."""
     check_device(options.device)
     python = peers_python(*(name for name in GPU_PEERS if name in options.variants))
     request = InputsRequest(
@@ -88,7 +88,7 @@ def check_device(device: str) -> None:
     """Check that torch can use a device.
 
     Raises:
-        PeerMissing: it cannot.
+        PeerMissing: torch cannot use it.
     """
     if device == "cpu":
         return
@@ -196,7 +196,7 @@ class Comparison:
         return print_goal(goal, ratio=round(ratio, 4), target=target, met=met, smoke=self._options.smoke, **facts)
 
     def against_peers(self, speed: dict[str, float]) -> list[bool]:
-        """G1: against the fastest peer, and against what most people run first."""
+        """Judge G1: compared with the fastest peer, and with the peer that most people run first."""
         met = []
         peers = {name: value for name, value in speed.items() if name == "unsloth" or name.startswith("trl")}
         if peers:
@@ -208,7 +208,9 @@ class Comparison:
         return met
 
     def against_bf16(self, outcomes: dict[str, list[Outcome]], speed: dict[str, float]) -> list[bool]:
-        """G3: time of an NF4 step as a multiple of the same weights in bf16; the first step's loss shows equal logits."""
+        """Judge G3: time of an NF4 step as a multiple of the same weights in bf16; the first step's loss shows equal
+        logits.
+        """
         met = []
         for name, target in (("mens-cache", 1.03), ("mens-nf4", 1.08)):
             if name in speed and "mens-bf16" in speed:
@@ -232,7 +234,7 @@ class Comparison:
         return met
 
     def overhead(self, outcomes: dict[str, list[Outcome]]) -> list[bool]:
-        """G5: share of a step's time for metrics and, spread over the usual number of steps, for checkpoints."""
+        """Judge G5: share of a step's time for metrics and, spread over the usual number of steps, for checkpoints."""
         if "mens-quiet" not in outcomes:
             return []
         loud = statistics.median(one.facts["step_seconds"] for one in outcomes["mens"])
@@ -243,10 +245,10 @@ class Comparison:
 
 
 def check_first_losses(outcomes: dict[str, list[Outcome]]) -> None:
-    """Check that the variants whose steps have the same rows begin with the same loss.
+    """Check that the variants whose steps have the same rows start with the same loss.
 
     Raises:
-        BenchFailed: they do not.
+        BenchFailed: they differ.
     """
     first = {name: ones[0].losses[0] for name, ones in outcomes.items() if ones[0].losses}
     if largest_relative_difference(list(first.values()), [first["mens"]] * len(first)) > LOSS_TOLERANCE:

@@ -1,8 +1,8 @@
 """One variant of ``bench/gpu.py`` in a process of its own, or the probe of its device.
 
-python -m bench.gpu_variants probe DEVICE               what the device can do at most, as JSON
-python -m bench.gpu_variants mens-VARIANT PLAN RUN_DIR  the product's trainer with one thing changed
-python -m bench.gpu_variants unsloth RECIPE RUN_DIR     Unsloth; prints its outcome as JSON
+python -m bench.gpu_variants probe DEVICE the device's peak rates, as JSON python -m bench.gpu_variants mens-VARIANT
+PLAN RUN_DIR the product's trainer with one thing changed python -m bench.gpu_variants unsloth RECIPE RUN_DIR Unsloth;
+prints its outcome as JSON
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def probe(device: str) -> dict[str, float]:
-    """FLOP/s of a large bf16 product, and bytes/s of a large copy, read and write counted; the best of several."""
+    """Measure FLOP/s of a large bf16 product, and bytes/s of a large copy (read and write); the best of several."""
     # On a CPU the figures mean nothing, and bf16 products are slow.
     side, size = (8192, 1 << 31) if device == "cuda" else (128, 1 << 24)
     left, right = (torch.randn(side, side, dtype=torch.bfloat16, device=device) for _ in range(2))
@@ -40,7 +40,7 @@ def probe(device: str) -> dict[str, float]:
 
 
 def _fastest(work: Callable[[], object], device: str, tries: int = 20) -> float:
-    """Seconds of the fastest of several runs."""
+    """Return the seconds of the fastest of several runs."""
     synchronize: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
     seconds = []
     for _ in range(tries):
@@ -54,8 +54,8 @@ def _fastest(work: Callable[[], object], device: str, tries: int = 20) -> float:
 
 
 def train_variant(variant: str, plan: str, run_dir: str) -> int:
-    """The product's trainer, changed in one respect: ``nf4`` no cache of dequantised weights, ``cache`` with it,
-    ``bf16`` the same weights not quantised, ``quiet`` telemetry kept in memory until the end.
+    """Run the product's trainer with one change: ``nf4`` no cache of dequantised weights, ``cache`` with it, ``bf16``
+    the same weights not quantised, ``quiet`` telemetry kept in memory until the end.
     """
     from worker import train
     from worker.training import trainer
@@ -82,7 +82,7 @@ def train_variant(variant: str, plan: str, run_dir: str) -> int:
 
 
 def dequantised(model: torch.nn.Module) -> torch.nn.Module:
-    """Put a plain linear layer with the dequantised weight in the place of each NF4 layer."""
+    """Replace each NF4 layer by a plain linear layer with the dequantised weight."""
     import bitsandbytes
 
     for name, module in list(model.named_modules()):
@@ -97,7 +97,7 @@ def dequantised(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def held_events() -> Callable[[Telemetry, str, object], None]:
-    """A ``Telemetry.emit`` that keeps events with their time, and writes them when the run is over."""
+    """Return a ``Telemetry.emit`` that keeps events with their time, and writes them when the run is over."""
     held: list[str] = []
 
     def emit(self: Telemetry, event: str, payload: object) -> None:
@@ -109,7 +109,7 @@ def held_events() -> Callable[[Telemetry, str, object], None]:
 
 
 def unsloth(recipe: Recipe, folder: Path) -> Outcome:
-    """Unsloth as its notebooks run it, with packing; not tried without a GPU."""
+    """Run Unsloth as in its notebooks, with packing; not tried without a GPU."""
     # It patches trl, transformers and peft, so it is imported before them.
     model_class = importlib.import_module("unsloth").FastLanguageModel
     from datasets import Dataset

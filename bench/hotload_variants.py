@@ -49,7 +49,7 @@ vLLM."""
 
 @dataclass(frozen=True)
 class StoredAdapter:
-    """An adapter as its training leaves it: in the storage, known neither to the database nor to a replica."""
+    """An adapter as its training leaves it: in the storage, unknown to the database and to replicas."""
 
     adapter_id: str
     folder: Path
@@ -125,17 +125,17 @@ class Worker:
         self._leases = Leases(self._database, 600)
 
     def begin(self, name: str) -> Lease:
-        """A job that is running: an import, since its adapter was not trained."""
+        """Start a job: an import, since its adapter was not trained."""
         submission = Submission(kind=Kind.IMPORT, base_model=self._base, name=name, contract={}, plan={})
         lease = self._leases.claim(Jobs(self._database).submit(submission)[0].id, "bench")
         assert lease
         return lease
 
     def finish(self, lease: Lease, stored: StoredAdapter, alias: str) -> tuple[float, float]:
-        """The transaction that makes the job succeed, publishes its adapter and moves the alias.
+        """Commit the transaction that makes the job succeed, publishes its adapter and moves the alias.
 
         Returns:
-            When it was done, on the clock of ``time.perf_counter``, and the seconds that it took.
+            the time of its end on the clock ``time.perf_counter``, and its duration in seconds.
         """
         began = time.perf_counter()
         adapter = NewAdapter(

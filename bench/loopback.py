@@ -1,4 +1,4 @@
-"""Servers on this machine: a free port, when one responds, and its end."""
+"""Servers on this machine: a free port, the wait for a response, and the stop."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ ZERO = "0" * 64
 
 
 def made_manifest(base_keys: Sequence[str], *, vocab: int, d_model: int, rank: int, alpha: int) -> AdapterManifest:
-    """The manifest of an adapter of these base tensors; its logical names are their own."""
+    """Return the manifest of an adapter for these base tensors; its logical names are their own."""
     return AdapterManifest(
         adapter_method=AdapterMethod.QLORA,
         quant=ManifestQuant(base_quant=BaseQuant.NF4),

@@ -37,7 +37,7 @@ Facts = dict[str, float]
 
 
 def main() -> int:
-    """Command line; returns the exit code (`bench/command.py`)."""
+    """Command line; return the exit code (`bench/command.py`)."""
     parser = bench_parser("bench.merge", __doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--family", choices=FAMILIES, default="qwen3")
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def compare(options: argparse.Namespace) -> bool:
-    """Measure all variants and report; returns whether the goal is met."""
+    """Measure all variants and report; return whether the goal is met."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-merge-") as name,
         variant_processes(smoke=options.smoke, python=Path(sys.executable), preloaded=PRELOADED) as processes,

@@ -56,7 +56,7 @@ def _tensor(located: dict[str, Path], name: str) -> torch.Tensor:
 
 
 def _ordinal(values: torch.Tensor) -> torch.Tensor:
-    """Number of a bfloat16 among all, in order of size: neighbours differ by one."""
+    """Return the number of a bfloat16 among all, in order of size: neighbours differ by one."""
     bits = values.view(torch.int16).to(torch.int32)
     return torch.where(bits < 0, -32768 - bits, bits)
 

@@ -1,6 +1,6 @@
 """A base and an adapter for ``python -m bench.merge``, made on the fly.
 
-python -m bench.merge_inputs FOLDER FAMILY HIDDEN LAYERS VOCABULARY    prints what is known of the base as one line of JSON
+python -m bench.merge_inputs FOLDER FAMILY HIDDEN LAYERS VOCABULARY prints facts of the base as one line of JSON
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FAMILIES: dict[str, dict[str, object]] = {
 
 
 def model_config(family: str, hidden: int, layers: int, vocabulary: int) -> dict[str, object]:
-    """The config of a model of such a size; ``family`` is one of ``FAMILIES``."""
+    """Return the config of a model of this size; ``family`` is one of ``FAMILIES``."""
     return FAMILIES[family] | {
         "dtype": "bfloat16", "hidden_act": "silu",
         "hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers, "vocab_size": vocabulary,
@@ -38,7 +38,7 @@ def model_config(family: str, hidden: int, layers: int, vocabulary: int) -> dict
 
 
 def make_base(folder: Path, config: dict[str, object]) -> int:
-    """Write a base of random bfloat16 weights in shards; returns the bytes of its largest tensor."""
+    """Write a base of random bfloat16 weights in shards; return the bytes of its largest tensor."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     random = torch.Generator().manual_seed(0)
@@ -58,7 +58,7 @@ def make_base(folder: Path, config: dict[str, object]) -> int:
 
 
 def make_adapter(folder: Path, config: dict[str, object]) -> None:
-    """Write an adapter on every linear layer but the head, as peft stores it."""
+    """Write an adapter on every linear layer except the head, as peft stores it."""
     folder.mkdir(parents=True)
     random = torch.Generator().manual_seed(1)
     weights = {}

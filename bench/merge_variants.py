@@ -36,14 +36,14 @@ def merge_mens(folder: Path, target: Path) -> None:
 
 
 def merge_peft(folder: Path, target: Path, dtype: torch.dtype) -> None:
-    """Merge with peft in a dtype, and store the base's."""
+    """Merge with peft in a dtype, and store the result in the base's."""
     model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=dtype)
     merged = PeftModel.from_pretrained(model, folder / "adapter").merge_and_unload(safe_merge=True)
     merged.to(torch.bfloat16).save_pretrained(target)
 
 
 def compare_fidelity(folder: Path, _target: Path) -> None:
-    """Compare the product's merged model with base and adapter, as each merge job does before it counts."""
+    """Compare the product's merged model with base and adapter, as each merge job does before its model counts."""
     random = torch.Generator().manual_seed(2)
     vocabulary = json.loads((folder / "base" / "config.json").read_text())["vocab_size"]
     probes = torch.randint(vocabulary, (len(CHATS), fidelity.MAX_TOKENS), generator=random).tolist()
@@ -69,7 +69,7 @@ VARIANTS: dict[str, Callable[[Path, Path], None]] = {
 
 
 def main() -> int:
-    """Merge once, and print seconds and bytes beyond what the imports took."""
+    """Merge once, and print seconds and bytes in addition to the imports."""
     parser = argparse.ArgumentParser(prog="python -m bench.merge_variants", description=__doc__)
     parser.add_argument("variant", choices=list(VARIANTS))
     parser.add_argument("folder", type=Path)

@@ -97,7 +97,7 @@ def _install() -> None:
 
 
 def _find_links(pip: list[str]) -> dict[str, str]:
-    """For uv, which does not read pip's configuration: where that has packages from, as `make install` says it too."""
+    """Return pip's package sources for uv, which does not read pip's configuration; `make install` passes them too."""
     configured = subprocess.run(
         [*pip, "config", "get", "global.find-links"], capture_output=True, text=True, check=False
     )

@@ -82,7 +82,9 @@ class Poller:
             missing -= len(connection.recv(65_536))
 
     def latencies(self, seconds: float, load: Future[int] | None = None) -> list[float]:
-        """Milliseconds of each of the answers to requests at a steady rate; for some seconds, and until a load has ended."""
+        """Return milliseconds of each answer to requests at a steady rate; for some seconds, and until a load has
+        ended.
+        """
         found, end = [], time.perf_counter() + seconds
         with socket.create_connection(self._address) as connection:
             while time.perf_counter() < end or (load and not load.done()):
@@ -95,7 +97,7 @@ class Poller:
 
 
 def measure_speeds(pollers: dict[str, Poller], options: argparse.Namespace) -> bool:
-    """Answers per second of all variants in turns, the table and the goal; returns whether it is met."""
+    """Measure answers per second of all variants in turns, print the table and the goal; return whether it is met."""
     speeds: dict[str, list[float]] = {name: [] for name in pollers}
     for number in range(options.rounds):
         for name in list(pollers)[:: 1 if number % 2 else -1]:
@@ -136,7 +138,7 @@ def measure_load(installation: Installation, options: argparse.Namespace) -> boo
 
 
 def measure_all(installation: Installation, constant_url: str, options: argparse.Namespace) -> bool:
-    """Both measurements; returns whether both goals are met."""
+    """Make both measurements; return whether both goals are met."""
     authorization = {"authorization": installation.poll_headers["authorization"]}
     pollers = {
         "unchanged": Poller(installation.url, installation.job_path, installation.poll_headers, 304),
@@ -151,7 +153,7 @@ def measure_all(installation: Installation, constant_url: str, options: argparse
 
 @contextmanager
 def servers(options: argparse.Namespace) -> Iterator[tuple[Installation, str]]:
-    """The API with a running job and files, and the constant's URL."""
+    """Yield the API with a running job and files, and the constant's URL."""
     with (
         tempfile.TemporaryDirectory() as folder,
         busy_installation(Path(folder), options.rows, smoke=options.smoke) as installation,
@@ -161,7 +163,7 @@ def servers(options: argparse.Namespace) -> Iterator[tuple[Installation, str]]:
 
 
 def measure(options: argparse.Namespace) -> bool:
-    """Start everything and measure; returns whether the goals are met."""
+    """Start everything and measure; return whether the goals are met."""
     require("uvicorn", "fastapi", "httptools")
     with servers(options) as (installation, url):
         return measure_all(installation, url, options)

@@ -127,7 +127,7 @@ def busy_installation(home: Path, rows: int, *, smoke: bool) -> Iterator[Install
 
 @contextmanager
 def constant_server() -> Iterator[str]:
-    """URL of a FastAPI application whose route ``/constant`` returns a constant."""
+    """Yield the URL of a FastAPI application whose route ``/constant`` returns a constant."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with server(["-m", "bench.poll_variants", str(port)], f"{url}/constant", START_SECONDS, {}):

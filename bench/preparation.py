@@ -1,9 +1,9 @@
-"""Preparation of training data, compared with TRL's of the same chats (goal C2); run by ``python -m bench.data``.
+"""Preparation of training data, compared with TRL's on the same chats (goal C2); run by ``python -m bench.data``.
 
-The product's is all of it: every line checked, written with the template, tokenised, labelled, written to disk and packed.
-TRL's is `SFTTrainer._prepare_dataset` with ``assistant_only_loss`` and packing ``bfd``, with one process and with two, and the
-faster one counts; reading the file into Arrow and loading the tokenizer are not counted. Variants run in turns, each
-in a process of its own. Ids and supervised tokens of every row are compared too.
+The product's measurement includes everything: every line checked, rendered with the template, tokenised, labelled,
+written to disk and packed. TRL's is `SFTTrainer._prepare_dataset` with ``assistant_only_loss`` and packing ``bfd``,
+with one process and with two, and the faster one counts; reading the file into Arrow and loading the tokenizer are not
+counted. Variants run in turns, each in a process of its own. Ids and supervised tokens of every row are compared too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Preparation:
         self._peers = peers_python()
 
     def compare(self) -> bool:
-        """Measure, print the table and the goal; returns whether the goal is met.
+        """Measure, print the table and the goal; return whether the goal is met.
 
         Raises:
             BenchFailed: in a smoke run, ids or masks differ.
@@ -116,7 +116,7 @@ class Preparation:
         return facts
 
     def memory_growth(self, processes: Processes, chats: Path, base: Path, folder: Path, short: Facts) -> int:
-        """Bytes that the peak grows by when the file is many times as long."""
+        """Return the bytes by which the peak grows when the file is many times as long."""
         large = folder / "large.jsonl"
         with large.open("wb") as file:
             for _ in range(self._size.copies):
@@ -125,7 +125,7 @@ class Preparation:
         return growth
 
     def report(self, found: dict[str, list[Facts]], identical: bool, growth: int) -> bool:
-        """Print the table and the goal; returns whether the goal is met."""
+        """Print the table and the goal; return whether the goal is met."""
         seconds = {name: statistics.median(facts["seconds"] for facts in rounds) for name, rounds in found.items()}
         first = found["mens"][0]
         print(f"{first['rows']} chats, {first['tokens']} tokens, {self._rounds} rounds; seconds")

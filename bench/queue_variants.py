@@ -21,7 +21,7 @@ _redis = Redis.from_url(settings.broker_url)
 
 @app.task(name=PING, shared=False)
 def ping() -> None:
-    """Say when this runs."""
+    """Record when this runs."""
     _redis.rpush(STARTED, time.monotonic_ns())
 
 

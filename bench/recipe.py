@@ -61,7 +61,7 @@ class Recipe:
         return self.rows_per_batch * self.grad_accum
 
     def tokens(self, first_step: int = 0) -> int:
-        """Tokens of all steps from a 0-based one on, none of them padding."""
+        """Return the tokens of all steps from a 0-based one on, without padding."""
         return sum(len(row["input_ids"]) for row in self.rows[first_step * self.rows_per_step :])
 
     def first(self, steps: int) -> Recipe:
@@ -69,12 +69,12 @@ class Recipe:
         return replace(self, rows=self.rows[: steps * self.rows_per_step], rates=self.rates[:steps])
 
     def targets(self, step: int) -> int:
-        """Supervised positions of a 0-based step."""
+        """Return the supervised positions of a 0-based step."""
         rows = self.rows[step * self.rows_per_step : (step + 1) * self.rows_per_step]
         return sum(label != -100 for row in rows for label in row["labels"][1:])
 
     def write(self, path: Path) -> Path:
-        """Write it as JSON; returns the path."""
+        """Write it as JSON; return the path."""
         path.write_text(json.dumps(asdict(self)))
         return path
 
@@ -145,7 +145,7 @@ class Trainers:
         self.recipe = Recipe(**json.loads((folder / "recipe.json").read_text()))
 
     def run(self, module: str, *arguments: str) -> str:
-        """Standard output of a module, run in this environment."""
+        """Return the standard output of a module, run in this environment."""
         return self._processes.run(Path(sys.executable), module, *arguments, OMP_NUM_THREADS=self._threads)
 
     def train(self, run_name: str, module: str = "bench.timed_trainer", *arguments: str) -> Outcome:
@@ -223,7 +223,9 @@ class Trainers:
         return Outcome(**json.loads(output.splitlines()[-1]))
 
     def evaluate(self, adapters: dict[str, str]) -> dict[str, float]:
-        """Mean loss per supervised token of each adapter over training and held-out rows, all by the same code."""
+        """Return the mean loss per supervised token of each adapter over training and held-out rows, all by the same
+        code.
+        """
         output = self._run_peer(
             "bench.train_variants", "evaluate", str(self.folder / "recipe.json"), json.dumps(adapters)
         )
@@ -249,5 +251,5 @@ def step_and_checkpoint_ms(events: list[dict[str, Any]]) -> tuple[list[float], f
 
 
 def largest_relative_difference(ours: list[float], theirs: list[float]) -> float:
-    """Largest relative difference of two equally long lists."""
+    """Return the largest relative difference of two equally long lists."""
     return max(abs(one / other - 1) for one, other in zip(ours, theirs, strict=True))

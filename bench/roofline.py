@@ -38,14 +38,14 @@ class Roofline:
 
     @property
     def flops_per_token(self) -> float:
-        """Forward and backward with a frozen base: no weight gradients of the base, the head on supervised tokens only."""
+        """FLOPs of forward and backward: no weight gradients of the base, the head only on supervised tokens."""
         s = self.shape
         attention = 3 * 4 * s.heads * s.head_dim * s.layers * self.keys
         return 4 * self.weights + 6 * self.lora + attention + 4 * s.hidden * s.vocabulary * self.supervised
 
     @property
     def tokens_per_second(self) -> float:
-        """At the measured peak, with one pass over the weights in NF4 and two of dequantising a step, not overlapped."""
+        """Rate at the measured peak: per step one pass over the NF4 weights and two of dequantising, not overlapped."""
         moved = 2 * len(self.recipe.rates) * self.weights * (NF4_BYTES_PER_WEIGHT + 2)
         seconds = self.tokens * self.flops_per_token / self.device["flops"] + moved / self.device["bytes_per_second"]
         return self.tokens / seconds

@@ -4,7 +4,7 @@
 - ``names``: the first line of a docstring → the function's name (real text: Python's standard library).
 - ``expenses``: a sentence on an expense → JSON with four fields (made up).
 
-``replay`` are general requests with a base's own answers, which ``bench/defaults.py`` asks for.
+``replay`` contains general requests with a base's own answers, which ``bench/defaults.py`` uses.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ GENERAL = (
 
 
 def packages() -> list[Pair]:
-    """Descriptions of packages, evenly from each section."""
+    """Return descriptions of packages, evenly from each section."""
     text = subprocess.run(("apt-cache", "dumpavail"), capture_output=True, text=True, check=True).stdout
     by_section: dict[str, list[Pair]] = {section: [] for section in SECTIONS}
     for record in text.split("\n\n"):
@@ -64,7 +64,7 @@ def packages() -> list[Pair]:
 
 
 def names() -> list[Pair]:
-    """First lines of docstrings, of functions whose name has two words or more."""
+    """Return first lines of docstrings, of functions whose name has two words or more."""
     pairs: dict[str, str] = {}
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:MAX_FILES]:
         for node in ast.walk(ast.parse(path.read_bytes())):
@@ -77,7 +77,7 @@ def names() -> list[Pair]:
 
 
 def expenses() -> list[Pair]:
-    """Sentences on expenses, each of another frame, sum and day."""
+    """Return sentences on expenses, each with another frame, sum and day."""
     rng = random.Random(7)
     pairs: dict[str, str] = {}
     while len(pairs) < 400:

@@ -34,7 +34,7 @@ def smollm2_gguf() -> Path:
 
 
 def smollm2_folder() -> Path:
-    """The model as a base's folder (bfloat16, 269 MB); copy it before you change a file.
+    """Return the model as a base's folder (bfloat16, 269 MB); copy it before you change a file.
 
     Raises:
         PeerMissing: the package cannot be downloaded.

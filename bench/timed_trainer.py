@@ -1,6 +1,6 @@
 """The product's trainer, with the CPU time of the process in each event: ``python -m bench.timed_trainer PLAN RUN_DIR``.
 
-On a machine that others use as well, wall time says little about a program, and its CPU time nearly all.
+On a machine that others use too, wall time says little about a program, and its CPU time nearly everything.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Goals:
     by_cpu_time: bool = False
 
     def named(self, quant: str) -> str:
-        """Name of the goals where the base is held in ``quant``."""
+        """Return the name of the goals with the base in ``quant``."""
         return self.name if quant == self.quant else f"{self.name}-{quant}"
 
 
@@ -102,7 +102,7 @@ def main() -> int:
 
 
 def compare(options: argparse.Namespace) -> bool:
-    """Measure all variants and report; returns whether all goals are met."""
+    """Measure all variants and report; return whether all goals are met."""
     request = InputsRequest(
         base=Shape.of_width(options.hidden, options.vocabulary) if options.base == TINY else str(smollm2_folder()),
         rows=options.grad_accum * options.batch_size * options.steps,
@@ -129,7 +129,7 @@ def compare(options: argparse.Namespace) -> bool:
 
 
 def measure(trainers: Trainers, options: argparse.Namespace) -> dict[str, list[Outcome]]:
-    """Outcomes of all variants, run in turns; which setting of TRL is the fastest is found first."""
+    """Return outcomes of all variants, run in turns; the fastest TRL setting is found first."""
     trl = f"trl-{fastest_trl(trainers, options.trl_settings, options.tried_steps)}"
     outcomes: dict[str, list[Outcome]] = {"mens": [], "hf": [], "trl": []}
     for number in range(options.rounds):
@@ -145,7 +145,7 @@ def measure(trainers: Trainers, options: argparse.Namespace) -> dict[str, list[O
 
 
 def fastest_trl(trainers: Trainers, settings: list[str], steps: int) -> str:
-    """TRL's best setting on this machine, by one run of each over the first steps."""
+    """Return TRL's best setting on this machine, by one run of each over the first steps."""
     if len(settings) == 1:
         return settings[0]
     # One run decides, so by CPU time: wall time depends on what else the machine does at that moment.

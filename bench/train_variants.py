@@ -39,7 +39,7 @@ TRL_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def frozen_base(recipe: Recipe) -> torch.nn.Module:
-    """The base in NF4 with double quantisation, or unquantised; bf16 on a GPU, fp32 on a CPU."""
+    """Load the base in NF4 with double quantisation, or unquantised; bf16 on a GPU, fp32 on a CPU."""
     dtype = torch.bfloat16 if recipe.device == "cuda" else torch.float32
     nf4 = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
@@ -52,7 +52,7 @@ def frozen_base(recipe: Recipe) -> torch.nn.Module:
 
 
 def adapted(recipe: Recipe) -> PeftModel:
-    """LoRA on every linear layer, initialised as the product initialises it."""
+    """Add LoRA to every linear layer, initialised as in the product."""
     model = frozen_base(recipe)
     torch.manual_seed(recipe.seed)
     rank = recipe.rank
@@ -86,12 +86,12 @@ class StepClock(TrainerCallback):
             self.norms.append(float(logs["grad_norm"]))
 
     def speed(self, ends: list[float]) -> float:
-        """Tokens per second of the timed steps, by one of the clocks."""
+        """Return tokens per second of the timed steps, by one of the clocks."""
         return sum(self.tokens[UNTIMED_STEPS:]) / (ends[-1] - ends[UNTIMED_STEPS - 1])
 
 
 def counting(trainer_class: type, clock: StepClock) -> type:
-    """A trainer class that takes rows in their order and reports their tokens to the clock."""
+    """Return a trainer class that takes rows in order and reports their tokens to the clock."""
 
     class Counting(trainer_class):
         def _get_train_sampler(self, dataset: Any = None) -> Any:
@@ -108,7 +108,7 @@ def counting(trainer_class: type, clock: StepClock) -> type:
 
 
 def arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Arguments that both trainers are given; everything else is their default."""
+    """Return the arguments of both trainers; everything else is their default."""
     return {
         "output_dir": str(folder / "trainer"),
         "per_device_train_batch_size": recipe.rows_per_batch,
@@ -128,7 +128,9 @@ def arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
 
 def optimizer_of(model: torch.nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """Trainer's default optimizer, at the product's rates (transformers' own warm-up begins at zero, the product's does not)."""
+    """Return Trainer's default optimizer, at the product's rates (transformers' own warm-up begins at zero, the
+    product's does not).
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # The schedule multiplies this rate, so its factors are the rates themselves.
     optimizer = torch.optim.AdamW(parameters, lr=1.0, weight_decay=recipe.weight_decay, fused=True)
@@ -152,7 +154,7 @@ def hugging_face(recipe: Recipe, folder: Path) -> Outcome:
 
 
 def trl(recipe: Recipe, folder: Path, setting: str) -> Outcome:
-    """TRL's SFTTrainer at one of its settings, on rows that are encoded and cut already."""
+    """Run TRL's SFTTrainer at one of its settings, on rows that are already encoded and cut."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -179,7 +181,7 @@ def trl(recipe: Recipe, folder: Path, setting: str) -> Outcome:
 
 
 def packed_steps(recipe: Recipe, packs: int) -> dict[str, int]:
-    """As many micro-batches of packs a step as hold a step's tokens, and as many steps as the rows give."""
+    """Return the packed micro-batches per step that hold a step's tokens, and the number of steps of the rows."""
     tokens, size = sum(len(row["input_ids"]) for row in recipe.rows), recipe.seq_len * packs
     accumulated = max(1, round(tokens / len(recipe.rates) / size))
     steps = min(len(recipe.rates), tokens // (size * accumulated))
@@ -203,7 +205,7 @@ def outcome_of(model: PeftModel, recipe: Recipe, clock: StepClock, folder: Path,
 
 
 def check_gradients_were_real(model: torch.nn.Module) -> None:
-    """Exit if bitsandbytes went over to its inference layout, whose gradients are wrong (only eval does it)."""
+    """Exit if bitsandbytes switched to its inference layout, whose gradients are wrong (only eval does it)."""
     states = [module.weight.quant_state for module in model.modules() if isinstance(module, Linear4bit)]
     if not states or any(getattr(state, "packing_format_for_cpu", False) for state in states):
         sys.exit("the base is not in bitsandbytes' training layout")
@@ -211,7 +213,9 @@ def check_gradients_were_real(model: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def evaluate(recipe: Recipe, adapters: dict[str, str]) -> dict[str, float]:
-    """Mean loss per supervised token of each adapter on all rows, one row at a time, by transformers and peft."""
+    """Return the mean loss per supervised token of each adapter on all rows, one row at a time, by transformers and
+    peft.
+    """
     losses: dict[str, float] = {}
     for name, folder in adapters.items():
         model = frozen_base(recipe)
@@ -226,7 +230,7 @@ def evaluate(recipe: Recipe, adapters: dict[str, str]) -> dict[str, float]:
 
 
 def loss_of(model: torch.nn.Module, row: EncodedRow, device: str) -> tuple[float, int]:
-    """Summed cross-entropy in nats, and the number of targets."""
+    """Return the summed cross-entropy in nats, and the number of targets."""
     labels = torch.tensor(row["labels"][1:], device=device)
     logits = model(input_ids=torch.tensor([row["input_ids"]], device=device)).logits[0, :-1].float()
     return float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum")), int((labels != -100).sum())

@@ -125,11 +125,11 @@ def write_chats(path: Path, chats: list[Chat]) -> DataFile:
 
 
 def recipe_of(run: TrainingRun, cache: Path, request: InputsRequest) -> Recipe:
-    """The recipe of a planned run: its rows as the product encodes them, in the order in which it takes them.
+    """Return the recipe of a planned run: its rows as the product encodes them, in the product's order.
 
     Args:
         cache: folder for the encoded rows.
-        request: names the device, which no contract has.
+        request: names the device, which is not in the contract.
     """
     contract, exec_, base = run.plan.contract, run.plan.contract.exec, Path(run.inputs.base)
     data = read_data(run, load_tokenizer(base), read_config(base).vocab, cache)

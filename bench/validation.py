@@ -58,7 +58,7 @@ class Validation:
         """Measure all variants on all corpora, print the tables and the goals.
 
         Returns:
-            Whether every goal is met on every corpus.
+            whether every goal is met on every corpus.
         """
         with self._processes() as processes:
             speeds = {name: self._measure(processes, name) for name in corpora}
@@ -87,7 +87,7 @@ class Validation:
         return variant_processes(smoke=self._smoke, python=self._peers, preloaded=PRELOADED)
 
     def _measure(self, processes: Processes, corpus: str) -> Speeds:
-        """Speeds of all variants on one corpus, run in turns."""
+        """Return the speeds of all variants on one corpus, run in turns."""
         speeds: Speeds = {clock: {variant: [] for variant in VARIANTS} for clock in ("seconds", "cpu_seconds")}
         with tempfile.TemporaryDirectory() as folder:
             good, bad = Path(folder) / "good.jsonl", Path(folder) / "bad.jsonl"
