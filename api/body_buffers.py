@@ -52,4 +52,4 @@ class BodyBuffers:
             yield hold
         finally:
             self._held[tenant] -= held
-            self._held += Counter()  # drops what is zero
+            self._held += Counter()  # drops zeros

@@ -136,7 +136,7 @@ class Connection(HttpToolsProtocol):
         self._is_draining = True
         self._shared.forget(self)
         self._shared.draining[self] = None
-        self._end_requests()  # what the application still answers is thrown away
+        self._end_requests()  # further answers of the application are discarded
         self.flow.resume_reading()
         if self._closing.can_write_eof():
             self._closing.write_eof()
@@ -196,7 +196,7 @@ class Connection(HttpToolsProtocol):
             raise _HeadTooLargeError
         self._phase, self._unparsed = Phase.BODY, 0
         self._clear_deadline()
-        self._unset_keepalive_if_required()  # of a response that was sent at once, to a request in the same piece
+        self._unset_keepalive_if_required()  # from a response sent at once, to a request in the same piece
         self._shared.idle.pop(self, None)
         self._is_answered = self._answer_at_once()
         if not self._is_answered:
@@ -225,7 +225,7 @@ class Connection(HttpToolsProtocol):
             return
         self.transport.resume_reading()
         if not self.cycle.response_complete:
-            return  # a request that was sent before this response is in progress already
+            return  # a pipelined request is already in progress
         if self._phase is Phase.BODY:
             self.drain()
         else:
@@ -252,7 +252,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle  # uvicorn keeps the one that came last, which may be waiting
+        self._running = cycle  # uvicorn keeps the latest one, which may be waiting
         super()._start_asgi_task(cycle, app)
 
     def _end_requests(self) -> None:

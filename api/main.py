@@ -86,7 +86,7 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        redirect_slashes=False,  # there are none any more
+        redirect_slashes=False,  # slashes are stripped before
         responses=errors.declared(errors.ErrorAnswer),
     )
     app.state.services = services or make_services(settings or read_settings(ApiSettings))
@@ -99,7 +99,7 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
         tags=["schema"],
         summary="OpenAPI Document",
         description="This document: the OpenAPI description of the whole API.",
-        operation_id="_lambda__v1_openapi_json_get",  # public, so it stays what it was first
+        operation_id="_lambda__v1_openapi_json_get",  # public, so it keeps its first value
         response_model=None,
         dependencies=[Depends(require_caller)],
     )(app.openapi)

@@ -281,7 +281,7 @@ def disturb(
     if fate < KILLED:
         process.kill()
         outcome.kills += 1
-    elif fate < KILLED + PAUSED and after:  # before that nobody may be there to take the signal
+    elif fate < KILLED + PAUSED and after:  # before that, no process may exist for the signal
         process.send_signal(PAUSE_SIGNAL)
         outcome.pauses += 1
 

@@ -23,7 +23,7 @@ def main() -> None:
     """Entry point: serve requests until standard input ends."""
     exit_with_parent(int(os.environ["MENS_BENCH_PARENT"]))
     responses = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # so that nothing a library prints gets among the exit codes
+    os.dup2(2, 1)  # so that output of libraries does not mix with the exit codes
     for line in sys.stdin:
         request = json.loads(line)
         if "preloaded" in request:

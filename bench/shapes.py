@@ -31,7 +31,7 @@ class Shape:
         return cls(hidden, 4, hidden // 32, hidden // 64, 32, 3 * hidden, vocabulary, tied=True)
 
 
-SHAPES = {  # from 0.6B on as Qwen publishes them
+SHAPES = {  # from 0.6B on, as published by Qwen
     "tiny": Shape(128, 2, 4, 2, 32, 384, 4096, tied=True),
     "0.6B": Shape(1024, 28, 16, 8, 128, 3072, 151_936, tied=True),
     "1.7B": Shape(2048, 28, 16, 8, 128, 6144, 151_936, tied=True),

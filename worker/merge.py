@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if arguments.run_dir is None:
         parser.error("give the run folder after the plan")
-    StopSignals()  # a merge is short: it ends by itself, or by a kill after the grace time
+    StopSignals()  # a merge is short: it ends on its own, or by a kill after the grace time
     arguments.run_dir.mkdir(parents=True, exist_ok=True)
     run = MergeRun.model_validate_json(arguments.plan.read_bytes())
     return run_engine(lambda: merge(run, arguments.run_dir), arguments.run_dir)

@@ -101,10 +101,10 @@ def build_base(
         composite: with a vision part, like this family's models on the hub.
         changes: further keys of the config.
     """
-    disable_progress_bar()  # of transformers: three tensors are no reason for a bar
+    disable_progress_bar()  # transformers' bar, for only three tensors
     if out.exists():
         raise FileExistsError(f"{out} exists already; a base model is never overwritten")
-    torch.set_num_threads(1)  # sums in another order are other bytes; and tiny matrices are slower on two threads
+    torch.set_num_threads(1)  # another order of sums gives other bytes; and tiny matrices are slower on two threads
     torch.manual_seed(seed)
     rows = read_corpus(corpus)
     tokenizer = train_tokenizer(rows, family)

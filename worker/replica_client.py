@@ -240,7 +240,7 @@ class ReplicaClient:
         body = {"model": model, "prompt": ids, "max_tokens": 2, "temperature": 0, "allowed_token_ids": [token]}
         response = self._send("POST", "/v1/completions", json=body)
         if response.status_code == 400 and "allowed_token_ids" in response.text:
-            return True  # the model has no such token, so no answer goes on after it
+            return True  # the model has no such token, so no answer continues after it
         if response.status_code != 200:
             raise self._failed(
                 f"refused an answer of {model} with {response.status_code}: {response.text[:300]}",

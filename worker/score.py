@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path, help=f"folder that receives {SCORES_NAME}")
     arguments = parser.parse_args(argv)
     exit_with_worker()
-    StopSignals()  # a few forward passes: they end by themselves, or by a kill after the grace time
+    StopSignals()  # a few forward passes: they end on their own, or by a kill after the grace time
     run = ScoreRun.model_validate_json(arguments.plan.read_bytes())
     return run_engine(lambda: score(run, arguments.run_dir), arguments.run_dir)
 

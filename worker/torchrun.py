@@ -55,7 +55,7 @@ def torchrun(processes: str, command: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as run
 
-    logging.disable(logging.ERROR)  # its own words would hide the process's at the end of the log
+    logging.disable(logging.ERROR)  # its own output would hide the process's at the end of the log
     try:
         run(["--standalone", f"--nproc-per-node={processes}", "--signals-to-handle=SIGHUP,SIGQUIT", *command])
     except ChildFailedError as failed:

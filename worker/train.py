@@ -238,7 +238,7 @@ def checkpoint(
             if not optional:
                 raise
             print(f"step {progress.step}: no checkpoint was written: {full}", file=sys.stderr)
-    context.distributed.barrier()  # nobody runs ahead of what is on the disk
+    context.distributed.barrier()  # no process runs ahead of the disk
     progress.checkpointed_at = time.monotonic()
 
 
@@ -285,7 +285,7 @@ def finish(
     tries = count_try(context, progress)
     if not (context.distributed.is_main or context.budget.shard_base):
         return
-    rate = progress.tokens_per_second  # none where this attempt had no step to do
+    rate = progress.tokens_per_second  # empty if this attempt had no step left
     measured = evaluate_run(
         context,
         progress,
@@ -296,11 +296,11 @@ def finish(
         advance=telemetry.self_evaluation,
         training_seconds=progress.trained_tokens / rate if rate else 0.0,
     )
-    if not context.distributed.is_main:  # the others have answered for their part of the base, where it is in parts
+    if not context.distributed.is_main:  # with a sharded base, the others have answered for their part
         return
     telemetry.emit("self_evaluation", measured.payload())
     write_reports(context.run_dir, gather_facts(context, manifest, progress, telemetry, measured.evaluation))
-    keep_result(context.run_dir)  # the run is complete, so nothing goes on from the others
+    keep_result(context.run_dir)  # the run is complete, so nothing resumes from the others
     early = progress.step < context.order.total_steps
     done = {
         "run_id": progress.run_id,

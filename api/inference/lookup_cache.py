@@ -226,7 +226,7 @@ class LookupCache:
     def invalidate(self) -> None:
         """Make the next lookup read the counter first.
 
-        Called after each write of this process, in the writer's thread; and for a caller who has just been told of a
+        Called after each write of this process, in the writer's thread; and for a caller who has just learned of a
         change by another process.
         """
         with self._counting:
@@ -266,7 +266,7 @@ class LookupCache:
     async def _current(self) -> CacheGeneration:
         """Return the generation to read from and to add to, after every write so far was seen."""
         if self._polling is None or self._polling.done():
-            self.start()  # where the application's lifespan was not run
+            self.start()  # in case the application's lifespan was not run
         writes = self._writes
         while self._writes_seen < writes:
             await self._refresh(writes)

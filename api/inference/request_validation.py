@@ -50,7 +50,7 @@ def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         role = message.get("role") if isinstance(message, dict) else None
         if not isinstance(role, str):
-            continue  # vLLM refuses it, and says what is wrong with it
+            continue  # vLLM refuses it, and reports the fault
         if role not in ROLES:
             raise InvalidRequest(
                 Code.REQUEST_INVALID,

@@ -78,7 +78,7 @@ def response_event_in_openais_shape(event: bytes) -> bytes:
 
 
 def _response(fields: Fields) -> Fields:
-    fields = {"error": NULL} | _without_nulls(fields, OPTIONAL)  # vLLM has no `error`; a failed one is refused
+    fields = {"error": NULL} | _without_nulls(fields, OPTIONAL)  # vLLM has no `error`: failures are refusals
     if "output" in fields:
         fields["output"] = msgspec.Raw(in_openais_shape(bytes(fields["output"])))
     if "tools" in fields:

@@ -16,7 +16,7 @@ def stop_minding_references(connection: Connection) -> None:
     """Let SQLite replace a table that others refer to: it changes tables by copying, and the references would lack the
     original meanwhile.
     """
-    connection.connection.cursor().execute("PRAGMA foreign_keys=OFF")  # inside a transaction it would do nothing
+    connection.connection.cursor().execute("PRAGMA foreign_keys=OFF")  # inside a transaction it would have no effect
 
 
 def check_references(connection: Connection) -> None:

@@ -62,7 +62,7 @@ class EventFeed:
             yield
         finally:
             self._streams.subtract((key.id, tenant))
-            self._streams += Counter()  # drops what is zero
+            self._streams += Counter()  # drops zeros
 
     @property
     def open_streams(self) -> int:

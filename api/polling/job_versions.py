@@ -63,7 +63,7 @@ class JobVersions:
                 await polled.wait()
         finally:
             self._streams[job_id] -= 1
-            self._streams += Counter()  # drops what is zero
+            self._streams += Counter()  # drops zeros
 
     def known(self, job_id: str, tenant: TenantName) -> JobVersion | None:
         """Return the version of a job that a tenant sees, if it is known; None: query the database.

@@ -17,7 +17,7 @@ MAX_AGE_SECONDS = 1.0
 
 
 class Readiness:
-    """What one process knows about its database. Used in one event loop at a time.
+    """State of the database as one process knows it. Used in one event loop at a time.
 
     Args:
         ping: queries the database, and raises ``Unavailable``.

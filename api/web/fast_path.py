@@ -52,7 +52,7 @@ class FastPathMiddleware:
         # If a tenant is named, FastAPI applies the rules.
         if call is None or any(name == TENANT_HEADER for name, _ in scope["headers"]):
             return await self._app(scope, receive, send)
-        scope["route"] = call.route  # as FastAPI's router says it
+        scope["route"] = call.route  # as in FastAPI's router
         try:
             response = await call(Request(scope, receive))
         except MensError as error:

@@ -46,6 +46,6 @@ async def _limits(scope: Scope) -> Mapping[str, str]:
         services: Services = scope["app"].state.services
         try:
             await (await services.gateway.admit(Request(scope), authenticated.key)).release()
-        except TooMany:  # it has an answer already
+        except TooMany:  # the request already has its answer
             pass
     return {name: value for name, value in state.get(LIMIT_HEADERS, {}).items() if name.startswith("x-ratelimit-")}

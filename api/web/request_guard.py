@@ -54,7 +54,7 @@ class RequestGuard:
                 respond = refused_fields_at if error.code == Code.REQUEST_INVALID else error_response_at
                 response: Response = respond(scope["path"], error)
                 if isinstance(error, TooSlow):
-                    response.headers["Connection"] = "close"  # the rest may never come
+                    response.headers["Connection"] = "close"  # the rest may never arrive
                 return await response(scope, receive, send)
             except ClientDisconnect:
                 return await Response(status_code=CLIENT_GONE)(scope, receive, send)

@@ -23,7 +23,7 @@ def describe_evaluation(values: Mapping[str, Any], label: str, *, brief: bool = 
     """
     try:
         evaluation = SelfEvaluation.model_validate(values[KEY])
-    except (KeyError, ValidationError):  # an earlier release made it, or a later one
+    except (KeyError, ValidationError):  # made by an earlier or a later release
         return
     for number, line in enumerate(summarize(evaluation)):
         yield f"{label if number == 0 else ' ' * len(label)}{line}"

@@ -92,7 +92,7 @@ def plan(
         machine = this_machine(named, vram_bytes=memory, origin=origin, limits=limits)
         base, folder = _base(model or sections.get("model", {}).get("hf_repo"))
         options: dict[str, dict[str, Any]] = {
-            "model": {"hf_repo": base.name},  # not the path that was typed: another machine has another
+            "model": {"hf_repo": base.name},  # not the typed path, which differs on another machine
             "data": {
                 "train_file": file.name,
                 "validation_file": validation.name if validation else None,

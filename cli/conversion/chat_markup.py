@@ -78,7 +78,7 @@ def _by_headers(text: str, family: _Markup) -> list[Row]:
         content = _bare(content)
         if role is None or any(map(_bare, rest)):
             return []
-        if role == "input":  # of Alpaca: a part of what is asked
+        if role == "input":  # Alpaca: a part of the question
             if not (turns and turns[-1]["role"] == "user"):
                 return []
             turns[-1]["content"] += f"\n{content}"

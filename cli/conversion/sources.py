@@ -160,7 +160,7 @@ def _json_values(file: io.TextIOBase, path: Path) -> Iterator[SourceRow]:
                 value, end = decoder.raw_decode(text, place)
             except (ValueError, RecursionError) as failure:
                 error = failure
-        if end >= 0 and (end < len(text) or is_all):  # at the end of what was read, a number may go on
+        if end >= 0 and (end < len(text) or is_all):  # a number may continue after the end of the part read so far
             is_row = isinstance(value, dict)
             yield SourceRow(line, value if is_row else None, "" if is_row else RowCode.ROW_NOT_OBJECT)
             line += text.count("\n", place, end)

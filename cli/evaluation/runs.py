@@ -63,7 +63,7 @@ class RunRequest:
 
 def prompt_tokens(request: RunRequest) -> float | None:
     """Return the mean tokens of a sample of prompts; None if the key may not count tokens, or a prompt is invalid."""
-    from shared.evaluation.prompts import messages_of  # pydantic models of every kind, which most commands need not
+    from shared.evaluation.prompts import messages_of  # many pydantic models, which most commands do not need
     from shared.evaluation.types import CompletionsSource
 
     source = CompletionsSource.model_validate(request.data_source("file"))

@@ -58,7 +58,7 @@ def write(
         names = write_original(found.folder, target, found.manifest)
         files = [
             path for path in files if path.name not in (*ADAPTER_FILES, SIGNATURE_NAME)
-        ]  # what is signed is not here
+        ]  # the signed file is not in it
         _copy(files, target)
         return f"{', '.join(names)} as the original reads them"
     _copy(files, target)

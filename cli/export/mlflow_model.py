@@ -34,7 +34,7 @@ def write_mlflow_model(files: Sequence[Path], target: Path, manifest: AdapterMan
     Args:
         files: the adapter's files; they become the artifact ``adapter``, which still verifies.
     """
-    with warnings.catch_warnings(action="ignore"):  # MLflow's, at its import, of its own type hints
+    with warnings.catch_warnings(action="ignore"):  # MLflow warns at its import about its own type hints
         _save(files, target, manifest)
 
 

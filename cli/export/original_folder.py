@@ -51,7 +51,7 @@ def write_original(folder: Path, target: Path, manifest: AdapterManifest) -> lis
     sidecars = {V3_NAME: sidecar.model_dump_json(indent=2, exclude_none=True)}
     try:
         sidecars[V2_NAME] = to_v2(sidecar).model_dump_json(indent=2, exclude_none=True)
-    except ArtifactInvalid:  # version 2 cannot say it without a head
+    except ArtifactInvalid:  # version 2 cannot express it without a head
         pass
     for name, text in sidecars.items():
         (target / name).write_text(text + "\n")

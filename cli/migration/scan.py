@@ -21,7 +21,7 @@ SKIPPED_FOLDERS = frozenset(
 
 
 class Kind(StrEnum):
-    """What a place in the code uses; the members' order is that of the report."""
+    """API that a place in the code uses; the members' order is that of the report."""
 
     TUNED_MODEL = "tuned model"
     MODEL = "model name"

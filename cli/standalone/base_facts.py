@@ -96,7 +96,7 @@ def describe_base(entry: BaseModelEntry, catalog_path: Path) -> BaseFacts | None
         )
         return base_facts(config, folder)
     except (OSError, MensError):
-        return None  # `mens base add` and the preflight say what is wrong with it.
+        return None  # `mens base add` and the preflight report the fault.
 
 
 def base_facts(config: ModelConfig, folder: Path) -> BaseFacts:

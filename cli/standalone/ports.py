@@ -30,7 +30,7 @@ def free_port() -> int:
     while True:
         port = secrets.choice(_fixed_ports())  # not of `random`, which tests seed
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: one may have ended there
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: one may have just ended
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError as error:

@@ -54,7 +54,7 @@ def compare(folder: Path) -> None:
     try:
         texts.append(tokenizer.render(CHAT).text)
     except InvalidRequest:
-        pass  # A template that does not take this chat is checked on a job's rows.
+        pass  # A template that refuses this chat is checked on a job's rows.
     difference = first_difference(tokenizer, lambda text: other(text, add_special_tokens=False)["input_ids"], texts)
     if difference is not None:
         raise _mismatch(f"transformers makes other tokens of {difference[:60]!r} than the base's tokenizer.json says")

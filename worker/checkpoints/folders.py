@@ -30,7 +30,7 @@ def appearing_whole(target: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk its room is what the error needs to be told
+        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk, reporting the error needs its space
         raise
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)

@@ -121,7 +121,7 @@ class FrontDoor:
                 headers={"Content-Type": "application/json"},
                 extensions={"trace": self._remember_socket},
             )
-        except (httpx.TransportError, RuntimeError) as error:  # the latter of a client that was closed
+        except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: the client was closed
             if self._closing.is_set():
                 raise DoorClosed from None
             if not isinstance(error, httpx.TransportError):

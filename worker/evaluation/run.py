@@ -289,5 +289,5 @@ def _open_door(attempt: RunningJob, plan: EvaluationPlan) -> Iterator[FrontDoor]
         with FrontDoor(url, secret, threads) as door:
             yield door
     finally:
-        with suppress(Unavailable, NotFound):  # then the sweep does it, or has done it
+        with suppress(Unavailable, NotFound):  # the sweep does it, or has done it
             Keys(attempt.leases.database).revoke(key.id)

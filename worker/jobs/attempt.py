@@ -160,7 +160,7 @@ class Attempt:
             while child.wait(POLL_SECONDS) is None:
                 telemetry = self._report_telemetry(child)
                 self._stop_if_requested(child)
-                if not (self.keeper.requested or self.shutting_down()):  # these have a time of their own
+                if not (self.keeper.requested or self.shutting_down()):  # these have their own timeout
                     self._watch(child, telemetry, stall, idle)
             self._report_telemetry(child)
             reason = child.ending()

@@ -180,7 +180,7 @@ def take_over_checkpoint(runs: list[Path], run_dir: Path) -> Path | None:
             return None
         with suppress(FileNotFoundError):
             return adopt_checkpoints(checkpoint, run_dir)
-    return None  # slower, and the same in the end
+    return None  # slower, with the same result
 
 
 def newest_checkpoint(runs: list[Path]) -> Path | None:
@@ -294,7 +294,7 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
     """
     summary = read_json(run_dir / SUMMARY_NAME) or {}
     *checkpoints, final = adapters
-    measured = read_json(run_dir / EVALUATION_NAME)  # absent where an earlier release has trained
+    measured = read_json(run_dir / EVALUATION_NAME)  # absent if an earlier release trained it
     evaluation = {EVALUATION_KEY: measured} if measured else {}
     states = [read_json(folder / "trainer_state.json") or {} for folder in list_checkpoints(run_dir)]
     metrics = {int(row["step"]): row for state in states for row in state.get("metrics", [])}

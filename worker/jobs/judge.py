@@ -151,7 +151,7 @@ def served_bases(attempt: Attempt, base_digest: str = "", trained: TrainedWeight
             with ReplicaClient(url, settings.serving_key.get_secret_value(), REQUEST_SECONDS) as replica:
                 served = replica.capabilities()
         except (Unavailable, JobFailed):
-            continue  # what it serves is not known; the others answer
+            continue  # its bases are unknown; the others respond
         if base_digest not in ("", served.adapters_digest):
             continue
         served_there.append(served)

@@ -47,7 +47,7 @@ def evaluate_served(attempt: Attempt, adapter_id: str, certificates: Mapping[str
         LeaseLost, Stopped: see `worker/jobs/attempt.py`.
     """
     measured, rows = read_json(run_dir / EVALUATION_NAME), read_json(run_dir / EVALUATION_ROWS_NAME)
-    if not measured or not rows:  # an earlier release has trained
+    if not measured or not rows:  # trained by an earlier release
         return
     evaluation = SelfEvaluation.model_validate(measured)
     attempt.enter(Stage.SELF_EVALUATION, "Measuring base and adapter where they are served, on the run's own rows.")

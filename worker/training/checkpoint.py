@@ -243,7 +243,7 @@ def _generators() -> dict[str, torch.Tensor]:
         "rng.python": torch.tensor(python, dtype=torch.int64),
         "rng.numpy": torch.tensor([*numpy["state"]["key"].tolist(), numpy["state"]["pos"]], dtype=torch.int64),
     }
-    if torch.cuda.is_initialized():  # asking would open a context, even for a run on the CPU
+    if torch.cuda.is_initialized():  # a query would open a context, even for a run on the CPU
         tensors["rng.cuda"] = torch.cuda.get_rng_state()
     return tensors
 

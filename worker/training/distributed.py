@@ -59,7 +59,7 @@ class DistributedContext:
         on_gpu = device.type == "cuda"
         if on_gpu:
             _claim(device)
-        dist.init_process_group(  # with a device NCCL connects now, before memory is full
+        dist.init_process_group(  # given a device, NCCL connects now, before memory is full
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=PATIENCE, device_id=device if on_gpu else None
         )
         return distributed

@@ -140,7 +140,7 @@ def retry_on_out_of_memory(
             smaller = plan_micro_batches(max(1, largest // 2))
             if max(batch.size for batch in smaller) >= largest:  # the longest row alone
                 raise
-        gc.collect()  # here, not above: the exception's frames hold what the failed pass had made
+        gc.collect()  # here, not above: the exception's frames hold the failed pass's tensors
         torch.cuda.empty_cache()
         torch.set_rng_state(on_cpu)
         if on_gpu is not None:

@@ -39,7 +39,7 @@ class StallWatch:
         if self._longest is not None:
             self._longest = max(self._longest, now - self._heard_at)
         elif steps:
-            self._longest = max(steps)  # how long the start took says nothing of what follows
+            self._longest = max(steps)  # the duration of the start says nothing about the steps
         self._heard_at = now
 
     def check(self) -> None:

@@ -36,7 +36,7 @@ class WebhookSender:
     def send(self, delivery: ClaimedDelivery) -> Outcome:
         """Send one delivery once. Any failure is in the outcome."""
         try:
-            check_url(delivery.url, self._allowed)  # what is allowed may have changed since it was stored
+            check_url(delivery.url, self._allowed)  # the allowed targets may have changed since it was stored
         except InvalidRequest as error:
             return Outcome(None, error.message)
         headers = signed_headers(delivery.event_id, datetime.now(UTC), delivery.payload, delivery.signing_secrets)

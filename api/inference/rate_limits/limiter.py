@@ -122,7 +122,7 @@ class RateLimiter:
                     break
                 await asyncio.sleep(pause)
                 verdict = await self._store.acquire(request)
-        except asyncio.CancelledError:  # the store may have taken the slot already
+        except asyncio.CancelledError:  # the store may already have taken the slot
             self._release(request)
             raise
         account = accounts[verdict.account]
@@ -130,7 +130,7 @@ class RateLimiter:
         if verdict.refusal:
             who = f"key {key.name!r}" if account.name == key.id else f"tenant {key.tenant!r}"
             raise _too_many(who, account, verdict.refusal, state)
-        if account.name != key.id:  # the headers are of the key's own limits
+        if account.name != key.id:  # the headers show the key's own limits
             state = {}
         spend = partial(self._spend, request)
         if not request.holders:

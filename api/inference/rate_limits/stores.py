@@ -294,7 +294,7 @@ class ProcessStore:
             left -= counts[second]
             if left < rate:
                 return second + self._window
-        raise AssertionError  # a limit is one at least
+        raise AssertionError  # a limit is at least one
 
 
 class SharedStore:

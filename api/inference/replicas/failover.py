@@ -71,7 +71,7 @@ class Failover:
         Raises:
             Unavailable: ``SERVING_UNAVAILABLE``; ``BASE_NOT_SERVED``: all replicas serve other bases.
         """
-        self.health.start()  # where the application's lifespan was not run
+        self.health.start()  # in case the application's lifespan was not run
         self.pool.popularity.count(model, time.monotonic())
         request = with_template_arguments(path, {**body, "model": model.name}, model.template_arguments)
         content = msgspec.json.encode(request)
@@ -160,7 +160,7 @@ class Attempt:
                 self.disconnects += 1
                 replica.failed_request(detail)
         finally:
-            if response is None:  # also when this is cancelled, because the caller has disconnected
+            if response is None:  # also if this is cancelled because the caller disconnected
                 self._failover.pool.release(replica)
         if response is None:
             return None

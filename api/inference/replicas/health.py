@@ -62,7 +62,7 @@ class HealthMonitor:
         if self.started:
             return
         self.started = True
-        self._replicas.update(())  # made anew, so that all that are found now were there at the start
+        self._replicas.update(())  # recreated, so that all replicas found now count as present at the start
         self._follow(discover(self._urls))
         self._has_resolved = not self._dns
         if self._dns:
@@ -138,7 +138,7 @@ class HealthMonitor:
             # Each time, and before it gets requests: another replica may be at this address since the last check.
             replica.serves = await self._capabilities(replica.url) or replica.serves
         if before is not ReplicaState.DOWN and replica.state is ReplicaState.DOWN:
-            error = replica.last_error  # a request has found it down since it was asked
+            error = replica.last_error  # a request has found it down since the check began
         if not error and replica.passed_check(time.monotonic()):
             await self._warm(replica)
             replica.finished_warming()

@@ -195,7 +195,7 @@ class HttpConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(value) > MAX_HEAD_BYTES:
             raise BadResponse("the response's head is too large")
-        if not self._has_head:  # trailers, which come after the chunks, are of no use
+        if not self._has_head:  # trailers, after the chunks, are not used
             self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:

@@ -222,7 +222,7 @@ def refuse_token_ids(body: dict[str, Any]) -> None:
         value = body.get(name)
         if (
             value is not None and value is not False and value != []
-        ):  # 0 for `prompt_logprobs` gives those of the prompt
+        ):  # 0 for `prompt_logprobs` returns those of the prompt
             raise Forbidden(
                 Code.ROLE_INSUFFICIENT,
                 f"`{name}` returns token ids, which need the role trainer.",

@@ -47,7 +47,7 @@ def check_types(body: dict[str, Any]) -> None:
 
 def _refuse_long_integers(path: str, value: Any) -> None:
     try:
-        msgspec.msgpack.encode(value)  # which is faster than to look at each part
+        msgspec.msgpack.encode(value)  # which is faster than checking each part
     except OverflowError:
         raise _wrong(next(_long_integers(path, value)), "a number of 64 bits") from None
 

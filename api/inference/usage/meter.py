@@ -115,7 +115,7 @@ class Meter:
         except msgspec.ValidationError:
             try:
                 fields = StreamFields.model_validate(body)
-            except ValidationError:  # vLLM refuses it too, and says what is wrong
+            except ValidationError:  # vLLM refuses it too, and reports the fault
                 return body, WholeBody(count)
         if not fields.stream:
             return body, WholeBody(count, response_in_openais_shape if path == RESPONSES else in_openais_shape)

@@ -206,7 +206,7 @@ class CompletionEvents(Events):
         if event.endswith(NO_CHOICES, 0, start):
             self._total = found[0]
             return event if self._keep_last else b""
-        if not event.endswith(CHOICES_END, 0, start):  # a response that vLLM does not stream: all of it is in one event
+        if not event.endswith(CHOICES_END, 0, start):  # a response that vLLM does not stream: one event has all of it
             self._total = found[0]
             return event
         choice = CHOICE.search(event)

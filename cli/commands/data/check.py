@@ -234,7 +234,7 @@ def _opened(path: Path | None) -> Iterator[BinaryIO | None]:
 
 
 def _show_errors(name: str, found: FileReport) -> None:
-    if found.advice:  # one sentence explains what as many lines of a table would not
+    if found.advice:  # one sentence instead of a table of equal lines
         first = found.errors[0]
         console.print(f"{name} {found.advice.finding}. {found.advice.remedy}", markup=False)
         counts = ", ".join(f"{code} {count:,}" for code, count in found.errors_by_code.items())

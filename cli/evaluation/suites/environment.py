@@ -75,7 +75,7 @@ def install(folder: Path, lock: Path = LOCK) -> Path:
         try:
             new.rename(folder)
         except OSError:
-            if not folder.exists():  # else another process was faster
+            if not folder.exists():  # otherwise another process was faster
                 raise
     return folder / "bin" / "python"
 

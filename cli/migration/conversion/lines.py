@@ -155,7 +155,7 @@ def _convert_special(line: bytes, rules: LineRules) -> tuple[Outcome, bytes | No
     if is_redacted:
         outcome.change(Change.REDACTED)
     if not outcome.changes:
-        return outcome, None, _text(line)  # what no rule touched stays as its author wrote it
+        return outcome, None, _text(line)  # a row that no rule changed stays as its author wrote it
     lines = [msgspec.json.encode(converted) for converted in outcome.rows]
     return outcome, b"".join(converted + b"\n" for converted in lines), _text(lines[0])
 

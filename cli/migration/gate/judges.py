@@ -138,7 +138,7 @@ def judge_questions(grader: Grader, item: Mapping[str, Any], sample: Mapping[str
         try:
             yield bounded(judge_request(grader, item, sample))
         except MensError:
-            return  # judging says why
+            return  # judging reports the reason
 
 
 def bounded(question: Body) -> Body:

@@ -73,7 +73,7 @@ class LocalPlanner:
         return {base.name: base.learning_rate for base in load_catalog(self._settings.catalog_path).bases}
 
     def plan(self, sections: dict[str, Any], train: Path, validation: Path | None) -> dict[str, Any]:
-        from shared.base_models.hub import locate  # which `pip install mens[cli]` has not got
+        from shared.base_models.hub import locate  # which `pip install mens[cli]` lacks
         from shared.preflight.pipeline import preflight
 
         contract = with_files(sections, train.name, validation.name if validation else None)

@@ -81,7 +81,7 @@ def _load_fastokens(backend: Tokenizer) -> Callable[[list[str]], tuple[bytes, by
         added = [token.content for token in backend.get_added_tokens_decoder().values()]
         texts = [*HARD_TEXTS, *(f"x {token}\n{token} y" for token in added[:64])]
         _compare(backend, texts, _call(encode, texts), len(texts))
-    except Exception:  # whatever it is, the other library does the work
+    except Exception:  # on any error the other library does the work
         return None
     return encode
 
@@ -89,7 +89,7 @@ def _load_fastokens(backend: Tokenizer) -> Callable[[list[str]], tuple[bytes, by
 def _call(encode: Callable[[list[str]], tuple[bytes, bytes]], texts: Sequence[str]) -> Flat:
     try:
         ids, starts = encode(list(texts))
-    except Exception as error:  # of a regex that gives up, say
+    except Exception as error:  # e.g. a regex that gives up
         raise EncodersDiffer(str(error)) from error
     return np.frombuffer(ids, "<u4"), np.diff(np.frombuffer(starts, "<u8").astype(np.int64))
 

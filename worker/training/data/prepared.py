@@ -221,7 +221,7 @@ def open_prepared(folder: Path) -> PreparedRows | None:
 
 def _mark_used(folder: Path) -> None:
     """Record that the folder is in use now: a full cache removes the least recently used (docs/retention.md)."""
-    with contextlib.suppress(OSError):  # a cache that is only read
+    with contextlib.suppress(OSError):  # a read-only cache
         os.utime(folder / INDEX_NAME)
 
 
@@ -252,7 +252,7 @@ def _take_place(folder: Path, target: Path) -> None:
                 return
             broken = _sibling(target)
             with contextlib.suppress(FileNotFoundError):  # another process was quicker
-                target.rename(broken)  # out of the way in one step: nobody may see it half removed
+                target.rename(broken)  # moved away in one step: it must not be visible half removed
             shutil.rmtree(broken, ignore_errors=True)
         else:
             return

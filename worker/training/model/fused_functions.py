@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, silu
 
-Grads = Sequence[Tensor | None]  # dL/dy of each projection; None where the loss does not depend on it
+Grads = Sequence[Tensor | None]  # dL/dy of each projection; None if the loss does not depend on it
 
 
 class Frozen(Protocol):

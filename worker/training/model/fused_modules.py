@@ -46,7 +46,7 @@ class Projection:
         weight = self.base.weight
         if not isinstance(self.base, Linear4bit):
             return weight
-        if self._cached is not None and self._cached_from is weight:  # peft's merge puts another weight here
+        if self._cached is not None and self._cached_from is weight:  # peft's merge replaces the weight here
             return self._cached
         # A weight that is gathered from its shards is a plain tensor; the layer has the state as well.
         state = getattr(weight, "quant_state", None) or self.base.quant_state

@@ -92,7 +92,7 @@ class _StepCost:
 
     def add(self, tokens: int, seconds: float) -> None:
         self.steps += 1
-        if self.steps <= 2:  # the first step is slow: the second one takes its place
+        if self.steps <= 2:  # the first step is slow: the second one replaces it
             self._tokens, self._seconds = float(tokens), seconds
             return
         weight = max(1 / (self.steps - 1), COST_SMOOTHING)

@@ -91,7 +91,7 @@ class Mlflow:
     _ENDED = {Status.FINISHED: "FINISHED", Status.FAILED: "FAILED", Status.STOPPED: "KILLED"}
 
     def start(self, run: TrackedRun) -> None:
-        if not os.environ.get("MLFLOW_TRACKING_URI"):  # else MLflow would make a database in the working directory
+        if not os.environ.get("MLFLOW_TRACKING_URI"):  # otherwise MLflow creates a database in the working folder
             raise LookupError("MLFLOW_TRACKING_URI is not set")
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param

@@ -139,7 +139,7 @@ def evaluate_run(
         wanted = sample_count(os.environ) if samples is None else samples
         work.attempt("Loss and token accuracy", work.score)
         work.attempt("Prompts of answers", lambda: work.read(wanted))
-        if not context.plan.contract.artifact.publish:  # else the publisher asks the model that is served
+        if not context.plan.contract.artifact.publish:  # otherwise the publisher uses the served model
             # Processes that share the base must all do the same, and their clocks differ.
             bounded = not context.budget.shard_base
             budget = seconds_for(training_seconds) if bounded else math.inf
@@ -197,7 +197,7 @@ class _Evaluation:
             code = _code_of(error)
         self.causes.append(code)
         self.notes.append(f"{what} could not be made ({code}); the trainer's log has the reason.")
-        gc.collect()  # here, not above: the exception's frames hold what the failed pass had made
+        gc.collect()  # here, not above: the exception's frames hold the failed pass's tensors
         # After some errors a device refuses everything; the adapter is written, and the run has succeeded.
         with suppress(RuntimeError):
             torch.cuda.empty_cache()

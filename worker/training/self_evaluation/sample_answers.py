@@ -135,7 +135,7 @@ def generate(
     )
 
     def stop_here(ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        check()  # ends nothing by itself; it raises
+        check()  # never ends generation; it may raise
         return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
     groups = [list(prompts)] if packs(context.model) else [[prompt] for prompt in prompts]
