@@ -138,7 +138,7 @@ class Gateway:
         return self.report(firsts, speeds)
 
     def _in_turn(self, number: int) -> list[str]:
-        """Yield the variants forwards and backwards in turns, so that after-effects fall on another one each time."""
+        """Return the variants forwards and backwards in turns, so that after-effects fall on another one each time."""
         return list(self._endpoints)[:: 1 if number % 2 else -1]
 
     async def first_tokens(self) -> dict[str, list[float]]:

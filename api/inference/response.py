@@ -87,7 +87,7 @@ class ProxiedResponse(Response):
         return self
 
     def __aiter__(self) -> Self:
-        """Yield the replica's bytes as they arrive, through the tap."""
+        """Iterate over the replica's bytes as they arrive, through the tap."""
         return self
 
     async def __anext__(self) -> bytes:

@@ -70,7 +70,7 @@ class JobsCollector(Collector):
         self._counts, self._count_workers, self._tenants = DatabaseReading(count, "jobs"), count_workers, tenants
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics at a scrape."""
+        """Yield the metrics at a scrape."""
         found = self._counts.fresh()
         reachable = GaugeMetricFamily("mens_database_reachable", "1 where this process could read the database.")
         reachable.add_metric([], 0 if found is None else 1)
@@ -97,7 +97,7 @@ class JobsCollector(Collector):
         return family
 
     def _queue(self, found: JobCounts) -> Iterator[Metric]:
-        """Return depth and age of every kind, even without a job: an alert on a missing series never ends."""
+        """Yield depth and age of every kind, even without a job: an alert on a missing series never ends."""
         waiting = Counter({kind.value: 0 for kind in Kind})
         for count in found.counts:
             if count.state == JobState.QUEUED:
@@ -125,7 +125,7 @@ class WebhooksCollector(Collector):
         self._counts = DatabaseReading(count, "webhooks")
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics at a scrape."""
+        """Yield the metrics at a scrape."""
         if (found := self._counts.fresh()) is None:
             return
         yield _by_label(
@@ -178,7 +178,7 @@ class ReplicasCollector(Collector):
         self._read, self._states = read, list(states)
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics at a scrape."""
+        """Yield the metrics at a scrape."""
         states = GaugeMetricFamily(
             "mens_replica_state", "1 for the state that a replica is in.", labels=("replica", "state")
         )

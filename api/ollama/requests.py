@@ -58,7 +58,7 @@ def _common(request: OllamaRequest) -> JsonObject:
 
 
 def _messages(messages: Iterable[Message]) -> Iterator[JsonObject]:
-    """Return OpenAI's messages, in which tool calls have ids, and a tool's result names its call."""
+    """Yield OpenAI's messages, in which tool calls have ids, and a tool's result names its call."""
     open_calls: dict[str, str] = {}
     made = 0
     for message in messages:

@@ -53,7 +53,7 @@ class ResponseBuilder:
         self._calls = ToolCalls()
 
     def lines(self, chunk: JsonObject) -> Iterator[JsonObject]:
-        """Return the lines for one chunk of a stream: none, one, or one for each newly complete tool call."""
+        """Yield the lines for one chunk of a stream: none, one, or one for each newly complete tool call."""
         if self._first is None:
             self._first = self._clock()
         self._usage = chunk.get("usage") or self._usage

@@ -108,7 +108,7 @@ def retrieve_file(file_id: Id, view: TenantViewDep) -> FileObject:
 
 
 def _local_content(file_id: Id, services: ServicesDep, view: TenantViewDep) -> Iterator[tuple[File, Path]]:
-    """Return a file and its bytes on this machine. A dependency, because the path must be valid until the response is
+    """Yield a file and its bytes on this machine. A dependency, because the path must be valid until the response is
     sent.
     """
     file = view.files.get(file_id)

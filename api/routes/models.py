@@ -106,7 +106,7 @@ def retrieve_adapter(name: Id, view: TenantViewDep) -> Adapter:
 
 
 def _local_content(name: Id, file: AdapterFile, services: ServicesDep, view: TenantViewDep) -> Iterator[Path]:
-    """Return the file on this machine. A dependency, because the path must be valid until the response is sent."""
+    """Yield the file on this machine. A dependency, because the path must be valid until the response is sent."""
     adapter = view.adapters.get(name)
     with tempfile.TemporaryDirectory(prefix="mens-adapter-") as folder:
         target = Path(folder)

@@ -13,7 +13,7 @@ NOT_RECORDED = "not recorded: an import, or trained by an older release"
 
 
 def describe_lineage(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Return name and value of each row.
+    """Yield name and value of each row.
 
     Args:
         manifest: the adapter's manifest as JSON.

@@ -329,7 +329,7 @@ def merge(
 
 
 def describe_place(place: dict[str, Any] | None) -> list[str]:
-    """Yield a line with a queued job's place, the reason, and its expected start; none for other jobs."""
+    """Return a line with a queued job's place, the reason, and its expected start; none for other jobs."""
     if place is None:
         return []
     start, error = place["estimated_start"], place["estimate_error"]

@@ -132,17 +132,17 @@ def find_eval(eval_id: str) -> dict[str, Any]:
 
 
 def evals() -> Iterator[dict[str, Any]]:
-    """Return every eval, newest first."""
+    """Yield every eval, newest first."""
     yield from find_pages("/v1/evals", order="desc")
 
 
 def runs(eval_id: str) -> Iterator[dict[str, Any]]:
-    """Return every run of an eval, newest first."""
+    """Yield every run of an eval, newest first."""
     yield from find_pages(f"/v1/evals/{_part(eval_id)}/runs", order="desc")
 
 
 def output_items(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return every item of a run, in the order of its source."""
+    """Yield every item of a run, in the order of its source."""
     yield from find_pages(f"/v1/evals/{_part(run['eval_id'])}/runs/{_part(run['id'])}/output_items", order="asc")
 
 

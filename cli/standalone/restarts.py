@@ -47,7 +47,7 @@ class RestartLog:
 
 
 def find_restarts(lines: Iterable[str], ended: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Return the programs that were restarted according to lines of the log, each with how it ended.
+    """Yield the programs that were restarted according to lines of the log, each with how it ended.
 
     Args:
         ended: ends of programs that have not been started again, from earlier lines; updated here.

@@ -39,7 +39,7 @@ class TrainingNow(Collector):
             self._steps.pop(job_id, None)
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics at a scrape. A worker trains one job at a time; if several are noted, the one that started
+        """Yield the metrics at a scrape. A worker trains one job at a time; if several are noted, the one that started
         last is shown.
         """
         with self._lock:
@@ -71,7 +71,7 @@ class GpuMemory(Collector):
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics at a scrape."""
+        """Yield the metrics at a scrape."""
         total = GaugeMetricFamily("mens_gpu_memory_bytes", "Memory of a GPU.", labels=("gpu", "name"))
         free = GaugeMetricFamily(
             "mens_gpu_memory_free_bytes", "Memory that no program has taken.", labels=("gpu", "name")

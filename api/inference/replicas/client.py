@@ -110,7 +110,7 @@ class ReplicaResponse:
         return error
 
     def __aiter__(self) -> ReplicaResponse:
-        """Yield the body's bytes as they arrive."""
+        """Iterate over the body's bytes as they arrive."""
         return self
 
     async def __anext__(self) -> bytes:

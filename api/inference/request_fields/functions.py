@@ -104,7 +104,7 @@ def _is_old(message: Any) -> bool:
 
 
 def _messages(messages: Iterable[Any]) -> Iterator[Any]:
-    """Return the messages with calls and results in the form for tools; a result belongs to the call before it."""
+    """Yield the messages with calls and results in the form for tools; a result belongs to the call before it."""
     for index, message in enumerate(messages):
         if not _is_old(message):
             yield message
@@ -122,7 +122,7 @@ def _invalid(param: str, message: str, remedy: str) -> InvalidRequest:
 
 
 async def whole_with_function_call(content: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Return a chat completion with ``function_call`` in place of ``tool_calls``."""
+    """Yield a chat completion with ``function_call`` in place of ``tool_calls``."""
     completion = msgspec.json.decode(b"".join([chunk async for chunk in content]))
     yield msgspec.json.encode(_with_function_call(completion, "message"))
 

@@ -102,7 +102,7 @@ class Contents:
         return None
 
     def files(self, project: str, purpose: str) -> Iterator[tuple[Item, Path]]:
-        """Return files of a purpose whose content the archive has."""
+        """Yield files of a purpose whose content the archive has."""
         for item in self.items(project, "files"):
             path = self.file(project, str(item["id"]))
             if path and item.get("purpose") == purpose:

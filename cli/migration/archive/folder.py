@@ -132,7 +132,7 @@ class Archive:
 
     @contextmanager
     def body(self) -> Iterator[BinaryIO]:
-        """Return an empty private file for a body that is being received."""
+        """Yield an empty private file for a body that is being received."""
         path = self.folder / _PARTIAL
         try:
             with open_private(path) as file:

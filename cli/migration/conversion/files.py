@@ -143,7 +143,7 @@ def _written(outcomes: list[Outcome]) -> NDArray[np.bool_]:
 
 
 def _account(first_line: int, outcomes: list[Outcome], kinds: NDArray[np.uint32]) -> bytes:
-    """Yield the lines of a report on the lines of a part."""
+    """Return the lines of a report on the lines of a part."""
     texts = [msgspec.json.encode(_described(outcome))[1:] for outcome in outcomes]
     return b"".join([b'{"line":%d,%b\n' % (line, texts[kind]) for line, kind in enumerate(kinds.tolist(), first_line)])
 

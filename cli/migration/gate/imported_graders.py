@@ -77,7 +77,7 @@ def open_sandbox(contents: Contents, project: str, choice: Choice) -> Iterator[S
 def import_graders(
     contents: Contents, project: str, sandbox: Sandbox | None = None, judges: Judges | None = None
 ) -> Iterator[ImportedGrader]:
-    """Return the criteria of every eval of a project.
+    """Yield the criteria of every eval of a project.
 
     Args:
         sandbox: runs code; without it code graders are refused.

@@ -91,7 +91,7 @@ class Refusal:
 def plan_successors(
     folder: Path, model: ConvertedModel, planner: Planner, bases: Sequence[str]
 ) -> Iterator[SuccessorPlan | Refusal]:
-    """Return a plan, or a refusal, for each base.
+    """Yield a plan, or a refusal, for each base.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``: a base is not in the catalogue.

@@ -133,7 +133,7 @@ def _write_with(labeller: Labeller, folder: Path, path: Path, contract: FineTune
 def _written(
     labeller: Labeller, tally: _Tally, rows: Iterable[TrainingRow], mode: DataMode
 ) -> list[tuple[TrainingRow, Chat]]:
-    """Yield the rendered rows; in lenient mode, only those that the template accepts, and count the others."""
+    """Return the rendered rows; in lenient mode, only those that the template accepts, and count the others."""
     found = []
     for row in rows:
         try:
