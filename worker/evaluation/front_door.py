@@ -64,7 +64,7 @@ class FrontDoor:
         self.close()
 
     def close(self) -> None:
-        """Close the connections once no request is in flight."""
+        """Close the connections; call it once no request is in flight."""
         self._closing.set()
         self._client.close()
 

@@ -179,7 +179,7 @@ def share_rows(lengths: Sequence[int], processes: int) -> list[list[int]]:
 
     Returns:
         for each process its rows, as places in ``lengths``, in ascending order; the same everywhere for the same
-            lengths.
+        lengths.
     """
     shares: list[list[int]] = [[] for _ in range(processes)]
     loads = [(0, rank) for rank in range(processes)]

@@ -33,7 +33,7 @@ def matches_label(answer: Answer, label: Answer) -> dict[str, float]:
 
     Returns:
         ``label:tool_calls``: the calls' names and arguments; ``label:json``: the share of equal fields; otherwise
-            ``label:exact``: the strings, without surrounding white space.
+        ``label:exact``: the strings, without surrounding white space.
     """
     if label.tool_calls:
         return {"label:tool_calls": float(tool_calls_equal(answer.tool_calls, _expected(label)))}
