@@ -1,7 +1,7 @@
-"""Import of an adapter from another program: which one wrote it is seen from the file beside the weights.
+"""Import an adapter that another program wrote; the file next to the weights shows which program.
 
-PEFT's folders are read in `peft_import.py`. An adapter of the original's is read here: the same numbers under PEFT's names, or a code that
-names what is missing.
+PEFT's folders are read in `peft_import.py`. The original's adapters are read here: the same numbers under PEFT's names,
+or a code that names what is missing.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
 
 MAX_NOTES = 20
-"""Unused fields that are named: each note becomes an event of the job, and a sidecar may have thousands."""
+"""Most unused fields that notes name: each note becomes an event of the job, and a sidecar may have thousands."""
 
 
 def parse_description(raw: bytes) -> SidecarV2 | SidecarV3 | PeftOptions:
-    """What stood beside the weights: PEFT's options, which have a ``peft_type``, or one of the original's sidecars.
+    """Parse the file next to the weights: PEFT's options, which have a ``peft_type``, or one of the original's
+    sidecars.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_IMPORT_FORMAT``, naming the field.
@@ -74,11 +75,12 @@ def import_adapter(request: ImportRequest, target: Path) -> Imported:
 
 
 def original_contents(request: ImportRequest, given: SidecarV2 | SidecarV3, base: TargetBase) -> Contents:
-    """What the original's files hold.
+    """Read and check an adapter in the original's format; return its contents under PEFT's names.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``, ``ADAPTER_BASE_MISMATCH``, ``ADAPTER_DIGEST_MISMATCH``, ``NOT_SERVABLE_HEAD``,
-            ``ADAPTER_DTYPE_UNSUPPORTED``, ``ADAPTER_VALUES_INVALID`` or ``SAFETENSORS_INVALID``, naming what is wrong.
+        ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``, ``ADAPTER_BASE_MISMATCH``, ``ADAPTER_DIGEST_MISMATCH``,
+            ``NOT_SERVABLE_HEAD``, ``ADAPTER_DTYPE_UNSUPPORTED``, ``ADAPTER_VALUES_INVALID`` or ``SAFETENSORS_INVALID``,
+            naming what is wrong.
     """
     from safetensors.numpy import load_file  # not where the control plane is installed alone
 
@@ -128,7 +130,7 @@ def _check_base(sidecar: SidecarV3, config: ModelConfig) -> None:
 
 
 def _check_digests(sidecar: SidecarV2 | SidecarV3, base_digests: Mapping[str, str], weights: Path) -> None:
-    """Compare what our own exports record beside the original's fields; the original itself recorded none of it."""
+    """Compare the digests that our own exports add to the original's fields; the original itself recorded none."""
     for name, recorded in (sidecar.base_digests or {}).items():
         if base_digests.get(name, recorded) != recorded:
             raise _other_base(f"The adapter was trained on another base than this one: {name} differs.", name)

@@ -1,7 +1,7 @@
-"""Where a base's files are, or where they come from: this machine, a hub, or, for a merged model, the storage.
+"""Find a base's files: on this machine, on a hub or, for a merged model, in the storage.
 
-A catalogue is one file for all machines, and its local folder is on the one where `mens base from-merge` ran. Any other machine
-fetches the merged model out of the storage, by the digest that the catalogue names.
+A catalogue is one file for all machines, and its local folder is on the one where `mens base from-merge` ran. Any other
+machine fetches the merged model out of the storage, by the digest that the catalogue names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shared.errors import NotFound
 from shared.settings import Settings
 
 BESIDE = (PROBES_NAME, FIDELITY_NAME, MODEL_SIGNATURE_NAME)
-"""What may lie beside a merged model's files: what its replicas are measured with, what was measured, who signed it."""
+"""Files that may be next to a merged model's own: probes of its replicas, its measured fidelity, its signature."""
 
 
 def is_elsewhere(entry: BaseModelEntry, catalog_path: Path) -> bool:
@@ -75,10 +75,10 @@ def locate_fetched_base(entry: BaseModelEntry, settings: Settings) -> Path:
 
 
 def stored_manifest(storage: Storage, digest: str) -> ModelManifest:
-    """The manifest of a stored merged model.
+    """Read the manifest of a stored merged model.
 
     Raises:
-        NotFound: there is no such model. ArtifactInvalid: ``BASE_DIGEST_MISMATCH``.
+        NotFound: the model is not stored. ArtifactInvalid: ``BASE_DIGEST_MISMATCH``.
     """
     raw = storage.manifest_bytes("models", digest, MODEL_MANIFEST_NAME)
     if hashlib.sha256(raw).hexdigest() != digest:
@@ -90,7 +90,7 @@ def fetch_merged(storage: Storage, digest: str, folder: Path) -> ModelManifest:
     """Copy a merged model out of the storage into a new folder, verified before it is there under its name.
 
     Raises:
-        MensError: there is no such model, or what is stored is damaged.
+        MensError: the model is not stored, or it is damaged.
     """
     manifest = stored_manifest(storage, digest)
     folder.parent.mkdir(parents=True, exist_ok=True)

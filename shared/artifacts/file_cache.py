@@ -20,7 +20,7 @@ from shared.host import disk_errors
 
 INCOMING_PREFIX = "incoming-"
 ABANDONED_SECONDS = 86_400
-"""A copy that was not finished for so long was left by a process that was killed."""
+"""Seconds after which an unfinished copy counts as left by a killed process, and is removed."""
 
 
 class FileCache:
@@ -28,7 +28,7 @@ class FileCache:
 
     Args:
         folder: of the copies; made at the first one.
-        max_bytes: of all copies together. What is in use stays, even where that is more.
+        max_bytes: of all copies together. Copies in use stay, even beyond this limit.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -45,7 +45,7 @@ class FileCache:
             sha256: of the bytes. They are checked when they have been fetched.
             size: says how many they are, so that room is made before they are fetched.
             fetch: writes the bytes into a new file.
-            verify: also read a copy that is there already, and fetch it anew if it was changed.
+            verify: also read a copy that is there already, and fetch it again if it was changed.
 
         Raises:
             ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: other bytes were fetched. Unavailable: ``STORAGE_FULL``.
@@ -67,7 +67,7 @@ class FileCache:
 
     @contextmanager
     def incoming(self) -> Iterator[Path]:
-        """Path of a new file beside the copies, which is removed at the end if it is still there."""
+        """Yield the path of a new file next to the copies, which is removed at the end if it is still there."""
         with disk_errors():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(dir=self.folder, prefix=INCOMING_PREFIX)
@@ -78,7 +78,7 @@ class FileCache:
             Path(name).unlink(missing_ok=True)
 
     def _hold(self, path: Path) -> int | None:
-        """A descriptor that holds the copy until it is closed; None when there is none."""
+        """Open a descriptor that holds the copy until it is closed; None when the copy does not exist."""
         try:
             lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -103,7 +103,7 @@ class FileCache:
                 path.hardlink_to(incoming)
 
     def _make_room(self, size: int) -> None:
-        """Remove copies that nobody uses until so many bytes more fit in."""
+        """Remove unused copies until this many more bytes fit in."""
         if not self.folder.is_dir():
             return
         copies, total = [], size

@@ -3,7 +3,7 @@
     blobs/sha256/ab/abcd…          one uploaded or produced file, named by its bytes
     adapters/<digest>/…            an adapter's files; adapter_manifest.json is written last
     models/<digest>/…              a merged model's files; model_manifest.json is written last
-    checkpoints/<digest>/…         a checkpoint to go on from; checkpoint_manifest.json is written last
+    checkpoints/<digest>/…         a checkpoint to resume from; checkpoint_manifest.json is written last
     incoming/                      files that are being written, and the trash
 
 Everything is written to a temporary name, flushed, and renamed, so a name either is complete or is not there.
@@ -38,7 +38,7 @@ from shared.host import disk_errors, measure_folder
 
 TRASH_PREFIX, BLOB_PREFIX, FILE_PREFIX = "discarded-", "blob-", "file-"
 ABANDONED_SECONDS = 86_400
-"""A file that nobody has written to for so long was left by a process that was killed."""
+"""Seconds after its last write when an incoming file counts as left by a killed process."""
 
 
 class FolderBlobWriter(TemporaryBlob):
@@ -78,7 +78,7 @@ class FolderStorage(Storage):
         self.incoming = root / "incoming"
 
     def blob_path(self, sha256: str) -> Path:
-        """Where the blob of that SHA-256 is, or would be."""
+        """Path of the blob with this SHA-256, stored or not."""
         return self.root / "blobs" / "sha256" / sha256[:2] / sha256
 
     def folder(self, kind: ArtifactKind, digest: str) -> Path:

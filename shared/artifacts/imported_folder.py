@@ -1,4 +1,4 @@
-"""What every import ends with: an adapter of another program, in our terms, becomes a folder as PEFT and vLLM read it, with a manifest."""
+"""Last step of every import: write an adapter, in our terms, as a folder for PEFT and vLLM, with a manifest."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ HEAD_KEY = f"{HEAD}.weight"
 
 @dataclass(frozen=True, slots=True)
 class ImportRequest:
-    """What is imported, for which base, under which name.
+    """An adapter to import, the base it is for, and its new name.
 
     Attributes:
         weights: a safetensors file.
-        sidecar: what stood beside it.
+        sidecar: the parsed file next to the weights.
         base: the base by content, and its folder.
         name: left part of the adapter's id.
         sidecar_digest: SHA-256 of the sidecar's bytes.
@@ -65,12 +65,12 @@ class TargetBase:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What an adapter is, whoever wrote it.
+    """Contents of an adapter, in our terms, whichever program wrote it.
 
     Attributes:
         layers: logical name → the base's tensor, in the order of the layers.
         weights: float32 arrays by PEFT's names for these tensors.
-        notes: what of the input was not used, or was changed, in sentences.
+        notes: sentences about parts of the input that were not used or were changed.
     """
 
     layers: dict[str, str]
@@ -85,7 +85,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The adapter's manifest, and what of the input was not used, in sentences."""
+    """The adapter's manifest, and notes on unused or changed parts of the input."""
 
     manifest: AdapterManifest
     notes: list[str]
@@ -109,7 +109,7 @@ def read_base(folder: Path) -> TargetBase:
 
 
 def keeps_head(key: str, b: Any, base: TargetBase) -> bool:
-    """Whether the head's layer is served; one that changes nothing is not.
+    """Return whether to serve the head's layer; a layer that changes nothing is left out.
 
     Args:
         key: the base's tensor that it is on.
@@ -117,8 +117,8 @@ def keeps_head(key: str, b: Any, base: TargetBase) -> bool:
         base: the base.
 
     Raises:
-        ArtifactInvalid: ``NOT_SERVABLE_HEAD``: it changes a head that the base shares with its embedding, or another head, or one
-            that vLLM does not adapt.
+        ArtifactInvalid: ``NOT_SERVABLE_HEAD``: it changes a head that the base shares with its embedding, or another
+            head, or one that vLLM does not adapt.
     """
     if not b.any():
         return False
@@ -158,7 +158,7 @@ def write_imported(request: ImportRequest, found: Contents, base: TargetBase, ta
 
 
 def base_name_note(stated: str | None, request: ImportRequest) -> list[str]:
-    """That the adapter names its base otherwise than the catalogue does, if so."""
+    """Return a note if the adapter names its base differently from the catalogue."""
     if stated in (None, request.base.name):
         return []
     return [f"base_model: the adapter says {stated}; it was imported for {request.base.name}, whose shapes fit."]

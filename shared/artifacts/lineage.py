@@ -8,7 +8,7 @@ from shared.base_models.catalog import Sha256
 
 
 class Lineage(BaseModel):
-    """What decided the weights beside what the manifest names itself.
+    """Provenance of the weights: everything that decided them and that the manifest does not name itself.
 
     No time, machine, path or id of a file: the same training gives the same manifest, and so the same adapter.
     """

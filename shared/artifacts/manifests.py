@@ -58,7 +58,7 @@ FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]
 """A plain file name: no separator and no leading dot, so that a file stays in its own folder."""
 TrainedDtype = Literal["float32", "bfloat16"]
 Precision = Literal["nf4", "float32", "bfloat16"]
-"""What the frozen base of a training is held in."""
+"""Format of the frozen base's weights during training."""
 
 
 class ManifestQuant(BaseModel):
@@ -108,7 +108,8 @@ class AdapterManifest(BaseModel):
     def _names_agree(self) -> AdapterManifest:
         if sorted(self.layer_order) != sorted(self.base_key_map):
             raise ValueError("layer_order and base_key_map name different layers, or one twice")
-        # What PEFT or vLLM would also load from the folder (another tokenizer, more weights) was never trained here.
+        # PEFT or vLLM would load any other file of the folder (a tokenizer, more weights) too, which was never trained
+        # here.
         if {WEIGHTS_NAME, CONFIG_NAME} != self.files.keys():
             raise ValueError(f"files must name {WEIGHTS_NAME} and {CONFIG_NAME}, and no other")
         return self
@@ -119,7 +120,7 @@ class AdapterManifest(BaseModel):
 
     @property
     def precision(self) -> Precision | None:
-        """What the base was held in while the adapter was trained; None where that is not known."""
+        """Format of the base's weights while the adapter was trained; None where it is unknown."""
         return "nf4" if self.quant.base_quant is BaseQuant.NF4 else self.trained_dtype
 
     @property
@@ -129,7 +130,7 @@ class AdapterManifest(BaseModel):
 
     @property
     def adapter_id(self) -> str:
-        """The name that it is served under, for ever."""
+        """Name that the adapter is served under, permanently."""
         return f"{self.name}@{self.digest}"
 
 
@@ -229,7 +230,7 @@ def _verify_tensors(
 
 def _verify_config(path: Path, manifest: AdapterManifest) -> None:
     try:
-        # A longer one is cut, so that it is no JSON and costs nothing.
+        # A longer file is cut, so that it is invalid JSON and costs nothing.
         with path.open("rb") as file:
             config = json.loads(file.read(MAX_CONFIG_BYTES))
     except (ValueError, RecursionError):

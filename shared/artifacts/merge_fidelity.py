@@ -1,7 +1,8 @@
-"""Merge fidelity: how far a merged model is from base + adapter, which is what its adapter's certificates were measured on.
+"""Merge fidelity: how far a merged model is from base + adapter, which is what its adapter's certificates were measured
+on.
 
-The numbers come out of forward passes, whose last bits depend on processor and thread count. A merged model's name must not
-(decision 0021), so they are no part of its manifest: they are a file beside it, which names the manifest's digest.
+The numbers come out of forward passes, whose last bits depend on processor and thread count. A merged model's name must
+not (decision 0021), so they are not in its manifest: they are a separate file, which names the manifest's digest.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from shared.contract.sections import BaseWeights
 FIDELITY_NAME = "merge_fidelity.json"
 PROBES_NAME = "merge_probes.json"
 SHIFT_SHARE = 0.1
-"""Of the adapter's effect: a divergence from what training saw that is at least so large is warned of."""
+"""Share of the adapter's effect from which on a divergence from training gives a warning."""
 
 
 class Divergence(BaseModel):
@@ -48,7 +49,9 @@ class MergeFidelity(BaseModel):
 
     @property
     def warning(self) -> str | None:
-        """That the merged model is far from the one that was trained; None where it is near, beside what the adapter does."""
+        """Warning that the merged model is far from the trained one; None where the shift is small against the
+        adapter's effect.
+        """
         training = self.training_divergence
         return shift_warning(training.mean_kl_nats if training else None, self.effect.mean_kl_nats)
 
@@ -65,7 +68,9 @@ def shift_warning(training_nats: float | None, effect_nats: float) -> str | None
 
 
 class MergeProbe(BaseModel):
-    """Tokens, and what two models say of them: the log-probability (nats) of each at ``positions``, given those before it."""
+    """Tokens, and how likely two models find them: the log-probability (nats) at each of ``positions``, given earlier
+    tokens.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     token_ids: list[int]

@@ -1,4 +1,4 @@
-"""Merged models as folders: the manifest, and everything in the folder as the manifest says; the signature beside it."""
+"""Merged models as folders: read the manifest, verify every file of the folder against it, verify the signature."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 
 
 def read_model_manifest(folder: Path) -> ModelManifest:
-    """The manifest of a merged model's folder, which must be in canonical form: its digest is the model's name.
+    """Read the manifest of a merged model's folder, which must be in canonical form: its digest is the model's name.
 
     Raises:
         ArtifactInvalid: ``BASE_DIGEST_MISMATCH``.
@@ -36,10 +36,10 @@ def read_model_manifest(folder: Path) -> ModelManifest:
 
 
 def verify_merged_folder(folder: Path, manifest: ModelManifest) -> MergeFidelity | None:
-    """Check every file of a merged model's folder; returns what was measured of it, where that lies beside it.
+    """Check every file of a merged model's folder; return its measured fidelity if that file is there.
 
     Raises:
-        ArtifactInvalid: ``BASE_DIGEST_MISMATCH`` or ``BASE_FILE_UNKNOWN`` naming the first file that is not as it was stored.
+        ArtifactInvalid: ``BASE_DIGEST_MISMATCH`` or ``BASE_FILE_UNKNOWN`` naming the first file that has changed.
     """
     refuse_unknown_files(folder)
     for name in sorted({path.name for path in model_files(folder)} | manifest.files.keys()):
@@ -64,7 +64,8 @@ def verify_merged_folder(folder: Path, manifest: ModelManifest) -> MergeFidelity
 def verify_model_signature(
     folder: Path, manifest: ModelManifest, trusted_keys: Collection[str] | None
 ) -> Signature | None:
-    """Check the signature beside a merged model's manifest; None: there is none, and none is asked for.
+    """Check the signature next to a merged model's manifest; return None if it is unsigned and no signature is
+    required.
 
     Raises:
         ArtifactInvalid: ``MODEL_UNSIGNED``, ``MODEL_SIGNATURE_INVALID``.

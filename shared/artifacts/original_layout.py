@@ -25,7 +25,7 @@ SIDECAR_NAMES = (V3_NAME, "adapter_manifest.json", V2_NAME)
 """Names that a sidecar may have, the one with most in it first."""
 MAX_SIDECAR_BYTES = 4 << 20
 SUFFIXES = ("", ".weight")
-"""What the original's trainers wrote behind ``lora_a`` and ``lora_b``."""
+"""Suffixes that the original's trainers wrote after ``lora_a`` and ``lora_b``."""
 LOGICAL_NAMES = {
     "q_proj": "q",
     "k_proj": "k",
@@ -49,11 +49,11 @@ LOGICAL_NAMES = {
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
 Name = Annotated[str, Field(max_length=200)]
-"""Names stand in errors and notes."""
+"""A name, short enough for errors and notes."""
 
 
 class Sidecar(BaseModel):
-    """What both versions say; fields that are not the original's are kept apart, so that a reader can name them."""
+    """Fields of both versions; unknown fields are kept apart, so that a reader can name them."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     base_key_map: dict[Name, Name] = Field(min_length=1, description="Logical name → the base's tensor.")
@@ -131,10 +131,10 @@ def to_v3(sidecar: SidecarV2 | SidecarV3) -> SidecarV3:
 
 
 def to_v2(sidecar: SidecarV2 | SidecarV3) -> SidecarV2:
-    """The sidecar of version 2, without quantisation and provenance.
+    """Convert a sidecar to version 2, without quantisation and provenance.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``: there is no ``lm_head`` in the map, whose tensor version 2 needs.
+        ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``: the map has no ``lm_head``, whose tensor version 2 needs.
     """
     if isinstance(sidecar, SidecarV2):
         return sidecar
@@ -163,7 +163,7 @@ def tensor_pairs(logical_names: Iterable[str], stored: Iterable[str]) -> dict[st
 
 
 def mapped_layers(sidecar: SidecarV2 | SidecarV3) -> Mapping[str, str]:
-    """The layers in their order, each with its base tensor; entries of the map that are no layer are left out.
+    """Return the layers in their order, each with its base tensor; map entries that are not layers are left out.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``: a layer has no entry, or two have one tensor.

@@ -1,7 +1,8 @@
-"""A PEFT folder from elsewhere in our terms: one rank and one scale for all layers, float32, and the base's own names.
+"""Convert a PEFT folder from elsewhere to our terms: one rank and one scale for all layers, float32, the base's own
+names.
 
-Where every layer has the rank and the alpha of the folder, the numbers stay as they are. Where patterns or rsLoRA give them others, B is
-multiplied by its layer's scale, which is one rounding, and the factors are filled up with zeros to the largest rank.
+If every layer has the folder's rank and alpha, the numbers stay as they are. If patterns or rsLoRA change them, B is
+multiplied by its layer's scale, which rounds once, and the factors are padded with zeros to the largest rank.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ Pairs = dict[str, tuple[Any, Any]]
 
 
 def peft_contents(request: ImportRequest, options: PeftOptions, base: TargetBase) -> Contents:
-    """What the folder holds.
+    """Read and check an adapter in PEFT's format; return its contents with one rank and one scale.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_NOT_SERVABLE``: it changes what vLLM does not; ``ADAPTER_IMPORT_INCOMPLETE``, ``NOT_SERVABLE_HEAD``,
-            ``ADAPTER_IMPORT_FORMAT``, ``ADAPTER_SHAPE_MISMATCH``, ``ADAPTER_DTYPE_UNSUPPORTED``, ``ADAPTER_VALUES_INVALID`` or
-            ``SAFETENSORS_INVALID``, naming what is wrong.
+        ArtifactInvalid: ``ADAPTER_NOT_SERVABLE``: it changes layers that vLLM does not adapt;
+            ``ADAPTER_IMPORT_INCOMPLETE``, ``NOT_SERVABLE_HEAD``, ``ADAPTER_IMPORT_FORMAT``, ``ADAPTER_SHAPE_MISMATCH``,
+            ``ADAPTER_DTYPE_UNSUPPORTED``, ``ADAPTER_VALUES_INVALID`` or ``SAFETENSORS_INVALID``, naming what is wrong.
     """
     options.refuse_unservable()
     stored = read_tensors(request.weights)
@@ -101,7 +102,7 @@ def tensor_names(stored: Tensors) -> dict[str, tuple[str, str]]:
 
 
 def stored_keys(modules: Iterable[str], base: TargetBase, name: str) -> dict[str, str]:
-    """The base's tensor of each module, whichever class of transformers the adapter was trained on.
+    """Map each module to the base's tensor, whichever transformers class the adapter was trained on.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``: the base has no such layer, or two modules are the same one.

@@ -1,7 +1,8 @@
-"""``adapter_config.json`` of a PEFT folder from elsewhere: TRL, Unsloth and axolotl have PEFT write it, torchtune writes its form.
+"""``adapter_config.json`` of a PEFT folder from elsewhere: TRL, Unsloth and axolotl have PEFT write it, torchtune
+writes its form.
 
-Closed: an option that changes what the adapter computes is either converted (`peft_import.py`) or refused, and so is one that this
-release does not know. What only decided how it was trained is passed over.
+The set of options is closed: one that changes what the adapter computes is converted (`peft_import.py`) or refused.
+Unknown options are refused too. Options that only decided how it was trained are ignored.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from shared.errors import ArtifactInvalid, Code
 MAX_RANK = 512
 """The largest that vLLM takes."""
 MATCH_SECONDS = 10.0
-"""For all expressions of one folder together: they are others' code, and one of a few characters can take for ever."""
+"""Time limit for all expressions of a folder together: they are untrusted, and even a short one can run forever."""
 ALL_LINEAR = "all-linear"
 ACCEPTED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM", None),
     "bias": ("none",),
-    # Others begin with weights taken out of the base, so that the adapter fits the changed base alone.
+    # Other methods start from weights taken out of the base, so that the adapter fits only the changed base.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 WITHOUT_EFFECT = frozenset(
@@ -75,14 +76,14 @@ class PeftOptions(BaseModel):
 
 
 class ModuleMatcher:
-    """Which options hold for a module, by PEFT's rules, whose patterns are regular expressions."""
+    """Options of each module, by PEFT's rules, whose patterns are regular expressions."""
 
     def __init__(self, options: PeftOptions) -> None:
         self._options = options
         self._deadline = time.monotonic() + MATCH_SECONDS
 
     def is_target(self, module: str) -> bool:
-        """Whether ``target_modules`` has a module: by an expression, by whole names or by their last parts."""
+        """Return whether ``target_modules`` covers a module: by an expression, by a whole name or by its last parts."""
         targets = self._options.target_modules
         if isinstance(targets, list):
             return any(module == target or module.endswith(f".{target}") for target in targets)

@@ -1,7 +1,7 @@
-"""Signatures of adapters and merged models: Ed25519 over a manifest's digest, in a file beside the manifest.
+"""Signatures of adapters and merged models: Ed25519 over a manifest's digest, in a file next to the manifest.
 
-A manifest names every byte of its folder by digest, so its digest says everything; what it cannot say is who made it. The signature is
-no part of the manifest, so that signing changes no name, and a folder can be signed later or again.
+A manifest covers every byte of its folder by digest, so its digest covers all but who made it. The signature is
+not in the manifest, so that signing changes no name, and a folder can be signed later or again.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Format = Literal["mens_adapter_signature", "mens_model_signature"]
 
 @dataclass(frozen=True, slots=True)
 class SignedKind:
-    """What can be signed.
+    """A kind of artifact that can be signed.
 
     Attributes:
         noun: in messages.
-        domain: stands before the signed digest, so that a signature of something else is never one of such a manifest.
+        domain: prefix of the signed digest, so that no signature of anything else is valid for such a manifest.
         unsigned, invalid: codes of the refusals.
     """
 
@@ -78,10 +78,10 @@ class Signature(BaseModel):
 
 
 def make_key(path: Path) -> str:
-    """Write a new private key (PEM, readable by its owner alone); returns the public key, base64.
+    """Write a new private key (PEM, readable by its owner alone); return the public key, base64.
 
     Raises:
-        FileExistsError: there is such a file; a key is never overwritten.
+        FileExistsError: the file exists; a key is never overwritten.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -94,10 +94,10 @@ def make_key(path: Path) -> str:
 
 
 def sign_folder(folder: Path, key_file: Path, kind: SignedKind = ADAPTER) -> Signature:
-    """Write the signature of a folder's manifest beside it. The same key and manifest give the same bytes.
+    """Sign a folder's manifest, in a file next to it. The same key and manifest give the same bytes.
 
     Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: the file is no Ed25519 private key.
+        InvalidRequest: ``SETTINGS_INVALID``: the file is not an Ed25519 private key.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -153,10 +153,11 @@ def verify_signature(
 
 
 def read_trusted_keys(path: Path) -> frozenset[str]:
-    """Public keys of a file, one a line; empty lines and what follows ``#`` are skipped.
+    """Read the public keys of a file, one a line; empty lines and comments (``#``) are skipped.
 
     Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: it cannot be read, or a line is no key: nothing is trusted by mistake.
+        InvalidRequest: ``SETTINGS_INVALID``: the file is unreadable, or a line is not a key: nothing is trusted by
+            mistake.
     """
     try:
         lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
@@ -170,7 +171,7 @@ def read_trusted_keys(path: Path) -> frozenset[str]:
 
 
 def unsigned(kind: SignedKind = ADAPTER) -> ArtifactInvalid:
-    """The refusal of what has no signature, where one is asked for."""
+    """Return the refusal of an unsigned artifact where a signature is required."""
     return ArtifactInvalid(
         kind.unsigned,
         f"The {kind.noun} has no signature, and only signed ones are served here.",

@@ -33,7 +33,7 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class ArtifactSize:
-    """How much an artifact holds and when it was last written to, whether its manifest is there or not."""
+    """Size of an artifact and its last write, with or without a manifest."""
 
     bytes: int
     written_at: datetime
@@ -123,7 +123,7 @@ class Storage(Protocol):
         ...
 
     def delete_blob(self, sha256: str) -> None:
-        """Remove a blob; an absent one is no error."""
+        """Remove a blob; an absent one is ignored."""
         ...
 
     def put_folder(self, kind: ArtifactKind, digest: str, source: Path, names: list[str], manifest: str) -> None:
@@ -133,7 +133,7 @@ class Storage(Protocol):
             kind: of the artifact.
             digest: SHA-256 of the manifest's bytes, the artifact's identity.
             source: folder that holds the files.
-            names: plain names of the files beside the manifest.
+            names: plain names of the files other than the manifest.
             manifest: name of the manifest file.
 
         Raises:
@@ -151,7 +151,7 @@ class Storage(Protocol):
         ...
 
     def open_file(self, kind: ArtifactKind, digest: str, name: str) -> BinaryIO:
-        """One of an artifact's files as a stream, which the caller closes.
+        """Open one of an artifact's files as a stream, which the caller closes.
 
         Raises:
             NotFound: ``STORAGE_OBJECT_MISSING``. ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``, as above.
@@ -167,7 +167,7 @@ class Storage(Protocol):
         ...
 
     def holds(self, kind: ArtifactKind, digest: str, manifest: str) -> bool:
-        """Whether the artifact exists, which is whether its manifest does."""
+        """Return whether the artifact exists, which means that its manifest does."""
         ...
 
     def digests(self, kind: ArtifactKind) -> list[str]:
@@ -175,14 +175,15 @@ class Storage(Protocol):
         ...
 
     def digests_at(self, kind: ArtifactKind, folders: Collection[Path]) -> frozenset[str]:
-        """Digests of the artifacts whose stored files are one of these local folders, as a base in the catalogue may be.
+        """Return digests of the artifacts whose files are in one of these local folders, as a base in the catalogue may
+        be.
 
         Always empty where the storage is not on a local disk: nothing can use its files in place.
         """
         ...
 
     def measure(self, kind: ArtifactKind, digest: str) -> ArtifactSize | None:
-        """Size and age of an artifact, with or without its manifest; None when nothing of it is stored."""
+        """Return size and age of an artifact, with or without its manifest; None when nothing of it is stored."""
         ...
 
     def unpublish(self, kind: ArtifactKind, digest: str, manifest: str) -> None:
@@ -190,7 +191,7 @@ class Storage(Protocol):
         ...
 
     def move_to_trash(self, kind: ArtifactKind, digest: str) -> None:
-        """Remove an artifact with all its files; it can be stored again at once. An absent one is no error.
+        """Remove an artifact with all its files; it can be stored again at once. An absent one is ignored.
 
         The bytes may be freed later, by :meth:`purge_trash`.
         """
@@ -212,7 +213,7 @@ def check_digest(digest: str) -> None:
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text is 64 lower-case hexadecimal digits."""
+    """Return whether a string is 64 lower-case hexadecimal digits."""
     return len(text) == 64 and all(character in "0123456789abcdef" for character in text)
 
 
@@ -226,7 +227,7 @@ def missing_object(name: str) -> NotFound:
 
 
 def not_plain(name: str) -> ArtifactInvalid:
-    """The error of a name that is no plain file of an artifact."""
+    """Return the error of a name that is not a plain file of an artifact."""
     return ArtifactInvalid(
         Code.ADAPTER_MANIFEST_INVALID,
         f"{name!r} is not a plain file.",

@@ -1,4 +1,4 @@
-"""A blob on its way: a temporary file that is hashed while it is written. What writers of every storage have in common."""
+"""A blob on its way: a temporary file that is hashed while it is written. Shared by the writers of all storages."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Whether the numbers in an adapter's weights can be served at all.
+"""Check that the numbers in an adapter's weights can be served.
 
-A NaN or an infinity does not stay with the adapter: it gets into the keys and values that a replica keeps for all its
+A NaN or an infinity does not stay within the adapter: it gets into the keys and values that a replica keeps for all its
 requests, and then every model on it responds with nothing. The same follows from finite numbers so large that a product
-overflows, so the magnitude is bounded too, and the scaled product of A and B, both far above what training reaches. What still
-overflows (float16 ends at 65504, which a base's own activations can come near to) is found by the replica's own health check
-(`serving/middleware/self_test.py`).
+overflows. So the magnitude is bounded too, and the scaled product of A and B; both bounds are far above values that
+training reaches. Any remaining overflow (float16 ends at 65504, which a base's own activations can come near to) is
+found by the replica's own health check (`serving/middleware/self_test.py`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from shared.errors import ArtifactInvalid, Code
 MAX_MAGNITUDE = 1000.0
 """Trained LoRA weights stay below 10."""
 MAX_PRODUCT = 1e6
-"""Most that A's and B's largest numbers and alpha may multiply to: no number of scaled B·A is larger, for alpha is the rank times
-the scale. Weights below 10 keep to it at every alpha. Where gate, up and down are all adapted it enters an answer by its cube,
-besides the square of the model's width and the width of its MLP: of the widest bases a sum of 1e37, and float32 and bfloat16
-end at 3e38. A norm brings the next layer's input back to its size."""
+"""Bound of the product of alpha and the largest numbers of A and B: no number of scaled B·A is larger, as alpha is the
+rank times the scale. Weights below 10 satisfy it at every alpha. Where gate, up and down are all adapted, it enters an
+answer by its cube, with the square of the model's width and the width of its MLP: for the widest bases the sum is 1e37,
+and float32 and bfloat16 end at 3e38. A norm brings the next layer's input back to its size.
+"""
 LIMIT_BITS = {"F32": 0x447A0000, "F16": 0x63D0, "BF16": 0x447A}
 """The bits of `MAX_MAGNITUDE` in each type that can be served."""
 CHUNK_BYTES = 4 << 20
 
 
 def verify_values(path: Path, tensors: dict[str, TensorInfo]) -> dict[str, float]:
-    """Check every number of a safetensors file, with little memory whatever the file's size; returns each tensor's largest magnitude.
+    """Check every number of a safetensors file; return each tensor's largest magnitude. Memory use is constant.
 
     Without its sign, a float's bits as an integer grow with its magnitude, and those of infinity and NaN are above all
-    others: one comparison of integers finds all that is wrong, in any of the types.
+    others: one comparison of integers finds every fault, in any of the types.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_DTYPE_UNSUPPORTED`` or ``ADAPTER_VALUES_INVALID``, naming the tensor.

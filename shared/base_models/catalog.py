@@ -32,7 +32,7 @@ MODEL_FILES = (
     "model.safetensors.index.json",
     "*.safetensors",
 )
-"""What is fetched from a hub and what a digest covers. Never pickle (`.bin`, `.pt`), never Python code."""
+"""Files that are fetched from a hub and covered by a digest. Never pickle (`.bin`, `.pt`), never Python code."""
 UNUSED_FILES = (
     *(f"*{suffix}" for suffix in sorted(PICKLE_SUFFIXES)),
     "*.py",
@@ -50,8 +50,10 @@ UNUSED_FILES = (
     "preprocessor_config.json",
     "video_preprocessor_config.json",
 )
-"""What may lie beside them, because nothing here opens it: pickle, code, licences, what hubs and git keep, what is known
-of a merged model, how pictures are scaled. Any other file may be one that transformers or vLLM would use: a further template, tokenizer or config."""
+"""Files that a folder may have besides these, because nothing here opens them: pickle, code, licences, files of hubs
+and of git, records of a merged model, scaling of pictures. Any other file may be one that transformers or vLLM would
+use: a further template, tokenizer or config.
+"""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 CatalogName = Annotated[
@@ -133,10 +135,10 @@ class Catalog(ModelValue):
     bases: list[BaseModelEntry] = []
 
     def get(self, name: str) -> BaseModelEntry:
-        """The entry of that name.
+        """Return the entry of that name.
 
         Raises:
-            NotFound: ``MODEL_NOT_FOUND``, naming the bases that there are.
+            NotFound: ``MODEL_NOT_FOUND``, naming the available bases.
         """
         for base in self.bases:
             if base.name == name:
@@ -152,14 +154,15 @@ class Catalog(ModelValue):
     def get_default(
         self, name: str, serves_adapters_of: Callable[[str], bool | None] = lambda _digest: None
     ) -> BaseModelEntry:
-        """The base of a request that names none: the default one, else the only one, else the only one that is served.
+        """Return the base for a request that names none: the default one, else the only one, else the only one that is
+        served.
 
         Args:
             name: of the default base.
             serves_adapters_of: whether a replica serves the adapters of the base of a digest; None: not known.
 
         Raises:
-            NotFound: ``MODEL_NOT_FOUND``: there are several, or none.
+            NotFound: ``MODEL_NOT_FOUND``: several qualify, or none does.
         """
         try:
             return self.get(name)
@@ -230,7 +233,7 @@ def refuse_unknown_files(folder: Path) -> None:
 
 
 def digest_model_folder(folder: Path) -> dict[str, str]:
-    """SHA-256 of every model file in a folder, by file name.
+    """Hash every model file in a folder; return SHA-256 by file name.
 
     Raises:
         ArtifactInvalid: ``CATALOG_INVALID`` when config.json, tokenizer.json or the safetensors weights are missing;

@@ -82,7 +82,7 @@ class ModelConfig(ModelValue):
 
     @property
     def spec(self) -> FamilySpec:
-        """What is particular to the model's family."""
+        """Specification of the model's family."""
         return SPECS[self.family]
 
     @property

@@ -1,8 +1,9 @@
-"""How many threads compute with a base on a CPU, in serving and in training.
+"""Number of threads that compute with a base on a CPU, in serving and in training.
 
-A thread more is worth its while where a layer computes much longer than it takes to hand the work out and wait for all. With a tiny
-base it does not, and on busy cores each of the many small waits lasts until the other thread gets its turn: steps become many times
-slower. A larger base reads its weights once a token, and the cores read them together.
+Another thread pays off where a layer computes much longer than it takes to distribute the work and wait for all
+threads. With a tiny base it does not, and on busy cores each of the many small waits lasts until the other thread gets
+its turn: steps become many times slower. A larger base reads its weights once a token, and the cores read them
+together.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from shared.base_models.config import ModelConfig
 from shared.base_models.tensors import linear_layers
 
 SMALL_LAYER = 250_000
-"""Weights of a linear layer, in the mean, below which one thread computes."""
+"""Mean number of weights of a linear layer below which one thread computes."""
 MOST_THREADS = 32
 """More wait for memory, which all share."""
 

@@ -83,24 +83,24 @@ class FamilySpec:
         model_types: values of ``model_type`` in config.json. Exact names only, because a near one (``qwen3_moe``,
             ``qwen2_vl``) has other tensors.
         keys: the family's own names of the common config keys.
-        defaults: what transformers puts in place of an absent key. An explicit null means another rule (heads,
-            hidden / heads, 4·hidden).
-        grouped_heads: whether ``num_key_value_heads`` is a key; else there is a key head for each query head.
+        defaults: transformers' values for absent keys. An explicit null means another rule (heads, hidden / heads,
+            4·hidden).
+        grouped_heads: whether ``num_key_value_heads`` is a key; else each query head has its own key head.
         stated_head_dim: whether ``head_dim`` is a key; else the hidden size is divided by the heads.
         derived_intermediate: an absent intermediate size means 4·hidden.
         tied: the default of ``tie_word_embeddings``.
         attention_bias, mlp_bias: whether linear layers have biases, where the family's code fixes it; None: the config
             says so under the same key.
-        sliding_window: whether ``sliding_window`` applies unless ``use_sliding_window`` says otherwise; None: the family's code
-            knows no windows.
+        sliding_window: whether ``sliding_window`` applies unless ``use_sliding_window`` says otherwise; None: the
+            family's code knows no windows.
         composite: whether the config may be a vision-language one, whose language part is in ``text_config``.
-        namespace: what stands before the blocks in the text-only class, which is the one that is trained.
-        stored_namespaces: what may stand there in the weight files, most likely first.
-        block: what numbers the blocks: ``layers`` or ``h``.
+        namespace: prefix of the blocks' names in the text-only class, which is the one that is trained.
+        stored_namespaces: possible prefixes in the weight files, most likely first.
+        block: name that numbers the blocks: ``layers`` or ``h``.
         embedding: the embedding matrix, relative to the namespace.
         outer: tensors outside the blocks but for the head.
         mixers: kinds of attention. A family with ``LINEAR`` among them is hybrid.
-        mlp: linear layers of a block beside its attention.
+        mlp: linear layers of a block outside its attention.
         norms: the block's norms.
         transposed: linear layers are stored (in, out), as GPT-2's Conv1D does it.
         lora: whether vLLM's class of the family supports adapters.
@@ -156,7 +156,7 @@ ATTENTION: Linears = {
 }
 LLAMA_MIXER = Mixer(linears=ATTENTION, output="self_attn.o_proj", biased=frozenset(ATTENTION))
 QWEN3_MIXER = Mixer(linears=ATTENTION, others=QK_NORMS, output="self_attn.o_proj", biased=frozenset(ATTENTION))
-# Qwen3.5's q_proj yields a gate beside the queries.
+# Qwen3.5's q_proj also yields a gate, next to the queries.
 GATED_MIXER = Mixer(
     linears={**ATTENTION, "self_attn.q_proj": ("hidden", "gated_query")},
     others=QK_NORMS,
@@ -368,7 +368,7 @@ def join_name(namespace: str, name: str) -> str:
 EMBEDDING_KEYS = tuple(
     sorted({join_name(space, spec.embedding) for spec in SPECS.values() for space in spec.stored_namespaces}, key=len)
 )
-"""Where an embedding matrix is looked for, in order."""
+"""Names of embedding matrices, in the order in which they are looked up."""
 
 _TRANSPOSED = re.compile(
     "|".join(
@@ -380,5 +380,5 @@ _TRANSPOSED = re.compile(
 
 
 def is_transposed(name: str) -> bool:
-    """Whether a tensor of this name is a linear layer that is stored (in, out), where other families have (out, in)."""
+    """Return whether this tensor is a linear layer stored as (in, out), where other families have (out, in)."""
     return _TRANSPOSED.search(name) is not None

@@ -1,4 +1,4 @@
-"""Which GGUF files become the model that they are when transformers converts them, and what is refused instead."""
+"""Decide whether transformers converts a GGUF file into the model that it is; refuse other files."""
 
 from __future__ import annotations
 

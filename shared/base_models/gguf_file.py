@@ -1,7 +1,8 @@
-"""Header of a GGUF file, read within limits: architecture, metadata, tensors and how they are stored. No weights are read.
+"""Header of a GGUF file, read within limits: architecture, metadata, tensors and how they are stored. No weights are
+read.
 
-The libraries that read the format trust its counts: a few bytes can make them take minutes and gigabytes. So a file is read
-here first; what passes is small, lies within the file, and ends where the file does.
+The libraries that read the format trust its counts: a few bytes can make them take minutes and gigabytes. So a file is
+read here first; a header that passes is small, its tensors are within the file, and they end where the file does.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class GgufHeader:
 
     Attributes:
         architecture: as llama.cpp names it, e.g. ``llama`` or ``qwen35``.
-        metadata: numbers and strings by key; of an array, the number of its elements.
+        metadata: numbers and strings by key; for an array, the number of its elements.
         tensors: by name.
     """
 
@@ -60,7 +61,7 @@ class GgufHeader:
 
     @property
     def stored_type(self) -> str:
-        """Type of the blocks that most weights are stored in, e.g. ``Q4_1``."""
+        """Type of block that stores most weights, e.g. ``Q4_1``."""
         counts: Counter[str] = Counter()
         for tensor in self.tensors.values():
             counts[tensor.stored_type] += tensor.elements
@@ -158,7 +159,7 @@ class _Reader:
             raise invalid(self._path, "a string of its metadata is not UTF-8") from None
 
     def value(self, kind: int) -> Value:
-        """A field's value; of an array, the number of its elements."""
+        """Read a field's value; for an array, return the number of its elements."""
         if kind in _FORMATS:
             found: Value = struct.unpack(_FORMATS[kind], self.take(struct.calcsize(_FORMATS[kind])))[0]
             return found
@@ -186,7 +187,7 @@ class _Reader:
 
 
 def _data_start(path: Path, metadata: Mapping[str, Value], table_end: int) -> int:
-    """Where the weights begin: the table's end, aligned."""
+    """Return the offset of the weights: the table's end, aligned."""
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
         raise invalid(path, f"its alignment is {str(alignment)[:20]!r}, not a power of two")

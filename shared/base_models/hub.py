@@ -44,7 +44,7 @@ def fetch(source: LocalSource | HubSource, catalog_path: Path) -> Path:
         return folder
     try:
         return Path(snapshot_download(source.repo, revision=source.revision, allow_patterns=list(MODEL_FILES)))
-    # LocalEntryNotFoundError: the hub could not be reached, and the cache has no copy. The HTTP library's errors are no OSError.
+    # LocalEntryNotFoundError: the hub is unreachable and the cache has no copy. HTTP errors are not OSErrors.
     except (HfHubHTTPError, LocalEntryNotFoundError, httpx2.HTTPError, OSError) as error:
         raise _hub_error(source.repo, source.revision, error) from error
 
@@ -88,7 +88,7 @@ def _hub_error(repo: str, revision: str, error: Exception) -> MensError:
             remedy="Leave --revision out for its main branch, or name one that the hub lists.",
             param="revision",
         )
-    # Of a private repository the hub says no more than of one that is missing.
+    # The hub does not distinguish a private repository from a missing one.
     if isinstance(error, RepositoryNotFoundError) or _status(error) in (401, 403):
         return NotFound(
             Code.MODEL_NOT_FOUND,
@@ -104,7 +104,7 @@ def _hub_error(repo: str, revision: str, error: Exception) -> MensError:
 
 
 def _status(error: Exception) -> int | None:
-    """HTTP status of the hub's response, if there was one."""
+    """Return the HTTP status of the hub's response, or None without a response."""
     return error.response.status_code if isinstance(error, HfHubHTTPError) else None
 
 
@@ -131,7 +131,7 @@ def locate_fetched(entry: BaseModelEntry, catalog_path: Path) -> Path:
 
 
 def not_fetched(name: str, place: str) -> Unavailable:
-    """The refusal of a job whose base this process has not got yet, and does not fetch in a request."""
+    """Return the refusal of a job whose base this process has not fetched yet, and does not fetch in a request."""
     return Unavailable(
         Code.BASE_NOT_FETCHED,
         f"The base model {name} has not been fetched from {place} yet.",

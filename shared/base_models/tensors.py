@@ -1,6 +1,6 @@
 """The tensors that a model of a given config must have, and the linear layers that LoRA is put on. Pure arithmetic.
 
-A *namespace* is what stands before ``layers.`` (GPT-2: ``h.``) in the tensor names: ``model`` for most,
+A *namespace* is the prefix before ``layers.`` (GPT-2: ``h.``) in the tensor names: ``model`` for most,
 ``model.language_model`` for the language part of a composite model, ``transformer`` or nothing for GPT-2.
 """
 

@@ -74,10 +74,10 @@ def read_folder_tensors(folder: Path) -> Tensors:
 
 
 def find_shards(folder: Path) -> dict[str, list[str] | None]:
-    """The weight files that transformers loads, name → tensors that the index puts there (None: all).
+    """Return the weight files that transformers loads, name → tensors that the index puts there (None: all).
 
     Raises:
-        ArtifactInvalid: ``MODEL_WEIGHTS_NOT_FOUND``, or ``MODEL_WEIGHTS_PICKLED`` when there is only pickle.
+        ArtifactInvalid: ``MODEL_WEIGHTS_NOT_FOUND``, or ``MODEL_WEIGHTS_PICKLED`` when all weights are pickle.
     """
     if (folder / WEIGHTS).is_file():
         return {WEIGHTS: None}

@@ -1,4 +1,4 @@
-"""Whether a text is code of a language: what is wrong with it, and what it is made of. Nothing here runs the code.
+"""Check whether a string is code of a language, report its faults and its constructs. Nothing here runs the code.
 
-Start with `checker.py`. Imports `errors`. `contained.py` is the way in for texts that a model or a tenant wrote.
+Start with `checker.py`. Imports `errors`. `contained.py` is the entry point for code that a model or a tenant wrote.
 """

@@ -1,4 +1,4 @@
-"""The code of a model's answer: what stands in fences of Markdown, or all of it."""
+"""Extract the code of a model's answer: the content of Markdown fences, or all of it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _FENCE = re.compile(r"^ {0,3}(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^\n`]*+$")
 
 @dataclass(frozen=True, slots=True)
 class AnswerCode:
-    """What of an answer is code.
+    """The code in an answer.
 
     Attributes:
         code: the contents of the fences, joined; without a fence, the whole answer.
         strictness: the share of the answer's lines that are code; fences and blank lines are not counted.
-        is_bare: there is neither a fence nor anything else around the code.
+        is_bare: the answer is code alone, without fences or other lines.
     """
 
     code: str

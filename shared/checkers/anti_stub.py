@@ -1,4 +1,4 @@
-"""Whether code that compiles does something: no placeholders, not trivial, and made of more than one kind of construct."""
+"""Check that code that compiles does something: no placeholders, not trivial, and more than one kind of construct."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MARKER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Substance:
-    """What an answer is besides being correct code.
+    """Measures of an answer's substance, beyond being correct code.
 
     Attributes:
         markers: how often it has one of :data:`MARKERS`, as a word of its own.
-        is_trivial: less than :data:`MIN_SIZE` of it does something.
+        is_trivial: its size is below :data:`MIN_SIZE`.
         richness: kinds of construct; see :attr:`shared.checkers.checker.Check.richness`.
     """
 
@@ -31,10 +31,10 @@ class Substance:
 
     @property
     def passes(self) -> bool:
-        """Whether it is no stub."""
+        """Whether the code is more than a stub."""
         return not self.markers and not self.is_trivial and self.richness >= MIN_RICHNESS
 
 
 def measure_substance(code: str, check: Check) -> Substance:
-    """What code is besides being correct; ``check`` is what its checker found."""
+    """Measure the substance of code; ``check`` is the result of its checker."""
     return Substance(len(_MARKER.findall(code)), check.size < MIN_SIZE, check.richness)

@@ -1,7 +1,7 @@
-"""What a language checker is and returns. Start reading here.
+"""Interface and results of a language checker. Start reading here.
 
-A checker is found by the name of its language: those of this package (`languages.py`), and those that an installed package
-offers as an entry point of the group ``mens.checkers``.
+A checker is found by the name of its language: those of this package (`languages.py`), and those that an installed
+package offers as an entry point of the group ``mens.checkers``.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 RICH = 10
-"""So many kinds of construct make the richness 1."""
+"""Kinds of construct that make the richness 1."""
 MAX_DIAGNOSTICS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One fault of a text.
+    """One fault of checked code.
 
     Attributes:
-        code: its kind: ``syntax``, ``name``, ``type``; ``too_long``, ``too_complex`` and ``time_limit`` where a text could not be checked.
+        code: its kind: ``syntax``, ``name``, ``type``; ``too_long``, ``too_complex`` and ``time_limit`` if not
+            checkable.
         message: what is wrong, as the language's own tool says it.
         line: from 1; None where the fault has no place.
         column: from 1.
@@ -38,12 +39,13 @@ class Diagnostic:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a checker found in a text.
+    """Result of checking a piece of code.
 
     Attributes:
         diagnostics: its faults, at most :data:`MAX_DIAGNOSTICS`; none when it compiles.
         constructs: how often it has each kind of construct; names are the checker's, such as ``function`` or ``loop``.
-        size: how much there is that does something: lines of code without comments and docstrings, values of JSON, clauses of SQL.
+        size: how much of it does something: lines of code without comments and docstrings, values of JSON, clauses of
+            SQL.
     """
 
     diagnostics: tuple[Diagnostic, ...]
@@ -52,7 +54,7 @@ class Check:
 
     @property
     def compiles(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the code has no fault."""
         return not self.diagnostics
 
     @property
@@ -67,8 +69,8 @@ class Check:
 
 
 class Checker(Protocol):
-    """Checks texts of one language. It must not run them, and need not bound time or memory: its process is bounded."""
+    """Checks code of one language. It must not run it, and need not bound time or memory: its process is bounded."""
 
     def check(self, text: str) -> Check:
-        """Everything wrong with a text, and what it is made of. Raises nothing because of the text."""
+        """Find all faults of a piece of code and its constructs. No code makes it raise."""
         ...

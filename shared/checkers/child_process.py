@@ -1,8 +1,8 @@
-"""The process in which texts are checked: one request a line on standard input, one answer a line on standard output.
+"""Process that checks code: reads one request a line from standard input, writes one answer a line to standard output.
 
-Started by `contained.py`, which sends {"language", "text"} and gets {"diagnostics", "constructs", "size"} or {"error"}; with
-"is_last" the process has ended, and another is to be started.
-Parsers are no sandbox: what bounds a hostile text are the limits of this process.
+Started by `contained.py`, which sends {"language", "text"} and gets {"diagnostics", "constructs", "size"} or {"error"}.
+With "is_last" the process has ended, and another is to be started.
+Parsers are not a sandbox: the limits of this process bound hostile input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPEN_FILES = 64
 def main() -> None:
     """Answer requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    # What a checker prints is no answer.
+    # A checker's own output is not an answer.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     _die_first()
     _limit(resource.RLIMIT_AS, MEMORY_BYTES)
@@ -65,7 +65,7 @@ def _wire(check: Check) -> dict[str, Any]:
 
 
 def _die_first() -> None:
-    """Where memory runs out, the system ends this process and not the one that requests the check."""
+    """Make the kernel end this process, not its parent, when memory runs out."""
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")
     except OSError:

@@ -1,6 +1,7 @@
-"""Checks texts that a model or a tenant wrote, in a child process with limits: no text ends or stalls the process that asks.
+"""Check code that a model or a tenant wrote, in a child process with limits: no input ends or stalls the calling
+process.
 
-CPython's parser and compiler recurse; a text that is nested deep can end the process that parses it. The child has no keys and
+CPython's parser and compiler recurse; deeply nested code can end the process that parses it. The child has no keys and
 no environment, and is replaced when it ends.
 """
 
@@ -28,12 +29,12 @@ _READ = 65_536
 
 
 class ContainedCheckers:
-    """The checkers of all languages, in one child process that starts with the first text. May be used by several threads.
+    """The checkers of all languages, in one child process that starts at the first check. Thread-safe.
 
     A context manager, whose end ends the child.
 
     Args:
-        seconds: that one text may take.
+        seconds: time limit of one check.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
@@ -51,7 +52,8 @@ class ContainedCheckers:
             self._end()
 
     def check(self, language: str, text: str) -> Check:
-        """Everything wrong with a text. One that cannot be checked within the limits has a diagnostic that says so.
+        """Find all faults of a piece of code. Code that cannot be checked within the limits gets a diagnostic that says
+        so.
 
         Raises:
             InvalidRequest: ``CHECKER_NOT_FOUND``.
@@ -107,7 +109,7 @@ class ContainedCheckers:
         if self._child and self._child.poll() is not None:
             self._end()
         if self._child is None:
-            # -P: the folder where this was started is nobody's library. Warnings about a text are no faults of it.
+            # -P: the folder where this was started must not be a library path. Warnings are not faults.
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-W", "ignore", "-m", "shared.checkers.child_process"],
                 stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""JSON, by Python's own parser, and SQL, by SQLite's: what a text needs is parsed, and no row is read or written."""
+"""Check JSON with Python's own parser and SQL with SQLite's: statements are compiled, and no row is read or written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from shared.checkers.checker import Check, Diagnostic
 
 SQL_STEPS = 1_000_000
-"""What SQLite may compute for a table's definition, in steps of its machine."""
+"""Limit of SQLite's computation for a table's definition, in steps of its virtual machine."""
 CLAUSES = (
     "select", "distinct", "join", "where", "group by", "having", "order by", "limit", "union", "intersect", "except", "with", "over",
     "case", "exists", "insert", "update", "delete", "values", "returning", "create table", "create view", "create index",
@@ -25,7 +25,7 @@ _FORBIDDEN = frozenset({sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQ
 
 
 class JsonChecker:
-    """One JSON value, and nothing else; NaN and infinities are none."""
+    """Accepts one JSON value and nothing else; NaN and infinities are refused."""
 
     def check(self, text: str) -> Check:
         """See :class:`shared.checkers.checker.Checker`."""
@@ -53,7 +53,7 @@ def _kinds(value: Any) -> Iterator[str]:
 
 
 class SqlChecker:
-    """Statements in SQLite's dialect. Tables are known when the text creates them; otherwise their names are not looked up."""
+    """Checks statements in SQLite's dialect. Tables that the code does not create itself are not looked up."""
 
     def check(self, text: str) -> Check:
         """See :class:`shared.checkers.checker.Checker`."""
@@ -98,7 +98,7 @@ def _faults(database: sqlite3.Connection, line: int, statement: str) -> Iterator
     except sqlite3.OperationalError as error:
         yield from _operational_fault(database, line, str(error))
     except sqlite3.ProgrammingError as error:
-        # Of parameters, that they have no values: they need none to be compiled.
+        # Ignore missing values of parameters: statements compile without them.
         if "binding" not in str(error):
             yield Diagnostic("syntax", str(error), line)
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The languages that there are checkers for: those of this package, and those of installed packages."""
+"""Languages that have a checker: those of this package, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def installed_languages() -> list[str]:
 
 
 def is_checked(language: str) -> bool:
-    """Whether there is a checker of a language."""
+    """Return whether a language has a checker."""
     # The packages are looked through only for what is not our own, because that takes a tenth of a second.
     return _is_usable(language) or _entry_point(language) is not None
 
 
 def require_language(language: str) -> None:
-    """Whether there is a checker of a language.
+    """Raise an error unless a language has a checker.
 
     Raises:
         InvalidRequest: ``CHECKER_NOT_FOUND``.

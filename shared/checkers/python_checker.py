@@ -18,7 +18,7 @@ NAME_FAULTS = (
     messages.UndefinedExport,
     messages.DuplicateArgument,
 )
-"""Of what pyflakes reports, what fails when it is run; unused imports are no faults."""
+"""Pyflakes messages about names that fail at run time; unused imports are not faults."""
 CONSTRUCTS: dict[str, tuple[type[ast.AST], ...]] = {
     "function": (ast.FunctionDef, ast.AsyncFunctionDef),
     "async": (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await),

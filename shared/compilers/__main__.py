@@ -1,7 +1,8 @@
-"""``python -m shared.compilers CONFIG``, within bubblewrap: closes itself in, and becomes the compiler.
+"""``python -m shared.compilers CONFIG``, within bubblewrap: confines itself, and becomes the compiler.
 
-Its standard input is the text. On the descriptor ``report_fd`` it says ``+`` just before it becomes the compiler, or why it cannot; the
-compiler does not inherit it, so that nothing which a text makes a compiler do is taken for a failure of the sandbox.
+The code is its standard input. On the descriptor ``report_fd`` it writes ``+`` just before it becomes the compiler, or
+why it cannot. The compiler does not inherit the descriptor, so that nothing the code makes a compiler do looks like a
+failure of the sandbox.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from shared.sandbox.environment import readable_paths
 from shared.sandbox.levels import Limits
 
 LINKERS = (Path("/lib64/ld-linux-x86-64.so.2"), Path("/lib/ld-linux-aarch64.so.1"))
-"""What the kernel executes first of every program that is linked with libraries."""
+"""Programs that the kernel executes first for every program linked with libraries."""
 
 
 def become_compiler(config: dict[str, Any]) -> None:
-    """Close this process in and execute the compiler; never returns.
+    """Confine this process and execute the compiler; never returns.
 
     Args:
-        config: ``command``, ``file``, ``variables`` and ``executables`` of the compiler, ``limits``, ``number`` (at random; of its user), ``own_user``
-            (turn from root into a user), ``program`` (of seccomp, in base64), ``report_fd``.
+        config: ``command``, ``file``, ``variables`` and ``executables`` of the compiler, ``limits``, ``number`` (at
+            random; of its user), ``own_user`` (turn from root into a user), ``program`` (of seccomp, in base64),
+            ``report_fd``.
     """
     report = int(config["report_fd"])
     os.set_inheritable(report, False)

@@ -1,7 +1,7 @@
-"""Runs a compiler on a text in a bubblewrap of its own, whose end is the end of every process in it. Start reading here.
+"""Run a compiler on code in a bubblewrap of its own, whose end is the end of every process in it. Start reading here.
 
-A compiler is taken for whatever its text makes of it: it may start processes, execute its own programs and nothing else, and has no
-network, no file of the machine's but those that it was given to read, and the limits of an item.
+A compiler is trusted no more than the code it reads: it may start processes, execute its own programs and nothing else.
+It has no network, reads only the machine's files that it was given, and has the limits of an item.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from shared.sandbox.environment import environment
 from shared.sandbox.levels import MAX_OUTPUT_BYTES, Limits
 
 CHECK_SECONDS = 0.02
-"""How often time and memory of a running compiler are measured."""
+"""Interval at which time and memory of a running compiler are measured."""
 EXIT_SECONDS = 5.0
-"""How long processes may take to end that are killed, or have closed their output."""
+"""Time that killed processes, or ones that closed their output, may take to end."""
 PROCESSES = 32
-"""Processes and threads of a compiler: gcc has two, rustc as many threads as there are cores."""
+"""Most processes and threads of a compiler: gcc has two, rustc as many threads as the machine has cores."""
 RETRY_SECONDS = (0.1, 0.5)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """What a compiler made of a text.
+    """Outcome of a compiler run.
 
     Attributes:
-        exit_code: 0 when it takes the text; above 128 when a signal ended it; None when it went beyond a limit.
-        output: what it printed, the first 64 kB; or which limit it went beyond.
+        exit_code: 0 when it accepts the code; above 128 when a signal ended it; None when it exceeded a limit.
+        output: the first 64 kB that it printed; or the limit that it exceeded.
     """
 
     exit_code: int | None
@@ -55,20 +55,21 @@ class Compilation:
 
     @property
     def compiles(self) -> bool:
-        """Whether the text is code."""
+        """Whether the compiler accepted the code."""
         return self.exit_code == 0
 
 
 def run_compiler(compiler: Compiler, text: str, sandbox: Sandbox) -> Compilation:
-    """Have a compiler read a text. What it writes is lost.
+    """Run a compiler on a piece of code. Its output files are lost.
 
-    That this machine contains compilers is the caller's claim: `probe.py` shows it.
+    The caller must know that this machine contains compilers: `probe.py` shows it.
 
     Args:
         sandbox: whose limits hold, for all processes of the compiler together, and whose turns are taken.
 
     Raises:
-        Unavailable: ``SANDBOX_FAILED``: bubblewrap or the compiler does not start, three times, or the sandbox was closed.
+        Unavailable: ``SANDBOX_FAILED``: bubblewrap or the compiler does not start, three times, or the sandbox was
+            closed.
     """
     own_disk = sandbox.limits.tmpfs_bytes // sandbox.parallel
     limits = replace(sandbox.limits, threads=PROCESSES, tmpfs_bytes=own_disk)
@@ -110,14 +111,14 @@ class _Running:
     """A compiler that runs.
 
     Attributes:
-        first: the first process of its namespace, whose end is the end of all; bubblewrap itself where there is none.
+        first: the first process of its namespace, whose end is the end of all; bubblewrap itself before it exists.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], first: int, report: IO[bytes]) -> None:
         self.process, self.first, self._report = process, first, report
 
     def told(self) -> str:
-        """What the process said before it became the compiler; to be asked for when it has ended."""
+        """Read the report that the process wrote before it became the compiler; call this after it has ended."""
         return self._report.read().decode(errors="replace")
 
     def end(self) -> None:

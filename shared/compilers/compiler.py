@@ -1,4 +1,4 @@
-"""What a compiler is, and which ones this machine has: gcc and g++ where they are installed, and those of installed packages."""
+"""Definition of a compiler, and this machine's compilers: gcc and g++ if installed, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _OF_GCC = ("/usr/lib/gcc", "/usr/libexec/gcc", "/usr/include", "/usr/local/inclu
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A program that says by its exit code whether a text is code: 0 when it is.
+    """A program whose exit code says whether its input is code: 0 when it is.
 
     Attributes:
-        command: the program's path, from the root on, and its arguments. It runs in a folder that holds the text alone.
-        file: the name that the text has there, as the arguments name it.
-        folders: what it needs of this machine beside the C library: its further programs, its headers. They are bound read-only, and
-            what is in them may be executed; nothing else may.
-        variables: of its environment, besides the few that every process inside has: where its libraries lie, say, since there is no
-            ``/proc`` by which a program could find its own folder.
+        command: the program's absolute path, and its arguments. It runs in a folder that holds only the code.
+        file: the code's file name there, as the arguments name it.
+        folders: folders of this machine that it needs besides the C library: its further programs, its headers. They
+            are bound read-only, and files in them may be executed; nothing else may.
+        variables: of its environment, besides the few that every process inside has: for example where its libraries
+            are, since inside no program can find its own folder through ``/proc``.
     """
 
     command: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Whether this machine contains compilers: a compiler that does whatever its text says is attacked from within."""
+"""Probe whether this machine contains compilers: a compiler that does whatever its input says attacks from within."""
 
 from __future__ import annotations
 
@@ -92,10 +92,11 @@ def _reason() -> str:
 
 
 def require_contained(language: str, sandbox: Sandbox) -> None:
-    """Whether a compiler may run in a sandbox; takes a second when it is called first.
+    """Raise an error unless a compiler may run in this sandbox; the first call takes a second.
 
     Raises:
-        InvalidRequest: ``SANDBOX_UNAVAILABLE``: the sandbox is of another level than bubblewrap, or does not hold compilers.
+        InvalidRequest: ``SANDBOX_UNAVAILABLE``: the sandbox is of another level than bubblewrap, or does not hold
+            compilers.
     """
     reason = f"the sandbox here is {sandbox.level}" if sandbox.level != LEVEL else _reason()
     if not reason:

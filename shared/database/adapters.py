@@ -53,7 +53,7 @@ class Adapter(Value):
 
     @property
     def base_digest(self) -> str:
-        """Digest of the base that it was trained on, as the catalogue has it; empty: its manifest does not say."""
+        """Digest of the base that it was trained on, as in the catalogue; empty if its manifest does not name one."""
         digests = self.manifest.get("base_digests")
         return digest_json(digests) if digests else ""
 
@@ -123,7 +123,7 @@ class Adapters:
 
 
 def is_lent(session: Session, row: AdapterRow) -> bool:
-    """Whether another tenant's job made an adapter, which that tenant has permitted this one to use."""
+    """Return whether another tenant's job made an adapter, which that tenant has permitted this one to use."""
     return session.scalar(select(JobRow.tenant).where(JobRow.id == row.job_id)) != row.tenant
 
 
@@ -132,8 +132,8 @@ def register_adapters(
 ) -> None:
     """Add a job's adapters to its tenant's, inside the caller's transaction.
 
-    An existing one is not changed, unless it is published or quarantined now and was not published before. A deleted one
-    is registered anew, and so is one that another tenant lent: from now on it is the tenant's own.
+    An existing one is not changed, unless it is published or quarantined now and was not published before. A deleted
+    one is registered again. So is one that another tenant lent: from now on it is the tenant's own.
     """
     # In the order of their ids, as every transaction locks adapters.
     for adapter in sorted(adapters, key=lambda adapter: adapter.id):

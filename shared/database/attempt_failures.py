@@ -1,4 +1,4 @@
-"""How an attempt ends without success: the job is queued again while the error may pass and attempts are left, else it fails."""
+"""End an attempt that failed: the job is queued again if the error may pass and attempts are left, else it fails."""
 
 from __future__ import annotations
 

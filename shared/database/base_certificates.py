@@ -17,7 +17,7 @@ from shared.errors import Code, NotFound
 
 
 class BaseCertificate(Value):
-    """What was measured of one replica, once per start of it; ``certificate`` is as an adapter's (docs/certificates.md)."""
+    """Measurement of a replica, made once per start; ``certificate`` has an adapter's format (docs/certificates.md)."""
 
     digest: str
     replica: str
@@ -33,7 +33,7 @@ class BaseCertificates:
         self._db = database
 
     def of(self, digest: str) -> list[BaseCertificate]:
-        """Certificates of the base with a digest, by replica."""
+        """Return the certificates of the base with this digest, by replica."""
         query = select(BaseCertificateRow).where(BaseCertificateRow.digest == digest)
         with self._db.read() as session:
             return [
@@ -42,7 +42,7 @@ class BaseCertificates:
             ]
 
     def store(self, digest: str, replica: str, instance: str | None, certificate: dict[str, Any]) -> None:
-        """Store what was measured of a replica, in place of what it had before."""
+        """Store a replica's certificate, replacing its earlier one."""
         with self._db.write() as session:
             session.merge(
                 BaseCertificateRow(
@@ -57,7 +57,7 @@ class BaseCertificates:
             bump(session, "certificates")
 
     def keep_only(self, replicas: Collection[str]) -> None:
-        """Forget the certificates of replicas that are no longer there: what they failed says nothing of the others."""
+        """Delete the certificates of replicas that are gone: their failures say nothing about the others."""
         gone = BaseCertificateRow.replica.not_in(replicas)
         with self._db.read() as session:
             if session.scalar(select(BaseCertificateRow.replica).where(gone).limit(1)) is None:
@@ -75,7 +75,7 @@ def _as_json(value: Any) -> Any:
 
 
 def is_certified(found: Collection[BaseCertificate]) -> bool:
-    """Whether a merged model may be offered: a replica was measured, and none failed."""
+    """Return whether a merged model may be offered: at least one replica was measured, and none failed."""
     return bool(found) and all(one.certificate["passed"] for one in found)
 
 

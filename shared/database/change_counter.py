@@ -37,15 +37,15 @@ def bump(session: Session, what: What) -> None:
 
 
 def hold_queue(session: Session) -> None:
-    """Let no other claim come between now and the end of the caller's transaction, which has locked nothing yet."""
+    """Block other claims until the caller's transaction ends; it must not hold other locks yet."""
     if _dialect(session) == "sqlite":
         return  # which has one writer at a time anyway
-    # Written and not only locked: so the first claim of an installation, which finds no row, holds back others too.
+    # Written, not only locked: the first claim of an installation finds no row, and must block others too.
     _add(session, "queue", 0)
 
 
 def hold_policies(session: Session) -> None:
-    """Let no change of policies come between now and the end of the caller's transaction, which has locked its alias by now."""
+    """Block changes of policies until the caller's transaction ends; it must hold its alias's lock already."""
     session.execute(select(ChangeRow).where(ChangeRow.what == "policies").with_for_update(read=True))
 
 

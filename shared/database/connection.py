@@ -24,7 +24,7 @@ SQLITE_BUSY_SECONDS = 30
 SQLITE_SYNCHRONOUS = "FULL"
 """A commit survives a power cut. Tests set OFF, which is faster."""
 SERVER_OPTIONS = {
-    # Whatever the database's own encoding is, texts arrive as texts: of one in SQL_ASCII they would be bytes.
+    # Strings arrive as strings whatever the database's own encoding is: from SQL_ASCII they would be bytes.
     "client_encoding": "utf8",
     "connect_timeout": 10,
     "tcp_user_timeout": 10_000,
@@ -102,7 +102,9 @@ class Database:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a database to connect to: SQLite would make an empty file. A server is not contacted."""
+        """Whether the SQLite file exists (connecting would create an empty one); always true for a server, which is not
+        contacted.
+        """
         return not self.is_sqlite or Path(self.url.database or "").is_file()
 
     def ping(self) -> None:

@@ -32,7 +32,7 @@ STORING = "storing"
 
 
 class PendingDeletion(Value):
-    """An adapter that is being deleted, since so many ``seconds``."""
+    """An adapter whose deletion began ``seconds`` ago."""
 
     tenant: str
     id: str
@@ -41,14 +41,14 @@ class PendingDeletion(Value):
 
 
 class DeletionStep(Enum):
-    """Whether a step of a deletion was carried out, and why not."""
+    """Outcome of one step of a deletion."""
 
     ALONE = auto()
     """Carried out: nothing else needs the stored folder."""
     KEPT = auto()
     """Not carried out: a job is about to store the same content; wait for its end."""
     OVER = auto()
-    """Nothing is left to carry out: done, trained again, or another tenant has the same content."""
+    """Nothing is left to do: done, trained again, or another tenant has the same content."""
 
 
 class Deletions:
@@ -236,7 +236,7 @@ def _refuse_in_use(session: Session, row: AdapterRow) -> None:
 
 
 def named_by(alias: AliasRow) -> set[str]:
-    """Ids of all adapters that an alias names, including its shadow, or that a foreign name stands for; none if deleted."""
+    """Return the ids of all adapters that a name refers to, including its shadow; empty if it is deleted."""
     if alias.adapter_id is None:
         stands_for = alias.stands_for or {}
         return {stands_for["name"]} if stands_for.get("kind") == "adapter" else set()

@@ -1,4 +1,4 @@
-"""What a job has made: its adapters and files, kept while it is still judged, so that no end of the judging takes them away."""
+"""A job's adapters and files, kept while it is still judged, so that they survive however the judging ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def complete_result(
 
 
 def outlives(row: JobRow, error: MensError) -> bool:
-    """Whether a job that is about to fail for good has what it was made for: its adapter is published, and only its judging failed."""
+    """Return whether a job about to fail has achieved its purpose: its adapter is published, and only its judging
+    failed.
+    """
     is_judging = row.stage == Stage.EVALUATING or error.code == Code.ATTEMPTS_EXHAUSTED
     return JUDGED_FOR in row.result and is_judging
 

@@ -127,7 +127,7 @@ class Jobs:
         labels: dict[str, str] | None = None,
         has_labels: bool | None = None,
     ) -> Sequence[Job]:
-        """A page of jobs, newest first. One more than ``limit`` means that there are more.
+        """Return a page of jobs, newest first; one more than ``limit`` if more follow.
 
         Args:
             after: id of the last job of the page before.
@@ -249,7 +249,7 @@ class Jobs:
             return [Event.model_validate(row) for row in session.scalars(query.order_by(EventRow.seq).limit(limit))]
 
     def recent_events(self, job_id: str, *, before: int | None = None, limit: int = 20) -> Sequence[Event]:
-        """Events of a job with ``seq`` under ``before``, newest first. One more than ``limit`` means that there are more."""
+        """Return a job's events with ``seq`` under ``before``, newest first; one more than ``limit`` if more follow."""
         query = self._events(job_id)
         if before is not None:
             query = query.where(EventRow.seq < before)

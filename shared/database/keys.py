@@ -143,7 +143,7 @@ class Keys:
         return found
 
     def all(self, tenant: TenantName | None = None) -> list[Key]:
-        """A tenant's keys, or those of all tenants, oldest first; revoked ones too, but for those of attempts at jobs."""
+        """Return the keys of a tenant or of all, oldest first; with revoked ones, without those of attempts at jobs."""
         with self._db.read() as session:
             return tenant_keys(session, tenant)
 
@@ -157,7 +157,7 @@ class Keys:
             return Key.model_validate(_row(session, key_id, tenant))
 
     def has_any(self, tenant: TenantName) -> bool:
-        """Whether a tenant ever had a key."""
+        """Return whether a tenant ever had a key."""
         with self._db.read() as session:
             return session.scalar(select(KeyRow.id).where(KeyRow.tenant == tenant).limit(1)) is not None
 
@@ -195,7 +195,7 @@ class Keys:
         """Give a key a new secret; its id, usage and limits stay.
 
         Args:
-            overlap_seconds: for how long the secret so far is accepted beside the new one. One that was replaced before ends at once.
+            overlap_seconds: how long the present secret stays valid with the new one. An even older one ends at once.
             tenant: the tenant that the key must belong to; None: any.
 
         Returns:
@@ -216,7 +216,7 @@ class Keys:
             return Key.model_validate(row), secret
 
     def record_use(self, used: Mapping[str, datetime]) -> None:
-        """Record when keys, by id, were last used. It is no change that others have to see at once, so it is not counted as one."""
+        """Record when keys, by id, were last used. Others need not see it at once, so it does not count as a change."""
         with self._db.write() as session:
             # In one order everywhere, so that two processes never wait for each other.
             for key_id, moment in sorted(used.items()):
@@ -225,7 +225,8 @@ class Keys:
                 session.execute(update(KeyRow).where(KeyRow.id == key_id, is_later).values(last_used_at=at))
 
     def revoke(self, key_id: str, tenant: TenantName | None = None) -> Key:
-        """Refuse a key from now on. Revoking it again changes nothing. Of an attempt's key, which nobody made, no record is kept.
+        """Refuse a key from now on. Revoking it again changes nothing. An attempt's key, which nobody created, is
+        deleted.
 
         Args:
             tenant: the tenant that the key must belong to; None: any.
@@ -253,7 +254,7 @@ class Keys:
         return self.accept(secret).key
 
     def accept(self, secret: str) -> AcceptedSecret:
-        """The key of a secret, and until when that is so.
+        """Return the key that a secret belongs to, and when that ends.
 
         Raises:
             Unauthenticated: ``KEY_INVALID``: unknown or revoked; ``KEY_EXPIRED``.
@@ -373,7 +374,7 @@ def _row(session: Session, key_id: str, tenant: str | None, *, lock: bool = Fals
     """A key's row; ``lock`` holds it until the transaction ends.
 
     Raises:
-        NotFound: ``KEY_NOT_FOUND``: there is none, or it is another tenant's.
+        NotFound: ``KEY_NOT_FOUND``: it does not exist, or it is another tenant's.
     """
     row = session.get(KeyRow, key_id, with_for_update=lock)
     if row is None or tenant not in (None, row.tenant):

@@ -85,7 +85,7 @@ class Leases:
             return None
 
     def claim(self, job_id: str, worker: str, gpus: int = 1) -> Lease | None:
-        """Take one queued job, wherever it stands in the queue and whatever its tenant's quota.
+        """Claim one queued job, whatever its place in the queue and its tenant's quota.
 
         Returns:
             None when it cannot be taken: claimed, locked, finished, or waiting for its retry time.
@@ -136,7 +136,8 @@ class Leases:
             row.stage = stage or row.stage
             row.progress = {**row.progress, **(progress or {})}
             if preflight is not None:
-                # What only the submission knew stays: the sources of the contract's values, and its notes, e.g. on the alias's policy.
+                # Parts that only the submission knew stay: the sources of the contract's values, and notes, e.g. on the
+                # alias's policy.
                 notes = dict.fromkeys([*row.preflight.get("notes", []), *preflight.get("notes", [])])
                 row.preflight = row.preflight | preflight | {"notes": list(notes)}
             row.version += 1
@@ -157,7 +158,7 @@ class Leases:
         return self._db
 
     def mint_key(self, lease: Lease, role: Role) -> tuple[Key, str]:
-        """A key of the job's tenant for this attempt, and its secret.
+        """Create a key of the job's tenant for this attempt; return it with its secret.
 
         Raises:
             LeaseLost: another attempt owns the job.
@@ -166,7 +167,7 @@ class Leases:
             return add_attempt_key(session, self._held(session, lease), role)
 
     def open_run(self, lease: Lease, eval_id: str, name: str, plan: dict[str, Any]) -> EvalRun:
-        """The run of an eval that the job carries out beside its own work; the one of an earlier attempt, if there is one.
+        """Open the eval run that is part of the job's work; returns the run of an earlier attempt, if any.
 
         Raises:
             LeaseLost: another attempt owns the job. NotFound: ``EVAL_NOT_FOUND``.
@@ -175,7 +176,7 @@ class Leases:
             return open_run(session, self._held(session, lease), eval_id, name, plan, self._db.now(session))
 
     def store_items(self, lease: Lease, run_id: str, items: list[NewItem], totals: dict[str, Any]) -> None:
-        """Store what came of items of a run, with the totals up to them.
+        """Store results of a run's items, with the totals up to them.
 
         Raises:
             LeaseLost: another attempt owns the job; nothing was stored.
@@ -258,7 +259,7 @@ class Leases:
             return self._db.now(session)
 
     def add_receipt(self, lease: Lease, receipt: NewReceipt) -> StoredReceipt:
-        """Store what came of judging an adapter.
+        """Store the receipt of a judged adapter.
 
         Raises:
             LeaseLost: another attempt owns the job; nothing was written.

@@ -14,7 +14,8 @@ from shared.job_progress import shown_progress
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 PARTS_WITH_TEXT = frozenset({"self_evaluation"})
-"""Parts of a result and of an adapter's metrics that hold texts of rows: they stay with the job's tenant, and are in no event."""
+"""Parts of a result and of an adapter's metrics with contents of rows: only the job's tenant sees them, and no event.
+"""
 
 
 class Kind(StrEnum):
@@ -64,7 +65,7 @@ class Job(Value):
 
 
 class QueueTerms(Value):
-    """What a job's owner says of its place in the queue and of its limits."""
+    """A job's place in the queue and its limits, as its owner requests them."""
 
     priority: StrictInt = Field(
         0,
@@ -111,7 +112,7 @@ class NewEvent(Value):
 
 
 class Submission(Value):
-    """What a job is made from."""
+    """A job to create, and its inputs."""
 
     model_config = ConfigDict(extra="forbid")
     kind: Kind
@@ -129,12 +130,12 @@ class Submission(Value):
     run_name: str = ""
     """The run's name, which may be longer than a job's."""
     events: list[NewEvent] = []
-    """What is known already and should be said, after that the job was created."""
+    """Events to record right after the job's creation."""
     priority: int = 0
     max_wall_seconds: float | None = None
     max_gpu_minutes: float | None = None
     expected_seconds: float | None = None
-    """How long it is planned to run; None: what jobs like it have taken."""
+    """Planned duration; None: the usual duration of similar jobs."""
 
 
 class MemoryAccuracy(Value):

@@ -1,4 +1,4 @@
-"""Where requests for a name go: one adapter, or several by weight, and perhaps a shadow. Pure: no database, no HTTP."""
+"""Routes for a name's requests: one adapter, or several by weight, and perhaps a shadow. Pure: no database, no HTTP."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Routing(Value):
 
     @property
     def main(self) -> str:
-        """The adapter with the most weight; the first of those when there are several."""
+        """The adapter with the largest weight; the first if several have it."""
         return max(self.targets, key=lambda target: target.weight).adapter
 
     @property
@@ -108,12 +108,12 @@ class StandsFor(Value):
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where requests for a name go.
+    """The destination of a name's requests.
 
     Attributes:
-        name: the alias, adapter or base that answers: the request's own name, or what a foreign name stands for.
+        name: the alias, adapter or base that answers: the request's own name, or the target of a foreign name.
         routing: to adapters; None for a base.
-        is_foreign: whether the request's name is one of another provider.
+        is_foreign: whether the request's name is a foreign name.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Destination:
 
 
 def sticky_point(alias: str, key: str) -> float:
-    """A caller's or conversation's point in [0, 1) for an alias: the same in every process, for ever."""
+    """Map a caller or conversation to a point in [0, 1) for an alias: the same in every process, permanently."""
     digest = hashlib.sha256(f"{alias}\0{key}".encode()).digest()
     # 53 bits, which a float below 1 holds exactly.
     return (int.from_bytes(digest[:8], "big") >> 11) / (1 << 53)

@@ -21,7 +21,7 @@ TENANT_RULE = "1 to 63 of a-z, 0-9 and -, and not - first"
 """The pattern, for error messages."""
 
 BEFORE_TENANTS = "default"
-"""The owner of jobs from before there were tenants; no tenant may have this name."""
+"""Owner of jobs older than tenants; no tenant may have this name."""
 
 
 def _check_tenant_name(name: object) -> object:
@@ -46,7 +46,7 @@ class Role(StrEnum):
     """Also delete models and manage the tenant's keys. An admin of ``shared`` may act in every tenant."""
 
     def includes(self, other: Role) -> bool:
-        """Whether this role may do what the other may."""
+        """Return whether this role has all rights of the other."""
         order = list(Role)
         return order.index(self) >= order.index(other)
 
@@ -59,7 +59,7 @@ RIGHTS = {
 
 
 def describe_rights(role: Role, tenant: str) -> str:
-    """What a role may do in a tenant, as a sentence: ``viewer of acme: may read everything there and …``."""
+    """Describe a role's rights in a tenant, as a sentence: ``viewer of acme: may read everything there and …``."""
     if (role, tenant) == (Role.ADMIN, SHARED):
         return f"{role} of {tenant}, the operator: may do everything in every tenant"
     return f"{role} of {tenant}: {RIGHTS[role]}"
@@ -87,7 +87,7 @@ UNLIMITED = KeyLimits()
 
 
 class FileQuota(NamedTuple):
-    """How many files a tenant may keep, and how many bytes they may have together; None is no limit."""
+    """Most files that a tenant may keep, and most bytes of all together; None means unlimited."""
 
     files: int | None = None
     bytes: int | None = None

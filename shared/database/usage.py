@@ -113,12 +113,12 @@ class Usage:
         after: str | None = None,
         limit: int = 100,
     ) -> list[UsageLine]:
-        """Usage of a tenant's keys by group, ordered by day, key and model.
+        """Return usage of a tenant's keys by group, ordered by day, key and model.
 
         Args:
-            group_by: columns to group by; none gives one line, or no line when nothing was used.
+            group_by: columns to group by; without any, the result is one line, or no line when nothing was used.
             after: id of the last line that was returned before.
-            limit: one line more than that means that there are more.
+            limit: of the page; one line more is returned if more follow.
 
         Raises:
             InvalidRequest: ``REQUEST_INVALID``: ``after`` is not an id of such a line.

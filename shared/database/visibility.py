@@ -17,7 +17,9 @@ def storable(text: str) -> str:
 
 
 def adapters_by_id(rows: Iterable[AdapterRow], tenants: Sequence[str]) -> dict[str, AdapterRow]:
-    """Adapters by id, in the order given. Of those with the same id a published one, and that of the first tenant."""
+    """Index adapters by id, in the order given. If several have an id, a published one and the first tenant's are
+    preferred.
+    """
     found: dict[str, AdapterRow] = {}
     for row in rows:
         known = found.setdefault(row.id, row)
@@ -29,7 +31,8 @@ def adapters_by_id(rows: Iterable[AdapterRow], tenants: Sequence[str]) -> dict[s
 def adapter_row(
     session: Session, tenants: Sequence[str], adapter_id: str, *, deleted: bool = False
 ) -> AdapterRow | None:
-    """An adapter, or None; with ``deleted`` also one that is being or has been deleted, when there is no other."""
+    """Return an adapter, or None; with ``deleted`` also one that is being or has been deleted, if no other has the id.
+    """
     query = select(AdapterRow).where(AdapterRow.tenant.in_(tenants), AdapterRow.id == storable(adapter_id))
     if not deleted:
         query = query.where(AdapterRow.deleting_at.is_(None))
@@ -37,12 +40,15 @@ def adapter_row(
 
 
 def alias_rows(session: Session, tenants: Sequence[str], name: str | None = None) -> list[AliasRow]:
-    """Aliases that are not deleted, all or those of a name, in the order of names: one of each name, the first tenant's."""
+    """Return aliases that are not deleted, all or those of a name, ordered by name: of each name, the first tenant's.
+    """
     return [rows[0] for rows in aliases_by_name(session, tenants, name).values()]
 
 
 def aliases_by_name(session: Session, tenants: Sequence[str], name: str | None = None) -> dict[str, list[AliasRow]]:
-    """Aliases that are not deleted, all or those of a name, by name: of each the first tenant's, then those it hides."""
+    """Group aliases that are not deleted, all or those of a name, by name: the first tenant's, then those that it
+    hides.
+    """
     query = select(AliasRow).where(AliasRow.tenant.in_(tenants), AliasRow.adapter_id.is_not(None))
     if name is not None:
         query = query.where(AliasRow.name == storable(name))

@@ -1,8 +1,8 @@
 """A bucket's objects: put, get, list and delete, by keys below the installation's prefix.
 
-The client is boto3's. It retries what can be retried a few times, finds credentials by itself (environment, web identity,
-instance role) and is made at the first use, because each process needs its own. Every object is written with the SHA-256
-of its bytes, or of each of its parts, which the server compares with what has arrived.
+The client is boto3's. It retries what can be retried a few times, finds its own credentials (environment, web identity,
+instance role) and is made at the first use, because each process needs its own. Every object is written with the
+SHA-256 of its bytes, or of each of its parts, which the server compares with what has arrived.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 ATTEMPTS = 5
-"""Of one request, the first included; the pauses between them grow, at random, up to 20 s."""
+"""Tries of one request, the first included; the pauses between them grow, at random, up to 20 s."""
 CONNECT_SECONDS, READ_SECONDS = 5, 60
 CONNECTIONS = 32
 TRANSFERS = 4
 """Parts of one file that are sent or fetched at once."""
 PART_BYTES = 8 << 20
-"""What is not larger is one request."""
+"""Largest size that is sent in one request."""
 MAX_PARTS = 10_000
 DELETED_AT_ONCE = 1000
 READ_BYTES = 1 << 20
@@ -93,7 +93,7 @@ class S3Bucket:
         return self._upload(name, str(made["UploadId"]))
 
     def get(self, name: str, limit: int) -> tuple[bytes, str]:
-        """The first bytes of an object, up to a limit, and the object's ETag."""
+        """Read an object up to a limit; return the bytes and the object's ETag."""
         with coded(self.name, name):
             found = self._client.get_object(**self._at(name))
             with found["Body"] as body:
@@ -130,7 +130,7 @@ class S3Bucket:
                 yield StoredObject(found["Key"][len(self._prefix) :], found["Size"], found["LastModified"])
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; an absent one is no error."""
+        """Delete objects; absent ones are ignored."""
         for start in range(0, len(names), DELETED_AT_ONCE):
             some = names[start : start + DELETED_AT_ONCE]
             keys = [{"Key": self._prefix + name} for name in some]
@@ -180,7 +180,7 @@ class PartUpload:
         self._parts: list[dict[str, Any]] = []
 
     def send(self, file: BinaryIO, size: int) -> None:
-        """Send all parts of a file, several at once; each is read when its turn has come."""
+        """Send all parts of a file, several at once; each is read just before it is sent."""
         part_bytes = max(PART_BYTES, -(-size // MAX_PARTS))
         reading = threading.Lock()
 
@@ -257,7 +257,7 @@ class _ObjectReader(io.RawIOBase):
         at = {"Range": f"bytes={self._position}-"} if self._position else {}
         with coded(self._bucket, self._name):
             found = self._get(**at, **self._condition)
-        # What is read after a broken connection must be the same object's.
+        # After a broken connection, the rest must come from the same object.
         self._condition = {"IfMatch": found["ETag"]}
         self._body = found["Body"]
 

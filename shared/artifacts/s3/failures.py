@@ -1,4 +1,4 @@
-"""What a bucket's client raises → our errors, with codes. No message has a key or a signature in it."""
+"""Convert exceptions of a bucket's client to our errors, with codes. No message has a key or a signature in it."""
 
 from __future__ import annotations
 

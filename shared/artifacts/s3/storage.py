@@ -3,11 +3,11 @@
     blobs/sha256/ab/abcd…          one uploaded or produced file, named by its bytes
     adapters/<digest>/…            an adapter's files; adapter_manifest.json is written last
     models/<digest>/…              a merged model's files; model_manifest.json is written last
-    checkpoints/<digest>/…         a checkpoint to go on from; checkpoint_manifest.json is written last
+    checkpoints/<digest>/…         a checkpoint to resume from; checkpoint_manifest.json is written last
 
-An object of S3 is there whole or not at all. A manifest is written on condition that there is none (``If-None-Match: *``),
-so of two processes that publish the same artifact one writes it. What is deleted is freed by the store itself, so there is
-no trash; what a killed process had begun to send is given up a day later.
+An object of S3 is there whole or not at all. A manifest is written only if it does not exist (``If-None-Match: *``),
+so when two processes publish the same artifact, one writes it. The store itself frees deleted objects, so no
+trash is kept; an upload that a killed process began is aborted a day later.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ PUBLISH_TRIES = 5
 class S3BlobWriter(TemporaryBlob):
     """A local temporary file, which is sent at :meth:`finish` and becomes a blob at :meth:`commit`.
 
-    A blob's key is the digest of its bytes, so nothing can be sent to its place before the last byte has come. What is large
-    is sent in parts at :meth:`finish`, and one quick request makes it visible; what is small is one request anyhow.
+    A blob's key is the digest of its bytes, so nothing can be sent there before the last byte has arrived. A large file
+    is sent in parts at :meth:`finish`, and one quick request makes it visible; a small file is a single request.
     """
 
     def __init__(self, storage: S3Storage) -> None:
@@ -78,7 +78,7 @@ class S3BlobWriter(TemporaryBlob):
 
     def _discard(self) -> None:
         if self._upload is not None and not self._committed:
-            # What cannot be given up now is given up a day later.
+            # If aborting fails now, the upload is aborted a day later.
             with suppress(MensError):
                 self._upload.abort()
 

@@ -1,4 +1,4 @@
-"""Who acts: the key of a request, the job of an attempt, a command on the machine of the database, or a process by itself."""
+"""Actors of changes: a request's key, an attempt's job, a command on the database's machine, or a process itself."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ActorKind = Literal["key", "job", "command", "process"]
 
 
 class AuditActor(NamedTuple):
-    """Who makes a change.
+    """The author of a change.
 
     Attributes:
         id: of the key or the job; empty for others.
         name: the key's name, the job's id, a command's ``user@host``, a process's ``host:pid``.
-        address: that a request came from: a proxy's, where one is in between.
+        address: client address of a request; the proxy's, if one is in between.
     """
 
     kind: ActorKind
@@ -31,7 +31,7 @@ class AuditActor(NamedTuple):
 
     @classmethod
     def of_command(cls) -> AuditActor:
-        """Whoever runs this command on the machine of the database, where no key is needed."""
+        """Return the user who runs this command on the database's machine, where no key is needed."""
         return cls("command", "", f"{_user()}@{socket.gethostname()}")
 
 
@@ -54,7 +54,7 @@ def acting(actor: AuditActor) -> Iterator[None]:
 
 
 def current_actor() -> AuditActor:
-    """Who acts now. Where nobody was named, it is the job of the attempt that runs here, else the process itself."""
+    """Return the current actor: the one that was set, else the job of the attempt that runs here, else the process."""
     if (actor := _actor.get()) is not None:
         return actor
     if job_id := current_ids().get("job_id"):

@@ -1,6 +1,7 @@
-"""Which rows are audited, what a change of one is called, and which of its fields the log has.
+"""Audited tables, with the names of their changes and the fields that the log has.
 
-A closed list: a table that is not here is not audited, and a field that is not named here is in no event, so that none can hold a secret.
+The list is closed: a table that is not here is not audited, and a field that is not named here is never logged, so that
+no event holds a secret.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from shared.database.tables.names import AliasMoveRow
 from shared.database.tables.webhooks import WebhookEndpointRow
 
 MOVES = {"set": "moved", "rollback": "rolled_back", "delete": "deleted"}
-"""What a move of a name is called, by its verb."""
+"""Logged verb for each move of a name."""
 CONCEALED: Values = {"before": "concealed", "after": "concealed"}
-"""What the log says of a secret that has changed."""
+"""Logged in place of a changed secret."""
 
 
 def _id(row: Any) -> str:
@@ -35,15 +36,15 @@ def _id(row: Any) -> str:
 
 @dataclass(frozen=True)
 class AuditedTable:
-    """What of a table's rows is audited.
+    """Rules for auditing a table's rows.
 
     Attributes:
-        action: what a change is called, ``object.verb``; None: it is not audited.
-        fields: of a row; a change of no other field is audited.
+        action: name of a change, ``object.verb``; None: it is not audited.
+        fields: of a row; changes of other fields are not audited.
         concealed: those among them whose values are secrets.
-        shortened: what is kept of values that may hold a secret.
+        shortened: functions that remove secrets from values that may hold one.
         object_id: the id that the API gives to a row's object.
-        recorded: the changes of a row that is itself the record of one; None: those of the row's fields.
+        recorded: the changes that a row records, if it is a history line; None: those of the row's fields.
     """
 
     action: Callable[[Any, Change], str | None]
@@ -84,7 +85,7 @@ def _key_action(_: KeyRow, change: Change) -> str:
 
 
 def _job_action(_: JobRow, change: Change) -> str | None:
-    """What its owner does to a job; what workers do to it is in the job's events."""
+    """Name the owner's change of a job; workers' changes are in the job's events."""
     if change.kind != "changed":
         return f"job.{change.kind}"
     if requested := change.after.get("requested"):
@@ -124,7 +125,7 @@ def _assignment_action(row: PolicyMoveRow, _: Change) -> str:
 
 
 def _recorded(values: str) -> Callable[[Any], dict[str, Values]]:
-    """The changes of a row that records one, whose values are called so."""
+    """Make a reader of the changes that a history row records; ``values`` is the field's name in the log."""
 
     def changes_of(row: Any) -> dict[str, Values]:
         found = {values: {"before": row.before, "after": row.after}}

@@ -11,7 +11,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """What happened to a row, by the names of its fields.
+    """A change of a row, with its fields by name.
 
     Attributes:
         before: values of the fields that changed, or of all when the row was deleted.

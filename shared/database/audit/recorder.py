@@ -22,7 +22,7 @@ from shared.database.tables.base import Base, insert_rows
 from shared.observability.log_context import current_ids
 
 CLOCK = "clock"
-"""Where a session's `info` has what says the time; tests set it."""
+"""Key of the clock in a session's `info`; tests set it."""
 LOCK = "audit log"
 _NOTES = "audit_notes"
 Notes = dict[tuple[Any, ...], tuple[Any, Change]]
@@ -60,7 +60,7 @@ def record(session: Session, tenant: str, action: str, object_id: str, changes: 
 
 
 def _add(session: Session, events: list[dict[str, Any]]) -> None:
-    """Add events, whose numbers are in the order of commit: a reader that goes on after the last one misses none."""
+    """Add events numbered in the order of commit: a reader that continues after the last one misses none."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(LOCK, 0))))
     clock: Callable[[Session], datetime] = session.info[CLOCK]
@@ -69,7 +69,7 @@ def _add(session: Session, events: list[dict[str, Any]]) -> None:
 
 
 def _change(row: Base, kind: ChangeKind, table: AuditedTable) -> Change | None:
-    """What the flush did to the audited fields of a row; None: nothing."""
+    """Return the flush's change of a row's audited fields; None if nothing changed."""
     if kind != "changed":
         values = {name: value for name in table.fields if (value := row.__dict__.get(name)) is not None}
         return Change(kind, {}, values) if kind == "created" else Change(kind, values, {})

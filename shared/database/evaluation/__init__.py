@@ -1,4 +1,4 @@
-"""Evals, their runs, and what came of each item; values are JSON here, `shared/evaluation/` has their types.
+"""Evals, their runs, and each item's result; values are JSON here, `shared/evaluation/` has their types.
 
 Start with `evals.py`. Imports `shared.database.visibility` and below.
 """

@@ -72,7 +72,7 @@ class Evals:
         newest_first: bool = False,
         order_by: Literal["created_at", "updated_at"] = "created_at",
     ) -> Sequence[Eval]:
-        """A page of evals. One more than ``limit`` means that there are more.
+        """Return a page of evals; one more than ``limit`` if more follow.
 
         Args:
             after: id of the last eval of the page before.
@@ -81,7 +81,7 @@ class Evals:
             order_by: which time counts.
 
         Raises:
-            NotFound: ``EVAL_NOT_FOUND``: there is no eval ``after``.
+            NotFound: ``EVAL_NOT_FOUND``: the eval ``after`` does not exist.
         """
         moment = getattr(EvalRow, order_by)
         query = select(EvalRow).where(EvalRow.tenant.in_(self._tenants)).limit(limit + 1)
@@ -99,7 +99,7 @@ class Evals:
             return [Eval.model_validate(row) for row in session.scalars(query)]
 
     def update(self, eval_id: str, *, name: str | None, labels: dict[str, str] | None) -> Eval:
-        """Change an eval's name and labels; None leaves what is there. What it judges never changes.
+        """Change an eval's name and labels; None leaves a value as it is. Its criteria and data never change.
 
         Raises:
             NotFound: ``EVAL_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``.
@@ -115,11 +115,11 @@ class Evals:
             return Eval.model_validate(row)
 
     def delete(self, eval_id: str) -> None:
-        """Delete an eval with its runs and what came of their items; the jobs that carried them out stay.
+        """Delete an eval with its runs and their items' results; the jobs that carried them out stay.
 
         Raises:
-            NotFound: ``EVAL_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``EVAL_IN_USE`` by a run that has not ended, or by runs
-                of other tenants, which are not its owner's to delete.
+            NotFound: ``EVAL_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``EVAL_IN_USE`` by a run that has
+                not ended, or by runs of other tenants, which are not its owner's to delete.
         """
         with self._db.write() as session:
             row = self._own_row(session, eval_id)

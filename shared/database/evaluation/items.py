@@ -1,4 +1,4 @@
-"""What came of the items of a run: added by the worker that holds the job's lease, read by everybody who sees the run."""
+"""Results of a run's items: added by the worker that holds the job's lease, read by everybody who sees the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = 500
 
 
 class NewItem(Value):
-    """What came of an item; ``result`` is `shared.evaluation.types.ItemResult`."""
+    """Result of an item; ``result`` is a `shared.evaluation.types.ItemResult`."""
 
     position: int
     status: Status
@@ -35,7 +35,7 @@ class StoredItem(NewItem):
 
 
 class EvalItems:
-    """What came of the items of runs that the caller has found (`runs.py`). Each verb is one transaction."""
+    """Results of items, of runs that the caller has looked up (`runs.py`). Each verb is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -74,7 +74,7 @@ class EvalItems:
         newest_first: bool = False,
         status: Status | None = None,
     ) -> Sequence[StoredItem]:
-        """A page of a run's items by position; one more than ``limit`` means that there are more.
+        """Return a page of a run's items by position; one more than ``limit`` if more follow.
 
         Args:
             after: position of the last item of the page before.
@@ -92,7 +92,7 @@ class EvalItems:
             return [StoredItem.model_validate(row) for row in session.scalars(query)]
 
     def all(self, run_id: str) -> Iterator[StoredItem]:
-        """Every item of a run, by position."""
+        """Iterate over every item of a run, by position."""
         after = -1
         while page := self.list(run_id, after=after, limit=PAGE - 1):
             yield from page
@@ -100,7 +100,7 @@ class EvalItems:
 
 
 def add_items(session: Session, run_id: str, items: Sequence[NewItem], totals: dict[str, Any], now: datetime) -> None:
-    """Add what came of items, with the totals up to them; the caller holds the lease of the run's job."""
+    """Add results of items, with the totals up to them; the caller holds the lease of the run's job."""
     if items:
         rows = [{"run_id": run_id, "created_at": now, **item.model_dump()} for item in items]
         insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert

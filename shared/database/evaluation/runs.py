@@ -61,7 +61,7 @@ class EvalRuns:
         newest_first: bool = False,
         states: Collection[JobState] | None = None,
     ) -> Sequence[tuple[EvalRun, Job]]:
-        """A page of an eval's runs; one more than ``limit`` means that there are more.
+        """Return a page of an eval's runs; one more than ``limit`` if more follow.
 
         Args:
             eval_id: of the eval, which the tenant sees.
@@ -81,10 +81,11 @@ class EvalRuns:
             return [(EvalRun.model_validate(row), Job.model_validate(job)) for row, job in found]
 
     def delete(self, eval_id: str, run_id: str) -> None:
-        """Delete a run that has ended, and what came of its items; the job that carried it out stays.
+        """Delete a run that has ended, with its items' results; the job that carried it out stays.
 
         Raises:
-            NotFound: ``EVAL_RUN_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``EVAL_IN_USE``: it has not ended.
+            NotFound: ``EVAL_RUN_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``EVAL_IN_USE``: it has not
+                ended.
         """
         with self._db.write() as session:
             row = self._row(session, eval_id, run_id)
@@ -139,13 +140,13 @@ def unfinished_run(session: Session, eval_id: str) -> str | None:
 
 
 def runs_of_others(session: Session, eval_id: str, tenant: TenantName) -> int:
-    """How many runs of an eval belong to other tenants than its own."""
+    """Count the runs of an eval that belong to other tenants."""
     query = select(func.count()).select_from(EvalRunRow)
     return session.scalar(query.where(EvalRunRow.eval_id == eval_id, EvalRunRow.tenant != tenant)) or 0
 
 
 def delete_runs(session: Session, eval_id: str) -> None:
-    """Delete all runs of an eval, and what came of their items."""
+    """Delete all runs of an eval, with their items' results."""
     runs = select(EvalRunRow.id).where(EvalRunRow.eval_id == eval_id)
     session.execute(delete(EvalItemRow).where(EvalItemRow.run_id.in_(runs)))
     session.execute(delete(EvalRunRow).where(EvalRunRow.eval_id == eval_id))

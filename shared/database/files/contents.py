@@ -1,6 +1,6 @@
-"""What files and uploads have in common: the blobs behind them, the quota of their tenant, and requests that are repeated.
+"""Shared code of files and uploads: the blobs behind them, their tenant's quota, and repeated requests.
 
-A blob is kept while a file or a part of an upload has its content. Who adds or removes one holds its content's lock.
+A blob is kept while a file or a part of an upload has its content. Adding or removing one takes its content's lock.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Remove = Callable[[str], object]
 
 
 class IdempotencyKey(NamedTuple):
-    """Of a request: the same key and digest give the same file or upload, as long as that exists.
+    """Idempotency key of a request: the same key and digest give the same file or upload, as long as that exists.
 
     Attributes:
         key: the caller's, unique among those of its tenant.
-        request_digest: of what was sent.
+        request_digest: of the request's content.
     """
 
     key: str

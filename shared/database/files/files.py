@@ -28,7 +28,7 @@ from shared.database.visibility import storable
 from shared.errors import Code, Conflict, NotFound
 
 FILE_ROLES = ("training_file", "validation_file", "replay_file", "items_file")
-"""Where a job's ``extra`` names the files that it needs until it has finished."""
+"""Fields of a job's ``extra`` that name the files it needs until it has finished."""
 
 
 class File(Value):
@@ -121,7 +121,8 @@ class Files:
             return File.model_validate(self._row(session, file_id, field))
 
     def list(self, *, after: str | None, limit: int, purpose: str | None, newest_first: bool) -> Sequence[File]:
-        """A page of files; ``after`` is the last id of the page before. One more than ``limit`` means that there are more."""
+        """Return a page of files; ``after`` is the last id of the page before. One more than ``limit`` if more follow.
+        """
         order = FileRow.id.desc() if newest_first else FileRow.id.asc()
         query = select(FileRow).where(FileRow.tenant.in_(self._tenants)).order_by(order).limit(limit + 1)
         if after:

@@ -33,7 +33,7 @@ from shared.errors import Code, Conflict, InvalidRequest, NotFound
 
 MAX_PARTS = 1000
 KEPT_AFTER_EXPIRY = timedelta(days=1)
-"""How long an upload can be looked up, and its requests repeated, after it has expired."""
+"""Time after its expiry during which an upload can be looked up and its requests repeated."""
 
 
 class UploadStatus(StrEnum):
@@ -44,10 +44,10 @@ class UploadStatus(StrEnum):
 
 
 class Upload(Value):
-    """An upload in parts, with the bytes that it is to have.
+    """An upload in parts, with its declared size in bytes.
 
     Attributes:
-        file_seconds: how long the file is to live; None: until it is deleted.
+        file_seconds: lifetime of the file; None: until it is deleted.
         file_id: of the completed upload's file, which may be deleted.
     """
 
@@ -100,8 +100,8 @@ class Uploads:
             filename: of the file, like ``purpose``.
             purpose: OpenAI's.
             size: of the file, in bytes.
-            lifetime: how long parts are taken.
-            file_seconds: how long the file is to live.
+            lifetime: how long the upload accepts parts.
+            file_seconds: lifetime of the file.
             quota: of the tenant.
             idempotency_key: the same key and request give the same upload.
 
@@ -195,10 +195,11 @@ class Uploads:
             return UploadPart.model_validate(part)
 
     def completed(self, upload_id: str, completion_digest: str) -> tuple[Upload, File | None] | None:
-        """What an equal request has completed already; None: the upload is pending.
+        """Return the upload and file that an equal request has completed already; None if the upload is pending.
 
         Raises:
-            NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``: cancelled, expired, or completed otherwise.
+            NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``: cancelled, expired, or completed
+                otherwise.
         """
         with self._db.read() as session:
             return self._completed(session, self._row(session, upload_id), completion_digest)
@@ -206,7 +207,7 @@ class Uploads:
     def complete(
         self, upload_id: str, completion_digest: str, sha256: str, store: Store = lambda: None
     ) -> tuple[Upload, File | None]:
-        """Make the file of an upload, and its blob visible. Its parts are no longer needed: :meth:`drop_parts`.
+        """Create the file of an upload, and make its blob visible. Its parts are no longer needed: :meth:`drop_parts`.
 
         Args:
             upload_id: of the upload.
@@ -243,9 +244,10 @@ class Uploads:
             return _upload(row)
 
     def drop_parts(self, upload_id: str, remove: Remove = lambda _: None) -> Sequence[str]:
-        """Delete the parts of an upload that is over, with every blob that nothing else needs; the SHA-256 of those.
+        """Delete the parts of an upload that has ended, with every blob that nothing else needs; return those blobs'
+        SHA-256.
 
-        Each in a transaction of its own, because each holds its content. A call that is cut short is continued by
+        Each part has a transaction of its own, which holds its content's lock. An interrupted call is continued by
         :meth:`delete_expired`.
         """
         removed = []
@@ -260,7 +262,7 @@ class Uploads:
         return removed
 
     def delete_expired(self, remove: Remove = lambda _: None) -> Sequence[str]:
-        """End the uploads of every tenant that have expired, and delete the parts of all that are over.
+        """End the expired uploads of every tenant, and delete the parts of all uploads that have ended.
 
         Returns:
             SHA-256 of the blobs that were removed.
@@ -277,7 +279,7 @@ class Uploads:
         late = UploadRow.status == UploadStatus.PENDING, ~is_pending()
         with self._db.read() as session:
             ids = list(session.scalars(select(UploadRow.id).where(*late)))
-        if ids:  # mostly there are none, and a write would make others wait
+        if ids:  # Mostly no upload is late, and a write would make others wait.
             with self._db.write() as session:
                 ended = update(UploadRow).where(UploadRow.id.in_(ids), *late)
                 session.execute(ended.values(status=str(UploadStatus.EXPIRED)))
@@ -318,7 +320,7 @@ def size_mismatch(message: str, param: str) -> InvalidRequest:
 
 
 def _stored(session: Session, upload_id: str) -> tuple[int, int]:
-    """How many parts an upload has, and their bytes."""
+    """Return the number of an upload's parts, and their bytes."""
     query = select(func.count(), func.coalesce(func.sum(UploadPartRow.bytes), 0))
     count, size = session.execute(query.where(UploadPartRow.upload_id == upload_id)).one()
     return count, int(size)

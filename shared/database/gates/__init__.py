@@ -1,5 +1,5 @@
-"""Policies and receipts as they are stored: which policy governs what, and what came of judging adapters.
+"""Stored policies, their assignments, and the receipts of judged adapters.
 
-Start with `policies.py`. Imports `shared.database.change_counter` and below. Whether a move has its evidence is decided in
+Start with `policies.py`. Imports `shared.database.change_counter` and below. Moves are checked for evidence in
 `shared/database/names/move_evidence.py`.
 """

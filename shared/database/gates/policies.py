@@ -72,10 +72,10 @@ class PolicyMove(Value):
 
 
 class Author(Value):
-    """Who stores or assigns a policy.
+    """The key or operator that stores or assigns a policy.
 
     Attributes:
-        is_admin: whether it may change or remove what governs already.
+        is_admin: whether it may change or remove an assigned policy.
     """
 
     id: str
@@ -97,7 +97,9 @@ class Policies:
         self._tenants = visible_to(tenant)
 
     def store(self, name: str, digest: str, policy: dict[str, Any], source: str, by: Author) -> StoredPolicy:
-        """Store a policy of the tenant under a name, which means it from now on. What is governed does not change by that."""
+        """Store a policy of the tenant under a name, which refers to it from now on. Existing assignments do not
+        change.
+        """
         with self._db.write() as session:
             row = session.get(PolicyRow, (self._tenant, name, digest))
             named = PolicyRow.tenant == self._tenant, PolicyRow.name == name
@@ -119,7 +121,7 @@ class Policies:
             return [StoredPolicy.model_validate(row) for row in rows]
 
     def get(self, name: str) -> StoredPolicy:
-        """A policy by its name, of which the newest is meant, or by its digest or 12 digits of it.
+        """Return a policy by its name (the newest of that name), its digest, or the digest's first 12 digits.
 
         Raises:
             NotFound: ``POLICY_NOT_FOUND``.
@@ -140,12 +142,14 @@ class Policies:
             return StoredPolicy.model_validate(row)
 
     def assign(self, scope: str, name: str | None, by: Author, reason: str = "") -> Assignment | None:
-        """Let a policy govern an alias of the tenant (``alias:NAME``), the tenant, or the server; None: let none.
+        """Assign a policy to an alias of the tenant (``alias:NAME``), the tenant, or the server; None removes the
+        policy.
 
         Raises:
-            NotFound: ``POLICY_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: the scope, or it is a foreign name that follows an alias
-                which the policy does not govern.
-            Forbidden: ``ROLE_INSUFFICIENT``: only an admin changes what governs already; ``TENANT_FORBIDDEN``: the server.
+            NotFound: ``POLICY_NOT_FOUND``. InvalidRequest: ``REQUEST_INVALID``: the scope, or it is a foreign name that
+                follows an alias which the policy does not govern.
+            Forbidden: ``ROLE_INSUFFICIENT``: only an admin changes an assigned policy; ``TENANT_FORBIDDEN``: the
+                server.
         """
         with self._db.write() as session:
             assigned = assign_policy(session, self._tenant, scope, name, by, reason, self._db.now(session))
@@ -154,14 +158,14 @@ class Policies:
             return assigned
 
     def assignments(self) -> list[Assignment]:
-        """What policies govern, of the tenant and of ``shared``."""
+        """Return the assignments of policies, of the tenant and of ``shared``."""
         query = select(PolicyAssignmentRow).where(PolicyAssignmentRow.tenant.in_(self._tenants))
         with self._db.read() as session:
             rows = session.scalars(query.order_by(PolicyAssignmentRow.tenant, PolicyAssignmentRow.scope))
             return [Assignment.model_validate(row) for row in rows if row.policy]
 
     def history(self, scope: str, *, before: int | None = None, limit: int = 100) -> list[PolicyMove]:
-        """Changes of what governs an alias of the tenant, the tenant or the server; newest first."""
+        """Return the changes of a scope's assignment (an alias of the tenant, the tenant, the server), newest first."""
         owner = SHARED if scope == SERVER_SCOPE else self._tenant
         query = select(PolicyMoveRow).where(PolicyMoveRow.tenant == owner, PolicyMoveRow.scope == storable(scope))
         if before is not None:
@@ -199,7 +203,9 @@ def assign_policy(
 
 
 def _check_reaches(session: Session, tenant: TenantName, assigned: Assignment) -> None:
-    """Whether a policy holds what answers for a name: an alias that the name follows moves by its own policy, and takes the name along."""
+    """Refuse a policy for a foreign name that follows an alias under another policy: moving the alias would move the
+    name too.
+    """
     rows = foreign_name_rows(session, [tenant], assigned.scope.removeprefix(ALIAS_PREFIX))
     for row in rows if assigned.scope.startswith(ALIAS_PREFIX) else ():
         followed = StandsFor.model_validate(row.stands_for)
@@ -217,7 +223,7 @@ def _check_reaches(session: Session, tenant: TenantName, assigned: Assignment) -
 
 
 def first_assignment(session: Session, scopes: Sequence[tuple[str, str]]) -> Assignment | None:
-    """The first of several assignments, by tenant and scope, that there is."""
+    """Return the first existing assignment of these scopes, each a tenant and a scope."""
     for tenant, scope in scopes:
         row = session.get(PolicyAssignmentRow, (tenant, storable(scope)), populate_existing=True)
         if row is not None and row.policy:
@@ -261,7 +267,7 @@ def _check_may_change(session: Session, tenant: str, scope: str, after: dict[str
     """A policy where none governs is for every trainer; to change, remove or go round one takes an admin."""
     names = [scope] if scope.startswith(ALIAS_PREFIX) else []
     for row in foreign_name_rows(session, visible_to(tenant), scope.removeprefix(ALIAS_PREFIX)) if names else ():
-        # Until it has a policy of its own, a foreign name is governed by that of the alias that it stands for.
+        # Until it has a policy of its own, a foreign name is governed by that of the alias that it maps to.
         followed = StandsFor.model_validate(row.stands_for)
         names += [ALIAS_PREFIX + followed.name] if followed.kind == "alias" else []
     wider = [(owner, name) for name in names for owner in visible_to(tenant)]

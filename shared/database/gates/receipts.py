@@ -17,7 +17,7 @@ from shared.errors import Code, NotFound
 
 
 class NewReceipt(Value):
-    """What came of judging an adapter; ``receipt`` is it in full, as `shared/gates/receipt.py` describes it."""
+    """Outcome of judging an adapter; ``receipt`` is the whole receipt, as in `shared/gates/receipt.py`."""
 
     adapter_id: str
     adapter_digest: str
@@ -62,7 +62,7 @@ class Receipts:
             return StoredReceipt.model_validate(row)
 
     def count(self, adapter_id: str, adapter_digest: str, incumbent_digest: str | None, policy_digest: str) -> int:
-        """How many receipts there are of an adapter's very bytes beside an incumbent's, None for none, under a policy."""
+        """Count the receipts of an adapter's very bytes against an incumbent (None: without one) under a policy."""
         query = select(func.count()).select_from(ReceiptRow)
         query = query.where(
             ReceiptRow.tenant.in_(self._tenants),
@@ -77,7 +77,7 @@ class Receipts:
     def list(
         self, *, adapter: str | None = None, job: str | None = None, after: str | None = None, limit: int = 20
     ) -> list[StoredReceipt]:
-        """A page of receipts, newest first. One more than ``limit`` means that there are more.
+        """Return a page of receipts, newest first; one more than ``limit`` if more follow.
 
         Args:
             adapter: id of the adapter that they are about; None: any.
@@ -107,7 +107,9 @@ def add_receipt(session: Session, tenant: TenantName, job_id: str, receipt: NewR
 def receipts_of(
     session: Session, tenant: TenantName, adapter_id: str, adapter_digest: str, policy_digest: str
 ) -> list[StoredReceipt]:
-    """Receipts of an adapter's very bytes under a policy, newest first: the tenant's own, and those of ``shared``."""
+    """Return receipts of an adapter's very bytes under a policy, newest first: the tenant's own, and those of
+    ``shared``.
+    """
     query = select(ReceiptRow).where(
         ReceiptRow.tenant.in_(visible_to(tenant)),
         ReceiptRow.adapter_id == adapter_id,

@@ -26,7 +26,7 @@ class ShadowPair(Value):
 
 
 class PairCounts(Value):
-    """What came of copies: how often one adapter's answer passed every criterion and the other's did not."""
+    """Outcomes of copied requests: how often only one of the two adapters' answers passed every criterion."""
 
     wins: int = Field(0, ge=0, description="The candidate's answer passed, and the incumbent's did not.")
     losses: int = Field(0, ge=0, description="The incumbent's answer passed, and the candidate's did not.")
@@ -62,10 +62,11 @@ class ShadowComparisons:
         self._tenant = tenant
 
     def add(self, pair: ShadowPair, counts: PairCounts, is_worse: Callable[[int, int], bool]) -> ShadowComparison:
-        """Add to a comparison, in one transaction, and look at it. One that has shown the candidate to be worse takes no more.
+        """Add counts to a comparison and evaluate it, in one transaction. A comparison that showed a loss takes no more
+        counts.
 
         Args:
-            is_worse: whether so many losses and wins show it.
+            is_worse: whether this many losses and wins show that the candidate is worse.
 
         Raises:
             Unavailable: ``DATABASE_UNAVAILABLE``.

@@ -1,7 +1,7 @@
 """Checkpoint permissions: one tenant lets another one's aliases point to its adapter.
 
-A tenant that gets one has a record of the adapter from then on, like one that trained the same itself; what it finds, names and routes to
-follows from that. Records of several tenants share one stored folder (`shared/database/deletions.py`).
+A tenant that gets one has a record of the adapter from then on, as if it had trained it itself; lookups, names and
+routes use that record. Records of several tenants share one stored folder (`shared/database/deletions.py`).
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class CheckpointPermissions:
         seen = visible_to(self._tenant)
         row = adapter_row(session, seen, adapter_id)
         if row is not None and lock:
-            # With every tenant's record of the same content, in one order: two tenants may lend it to each other.
+            # Together with every tenant's record of the same content, in one order: two tenants may lend it to each
+            # other.
             lock_contents(session, [row.digest])
             session.expire_all()
             row = adapter_row(session, seen, adapter_id)

@@ -1,4 +1,4 @@
-"""The record that a tenant has of an adapter that another one has lent: made, and taken back, inside the caller's transaction."""
+"""Create or delete a tenant's record of an adapter that another tenant lent, inside the caller's transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.errors import Code, Conflict
 
 
 def lend(session: Session, row: AdapterRow, project: TenantName, now: datetime) -> None:
-    """Give a tenant a record of another one's adapter, without texts of rows; one that has a record of it keeps that.
+    """Give a tenant a record of another one's adapter, without contents of rows; an existing record stays.
 
     Args:
         row: of the owner, locked with all of the same content.
@@ -28,7 +28,8 @@ def lend(session: Session, row: AdapterRow, project: TenantName, now: datetime) 
 
 
 def take_back(session: Session, project: TenantName, adapter_id: str, now: datetime) -> None:
-    """Delete a tenant's record of an adapter, if it was lent: nothing where it trained the same itself, or has deleted the record.
+    """Delete a tenant's record of a lent adapter; does nothing if the tenant trained it itself or has deleted the
+    record.
 
     Raises:
         Conflict: ``MODEL_IN_USE``: aliases or unfinished jobs that see the record need the adapter.

@@ -1,4 +1,4 @@
-"""What a row of a name says: adapters that answer, what it stands for, or that it was deleted."""
+"""States of a name's row: adapters that answer, the target of a foreign name, or deleted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shared.database.tables.names import AliasRow
 
 
 def state_of(row: AliasRow) -> Routing | StandsFor | None:
-    """The routing of an alias, or what a foreign name stands for; None when the name is deleted."""
+    """Return the routing of an alias, or the target of a foreign name; None when the name is deleted."""
     if row.adapter_id is None:
         return StandsFor.model_validate(row.stands_for) if row.stands_for else None
     # A worker of the previous release moves `adapter_id` alone, so the routing counts only while it agrees.

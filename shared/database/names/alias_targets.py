@@ -1,4 +1,4 @@
-"""Which adapters an alias may point to: those that its tenant sees, that are published, and that have one base."""
+"""Check the adapters that an alias may point to: they are visible to its tenant, published, and of one base."""
 
 from __future__ import annotations
 

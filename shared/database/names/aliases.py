@@ -112,10 +112,10 @@ class Aliases:
     def history(self, name: str, *, before: int | None = None, limit: int = 100) -> list[Move]:
         """Moves of an alias, newest first; ``before`` is the last version that was returned before.
 
-        Where the tenant sees no alias of the name, they are the moves of a deleted one, its own if it ever had one.
+        If the tenant sees no alias of the name, these are the moves of a deleted one, its own if it ever had one.
 
         Raises:
-            NotFound: ``ALIAS_NOT_FOUND``: there never was one.
+            NotFound: ``ALIAS_NOT_FOUND``: it never existed.
         """
         with self._db.read() as session:
             alias = next(iter(self._seen(session, name)), None) or self._ever(session, name)
@@ -133,13 +133,15 @@ class Aliases:
         terms: Terms = WITH_EVIDENCE,
         policy: tuple[str, Author] | None = None,
     ) -> Alias:
-        """Point an alias of the tenant, new or existing, to adapters. A repeated call changes nothing and is no move.
+        """Point an alias of the tenant, new or existing, to adapters. A repeated call changes nothing and does not
+        count as a move.
 
         Args:
             expected: the version that the caller has seen; None moves the alias from any version.
             forbidden: names that no alias may have: those of the base models.
             terms: what the caller brings to a move that a policy governs.
-            policy: one that governs the alias from now on, this move included, and who assigns it; None leaves it as it is.
+            policy: one that governs the alias from now on, this move included, and who assigns it; None leaves it as it
+                is.
 
         Raises:
             InvalidRequest: ``NAME_INVALID``; ``REQUEST_INVALID``: an adapter is named twice; ``ALIAS_BASES_DIFFER``.
@@ -202,11 +204,11 @@ class Aliases:
     def delete(
         self, name: str, by: Actor, reason: str = "", *, expected: int | None = None, terms: Terms = WITH_EVIDENCE
     ) -> None:
-        """Delete an alias; its history stays. Where another tenant's alias of the name answers then, that is a move to it.
+        """Delete an alias; its history stays. If another tenant's alias of the name answers then, that is a move to it.
 
         Raises:
-            NotFound: ``ALIAS_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``, ``GATE_MISSING``,
-                ``GATE_STALE``, ``GATE_FAILED``.
+            NotFound: ``ALIAS_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``,
+                ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
         """
         with self._db.write() as session:
             row = self._own(session, name)
@@ -223,7 +225,9 @@ class Aliases:
             move(session, row, None, by, "delete", reason, now, gate)
 
     def governing(self, name: str) -> Governed:
-        """Which policy governs a name of the tenant, existing or not, and what a new adapter of it is compared with."""
+        """Return the policy that governs a name of the tenant, existing or not, and the incumbent for a new adapter of
+        it.
+        """
         with self._db.read() as session:
             row = session.get(AliasRow, (self._tenant, storable(name))) or AliasRow(tenant=self._tenant, name=name)
             before = standing(session, row)
@@ -250,7 +254,7 @@ class Aliases:
         return found
 
     def _ever(self, session: Session, name: str, *, lock: bool = False) -> AliasRow:
-        """The row of an alias, existing or deleted: the tenant's own if it ever had one."""
+        """Return the row of an alias, existing or deleted: the tenant's own if it ever had one."""
         rows = (session.get(AliasRow, (tenant, name), with_for_update=lock) for tenant in self._tenants)
         row = next(filter(None, rows), None)
         if row is None:

@@ -1,7 +1,7 @@
-"""Foreign names: names of another provider's models, which stand for an alias, an adapter or a base.
+"""Foreign names: names of another provider's models, which map to an alias, an adapter or a base.
 
-A program that asked ``ft:gpt-4o-mini-2024-07-18:acme:support:9x1`` elsewhere asks it here, and gets what the alias that the
-name stands for answers. They are in the table of the aliases, and their moves are recorded with those.
+A program that used ``ft:gpt-4o-mini-2024-07-18:acme:support:9x1`` elsewhere uses it here too, and gets the answers of
+the alias that the name maps to. Foreign names are in the table of the aliases, and so are their moves.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ForeignName(Value):
 class ForeignNames:
     """Foreign names as a tenant sees them: its own, and those of ``shared`` that it has not mapped itself.
 
-    Each verb is one transaction. What a name stands for is looked up as the tenant that asks sees it.
+    Each verb is one transaction. A name's target is looked up as the calling tenant sees it.
     """
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
@@ -77,7 +77,7 @@ class ForeignNames:
         """Moves of a name, newest first; ``before`` is the last version that was returned before.
 
         Raises:
-            NotFound: ``NAME_NOT_FOUND``: there never was one.
+            NotFound: ``NAME_NOT_FOUND``: it never existed.
         """
         with self._db.read() as session:
             seen = foreign_name_rows(session, self._tenants, name)
@@ -98,9 +98,10 @@ class ForeignNames:
         expected: int | None = None,
         terms: Terms = WITH_EVIDENCE,
     ) -> ForeignName:
-        """Let a name of the tenant, new or existing, stand for something. A repeated call changes nothing and is no move.
+        """Map a name of the tenant, new or existing, to a target. A repeated call changes nothing and does not count as
+        a move.
 
-        A name is governed by the policy of the alias that it stands for, so that it is no way round it.
+        A name is governed by the policy of the alias that it maps to, so that it cannot bypass the policy.
 
         Args:
             bases: names of the base models, which no foreign name may have.
@@ -108,8 +109,9 @@ class ForeignNames:
 
         Raises:
             InvalidRequest: ``NAME_INVALID``: the name of a base or of an alias.
-            NotFound: ``ALIAS_NOT_FOUND``, ``ADAPTER_NOT_FOUND``, ``MODEL_NOT_FOUND``: what it would stand for.
-            Conflict: ``ADAPTER_NOT_SERVABLE``; ``ALIAS_VERSION_CONFLICT``; ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
+            NotFound: ``ALIAS_NOT_FOUND``, ``ADAPTER_NOT_FOUND``, ``MODEL_NOT_FOUND``: the target.
+            Conflict: ``ADAPTER_NOT_SERVABLE``; ``ALIAS_VERSION_CONFLICT``; ``GATE_MISSING``, ``GATE_STALE``,
+                ``GATE_FAILED``.
         """
         if name in bases:
             raise InvalidRequest(Code.NAME_INVALID, f"{name!r} is the name of a base model.", param="name")
@@ -130,11 +132,11 @@ class ForeignNames:
     def delete(
         self, name: str, by: Actor, reason: str = "", *, expected: int | None = None, terms: Terms = WITH_EVIDENCE
     ) -> None:
-        """Delete a foreign name; its history stays. Where one of ``shared`` answers then, that is a move to what it stands for.
+        """Delete a foreign name; its history stays. If one of ``shared`` answers then, that is a move to its target.
 
         Raises:
-            NotFound: ``NAME_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``, ``GATE_MISSING``,
-                ``GATE_STALE``, ``GATE_FAILED``.
+            NotFound: ``NAME_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``ALIAS_VERSION_CONFLICT``,
+                ``GATE_MISSING``, ``GATE_STALE``, ``GATE_FAILED``.
         """
         with self._db.write() as session:
             seen = next(iter(foreign_name_rows(session, self._tenants, name)), None)
@@ -152,10 +154,11 @@ class ForeignNames:
                 move(session, row, None, by, "delete", reason, now, gate)
 
     def resolve(self, name: str) -> Destination | None:
-        """Where requests for a foreign name go, or for a checkpoint of one; None: there is no such name.
+        """Return the destination of requests for a foreign name or a checkpoint of one; None if the name does not
+        exist.
 
         Raises:
-            NotFound: ``MODEL_NOT_FOUND``: what the name stands for is gone, or the model has no such checkpoint.
+            NotFound: ``MODEL_NOT_FOUND``: the name's target is gone, or the model has no such checkpoint.
         """
         with self._db.read() as session:
             if row := next(iter(foreign_name_rows(session, self._tenants, name)), None):
@@ -203,7 +206,7 @@ class ForeignNames:
         )
 
     def _check(self, session: Session, stands_for: StandsFor, bases: Collection[str]) -> None:
-        """Refuse what a name must not stand for; its row is locked, so that it is there when the name is."""
+        """Refuse an invalid target; a valid target's row is locked, so that it still exists when the name is stored."""
         match stands_for.kind:
             case "alias" if not alias_rows(session, self._tenants, stands_for.name):
                 raise NotFound(

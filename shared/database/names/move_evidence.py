@@ -1,10 +1,10 @@
-"""Whether a move has the evidence that its policy asks for, decided in the transaction that moves.
+"""Check that a move has the evidence that its policy requires, in the transaction that moves.
 
-An adapter whose share of a name's answers grows needs a receipt: of its very bytes, under the policy that governs now, on the base that is
-served now, against the adapter that answers now, and not too old. Of several receipts that fit, the newest counts. What has most
-of the answers already needs none, and a shadow answers nobody.
+An adapter whose share of a name's answers grows needs a receipt: of its very bytes, under the policy that governs now,
+on the base that is served now, against the adapter that answers now, and not too old. If several receipts fit, the
+newest counts. The adapter with most of the answers needs no receipt, and a shadow answers nobody.
 
-    standing()  what answers for the name now, and which policies might govern it; locks the rows that say so
+    standing()  the present answer to the name, and the policies that might govern it; locks their rows
     check()     refuses a move without evidence; no policy changes until the transaction ends
 """
 
@@ -36,7 +36,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Terms:
-    """What a caller brings to a move.
+    """The caller's terms for a move.
 
     Attributes:
         overrides: an admin moves without evidence; the reason is kept in the history.
@@ -52,14 +52,14 @@ WITH_EVIDENCE = Terms()
 
 @dataclass(frozen=True)
 class Standing:
-    """What a name is before a move.
+    """State of a name before a move.
 
     Attributes:
-        answering: what answers for it now, as its tenant sees it; None: nothing, or a base.
-        incumbent: the adapter that a new one is compared with: the one with most of the answers, or the last that had them.
+        answering: the adapters that answer for it now, as its tenant sees it; None: nothing, or a base.
+        incumbent: adapter to compare a new one with: the one with most of the answers, or the last that had them.
         scopes: where a policy that governs it may be assigned, the nearest first: tenant and scope.
-        own_scopes: those of them that govern it whatever it stands for.
-        state: what its own row says.
+        own_scopes: those of them that govern it whatever its target is.
+        state: of its own row.
     """
 
     tenant: str
@@ -72,7 +72,7 @@ class Standing:
 
 
 def standing(session: Session, row: AliasRow) -> Standing:
-    """What a name is before it is moved; ``row`` is locked by the caller's transaction, which has locked no adapter yet."""
+    """Read the state of a name before a move; the caller's transaction has locked ``row``, and no adapter yet."""
     tenants = visible_to(row.tenant)
     others = [tenant for tenant in tenants if tenant != row.tenant]
     # One that is hidden governs on: else the first move would be the only one that its policy is asked about.
@@ -116,21 +116,21 @@ def check(
     """Refuse a move without evidence, and one after which further moves would need none.
 
     Args:
-        before: what the name is now.
-        after: what it will be.
-        terms: what the caller brings.
+        before: state of the name now.
+        after: its state after the move.
+        terms: the caller's.
         reason: of the move.
         now: by the database's clock.
-        through: another name that answers for it then. Where the same policy governs that, nothing more is asked.
-        deletes: whether ``after`` is what answers for the name once that of this tenant is gone.
+        through: another name that answers for it then. If the same policy governs that one, nothing more is required.
+        deletes: whether ``after`` is the answer to the name once that of this tenant is gone.
 
     Returns:
-        what the move rests on, for its line in the history: the policy, and the receipts or that it was overridden; None when no policy
-        governs, or nothing answers that did not before.
+        the basis of the move, for its line in the history: the policy, and the receipts or the override; None when no
+        policy governs, or nothing answers that did not before.
 
     Raises:
-        Conflict: ``GATE_MISSING``: no receipt, or the policy would govern it no longer; ``GATE_STALE``: none that is of what there is
-            now; ``GATE_FAILED``.
+        Conflict: ``GATE_MISSING``: no receipt, or the policy would no longer govern it; ``GATE_STALE``: no receipt fits
+            the present state; ``GATE_FAILED``.
         InvalidRequest: ``REQUEST_INVALID``: an override without a reason.
     """
     hold_policies(session)
@@ -141,7 +141,7 @@ def check(
     if isinstance(after, StandsFor) and after.kind == "alias":
         followed = next(iter(alias_rows(session, visible_to(before.tenant), after.name)), None)
         after = state_of(followed) if followed else None
-        # What answers for another alias was never compared with what has answered here.
+        # The answers of another alias were never compared with those given here so far.
         through = followed if before.incumbent is None else None
     elsewhere = first_assignment(session, _scopes(through)) if through else None
     if elsewhere and elsewhere.policy.digest == assignment.policy.digest and not leaves:
@@ -168,11 +168,12 @@ def check(
 def _leaves_policy(
     session: Session, before: Standing, after: Routing | StandsFor | None, assignment: Assignment
 ) -> str | None:
-    """The name without whose assignment a policy governs no longer what answers for a name after a move; None: it still does.
+    """Return the name that would need an assignment for the policy to keep governing the answers; None: it does
+    already.
 
-    What a name stands for may be governed, and the name not: then the policy would be left by a move that asks for nothing, such as
-    that to the adapter that answers already, or by deleting the name. And an alias that it follows has to be held to the policy
-    itself, because it moves by itself.
+    A name's target may be governed, and the name not. Then a move that needs no evidence would leave the policy, such
+    as a move to the adapter that answers already, or deleting the name. An alias that the name follows must have the
+    policy itself, because it can be moved on its own.
     """
     if after is not None and after == before.state:
         return None
@@ -184,7 +185,7 @@ def _leaves_policy(
 
 
 def _growing(session: Session, before: Standing, after: Routing | StandsFor | None) -> list[AdapterRow]:
-    """Adapters whose share of the answers grows, but for the one that has most of them already."""
+    """Return the adapters whose share of the answers grows, except the one that has most of them already."""
     routing = _routing(after)
     if routing is None:
         return []
@@ -200,7 +201,7 @@ def _growing(session: Session, before: Standing, after: Routing | StandsFor | No
 
 
 def _scopes(*rows: AliasRow) -> tuple[tuple[str, str], ...]:
-    """Where a policy of these names may be assigned: to each of them, to each one's tenant, to the server."""
+    """Return the scopes where a policy of these names may be assigned: each name, each one's tenant, the server."""
     tenants = dict.fromkeys(row.tenant for row in rows)
     own = ((row.tenant, ALIAS_PREFIX + row.name) for row in rows)
     return (*own, *((tenant, TENANT_SCOPE) for tenant in tenants), (SHARED, SERVER_SCOPE))
@@ -252,7 +253,7 @@ def _receipt(
 
 
 def _misfit(receipt: StoredReceipt, before: Standing, terms: Terms) -> str | None:
-    """Why a receipt is not of what there is now; None when it is."""
+    """Return why a receipt does not fit the present state; None when it fits."""
     incumbent = before.incumbent
     present = (incumbent.id, incumbent.digest) if incumbent else (None, None)
     if (receipt.incumbent_id, receipt.incumbent_digest) != present:
@@ -323,9 +324,9 @@ def _shares(routing: Routing) -> dict[str, float]:
 
 
 def _past_mains(session: Session, row: AliasRow) -> Iterator[str]:
-    """Adapters that answered before an alias was deleted, the last one first.
+    """Iterate over the adapters that answered before an alias was deleted, the last one first.
 
-    To delete an alias, and the adapter too, is no way round the comparison with what is left.
+    Deleting the alias, and the adapter too, must not avoid the comparison with the remaining ones.
     """
     query = select(AliasMoveRow).where(AliasMoveRow.tenant == row.tenant, AliasMoveRow.alias == row.name)
     for move in session.scalars(query.order_by(AliasMoveRow.version.desc()).limit(100)):

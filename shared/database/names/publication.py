@@ -18,7 +18,7 @@ from shared.errors import Conflict
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What became of the alias.
+    """Outcome of moving the alias.
 
     Attributes:
         message: of the job's last event. refusal: why the alias stays, if it does.
@@ -29,12 +29,12 @@ class Publication:
     refusal: Conflict | None = None
 
     def result(self) -> dict[str, Any]:
-        """What the job's result says of it."""
+        """Return the part of the job's result about the alias."""
         moved = {"name": self.alias, "moved": self.refusal is None}
         return moved if self.refusal is None else moved | {"error": self.refusal.as_dict()}
 
     def warnings(self) -> list[NewEvent]:
-        """What the job's owner is told of a refusal."""
+        """Return the warning to the job's owner about a refusal."""
         if self.refusal is None:
             return []
         said = f"{self.refusal.code}: {self.refusal.message}"

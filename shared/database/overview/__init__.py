@@ -1,4 +1,4 @@
-"""What operators look at: the audit log, tenants side by side, counts of jobs and webhooks, and who uses a base.
+"""Views for operators: the audit log, an overview of tenants, counts of jobs and webhooks, and users of a base.
 
 Start with `tenants.py`. Imports `shared.database.scheduling`, `shared.database.webhooks` and below.
 """

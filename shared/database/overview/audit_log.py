@@ -44,14 +44,14 @@ class AuditEvent(Value):
 
 
 class AuditFilter(NamedTuple):
-    """Which events; None: any.
+    """Filter of events; None matches any.
 
     Attributes:
         tenant: that the object belongs to.
-        action: ``key.rotated``, or ``key`` for all that was done to keys.
+        action: ``key.rotated``, or ``key`` for all changes of keys.
         actor: id or name.
-        object_id: id or name of what was changed.
-        since: the first moment. until: the first that is too late.
+        object_id: id or name of the changed object.
+        since: the first moment. until: the first moment after the range.
     """
 
     tenant: str | None = None
@@ -71,13 +71,13 @@ class AuditLog:
     def list(
         self, which: AuditFilter, *, after: int | None = None, limit: int = 100, newest_first: bool = True
     ) -> Sequence[AuditEvent]:
-        """A page of events by number. One more than ``limit`` means that there are more.
+        """Return a page of events by number; one more than ``limit`` if more follow.
 
         Args:
             which: of the events.
             after: number of the last event of the page before.
             limit: of the page.
-            newest_first: else the oldest is first: so the log can be followed from a number on, and no event is missed.
+            newest_first: else the oldest is first: a reader can follow the log from a number on, and misses no event.
         """
         seq = AuditEventRow.seq
         query = _where(which).order_by(seq.desc() if newest_first else seq).limit(limit + 1)
@@ -87,17 +87,18 @@ class AuditLog:
             return [AuditEvent.model_validate(row) for row in session.scalars(query)]
 
     def prune(self, through: int, events: int) -> int:
-        """Delete the events up to a number. The log says so, and until when: this event stays.
+        """Delete the events up to a number, and log that deletion with their last time; that event stays.
 
         Args:
             through: number of the last one.
-            events: how many they are, as their export has counted them.
+            events: their number, as their export has counted them.
 
         Returns:
-            how many were deleted.
+            the number of deleted events.
 
         Raises:
-            Conflict: ``AUDIT_EXPORT_DIFFERS``: there are more or fewer up to that number, so the export is not of them.
+            Conflict: ``AUDIT_EXPORT_DIFFERS``: the log has more or fewer up to that number, so the export is not of
+                them.
         """
         upto = AuditEventRow.seq <= through
         with self._db.write() as session:

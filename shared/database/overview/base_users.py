@@ -1,4 +1,4 @@
-"""What every tenant has to do with the name of a base: whose alias it would take over, and what needs the base."""
+"""Refuse a base's name that other names already use, and the removal of a base that any tenant still needs."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from shared.database.tables.jobs import EventRow, JobRow
 
 @dataclass(frozen=True, slots=True)
 class JobCount:
-    """How many jobs of a tenant are of a kind and in a state."""
+    """Number of a tenant's jobs of one kind and state."""
 
     tenant: str
     kind: str
@@ -23,7 +23,7 @@ class JobCount:
 
 @dataclass(frozen=True, slots=True)
 class QueueAge:
-    """How long the job of a kind that has waited longest has been in the queue (s): since it was queued last."""
+    """Longest wait (s) of a queued job of a kind, since it was last queued."""
 
     kind: str
     seconds: float

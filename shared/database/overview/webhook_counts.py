@@ -14,7 +14,7 @@ from shared.database.webhooks.endpoints import DeliveryStatus
 from shared.database.webhooks.outbox import BY_TENANT
 
 EndpointState = Literal["enabled", "disabled", "failed"]
-"""Of an endpoint: its tenant has disabled it, or it took nothing until it was disabled."""
+"""State of an endpoint: enabled, disabled by its tenant, or disabled because it accepted no delivery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class WebhookCounts:
 def count_webhooks(database: Database) -> WebhookCounts:
     """Count deliveries and endpoints of all tenants, in one read transaction.
 
-    A delivery that waits for its next attempt is not late, and neither is one of an endpoint that is being sent another one: a
-    receiver that is slow delays its own.
+    A delivery that waits for its next attempt is not late, and neither is one whose endpoint is receiving another one:
+    a slow receiver delays its own deliveries.
 
     Raises:
         Unavailable: ``DATABASE_UNAVAILABLE``.

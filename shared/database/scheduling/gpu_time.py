@@ -20,14 +20,14 @@ from shared.scheduling.forecast import typical_seconds
 from shared.scheduling.types import PRIORITY_SECONDS, RECENT_SECONDS, UNKNOWN_SECONDS
 
 PAST_JOBS = 20
-"""So many of the last jobs of a kind say how long the next one takes."""
+"""Number of past jobs of a kind that the duration of the next one is estimated from."""
 ABANDONED = "abandoned"
 """Outcome of an attempt whose end a process of another release has written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What earlier attempts at a job have used together."""
+    """Total time that earlier attempts at a job have used."""
 
     wall_seconds: float = 0.0
     gpu_seconds: float = 0.0
@@ -78,14 +78,14 @@ def settle_abandoned(session: Session, now: datetime) -> None:
 
 
 def spent_on(session: Session, job_id: str) -> Spent:
-    """What the attempts of a job that have ended used."""
+    """Sum the time that a job's ended attempts used."""
     rows = session.scalars(select(GpuTimeRow).where(GpuTimeRow.job_id == job_id, GpuTimeRow.used.is_not(None))).all()
     used = [row.used or 0.0 for row in rows]
     return Spent(sum(one / row.gpus for one, row in zip(used, rows, strict=True)), sum(used))
 
 
 def seconds_like(session: Session, kind: str, base_model: str) -> float | None:
-    """How long jobs of a kind on a base take here, by the last that succeeded; else those of the kind on any base.
+    """Estimate how long jobs of a kind on a base take, from the last that succeeded; else from the kind on any base.
 
     Returns:
         None when none has succeeded.
@@ -123,7 +123,7 @@ class RecentUse:
 
 
 def recent_use(session: Session, now: datetime) -> dict[str, RecentUse]:
-    """What each tenant has used lately; tenants that were not served for days are left out."""
+    """Return each tenant's recent use; tenants without any for days are left out."""
     since = now - timedelta(seconds=RECENT_SECONDS)
     # Before that, how long ago it was makes no difference to a level of priority.
     oldest = now - timedelta(seconds=10 * PRIORITY_SECONDS + RECENT_SECONDS)
@@ -132,12 +132,12 @@ def recent_use(session: Session, now: datetime) -> dict[str, RecentUse]:
 
 
 def month_start(now: datetime) -> datetime:
-    """When the month of quotas has begun, in UTC."""
+    """Return the start of the current month of quotas, in UTC."""
     return now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
 def next_month(now: datetime) -> datetime:
-    """When the month of quotas ends and the next begins."""
+    """Return the start of the next month of quotas."""
     start = month_start(now)
     return start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
 
@@ -151,7 +151,8 @@ class MonthUse:
 
 
 def month_use(session: Session, now: datetime) -> dict[str, MonthUse]:
-    """What each tenant has used and holds of this month. An attempt counts in the month in which it began."""
+    """Return the time that each tenant has used and holds this month. An attempt counts in the month in which it began.
+    """
     query = select(
         GpuTimeRow.tenant,
         func.sum(func.coalesce(GpuTimeRow.used, 0.0)).label("used"),

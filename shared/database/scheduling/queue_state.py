@@ -1,4 +1,4 @@
-"""The state of the queue, read from the rows; the places that follow from it, and how good their estimates have been."""
+"""The state of the queue, read from the rows; the resulting places, and the accuracy of past estimates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared.scheduling.forecast import Place, StartError, forecast, start_error
 from shared.scheduling.types import Allowance, QueuedJob, QueueState, RunningJob, Share
 
 PAST_STARTS = 200
-"""So many of the last estimates say how good they are."""
+"""Number of past estimates that the accuracy is computed from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class QueueReader:
         self._db = database
 
     def places(self, workers: int, gpus: int = 1) -> Places:
-        """Where every queued job of any tenant stands.
+        """Return the place of every queued job of any tenant.
 
         Args:
-            workers: that live.
+            workers: number of live workers.
             gpus: of a job.
         """
         with self._db.read() as session:
@@ -48,10 +48,10 @@ class QueueReader:
             )
 
     def note_estimates(self, workers: int, gpus: int = 1) -> int:
-        """Store the estimated start of the queued jobs that have none yet, so that it can be compared with the real one.
+        """Store the estimated start of queued jobs without one, so that it can be compared with the real one.
 
         Returns:
-            how many were stored.
+            the number of stored estimates.
         """
         with self._db.write() as session:
             waiting = select(JobRow.id).where(JobRow.state == JobState.QUEUED, JobRow.estimated_at.is_(None))

@@ -19,7 +19,7 @@ from shared.database.tenancy import LARGEST_LIMIT, TenantName
 from shared.errors import Code, Forbidden, TooMany
 
 RETRY_SECONDS = 60
-"""When a full queue may be tried again: a guess, because nobody knows when a job will start."""
+"""Seconds until a full queue may be tried again: a guess, because nobody knows when a job will start."""
 MOST_MINUTES = 1e9
 _quotas = TenantQuotaRow.__table__
 QUOTA = select(_quotas).where(_quotas.c.tenant == bindparam("of_tenant")).with_for_update()
@@ -78,7 +78,7 @@ class Quotas:
             return quota_uses(session, sorted(found | month_use(session, now).keys()), now)
 
     def set(self, tenant: TenantName, changes: dict[str, Any]) -> QuotaUse:
-        """Change some of a tenant's limits, by the names of :class:`Quota`. Jobs that run or wait are not ended by it."""
+        """Change some of a tenant's limits, by the names of :class:`Quota`. Running and waiting jobs continue."""
         with self._db.write() as session:
             row = session.get(TenantQuotaRow, tenant, with_for_update=True) or TenantQuotaRow(tenant=tenant)
             for name, value in Quota.model_validate(changes).model_dump(include=set(changes)).items():

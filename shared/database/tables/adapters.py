@@ -52,7 +52,7 @@ class CheckpointPermissionRow(Base):
 
 
 class BaseCertificateRow(Base):
-    """What was measured of one replica that serves a merged model as its base."""
+    """Measurement of one replica that serves a merged model as its base."""
 
     __tablename__ = "base_certificates"
 

@@ -1,4 +1,4 @@
-"""What all tables share: names of constraints, and how a time and a tenant are stored."""
+"""Base of all tables: names of constraints, and types for times and tenants."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class UtcTime(TypeDecorator[datetime]):
 
 
 class OwnerTenant(TypeDecorator[str]):
-    """The tenant of a job, in the column that was its owner: an API of the previous release writes and reads ``default``."""
+    """The tenant of a job, in the former owner column: an API of the previous release writes and reads ``default``."""
 
     impl = String(64)
     cache_ok = True
@@ -52,7 +52,8 @@ class Base(DeclarativeBase):
 
 
 def insert_rows(session: Session, row: type[Base], values: list[dict[str, Any]]) -> None:
-    """Insert rows that the transaction does not need again, by one statement instead of objects, whose flush takes several times as long.
+    """Insert rows by one statement; the transaction must not need them again. Flushing objects would take several times
+    longer.
 
     Args:
         session: whose objects that the rows refer to have been flushed.

@@ -1,4 +1,4 @@
-"""Evals, their runs and what came of each item."""
+"""Tables of evals, their runs and their items' results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class EvalRunRow(Base):
 
 
 class EvalItemRow(Base):
-    """What came of one item of a run. ``position`` counts the run's items, or their answers where each has several."""
+    """Result of one item of a run. ``position`` counts the run's items, or their answers if an item has several."""
 
     __tablename__ = "eval_items"
     __table_args__ = (Index("ix_eval_items_run_id_status", "run_id", "status", "position"),)

@@ -27,7 +27,9 @@ class PolicyRow(Base):
 
 
 class PolicyAssignmentRow(Base):
-    """Which policy governs an alias, a tenant or the server. One that was removed keeps its row, so that its version counts on."""
+    """The policy that governs an alias, a tenant or the server. A removed one keeps its row, so that versions keep
+    counting.
+    """
 
     __tablename__ = "policy_assignments"
 
@@ -54,7 +56,7 @@ class PolicyMoveRow(Base):
 
 
 class ReceiptRow(Base):
-    """What came of judging an adapter by a policy: written once, never changed. The columns are what a move asks for."""
+    """Outcome of judging an adapter by a policy: written once, never changed. Moves are checked against its columns."""
 
     __tablename__ = "receipts"
     __table_args__ = (Index("ix_receipts_adapter_digest_policy_digest", "adapter_digest", "policy_digest"),)
@@ -75,7 +77,7 @@ class ReceiptRow(Base):
 
 
 class ShadowComparisonRow(Base):
-    """How an adapter's answers to copies of requests compare with those that the callers got: counts, and no text."""
+    """Comparison of an adapter's answers to copied requests with those that the callers got: counts only."""
 
     __tablename__ = "shadow_comparisons"
 

@@ -51,9 +51,9 @@ class JobRow(Base):
     max_gpu_minutes: Mapped[float | None] = mapped_column(Float)
     traceparent: Mapped[str | None] = mapped_column(String(64))
     expected_seconds: Mapped[float | None] = mapped_column(Float)
-    # Of its last submission or resumption; an API of the release before leaves it empty.
+    # Time of its last submission or resumption; an API of the release before leaves it empty.
     queued_at: Mapped[datetime | None]
-    # When it was expected to start, and when that was said: the first time that it was seen to wait.
+    # Its estimated start, and when that was estimated: when it was first seen waiting.
     estimated_start_at: Mapped[datetime | None]
     estimated_at: Mapped[datetime | None]
 
@@ -95,7 +95,7 @@ class GpuTimeRow(Base):
 
 
 class TenantQuotaRow(Base):
-    """What a tenant may queue, run and use; null is no limit."""
+    """Limits on a tenant's queued jobs, running jobs and GPU time; null means unlimited."""
 
     __tablename__ = "tenant_quotas"
 

@@ -30,7 +30,7 @@ class KeyRow(Base):
     requests_per_minute: Mapped[int | None]
     concurrent_requests: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]
-    # Of the attempt that a key was made for; it is revoked when that has ended.
+    # Job of the attempt that a key was created for; the key is revoked when the attempt ends.
     job_id: Mapped[str | None] = mapped_column(String(40), index=True)
     attempt: Mapped[int | None] = mapped_column(Integer)
 

@@ -13,7 +13,7 @@ from shared.database.tenancy import SHARED
 
 
 class AliasRow(Base):
-    """A name that requests put into ``model``: an alias, which has an adapter, or a foreign name, which stands for another.
+    """A name for a request's ``model``: an alias, which has an adapter, or a foreign name, which maps to another name.
 
     A deleted one keeps its row, with neither, so that its version keeps counting.
     """

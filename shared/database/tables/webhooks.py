@@ -11,7 +11,7 @@ from shared.database.tables.base import Base, UtcTime
 
 
 class WebhookEndpointRow(Base):
-    """Where a tenant wants to be told of what ended. The secrets sign, so they are stored as they are."""
+    """A tenant's webhook endpoint. The secrets sign, so they are stored in plain form."""
 
     __tablename__ = "webhook_endpoints"
 
@@ -36,7 +36,9 @@ class WebhookEndpointRow(Base):
 
 
 class WebhookDeliveryRow(Base):
-    """The outbox: an event for an endpoint, written with what it tells of, kept for a while after it was delivered."""
+    """The outbox: an event for an endpoint, written together with the change it reports, kept for a while after
+    delivery.
+    """
 
     __tablename__ = "webhook_deliveries"
     __table_args__ = (

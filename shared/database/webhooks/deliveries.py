@@ -1,6 +1,6 @@
-"""Deliveries as the worker sees them: claim one that is due, and write what came of it.
+"""Deliveries as the worker sees them: claim one that is due, and store its outcome.
 
-As with jobs, the number of the attempt is the fencing token: what a worker that was taken for dead writes is dropped.
+As with jobs, the attempt's number is the fencing token: writes of a worker that was presumed dead are dropped.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from shared.database.webhooks.outbox import disable
 RETRY_SECONDS = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 """Between one attempt and the next: Standard Webhooks' schedule, ten attempts in three days."""
 JITTER = 0.2
-"""Share of a delay that is added at most, so that what failed together is not tried again together."""
+"""Largest random share added to a delay, so that deliveries that failed together are not retried together."""
 LEASE = timedelta(seconds=120)
 """Longer than an attempt can take; then another worker may send it again."""
 KEPT = timedelta(days=7)
-"""How long a delivery that has ended is listed."""
+"""How long an ended delivery stays listed."""
 GONE = 410
-"""The receiver's word that it wants no more webhooks."""
+"""Status by which a receiver declines further webhooks."""
 MAX_ERROR_CHARS = 300
 
 
@@ -52,14 +52,14 @@ class ClaimedDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of an attempt: the status of a response, or why there was none."""
+    """Outcome of an attempt: the response's status, or the error without a response."""
 
     status_code: int | None
     error: str | None
 
     @property
     def is_delivered(self) -> bool:
-        """Whether the receiver has taken it."""
+        """Whether the receiver accepted it."""
         return self.status_code is not None and 200 <= self.status_code < 300
 
 
@@ -92,13 +92,13 @@ class Deliveries:
             return [self._begin(session, delivery, now) for delivery in found]
 
     def settle(self, claimed: ClaimedDelivery, outcome: Outcome) -> str | None:
-        """Write what came of an attempt: delivered, tried again later, or failed for good.
+        """Store the outcome of an attempt: delivered, to be tried again later, or failed permanently.
 
-        An endpoint that took nothing in all the time that a delivery was tried is disabled, and one that answers 410; what else
-        waits for it has failed then.
+        An endpoint is disabled if it answers 410, or if it accepted nothing during all attempts at a delivery. Its
+        other waiting deliveries fail then.
 
         Returns:
-            why the endpoint is disabled now; None: it is not.
+            the reason why the endpoint was disabled; None: it was not.
         """
         with self._db.write() as session:
             # In the order of those that change endpoints: first the endpoint's row, then the delivery's.

@@ -1,4 +1,4 @@
-"""Endpoints of a tenant, that webhooks are sent to, and what was delivered to them.
+"""A tenant's webhook endpoints, and the deliveries to them.
 
 The secret signs, so it is stored as it is; it is shown once, and kept out of every value that is read later.
 """
@@ -24,9 +24,9 @@ from shared.webhooks.events import EventType
 from shared.webhooks.signatures import new_secret
 
 MAX_ENDPOINTS = 20
-"""Of a tenant: every end of a job writes a row for each."""
+"""Most endpoints of a tenant: every end of a job writes a row for each."""
 OVERLAP = timedelta(hours=24)
-"""How long a rotated secret signs on, where that is asked for; as with OpenAI."""
+"""How long a rotated secret keeps signing, if the caller requests that; as with OpenAI."""
 
 DeliveryStatus = Literal["pending", "delivered", "failed"]
 
@@ -67,7 +67,7 @@ class Delivery(Value):
 
 @dataclass(frozen=True, slots=True)
 class EndpointFields:
-    """What a tenant says of an endpoint; None: as it is."""
+    """Fields of an endpoint to set; None leaves one as it is."""
 
     name: str | None = None
     url: str | None = None
@@ -116,7 +116,7 @@ class Endpoints:
             return _endpoint(row), secret
 
     def list(self, *, after: str | None = None, limit: int = 20) -> Sequence[Endpoint]:
-        """A page of endpoints, newest first. One more than ``limit`` means that there are more."""
+        """Return a page of endpoints, newest first; one more than ``limit`` if more follow."""
         query = select(WebhookEndpointRow).where(WebhookEndpointRow.tenant == self._tenant)
         if after is not None:
             query = query.where(WebhookEndpointRow.id < after)
@@ -132,7 +132,7 @@ class Endpoints:
             return _endpoint(self._row(session, endpoint_id))
 
     def update(self, endpoint_id: str, fields: EndpointFields) -> Endpoint:
-        """Change an endpoint; the URL has been checked. What waits for one that is disabled has failed.
+        """Change an endpoint; the URL has been checked. Waiting deliveries of a disabled endpoint fail.
 
         Raises:
             NotFound: ``WEBHOOK_NOT_FOUND``.
@@ -217,7 +217,7 @@ class Endpoints:
     def deliveries(
         self, endpoint_id: str, *, after: str | None = None, limit: int = 20, status: DeliveryStatus | None = None
     ) -> Sequence[Delivery]:
-        """A page of an endpoint's deliveries, newest first. One more than ``limit`` means that there are more.
+        """Return a page of an endpoint's deliveries, newest first; one more than ``limit`` if more follow.
 
         Raises:
             NotFound: ``WEBHOOK_NOT_FOUND``.
@@ -233,7 +233,7 @@ class Endpoints:
             return [Delivery.model_validate(delivery) for delivery in rows]
 
     def delivery(self, endpoint_id: str, delivery_id: str) -> Delivery:
-        """One delivery of an endpoint, which :meth:`test` or :meth:`deliveries` has named.
+        """Return one delivery of an endpoint, which :meth:`test` or :meth:`deliveries` has named.
 
         Raises:
             NotFound: ``WEBHOOK_NOT_FOUND``: the endpoint, or the delivery, has been deleted.
