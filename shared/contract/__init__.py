@@ -1,4 +1,5 @@
-"""What a job may request (the contract), and the execution plan that it becomes. Pure.
+"""The contract (everything a job may request) and the execution plan that it becomes. Pure.
 
-Start with `sections.py` (the fine-tune contract) and `plan.py` (contract → plan). Imports `shared.base_models` and below.
+Start with `sections.py` (the fine-tune contract) and `plan.py` (contract → plan). Imports `shared.base_models` and
+below.
 """

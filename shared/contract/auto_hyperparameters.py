@@ -2,10 +2,10 @@
 
 - ``batch_size``: a 16th of the rows, rounded down to a power of two, between 1 and 8.
 - ``learning_rate``: the base's in the catalogue, else 2e-4.
-- ``epochs``: as many as give about 200 optimizer steps, and at least 1; at most 3, or 10 where the base's own rate is 1e-3 or more.
+- ``epochs``: enough for about 200 optimizer steps; from 1 to 3, or to 10 if the base's own rate is 1e-3 or more.
 
-A base that learns at so high a rate is a small one that was trained for seconds: it has little to forget, and needs many steps. A real
-base has what a task needs, and forgets the rest with each further epoch (decision 0075).
+A base with such a high rate is a small one that was trained for seconds: it has little to forget, and needs many steps.
+A real base already has the skills for a task, and forgets others with each further epoch (decision 0075).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_EPOCHS_AT_HIGH_RATE = 10
 
 
 def auto_batch_size(rows: int) -> int:
-    """Rows per optimizer step, for a training file of so many rows."""
+    """Return the rows per optimizer step for a training file with this many rows."""
     return min(MAX_BATCH_SIZE, 1 << int(math.log2(max(1, rows // 16))))
 
 
@@ -48,7 +48,7 @@ def auto_learning_rate(of_base: float | None) -> float:
 
 
 def note_on_default_rate(rate: float, *, is_default: bool, base: str, rate_of_base: float | None) -> list[str]:
-    """That a job takes the contract's learning rate where the base learns well at another; none where that is not so.
+    """Return a note if a job uses the contract's default learning rate and the base learns well at another.
 
     Args:
         rate: that the job trains with.
@@ -63,7 +63,7 @@ def note_on_default_rate(rate: float, *, is_default: bool, base: str, rate_of_ba
 
 
 def note_on_epochs(epochs: int, rate_of_base: float | None, *, has_replay: bool) -> list[str]:
-    """That so many passes cost a real base what it could do beside the task; none where they do not, or rows are replayed.
+    """Return a note if this many epochs cost a real base general skills; none if rows are replayed.
 
     Args:
         epochs: of the job.

@@ -28,7 +28,7 @@ KERNEL_BASES: dict[Backend, HeldBase] = {Kernel.CANDLE_QLORA: BaseQuant.NF4, Ker
 
 
 def is_open(contract: FineTuneContract) -> bool:
-    """Whether neither method, precision nor backend is written."""
+    """Return whether the contract sets neither method, precision nor backend."""
     is_auto = contract.adapter.method is AdapterMethod.AUTO and contract.quant.base is BaseQuant.AUTO
     return is_auto and contract.exec.backend is None
 

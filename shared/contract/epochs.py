@@ -19,17 +19,18 @@ from shared.errors import Code, ContractRejected
 EASIEST_CEILING = 3
 HARDEST = 10
 DEFAULT_DIFFICULTY = 5
-"""Of a row that states none."""
+"""Difficulty of a row that states none."""
 
 Histogram = Mapping[int, int]
 """Number of rows by difficulty."""
 
 
 def highest_difficulty(contract: FineTuneContract, epoch: int) -> int:
-    """The hardest that a row of this epoch may be.
+    """Return the highest difficulty of this epoch's rows.
 
-    The schedule's value for the epoch; past its last one, or where it leaves one out, the last one given before. Without
-    any, a straight line from 3 in the first epoch to 10 in the last, rounded up. 10 when there is no curriculum.
+    This is the schedule's value for the epoch; past its last value, or if it has none for the epoch, the last one
+    before. Without any, it rises linearly from 3 in the first epoch to 10 in the last, rounded up. It is 10 without a
+    curriculum.
     """
     if not contract.curriculum.enabled:
         return HARDEST
@@ -45,7 +46,7 @@ def highest_difficulty(contract: FineTuneContract, epoch: int) -> int:
 
 
 def phase_of(contract: FineTuneContract, epoch: int) -> str | None:
-    """What the schedule calls this epoch: its own name or the last one; None without a curriculum or names."""
+    """Return the schedule's name for this epoch: its own or the last one; None without a curriculum or names."""
     schedule = contract.exec.curriculum_schedule
     if not (contract.curriculum.enabled and schedule and schedule.curriculum_phases):
         return None
@@ -83,14 +84,14 @@ def replayed_rows(rows: int, available: int, ratio: float) -> int:
 def rows_per_epoch(
     rows: int, contract: FineTuneContract, *, difficulties: Histogram | None = None, replay: int = 0
 ) -> list[int]:
-    """Rows of each epoch: the admitted ones and the replayed ones.
+    """Return the rows of each epoch: the admitted ones and the replayed ones.
 
     Args:
         rows: rows that are trained on, a validation split taken out.
         contract: epochs, curriculum, and the share of replayed rows.
-        difficulties: of those rows, and the result is exact; or of the rows before the split, or not known, and it is
-            an upper bound.
-        replay: rows of the replay file; 0 when there is none.
+        difficulties: of exactly these rows, for an exact result; of the rows before the split, or None, for an upper
+            bound.
+        replay: rows of the replay file; 0 without one.
 
     Raises:
         ContractRejected: see :func:`admitted_per_epoch`.

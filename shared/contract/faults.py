@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a contract or a request: its reasons in plain words, and which of them comes first. Pure."""
+"""Pydantic's faults of a contract or a request: their reasons in plain words, and their order. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FaultT = TypeVar("FaultT", bound=Mapping[str, Any])
 
 
 def reason_of(fault: Mapping[str, Any]) -> str:
-    """What is wrong, in plain words, without the field.
+    """Return the reason of a fault in plain words, without the field.
 
     Args:
         fault: one of pydantic's.
@@ -23,7 +23,8 @@ def reason_of(fault: Mapping[str, Any]) -> str:
 
 
 def unknown_before_missing(faults: Sequence[FaultT]) -> list[FaultT]:
-    """The faults in pydantic's order, but for one of a missing field: the unknown field beside it, or deeper, is the mistake.
+    """Order the faults as pydantic does, but an unknown field next to a missing one, or deeper, comes first: it is the
+    mistake.
 
     Args:
         faults: pydantic's; at least one.
@@ -34,7 +35,7 @@ def unknown_before_missing(faults: Sequence[FaultT]) -> list[FaultT]:
         unknown = [
             fault for fault in faults if fault["type"] == UNKNOWN_FIELD and tuple(fault["loc"][: len(parent)]) == parent
         ]
-        # Of several, one in the same object: the missing field's own name, misspelt.
+        # If several fit, take the one in the same object: it is the missing field's own name, misspelt.
         unknown.sort(key=lambda fault: len(fault["loc"]))
         if unknown:
             return [unknown[0], *(fault for fault in faults if fault is not unknown[0])]

@@ -1,4 +1,6 @@
-"""Names of a contract's fields: their paths, the flat keys that mean them, other spellings, and what a misspelt one resembles."""
+"""Names of a contract's fields: their paths, their flat keys, other spellings, and the nearest field to a misspelt
+name.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def flat_names() -> dict[str, str]:
 
 
 def field_types(flat_name: str) -> frozenset[Any]:
-    """The classes that a flat key's field takes, e.g. ``{tuple, NoneType}``; none for a key that is no field."""
+    """Return the classes that a flat key's field accepts, e.g. ``{tuple, NoneType}``; empty for an unknown key."""
     section, _, name = flat_names().get(flat_name, "").rpartition(".")
     kind = FineTuneContract.model_fields[section].annotation if section else FineTuneContract
     fields = getattr(kind, "model_fields", {})
@@ -103,7 +105,7 @@ def other_spellings(section: str) -> dict[str, str]:
 
 
 def nearest_field(path: str) -> str | None:
-    """The path of the field that a path which is none was meant for: one of its own section before others.
+    """Return the path of the field that an unknown path most resembles, preferring fields of its own section.
 
     None when nothing resembles it.
     """
@@ -119,7 +121,9 @@ def nearest_field(path: str) -> str | None:
 
 
 def _names_in(section: str) -> dict[str, str]:
-    """The fields of a section, or of an object in one, by each of their names; none where there is no such object."""
+    """Return the fields of a section, or of an object in one, by each of their names; empty if the object does not
+    exist.
+    """
     kind: Any = FineTuneContract
     for part in filter(None, section.split(".")):
         field = kind.model_fields.get(part)

@@ -64,7 +64,7 @@ def parse_contract(sections: Mapping[str, Any]) -> FineTuneContract:
 
 
 def from_flat(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Lift flat keys into their sections. Whole sections may stand beside them.
+    """Lift flat keys into their sections. Whole sections may be given too.
 
     Returns:
         A partial contract in sections, every field by its own name; its values are not checked yet (see
@@ -96,7 +96,7 @@ def _lifted(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         method, quant = _METHODS[backend]
         yield from (("adapter.method", method), ("quant.base", quant), ("exec.backend", backend.value))
     elif name == "qlora_no_double_quant":
-        # Only a boolean is negated; anything else goes on as it is, so that validation refuses it.
+        # Only a boolean is negated; any other value stays, so that validation refuses it.
         yield "quant.double_quant", not value if isinstance(value, bool) else value
     elif name in (known := flat_names()):
         yield known[name], value

@@ -1,7 +1,7 @@
 """From contract to execution plan: pure functions, no I/O.
 
-A plan is a value: complete, JSON, versioned, digested, stored with the job. What must not run is refused by the refusals
-(`shared/contract/refusals.py`), and what the trainer of this release cannot do is refused here, before anything is queued,
+A plan is a value: complete, JSON, versioned, digested, stored with the job. Contracts that must not run are refused in
+`shared/contract/refusals.py`; features that this release's trainer lacks are refused here, before anything is queued,
 with the field's path.
 """
 
@@ -105,7 +105,7 @@ class ExecutionPlan(ContractValue):
 
 
 class TrainingInputs(ContractValue):
-    """Where one worker found a plan's inputs. Not part of the plan: another machine has other paths."""
+    """One worker's paths of a plan's inputs. Not part of the plan: another machine has other paths."""
 
     base: str
     train: str
@@ -146,7 +146,7 @@ class ImportPlan(ContractValue):
 
     @property
     def content_digest(self) -> str:
-        """Digest of what is imported, by content and not by file id: the same files give the same adapter everywhere."""
+        """Digest of the import, by content and not by file id: the same files give the same adapter everywhere."""
         # A template decides only whether it is imported.
         content = {"weights": self.weights_sha256, "sidecar": self.sidecar_sha256, "base": self.base.digests}
         arguments = self.contract.template_arguments
@@ -155,7 +155,7 @@ class ImportPlan(ContractValue):
 
 
 class MergeInputs(ContractValue):
-    """Where one worker found a merge's inputs."""
+    """One worker's paths of a merge's inputs."""
 
     base: str
     adapter: str
@@ -179,7 +179,7 @@ def plan_finetune(
     replay: DataFile | None = None,
     difficulties: Histogram | None = None,
 ) -> ExecutionPlan:
-    """Decide how a contract is run.
+    """Make the execution plan of a contract.
 
     Args:
         contract: resolved, its presets applied; a precision that is still open is NF4.
@@ -187,13 +187,13 @@ def plan_finetune(
         train: the training file.
         validation: the validation file, if there is one.
         adapter_name: left part of the adapter's id.
-        context: facts for the refusals about machine and base; without it they have the number of rows only.
+        context: facts about machine and base for the refusals; without it, they only know the number of rows.
         replay: the replay file, if there is one.
         difficulties: of the training file's rows, for a curriculum.
 
     Raises:
-        ContractRejected: a refusal's code, ``CONTRACT_UNSUPPORTED``, or ``CORPUS_TOO_SMALL`` when a curriculum leaves an
-            epoch without rows; with the field's path.
+        ContractRejected: a refusal's code, ``CONTRACT_UNSUPPORTED``, or ``CORPUS_TOO_SMALL`` when a curriculum leaves
+            an epoch without rows; with the field's path.
     """
     facts = context or replace(UNKNOWN, rows=train.rows)
     contract = settled(contract)
@@ -247,12 +247,14 @@ def validation_split(rows: int, ratio: float) -> int:
 
 
 def optimizer_steps(rows: int, contract: FineTuneContract) -> int:
-    """Optimizer steps of a run whose epochs all have so many rows."""
+    """Return the optimizer steps of a run whose epochs all have this many rows."""
     return planned_steps([rows] * contract.exec.epochs, contract)
 
 
 def planned_steps(epochs: Sequence[int], contract: FineTuneContract) -> int:
-    """Optimizer steps of a whole run, from the rows of each epoch: an epoch's last, incomplete window steps too."""
+    """Return the optimizer steps of a whole run, from the rows of each epoch: an epoch's last, incomplete window steps
+    too.
+    """
     # Rounded up per epoch, not over the run: accumulation does not cross an epoch's end.
     rows_per_step = contract.exec.batch_size * contract.exec.grad_accum
     return sum(math.ceil(rows / rows_per_step) for rows in epochs)
@@ -299,5 +301,5 @@ def reject_unsupported(contract: FineTuneContract, *, accepted: bool = False) ->
 
 
 def _as_json(value: Any) -> str:
-    """A field's value as it stands in the contract's JSON."""
+    """Return a field's value as in the contract's JSON."""
     return value.model_dump_json() if isinstance(value, BaseModel) else json.dumps(value)

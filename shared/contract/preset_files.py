@@ -41,7 +41,7 @@ class PresetFile(ContractValue):
 
 
 class DomainProfile(ContractValue):
-    """What a domain's data wants."""
+    """Values for data of one domain."""
 
     id: str
     note: str = ""
@@ -72,7 +72,7 @@ class Bound(ContractValue):
 
 
 class AutoRow(ContractValue):
-    """What the preset ``auto`` means on cards of so much memory (MiB).
+    """Values of the preset ``auto`` for cards with this much memory (MiB).
 
     Attributes:
         max_vram_mb: the original's bound; a card with less takes a smaller row.
@@ -86,7 +86,7 @@ class AutoRow(ContractValue):
 
 
 class SizeRow(ContractValue):
-    """Bounds for models of at least so many parameters, on cards of at most so much memory."""
+    """Bounds for models with at least this many parameters, on cards with at most this much memory."""
 
     id: str
     min_parameters: int

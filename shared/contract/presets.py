@@ -1,17 +1,17 @@
-"""Presets, domain profiles and the size ladder: what decides a field that the caller left open.
+"""Presets, domain profiles and the size ladder: the sources of fields that the caller left open.
 
     explicit  >  data  >  domain  >  ladder  >  preset  >  default
 
 - **preset**: a named row of `data/presets.json`, or ``auto``: the largest row of `data/gpu_ladder.json` whose
   ``max_vram_mb`` the card has. A card reports a little less than its nominal memory, so 97 % of a row's figure is enough;
-  an unknown or smaller memory takes the smallest row. Without a preset the contract's own defaults stand.
+  an unknown or smaller memory takes the smallest row. Without a preset, the contract's own defaults apply.
 - **ladder**: bounds by the model's number of parameters and the card's memory. A row holds from ``min_parameters`` on, so
-  14B, 32B and 72B are under the 9B row; below 400M there is none. Unknown memory counts as the least. A file under 500
+  14B, 32B and 72B are under the 9B row; below 400M no row applies. Unknown memory counts as the least. A file under 500
   rows is under bounds too.
 - **domain**: a profile of `data/domain_profiles.json` over that file's defaults; it names the adapter.
-- **data**: a length that nobody wrote, from the longest row (`shared/preflight/sequence_length.py`).
-- **machine**: a precision that nobody wrote, from the memory of the machine (`shared/preflight/base_precision.py`).
-- **explicit**: what the caller set, null too. It is never changed.
+- **data**: a length that was left out, from the longest row (`shared/preflight/sequence_length.py`).
+- **machine**: a precision that was left out, from the machine's memory (`shared/preflight/base_precision.py`).
+- **explicit**: a value that the caller set, null too. It is never changed.
 
 Last, values that are not explicit are lowered until they fit those around them: the mobile limits, and the loss window
 within ``exec.seq_len``.
@@ -85,7 +85,7 @@ def domain_values(name: str) -> Values:
 
 
 def auto_row(vram_mb: int | None) -> AutoRow:
-    """The largest row that a card of so much memory has; the smallest when that is unknown or less."""
+    """Return the largest row for a card with this much memory; the smallest when the memory is unknown or less."""
     rows = ladder_file().auto
     fitting = [
         row for row in rows if vram_mb is not None and vram_mb >= (row.min_vram_mb or row.max_vram_mb * VRAM_SLACK)
@@ -94,7 +94,7 @@ def auto_row(vram_mb: int | None) -> AutoRow:
 
 
 def size_row(parameters: int | None, vram_mb: int | None) -> SizeRow | None:
-    """The bounds for a model of so many parameters on a card of so much memory."""
+    """Return the bounds for a model with this many parameters on a card with this much memory."""
     sizes = ladder_file().sizes
     reached = max((row.min_parameters for row in sizes if row.min_parameters <= (parameters or 0)), default=None)
     # Rows of one size are ordered by memory; the first one that the card fits decides.
@@ -105,7 +105,7 @@ def size_row(parameters: int | None, vram_mb: int | None) -> SizeRow | None:
 
 
 def is_small_dataset(rows: int) -> bool:
-    """Whether a file of so many rows is under bounds of its own."""
+    """Return whether a file with this many rows has bounds of its own."""
     return rows < ladder_file().small_dataset.below_rows
 
 
@@ -178,7 +178,7 @@ class _Draft:
     def __init__(self, contract: FineTuneContract) -> None:
         self._contract = contract
         self._decided: set[str] = set()
-        # What a preset or domain has for a field, and why the field was moved from there.
+        # The value of a preset or domain for each field, and the reasons why it was changed.
         self._chosen: dict[str, tuple[Any, Source]] = {}
         self._reasons: dict[str, list[str]] = {}
         self.values: Values = {}
@@ -216,7 +216,9 @@ class _Draft:
             self._reasons.setdefault(path, []).append(why)
 
     def notes(self) -> list[str]:
-        """What was not kept of what somebody chose by a name. Read last, when every field has its value."""
+        """Return a note for each changed value of a preset or domain that somebody chose. Call it last, when all values
+        are set.
+        """
         return [
             f"{path} is {self.values[path]}, not {chosen} as the {source} has it, because"
             f" {' and '.join(self._reasons[path])}. Set it yourself to keep it."

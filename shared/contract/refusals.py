@@ -1,7 +1,8 @@
-"""Refusals: the rules for well-formed contracts that must not run. One :class:`Refusal` each; ``REFUSALS`` is their order.
+"""Refusals: the rules for well-formed contracts that must not run. One :class:`Refusal` each; ``REFUSALS`` is their
+order.
 
-Pure: what a refusal needs beside the contract is in a :class:`RefusalContext`. The order is the original system's, and the
-first refusal that applies decides the code.
+Pure: the facts that a refusal needs besides the contract are in a :class:`RefusalContext`. The order is the original
+system's, and the first refusal that applies decides the code.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ QWEN35_LIKE = ("qwen", "llama", "mistral")
 
 @dataclass(frozen=True)
 class RefusalContext:
-    """Facts beside the contract; None is unknown.
+    """Facts about machine, base and data; None is unknown.
 
     Attributes:
-        device: what ``auto`` comes to on the machine: ``cpu``, ``cuda``, or ``auto`` when that is not known yet.
+        device: meaning of ``auto`` on the machine: ``cpu``, ``cuda``, or ``auto`` when that is not known yet.
         model_type: of the base's config.json.
         n_layers: of the base.
         rows: rows that can be trained on.
-        experimental_optimizer: whether the installation has optimizers to try out; no release has yet.
+        experimental_optimizer: whether the installation has experimental optimizers; no release has any yet.
         force_kernel: a backend's name that the contract must agree with.
         proxy_stack: how many layers' output projections the base's weights have, and how many its config implies.
-        accepted: this or an earlier release has accepted the contract and stored its plan. What was claimed in it without any
-            effect on the training is not refused again.
+        accepted: this or an earlier release has accepted the contract and stored its plan. Claims in it without any
+            effect on the training are not refused again.
     """
 
     device: str
@@ -69,7 +70,7 @@ class RefusalContext:
 
 
 UNKNOWN = RefusalContext(device="auto", model_type=None, n_layers=None, rows=None)
-"""Nothing is known but the contract."""
+"""Context in which only the contract is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +93,14 @@ class Refusal:
 
 
 def check_refusals(contract: FineTuneContract, context: RefusalContext) -> list[str]:
-    """Check a contract against every refusal, the first one first.
+    """Check a contract against every refusal, in order.
 
     Returns:
-        Notes for the operator: what nothing forbids, but is worth knowing.
+        Notes for the operator on allowed but noteworthy settings.
 
     Raises:
-        ContractRejected: with the code of the first refusal that applies; ``UNKNOWN_BACKEND`` when ``force_kernel`` is none.
+        ContractRejected: with the code of the first refusal that applies; ``UNKNOWN_BACKEND`` if ``force_kernel`` is
+            not a backend.
     """
     for refusal in REFUSALS:
         if refusal.applies(contract, context):
@@ -134,7 +136,9 @@ def target_device(contract: FineTuneContract, context: RefusalContext) -> Device
 
 
 def effective_full_stack(contract: FineTuneContract, context: RefusalContext) -> bool:
-    """Whether every layer must be trained: when required, and by default for QLoRA on CUDA; partial stacks opt out."""
+    """Return whether every layer must be trained: if required, and by default for QLoRA on CUDA; partial stacks opt
+    out.
+    """
     on_cuda = target_device(contract, context) is Device.CUDA
     strict = on_cuda and not _is_lora(contract)
     return not contract.exec.qlora_allow_partial_proxy_stack and (

@@ -42,7 +42,7 @@ _FOREIGN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,255}$"
 
 
 def describe_bad_name(text: str) -> str | None:
-    """What is wrong with a name, as a sentence; None when it is valid."""
+    """Return the fault of a name, as a sentence; None when it is valid."""
     if re.fullmatch(_NAME_PATTERN, text):
         return None
     return (
@@ -58,7 +58,7 @@ def _check_name(value: object) -> object:
 
 
 def describe_bad_foreign_name(text: str) -> str | None:
-    """What is wrong with a name of another provider's model, as a sentence; None when it is valid."""
+    """Return the fault of a name of another provider's model, as a sentence; None when it is valid."""
     if re.fullmatch(_FOREIGN_NAME_PATTERN, text):
         return None
     return (
@@ -75,12 +75,12 @@ def _check_foreign_name(value: object) -> object:
 
 Integer = Annotated[int, Strict()]
 Number = Annotated[float, Strict()]
-"""Not lenient as pydantic is by default: true is no number, and no text is one."""
+"""A strict number, unlike pydantic's default: neither true nor a string is accepted."""
 
 Name = Annotated[str, StringConstraints(pattern=_NAME_PATTERN), BeforeValidator(_check_name)]
 """A name that callers choose (alias, suffix, base model): safe in a URL, a file name and a log line."""
 ForeignNameText = Annotated[str, StringConstraints(pattern=_FOREIGN_NAME_PATTERN), BeforeValidator(_check_foreign_name)]
-"""A name of another provider's model: safe in a URL, a log line, and JSON without escapes. An adapter's id is none."""
+"""A name of another provider's model: safe in URLs, log lines and JSON without escapes. Adapters' ids are invalid."""
 
 
 _Item = TypeVar("_Item")
@@ -95,7 +95,7 @@ class FrozenDict(dict[str, _Item]):
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> tuple[type[FrozenDict[_Item]], tuple[dict[str, _Item]]]:
-        # A copy of a dictionary is filled item by item, which this one refuses.
+        # A dictionary is normally copied by filling it item by item, which this class refuses.
         return type(self), (dict(self),)
 
 
@@ -333,7 +333,7 @@ class CurriculumSchedule(ContractValue):
 
 
 def _backend(name: object) -> object:
-    """The backend that a spelling means; what is not one goes on as it is, so that validation refuses it."""
+    """Return the backend of a spelling; any other value is returned as it is, so that validation refuses it."""
     return BACKENDS.get(backend_key(name), name) if isinstance(name, str) else name
 
 
@@ -473,11 +473,11 @@ class FineTuneContract(ContractValue):
 
 
 def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
-    """SHA-256 over every knob of the contract plus the hashes of what its names point at.
+    """Return SHA-256 over every knob of the contract plus the hashes of the files and base that its names refer to.
 
     Args:
         contract: the contract; shards count as a set, so their order does not matter.
-        content: content hashes by role, e.g. ``{"train_file": sha256, "base": base digest}``. They stand for the file
+        content: content hashes by role, e.g. ``{"train_file": sha256, "base": base digest}``. They replace the file
             ids and for the base's name or path, which differ from one installation to the next.
     """
     fields: dict[str, Any] = contract.model_dump(
@@ -485,7 +485,7 @@ def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
     )
     # A set: the order of shards changes nothing that is trained.
     fields["model"]["weight_shards"] = sorted(fields["model"]["weight_shards"] or [])
-    # Left at their defaults they mean what a contract of an earlier release means, which had neither.
+    # At their defaults these fields are left out, so that the digest equals that of an earlier release without them.
     for name, default in (("template_arguments", {}), ("thoughts", ThoughtsRule.LEARN)):
         if fields["data"][name] == default:
             del fields["data"][name]

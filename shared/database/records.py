@@ -14,8 +14,7 @@ from shared.job_progress import shown_progress
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 PARTS_WITH_TEXT = frozenset({"self_evaluation"})
-"""Parts of a result and of an adapter's metrics with contents of rows: only the job's tenant sees them, and no event.
-"""
+"""Parts of a result and of an adapter's metrics with contents of rows: only for the job's tenant, never in events."""
 
 
 class Kind(StrEnum):

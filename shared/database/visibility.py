@@ -31,8 +31,7 @@ def adapters_by_id(rows: Iterable[AdapterRow], tenants: Sequence[str]) -> dict[s
 def adapter_row(
     session: Session, tenants: Sequence[str], adapter_id: str, *, deleted: bool = False
 ) -> AdapterRow | None:
-    """Return an adapter, or None; with ``deleted`` also one that is being or has been deleted, if no other has the id.
-    """
+    """Return an adapter, or None; with ``deleted`` also one whose deletion has begun, if no other has the id."""
     query = select(AdapterRow).where(AdapterRow.tenant.in_(tenants), AdapterRow.id == storable(adapter_id))
     if not deleted:
         query = query.where(AdapterRow.deleting_at.is_(None))
@@ -40,8 +39,7 @@ def adapter_row(
 
 
 def alias_rows(session: Session, tenants: Sequence[str], name: str | None = None) -> list[AliasRow]:
-    """Return aliases that are not deleted, all or those of a name, ordered by name: of each name, the first tenant's.
-    """
+    """Return aliases that are not deleted, all or those of a name, in order of names: per name the first tenant's."""
     return [rows[0] for rows in aliases_by_name(session, tenants, name).values()]
 
 

@@ -1,4 +1,4 @@
-"""What a pass over a data file found: counts, the first bad lines, keys that are not used; and the errors of a bad file."""
+"""Result of a pass over a data file: counts, the first bad lines, unused keys; and the errors of a bad file."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def line_errors(report: DatasetReport, param: str = "data.train_file") -> Datase
 
 
 def nothing_to_train_on(report: DatasetReport, filters: RowFilter, param: str = "data.train_file") -> DatasetInvalid:
-    """The error of a file of which no row is left to train on: it is empty, or every row is bad or left out."""
+    """Return the error of a file without any row to train on: it is empty, or every row is bad or left out."""
     message = f"None of the {report.rows} rows of the {_kind(param)} file can be trained on."
     remedy = f"Add rows, or lower data.min_rating (now {filters.min_rating}) and widen data.context_filter."
     if not report.rows:

@@ -1,10 +1,11 @@
 """Duplicate rows, exact (except for case and white space) or near, within a file or between two (leakage).
 
-Memory is bounded: an exact index keeps 12 bytes a row and sorts ``_SORTED_ROWS`` at once, a near index keeps 44 bytes a row
-for at most ``MAX_NEAR_ROWS`` rows and a band table of fixed size. Nothing of the rows' text is kept, only its fingerprints (``fingerprints.py``).
+Memory is bounded: an exact index keeps 12 bytes a row and sorts ``_SORTED_ROWS`` at once, a near index keeps 44 bytes a
+row for at most ``MAX_NEAR_ROWS`` rows and a band table of fixed size. Only fingerprints of rows are kept
+(``fingerprints.py``), no content.
 
 Near duplicates are rows whose sketches agree on four neighbouring elements and, by an estimate from all 32, have 0.8 or
-more of what they say in common.
+more of their content in common.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Pairs:
 
 
 def similarity(one: bytes, other: bytes) -> float:
-    """Estimated share of what two sketched texts have in common, 0 to 1."""
+    """Estimate the share of content that two sketched strings have in common, 0 to 1."""
     return sum(map(int.__eq__, one, other)) / SLOTS
 
 
@@ -172,7 +173,7 @@ class ExactIndex:
         return PairReport.of(found)
 
     def _share(self, number: int, of: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-        """Digests and lines of one of so many shares of the rows; those of equal digest are in the same."""
+        """Return digests and lines of one of ``of`` shares of the rows; rows of equal digest are in the same share."""
         digests, lines = np.frombuffer(self._digests, np.uint64), np.frombuffer(self._lines, np.uint32)
         if of == 1:
             return digests, lines
@@ -186,7 +187,7 @@ def _shares(rows: int) -> int:
 
 
 def _first_lines(digests: Digests, lines: Lines, wanted: Digests) -> Lines:
-    """Of each wanted digest the first line; the wanted ones are sorted and are all there."""
+    """Return the first line of each wanted digest; the wanted ones are sorted and all present."""
     inside = _are_in(digests, wanted)
     _, index = np.unique(digests[inside], return_index=True)
     return lines[inside][index]
@@ -236,7 +237,7 @@ class NearIndex:
         return self._table.nbytes
 
     def find(self, rows: SketchedRows) -> Pairs:
-        """Of each row the most similar one in the index that is near but not equal, if there is one."""
+        """Find the most similar row in the index for each row, if one is near but not equal."""
         return _joined([self._find(part, self._candidates(part)) for part in rows.parts()])
 
     def find_and_add(self, rows: SketchedRows) -> Pairs:
@@ -257,7 +258,9 @@ class NearIndex:
     def _take_earlier(
         self, candidates: NDArray[np.uint32], places: NDArray[np.int64], numbers: NDArray[np.uint32]
     ) -> None:
-        """Where several of these rows have a place, the one before is the row in it, not the one in the table by then."""
+        """Correct the candidates of rows that share a table place: each gets the row before it, not the last one in the
+        table.
+        """
         flat = places.ravel()
         replaced = np.flatnonzero(self._table[flat] != np.repeat(numbers, BANDS))
         if not len(replaced):
@@ -269,7 +272,7 @@ class NearIndex:
         candidates.ravel()[order[again + 1]] = numbers[order[again] // BANDS]
 
     def _candidates(self, rows: SketchedRows) -> NDArray[np.uint32]:
-        """Of each row, by band, the number of the row that is in its place."""
+        """Look up, for each row and band, the number of the row in its table place."""
         found: NDArray[np.uint32] = self._table[self._places(rows)]
         return found
 

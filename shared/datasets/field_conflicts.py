@@ -1,4 +1,4 @@
-"""Fields of one row that say different things, of which we do not guess the one that was meant, and fields that are not used."""
+"""Contradictory fields of one row, which are refused because no guess is made, and fields that are not used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PROMPTS = ("prompt", "instruction")
 _ANSWERS = ("response", "output", "completion")
 _TOOL_KEYS = frozenset(("type", "function"))
 _FUNCTION_KEYS = frozenset(("name", "description", "parameters", "strict"))
-"""What vLLM gives a template of a function."""
+"""Keys of a function that vLLM gives to a template."""
 
 
 def refuse_conflicts(record: Record) -> None:
@@ -37,8 +37,8 @@ def refuse_conflicts(record: Record) -> None:
 
 
 def unused_fields(record: Record) -> list[str]:
-    """Known fields that are not used in this row: a text of a prompt beside messages, an id where no call is answered, the
-    weight 1 of what is no answer, a tool's keys that no template gets, labels.
+    """List the known fields that are not used in this row: a prompt's field next to messages, an id where no call is
+    answered, the weight 1 of a turn that is not an answer, a tool's keys that no template gets, labels.
     """
     turns: list[Message] = record.messages or record.turns or []
     said = {message.content for message in turns}

@@ -1,6 +1,7 @@
-"""What the data report knows of one file, or of some of its rows: counts, and the indexes of ``duplicates.py``.
+"""Figures of the data report on one file, or on some of its rows: counts, and the indexes of ``duplicates.py``.
 
-Rows are noted one by one and counted together, because a counter takes a thousand values at once in a tenth of the time.
+Rows are noted one by one and counted together, because a counter takes a thousand values at once in a tenth of the
+time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shared.datasets.rows import Message, Record
 MAX_LABELS = 50
 """Distinct categories, lanes or task families that are counted; the others count as ``(other)``."""
 LENGTHS = (128, 512, 2_048, 8_192, 32_768, 131_072)
-"""Upper bounds of the length classes, in characters; one more class is above the last."""
+"""Upper bounds of the length classes, in characters; a further class is above the last."""
 ROWS_AT_ONCE = 2_000
 CHARACTERS_AT_ONCE = 1 << 18
 _MAX_LABEL_CHARACTERS = 100
@@ -44,8 +45,9 @@ class RowCounts:
         trainable: rows that pass the filter, by difficulty.
         lengths: rows by their class in ``LENGTHS``.
         total: characters of content.
-        longest: characters of the longest row, and its line with a minus: of equally long rows the first is the greatest.
-        sketched: the rows, where near duplicates are still to be looked for.
+        longest: characters of the longest row, and its negated line, so that the first of equally long rows is the
+            greatest.
+        sketched: the rows, if near duplicates are still to be found.
     """
 
     turns: Counter[str] = field(default_factory=Counter)
@@ -153,7 +155,7 @@ def _turns(chat: PlainChat) -> list[Message]:
 
 
 def _name(label: str | None) -> str:
-    """What a label is counted as; a stranger chose it, so its length is bounded."""
+    """Return the name that a label is counted under; labels are untrusted, so its length is bounded."""
     return "(none)" if label is None else label[:_MAX_LABEL_CHARACTERS]
 
 

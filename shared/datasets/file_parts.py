@@ -24,7 +24,7 @@ _NEWLINE = ord("\n")
 KEPT_BYTES = 32 << 20
 """Freed memory that a reading process keeps for its next arrays."""
 NEW_OBJECTS = 200_000
-"""After so many a reading process looks for cycles."""
+"""Number of new objects after which a reading process collects garbage."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """glibc's <malloc.h>."""
 
@@ -70,7 +70,7 @@ class _PartOfFile(io.RawIOBase):
 
 
 def split_file(path: Path) -> Iterator[FilePart]:
-    """The parts of a file, of at least ``PART_BYTES`` but for the last; one line is never in two."""
+    """Split a file into parts of at least ``PART_BYTES``, except the last; no line is split."""
     import numpy as np  # slow to import
 
     def count(block: bytes) -> int:
@@ -95,9 +95,10 @@ def split_file(path: Path) -> Iterator[FilePart]:
 
 @contextmanager
 def reading_processes(total_bytes: int) -> Iterator[Executor | None]:
-    """Processes that read parts of a file, one a processor; None where files are too small for them, and on other systems than Linux.
+    """Start processes that read parts of a file, one per processor; yield None for small files and on systems other
+    than Linux.
 
-    To be entered before the caller starts any thread, because the processes are forked.
+    Enter this before the caller starts any thread, because the processes are forked.
     """
     processes = min(_processors(), total_bytes // (2 * PART_BYTES))
     if processes < 2:
@@ -114,7 +115,7 @@ def _processors() -> int:
 
 
 def _prepare() -> None:
-    # Ctrl-C goes to all processes of a terminal; the caller tells these to end.
+    # Ctrl-C goes to all processes of a terminal; the caller ends these ones itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A batch of rows is thousands of lists and no cycle; the collector went through them, and all modules, again and again.
     gc.freeze()

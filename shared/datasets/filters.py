@@ -47,7 +47,9 @@ class RowFilter:
 
     @classmethod
     def of_replay(cls, data: DataSection) -> RowFilter:
-        """The filter of the replay file: ratings count there too, but a context filter selects what is new to train on."""
+        """Return the filter of the replay file: ratings count there too, but a context filter only selects new rows to
+        train on.
+        """
         return cls(min_rating=data.min_rating)
 
     @classmethod
@@ -80,5 +82,5 @@ class RowFilter:
 
 
 def is_trainable(row: Labelled, min_rating: int) -> bool:
-    """Whether the row passes a rating bound: unrated rows do, 0 keeps all."""
+    """Return whether the row passes a rating bound: unrated rows do, 0 keeps all."""
     return row.rating is None or row.rating >= min_rating

@@ -1,14 +1,15 @@
-"""Fingerprints of texts: a digest, equal for texts that differ in case and white space alone, and a sketch that is alike for similar texts.
+"""Fingerprints of strings: a digest that ignores case and white space, and a sketch that is alike for similar strings.
 
-Many texts at a time with numpy, because a word at a time would take ten times as long. The texts lie one after another
-in an array of bytes; letters become lower case there, and every run of white space one space. A digest is XXH3 of what is then
-between two texts.
+Many strings are processed at a time with numpy, because a word at a time would take ten times as long. They follow one
+another in an array of bytes; letters become lower case there, and every run of white space one space. A digest is XXH3
+of one string's bytes there.
 
-For the sketch, words are found by the spaces and hashed by their bytes, eight at a time, and a text's words become the set of
-hashes of three consecutive ones (of three characters, where a script writes no spaces). The ring of hashes has 32 equal parts,
-and the least element of each is kept; an empty part takes the one that follows. Two texts share about as many elements of their
-sketches as their sets have in common (one permutation hashing: Li, Owen, Zhang 2012; the empty parts: Shrivastava, Li 2014).
-Arithmetic is modulo 2^64 or 2^32, and all hashes are the same on every machine and in every run.
+For the sketch, words are found by the spaces and hashed by their bytes, eight at a time, and a string's words become
+the set of hashes of three consecutive ones (of three characters for scripts without spaces). The ring of hashes has 32
+equal parts, and the least element of each is kept; an empty part takes the one that follows. Two strings share about as
+many elements of their sketches as their sets have in common (one permutation hashing: Li, Owen, Zhang 2012; the empty
+parts: Shrivastava, Li 2014). Arithmetic is modulo 2^64 or 2^32, and all hashes are the same on every machine and in
+every run.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from xxhash import xxh3_64_intdigest
 SLOTS = 32
 """Elements, and bytes, of a sketch."""
 MAX_WORDS = 4_000
-"""Words of a text that its sketch is drawn from; the rest of a longer text is not compared for likeness."""
+"""Words of a string that its sketch is drawn from; the rest of a longer string is not compared for likeness."""
 LONG_WORD = 24
 """Mean length of words from which the script is taken to write no spaces."""
 HASHED_BYTES = 64
-"""Longest word that is hashed among all others; a longer one is hashed by itself."""
+"""Longest word that is hashed in bulk; longer ones are hashed one by one."""
 BYTES_AT_ONCE, TEXTS_AT_ONCE = 1 << 17, 1 << 12
 """Bounds of a batch: its arrays stay in the processor's cache."""
 
 Words = NDArray[np.uint64]
 BEGIN, NUL = b"\0", b"\xff"
-"""What stands before a text, and for NUL in it, with which words are filled up: a byte that UTF-8 has not got."""
+"""Mark before each string, and a byte that UTF-8 never has in place of NUL, as words are padded with NUL."""
 _SPACE, _LOWER_CASE = ord(" "), np.uint8(ord(" "))
 _BREAKS = np.array([code == 0 or chr(code).isspace() for code in range(_SPACE)])
 _ASCII = bytes(range(128))
 _PADDING = np.frombuffer(b" " + NUL * HASHED_BYTES, np.uint8)
 _MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
-"""Of eight bytes as a little-endian number, the first so many."""
+"""Masks that keep the first ``count`` bytes of eight, as a little-endian number."""
 _PRIME = np.uint64(0x9E3779B185EBCA87)
 _PRIME32_1, _PRIME32_2, _PRIME32_3 = map(np.uint32, (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D))
 """xxHash's multipliers."""
@@ -51,18 +52,18 @@ _PART_SHIFT, _ELEMENT_SHIFT = np.uint32(27), np.uint32(10)
 _EMPTY, _NOTHING = np.uint32(2**32 - 1), np.uint16(2**16 - 1)
 """A part without a hash, and without an element."""
 _ORDER = random.Random(0).sample(range(SLOTS), SLOTS)
-"""Of a sketch's elements, so that neighbours, which an empty part would make equal, are apart."""
+"""Order of a sketch's elements that separates neighbours, which an empty part would make equal."""
 
 _UNKNOWN, _STAYS, _CHANGES = range(3)
 _letters = np.zeros(0x110000, np.uint8)
-"""Of each character whether it stays as it is when texts are compared; a process looks each up once."""
+"""For each character, whether comparing leaves it unchanged; a process looks each up once."""
 
 
 def fingerprints(texts: Sequence[str], *, near: bool = True) -> tuple[list[int], bytes]:
-    """The 64-bit digest of each text and, one after another, their sketches of 32 bytes.
+    """Return the 64-bit digest of each string and, one after another, their sketches of 32 bytes.
 
     Args:
-        near: whether sketches are wanted.
+        near: whether to compute sketches.
     """
     digests: list[int] = []
     sketches = bytearray()
@@ -74,16 +75,16 @@ def fingerprints(texts: Sequence[str], *, near: bool = True) -> tuple[list[int],
 
 
 def joined_fingerprints(texts: bytes, *, near: bool = True) -> tuple[list[int], bytes]:
-    """The same of texts in UTF-8, each with ``BEGIN`` before it.
+    """Return the fingerprints of strings in UTF-8, each with ``BEGIN`` before it.
 
-    They are to be as many as fit into a cache, and to have no ``BEGIN`` in them but ``NUL`` in its place.
+    Pass as many as fit into a cache, with ``NUL`` in place of any ``BEGIN`` in them.
     """
     compared = _Texts.of(texts)
     return compared.digests(), _sketches(compared.least()).tobytes() if near else b""
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[bytes]]:
-    """The texts in UTF-8, a cache full at a time."""
+    """Encode the strings in UTF-8, a cache full at a time."""
     batch: list[bytes] = []
     size = 0
     for text in texts:
@@ -98,11 +99,11 @@ def _batches(texts: Sequence[str]) -> Iterator[list[bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """Some texts as they are compared.
+    """Some strings in the form in which they are compared.
 
     Attributes:
-        data: a space, and the texts' bytes in lower case, one space after each word; padding, which has none.
-        offsets: where in ``data`` each text begins, and where the last ends. A text without words is empty.
+        data: a space, and the strings' bytes in lower case, one space after each word; padding, which has no spaces.
+        offsets: where in ``data`` each string begins, and where the last ends. A string without words is empty.
     """
 
     data: NDArray[np.uint8]
@@ -160,15 +161,15 @@ class _Texts:
         return found
 
     def _unspaced(self, row: int, words: int) -> str:
-        """The first characters of a text whose script writes no spaces; of another, none."""
+        """Return the first characters of a string whose script writes no spaces; empty for other strings."""
         text = self.data[self.offsets[row] : self.offsets[row + 1] - 1].tobytes().decode(errors="replace")
         return text[:MAX_WORDS] if len(text) > LONG_WORD * words else ""
 
 
 def _other_letters_lowered(texts: bytes) -> bytes:
-    """The texts, in which those with a capital or a white space that is not ASCII's are in lower case with single spaces."""
+    """Lower the strings that have a capital or a white space outside ASCII, with single spaces; the others stay."""
     data = np.frombuffer(texts, np.uint8)
-    # Only NUL is no character.
+    # Only the byte for NUL is not a character.
     text = texts.translate(None, _ASCII).decode(errors="ignore")
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     kinds = _letters.take(codes)
@@ -190,7 +191,7 @@ def _other_letters_lowered(texts: bytes) -> bytes:
 
 
 def places(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Where a mask is true, if that is seldom: eight places are looked at together."""
+    """Return the indices where a mask is true, fast if that is seldom: it checks eight places together."""
     whole = len(mask) & ~7
     eights = np.flatnonzero(mask[:whole].view(np.uint64) != 0)
     inside = np.flatnonzero(mask[:whole].reshape(-1, 8)[eights])
@@ -199,7 +200,7 @@ def places(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _hashed(data: NDArray[np.uint8], begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """The hash of each word, by all of its bytes."""
+    """Hash each word by all of its bytes."""
     eights: Words = np.ndarray((len(data) - 7,), np.dtype("<u8"), data, 0, (1,))
     hashes = eights[begins]
     hashes &= _MASKS.take(sizes, mode="clip")
@@ -222,7 +223,7 @@ def _hashed(data: NDArray[np.uint8], begins: NDArray[np.int64], sizes: NDArray[n
 
 
 def _least(units: NDArray[np.uint32], counts: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """The least hash in each part of the ring, for sequences of ``counts`` units each, which lie one after another."""
+    """Return the least hash in each part of the ring, for consecutive sequences of ``counts`` units each."""
     least = np.full((len(counts), SLOTS), _EMPTY)
     grams = _grams(units, counts)
     np.minimum.at(least.ravel(), np.repeat(np.arange(len(counts)) * SLOTS, counts) + (grams >> _PART_SHIFT), grams)
@@ -230,7 +231,7 @@ def _least(units: NDArray[np.uint32], counts: NDArray[np.int64]) -> NDArray[np.u
 
 
 def _sketches(ring: NDArray[np.uint32]) -> NDArray[np.uint8]:
-    """The sketches of texts by their least hashes; empty parts are filled."""
+    """Make the sketches of strings from their least hashes; empty parts are filled."""
     elements = (ring >> _ELEMENT_SHIFT & 0xFF).astype(np.uint16)
     empty = ring == _EMPTY
     elements[empty] = _NOTHING
@@ -244,7 +245,7 @@ def _sketches(ring: NDArray[np.uint32]) -> NDArray[np.uint8]:
 
 
 def _grams(units: NDArray[np.uint32], counts: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """The hash of each unit and the two after it. The last two of a sequence, which have no such, repeat its last one."""
+    """Hash each unit with the two after it. The last two of a sequence repeat the hash before them."""
     padded = np.concatenate((units, np.zeros(2, np.uint32)))
     grams: NDArray[np.uint32] = padded[:-2] * _PRIME32_1 + padded[1:-1] * _PRIME32_2 + padded[2:]
     ends = np.cumsum(counts)

@@ -1,7 +1,7 @@
-"""A decoder that learns the keys of a file which are not used: most files have the same ones in every row.
+"""A decoder that learns a file's unused keys: most files have the same ones in every row.
 
 ``written_rows.translate`` reads a line three times to name them. Once a file's keys are known, a type that has them as
-fields (msgspec's, made at run time) decodes and names them in one pass. What is found is the same.
+fields (msgspec's, made at run time) decodes and names them in one pass. The result is the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.datasets.written_rows import KEYS_THAT_REFUSE, Translated, says_some
 
 MAX_LEARNT_KEYS = 64
 _NO_FIELD = re.compile(r'["\\\x00-\x1f]')
-"""What msgspec takes in no field's name; a row with such a key is translated slowly."""
+"""Characters that msgspec refuses in a field's name; a row with such a key is translated slowly."""
 _ABSENT = msgspec.UNSET
 _RAW = msgspec.Raw | msgspec.UnsetType
 

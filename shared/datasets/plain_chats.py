@@ -1,8 +1,8 @@
-"""Plain chats, a block of lines at a time: most files are nothing else, and a line at a time costs more than what is done to it.
+"""Reads plain chats, a block of lines at a time: most files have nothing else, and reading single lines would be slow.
 
-A plain chat has ``messages`` with a role and a content each, labels, and keys that a :class:`KeyDecoder` has learnt. A block is
-taken if every line of it is one, and then the types decide all but two rules. Of any other block nothing is said: its lines are
-read one by one (``reader.read_records``), which would have found the same.
+A plain chat has ``messages`` with a role and a content each, labels, and keys that a :class:`KeyDecoder` has learned. A
+block is accepted if every line of it is one, and then the types decide all but two rules. The lines of any other block
+are read one by one (``reader.read_records``), with the same result.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class PlainBlock:
 def read_blocks(
     file: BinaryIO, report: DatasetReport, quarantine: Quarantine | None = None, first_line: int = 1
 ) -> Iterator[PlainBlock | Records]:
-    """The valid rows of a file in blocks; the other lines, and keys that are not used, are counted in ``report``.
+    """Read the valid rows of a file in blocks; count the other lines, and unused keys, in ``report``.
 
     Args:
         first_line: number of the file's first line, if it is a later part of another.
 
     Yields:
-        The plain chats of some lines, or what :func:`read_records` finds in them, which is to be read before the next block.
+        The plain chats of some lines, or their iterator of :func:`read_records`; exhaust it before the next block.
     """
     keys = KeyDecoder()
     plain = PlainDecoder(keys)
@@ -98,7 +98,7 @@ def read_blocks(
                 report.add_unused([key], rows)
             yield chats
             first_line += len(chats.chats)
-            # Where little of a line is text, more lines fill the arrays that its fingerprints are made in.
+            # If little of a line is content, more lines fill the arrays for its fingerprints.
             size = BLOCK_BYTES * min(MAX_BLOCKS, max(1, len(block) // sum(map(len, chats.contents))))
         else:
             yield read_records(io.BytesIO(block), report, quarantine, first_line, keys)
@@ -111,7 +111,7 @@ class PlainDecoder:
     """Decodes the blocks of one file.
 
     Args:
-        keys: the keys of the file that are not used, as far as they are known.
+        keys: the file's unused keys that are known so far.
     """
 
     def __init__(self, keys: KeyDecoder) -> None:
@@ -145,7 +145,7 @@ class PlainDecoder:
         )
 
     def _learn(self) -> None:
-        """Take the keys that were learnt since the last block."""
+        """Take over the keys that were learned since the last block."""
         if (self._row_keys, self._turn_keys) == (self._keys.row_keys, self._keys.turn_keys):
             return
         self._row_keys, self._turn_keys = self._keys.row_keys, self._keys.turn_keys
@@ -154,7 +154,7 @@ class PlainDecoder:
         self._decode = msgspec.json.Decoder(chat).decode_lines
 
     def _keys_said(self, chats: list[Any], turns: list[Any], counts: list[int]) -> list[_Said]:
-        """The learnt keys, and the rows in which they say something."""
+        """Return the learned keys, each with the rows in which it has a value."""
         begins = np.cumsum([0, *counts[:-1]])
         first_turns = [turns[begin] for begin in begins.tolist()]
         found = []
@@ -185,7 +185,7 @@ def _wider(name: str, base: type[msgspec.Struct], keys: list[str], *others: tupl
 
 
 def _saying(values: Iterable[Any], index: int) -> NDArray[np.bool_]:
-    """Of each row or turn whether its key of that number says something."""
+    """Return, for each row or turn, whether its key of that number has a value."""
     raw = list(map(attrgetter(f"unused_{index}"), values))
     sizes = np.array(list(map(len, raw)))
     said: NDArray[np.bool_] = sizes > _SAYS_SOMETHING

@@ -97,7 +97,7 @@ def open_data(path: Path, hasher: Hasher | None = None) -> BinaryIO:
 
 
 def count_lines(file: BinaryIO, hasher: Hasher | None = None) -> int:
-    """Newlines of a file, and a last line without one; ``hasher`` gets the file's bytes."""
+    """Count the lines of a file, also a last one without a newline; ``hasher`` gets the file's bytes."""
     count, last = 0, b"\n"
     while chunk := file.read(COUNT_BYTES):
         count, last = count + chunk.count(b"\n"), chunk[-1:]
@@ -123,8 +123,8 @@ def read_records(
     for number, line in enumerate(stream, start=first_line):
         try:
             record = decode(line)
-            # A plain chat is accepted in this loop, because a call per row would cost a fifth of the speed. What it does
-            # not accept is left to `check_record`, so the two never disagree about a line.
+            # A plain chat is accepted in this loop, because a call per row would cost a fifth of the speed. Other lines
+            # are left to `check_record`, so the two never disagree about a line.
             messages = record.messages
             if messages and record.has_messages_only and len(line) <= MAX_LINE_BYTES:
                 for message in messages:
@@ -143,7 +143,7 @@ def read_records(
             if found := _look_closely(number, line, failure, keys, report, quarantine):
                 yield number, found
                 continue
-            # Of a line over the limit, the pieces that are still to come are skipped.
+            # For a line over the limit, skip the remaining pieces.
             if len(line) == READ_BYTES and not line.endswith(b"\n") and isinstance(lines, io.IOBase):
                 next((piece for piece in stream if piece.endswith(b"\n")), None)
         else:
@@ -201,9 +201,9 @@ class _RaisingReport(DatasetReport):
 
 
 def line_stream(source: Iterable[bytes], *, is_start: bool = True) -> Iterator[bytes]:
-    """The lines of a file or a stream, without the byte order mark that it may start with.
+    """Iterate over the lines of a file or a stream, without a leading byte order mark.
 
-    Of a file, a line over the limit comes in pieces of ``READ_BYTES``, so that memory stays bounded.
+    A file's line over the limit comes in pieces of ``READ_BYTES``, so that memory stays bounded.
     """
     mark = BYTE_ORDER_MARK if is_start else b""
     if not isinstance(source, io.IOBase):
@@ -242,9 +242,9 @@ def check_dataset(
         min_rating: rows rated lower are not counted as trainable.
         filters: instead of ``min_rating``, a contract's whole filter.
         strict: refuse the file when a line is bad; else skip bad lines.
-        quarantine: where skipped lines are written.
+        quarantine: receives skipped lines.
         param: the field that names the file, for the error.
-        path: of the file, where it has one: its form may explain the bad lines.
+        path: of the file, if it has one: its form may explain the bad lines.
 
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID`` with the first bad lines (strict only), or ``DATASET_EMPTY`` when no

@@ -50,12 +50,12 @@ Progress = Callable[[int], None]
 
 @dataclass(slots=True)
 class _FileFindings:
-    """What is known of one file.
+    """Findings on one file.
 
     Attributes:
         report: of the reader.
         counts: of the valid rows.
-        near: the index of near duplicates, where they are looked for.
+        near: the index of near duplicates, if they are looked for.
     """
 
     report: DatasetReport = field(default_factory=DatasetReport)
@@ -65,7 +65,7 @@ class _FileFindings:
     near_leaks: PairReport = field(default_factory=PairReport)
 
     def wants_sketches(self, training: NearIndex | None) -> bool:
-        """Whether near duplicates of further rows can be found."""
+        """Return whether near duplicates of further rows can be found."""
         return self.near is not None and not (self.near.full and training is None)
 
     def add(self, later: RowCounts, training: NearIndex | None) -> None:
@@ -94,7 +94,7 @@ def inspect_file(
     executor: Executor | None = None,
     index: ExactIndex | None = None,
 ) -> DataReport:
-    """Read a training file and its validation file, once each, and report all that is known about them.
+    """Read a training file and its validation file, once each, and report on them.
 
     Args:
         path: the training file.
@@ -104,7 +104,7 @@ def inspect_file(
         near: also look for near duplicates (about 0.01 ms a row).
         quarantine: receives the bad lines of the training file.
         progress: called from time to time with the number of bytes read since its last call.
-        observer: sees the rows of the training file in the same pass, e.g. to tokenise them. In strict mode none after
+        observer: gets the rows of the training file in the same pass, e.g. to tokenise them. In strict mode, none after
             the first bad line, because the file is refused then.
         validation_observer: the same for the validation file.
         hashers: receive the bytes of the training file and of the validation file.
@@ -152,7 +152,7 @@ def inspect_file(
 def refusal(
     report: DataReport, filters: RowFilter = EVERYTHING, training: str = "data.train_file"
 ) -> DatasetInvalid | None:
-    """The error of a report whose files are not usable, with the field that names the file; None when they are.
+    """Return the error of a report whose files are not usable, with the field that names the file; None when they are.
 
     Args:
         training: the field that names the report's first file.
@@ -219,7 +219,7 @@ def _read_whole(
     counts = RowCounts()
     with open_data(path, hasher) as file:
         bad_lines = Quarantine(quarantine) if quarantine else None
-        # An observer gets records, which a block of plain chats has not got.
+        # An observer needs records, which a block of plain chats does not have.
         blocks = (
             [read_records(file, found.report, bad_lines)] if observer else read_blocks(file, found.report, bad_lines)
         )
@@ -240,7 +240,7 @@ def _read_whole(
 
 @dataclass(frozen=True, slots=True)
 class _PartFindings:
-    """What was found in a part of a file, and the quarantine's lines."""
+    """Findings on a part of a file, and the quarantine's lines."""
 
     report: DatasetReport
     counts: RowCounts
@@ -274,7 +274,7 @@ def _read_parts(
 
 
 def _read_part(part: FilePart, filters: RowFilter, *, near: bool, quarantine: bool) -> _PartFindings:
-    # A key or label that this part has little of may be among the first ones of the file, so all are counted.
+    # A key or label that is rare in this part may be frequent in the file, so all are counted.
     report, counts, quarantined = DatasetReport(max_keys=sys.maxsize), RowCounts(), io.BytesIO()
     with part.open() as file:
         for block in read_blocks(file, report, Quarantine(quarantined) if quarantine else None, part.first_line):
@@ -331,7 +331,7 @@ def _repeats(exact: PairReport, near: PairReport) -> Repeats:
 
 
 def part_warnings(file: FileReport, kind: str = "") -> list[str]:
-    """What rows say that is left out, and what is read in another form than it is written in.
+    """Warn of row contents that are left out, and of those that are read in another form.
 
     Args:
         kind: of the file, if it is not the training file: ``"validation "``.

@@ -1,4 +1,4 @@
-"""Decodes and checks one line of a training file, and explains what is wrong with a bad one."""
+"""Decodes and checks one line of a training file, and explains the fault of a bad one."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def check_record(record: Record, line: bytes) -> None:
 
 
 def explain(line: bytes, failure: Exception) -> RowError:
-    """The error of a line that could not be decoded, or failed a check."""
+    """Return the error of a line that could not be decoded, or failed a check."""
     try:
         _explain(line, failure)
     except RowError as error:
@@ -181,10 +181,10 @@ def _explain(line: bytes, failure: Exception) -> NoReturn:
 
 
 def _cut_off(line: bytes, failure: str) -> str:
-    """That a line ends too early, from msgspec's message; empty when it does not."""
+    """Return a reason if a line ends too early, from msgspec's message; else an empty string."""
     text = line.rstrip(b"\r\n")
     place = re.search(r"\(byte (\d+)\)$", failure)
-    # In a text, and in a word or number, the line's end is the character that must not be there.
+    # Inside a string, word or number, the line's end is the unexpected character.
     if failure != "Input data was truncated" and not (place and int(place[1]) >= len(text)):
         return ""
     in_text = re.sub(rb"\\.?", b"", text, flags=re.DOTALL).count(b'"') % 2
@@ -197,7 +197,7 @@ def _check_length(line: bytes) -> None:
 
 
 def _is_json(line: bytes) -> bool:
-    """Whether Python's own decoder takes the line; it lets lone surrogates pass."""
+    """Return whether Python's own decoder accepts the line; it accepts lone surrogates."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):
@@ -251,7 +251,7 @@ def _check_pair(record: Record, line: bytes) -> None:
 
 
 def _missing(record: Record, prompt: str | None, answer: str | None, line: bytes) -> RowError:
-    """The error of a row without turns, and without prompt or answer."""
+    """Return the error of a row without turns, and without prompt or answer."""
     if prompt is None and answer is None:
         for name in ("messages", "turns"):
             if getattr(record, name) is not None:
@@ -264,7 +264,7 @@ def _missing(record: Record, prompt: str | None, answer: str | None, line: bytes
 
 
 def _misspelt(line: bytes) -> str:
-    """The first key of a row that is nearly the name of a turn's or a text's field, as the end of a reason."""
+    """Return the first misspelt field of a row, as the end of a reason; empty if no key is nearly a field's name."""
     keys = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     for key in islice(keys, _COMPARED_KEYS):
         meant = _nearest_field(key[:_MAX_KEY_CHARACTERS])
@@ -275,7 +275,7 @@ def _misspelt(line: bytes) -> str:
 
 @lru_cache(maxsize=1024)  # the lines of a file have the same keys
 def _nearest_field(key: str) -> str | None:
-    """The field that a key is nearly called; a stranger chose the key, so one that may steer a terminal is none."""
+    """Return the field that a key nearly spells; keys are untrusted, so an unprintable one gives None."""
     return (
         next(iter(get_close_matches(key.lower(), _TEXT_FIELDS, n=1, cutoff=0.75)), None) if key.isprintable() else None
     )
@@ -301,7 +301,7 @@ def _check_turn(message: Message, field: str) -> None:
         _check_tool_call(call, f"{field}.tool_calls[{index}]")
     if message.role == "assistant":
         is_empty = not message.tool_calls and not (message.content or "").strip()
-        # An empty text that is not learnt is a turn like others, as at OpenAI.
+        # An empty turn with weight 0 is valid, as at OpenAI.
         if is_empty and not (message.weight == 0 and message.content is not None):
             reason = f"{field}.content is empty: an assistant's turn needs content or tool_calls, or there is nothing to learn"
             raise RowError(RowCode.ROW_ANSWER_EMPTY, reason, f"{field}.content")

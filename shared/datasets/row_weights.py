@@ -1,8 +1,7 @@
-"""How much a whole row weighs in the loss, by its own metadata.
+"""Weight of a whole row in the loss, by its own metadata.
 
-Every boost that applies multiplies: the category says that the row is a tool trace or a trajectory, the category says
-that it shows a failure, the rating reaches the quality floor. The product stays within 0 to 8, so that no row drowns a
-step's others.
+Every boost that applies multiplies: the category marks a tool trace or a trajectory, the category marks a failure, the
+rating reaches the quality floor. The product is at most 8, so that no row dominates the others in a step.
 """
 
 from __future__ import annotations

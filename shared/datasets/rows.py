@@ -1,12 +1,12 @@
 """The training row: the fields of one line of a training file, its one internal form, and the error codes of a line.
 
-A line is a JSON object with ``messages`` (or ``turns``), or with ``prompt`` (``instruction``, Alpaca's ``input``, Dolly's
-``context``) and ``response`` (``output``, ``completion``). Names that say different things are refused
-(``row_validation.py``); keys that have no meaning here are counted, and never reach a tokenizer (``written_rows.py``). Of a
-key that is there twice the last value counts, as everywhere in Python.
+A line is a JSON object with ``messages`` (or ``turns``), or with ``prompt`` (``instruction``, Alpaca's ``input``,
+Dolly's ``context``) and ``response`` (``output``, ``completion``). Contradictory fields are refused
+(``row_validation.py``); keys that have no meaning here are counted, and never reach a tokenizer (``written_rows.py``).
+If a key occurs twice, the last value wins, as everywhere in Python.
 
-Rows are checked in two steps: msgspec checks types, ranges and roles in C, and a plain chat needs only a short loop more;
-a row that fails, or has tools, weights or spans, takes the slow path.
+Rows are checked in two steps: msgspec checks types, ranges and roles in C, and a plain chat needs only a short loop
+more; a row that fails, or has tools, weights or spans, takes the slow path.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RowError(ValueError):
         code: the stable code.
         reason: what is wrong, for the author of the file.
         field: path of the field, e.g. ``messages[0].role``; empty for the whole line.
-        form: name of the form of another program that the row is in; empty when it is in none that is known.
+        form: name of another program's form that the row has; empty when the form is unknown.
     """
 
     def __init__(self, code: RowCode, reason: str, field: str = "", form: str = "") -> None:
@@ -72,7 +72,7 @@ Offset = Annotated[int, msgspec.Meta(ge=0)]
 MAX_SPAN_WEIGHT = 100
 """So that no token drowns all others of its step, and no product overflows."""
 END_OF_THOUGHTS = "</think>"
-"""What ends thoughts that stand in an answer's content."""
+"""End of the thoughts in an answer's content."""
 SpanWeight = Annotated[float, msgspec.Meta(ge=0, le=MAX_SPAN_WEIGHT)]
 
 
@@ -101,7 +101,7 @@ class SyntaxSpan(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
 
 class Labels(msgspec.Struct, frozen=True, gc=False):
-    """What a row says besides its text, in every form that it may be written in."""
+    """Metadata of a row, as in every form of row."""
 
     rating: Rating | None = None
     category: str | None = None
@@ -132,7 +132,7 @@ class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
 
     @property
     def has_messages_only(self) -> bool:
-        """Whether nothing but ``messages`` and labels that are used is there, so that nothing else can be said of the row."""
+        """Whether the row has only ``messages`` and used labels, so that no other check applies."""
         others = self.turns or self.system or self.prompt or self.instruction or self.input or self.context
         answers = self.response or self.output or self.completion
         return not (others or answers or self.tools or self.syntax_spans or self.response_mode)
@@ -150,9 +150,10 @@ class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
         return turns
 
     def pair(self) -> tuple[str | None, str | None]:
-        """Prompt and response, under the first of their names that has a value; None where no name is there.
+        """Return prompt and response, under the first of their names that has a value; None without any.
 
-        What an instruction is about (``input``, ``context``) follows it in a line of its own, as LLaMA-Factory joins them.
+        The subject of an instruction (``input``, ``context``) follows it on a line of its own, as LLaMA-Factory joins
+        them.
         """
         question = _first(self.prompt, self.instruction)
         parts = [text for text in (question, self.input, self.context) if text]

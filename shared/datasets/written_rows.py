@@ -1,6 +1,7 @@
-"""Lines as other systems write them: keys that mean nothing here, and the older forms of a chat that OpenAI still takes.
+"""Lines as other systems write them: keys that mean nothing here, and the older forms of a chat that OpenAI still
+takes.
 
-They become a :class:`Record`, in which nothing is ambiguous, and what was done is named, for the data report:
+They become an unambiguous :class:`Record`, and each conversion is named for the data report:
 
     content as a list of text parts       joined by line breaks, as vLLM joins them
     function_call, functions              tool_calls with made ids (call_1 …), tools
@@ -13,7 +14,7 @@ They become a :class:`Record`, in which nothing is ambiguous, and what was done 
     any other key, of a row, a turn,
     a part, a call or a span              left out, and counted
 
-Only lines that the strict decoder does not take come here, so that plain files pay nothing for it.
+Only lines that the strict decoder refuses come here, so that plain files pay nothing for it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ WrittenRole = Literal[Role, "function"]
 WRITTEN_ROLES: tuple[str, ...] = get_args(WrittenRole)
 """Every role that a line may name."""
 FLAGS = ("train", "training", "trainable", "loss")
-"""Keys by which a turn or a row says whether it is to be learnt."""
+"""Keys by which a turn or a row says whether to train on it."""
 ROW_FLAGS = ("label", *FLAGS)
 """The same of a row; KTO's ``label`` too."""
 KEYS_THAT_REFUSE = frozenset((*ROW_FLAGS, "history", *MEDIA))
@@ -121,10 +122,11 @@ class Translated:
 
 
 def translate(line: bytes) -> Translated:
-    """Decode a line that the strict decoder does not take.
+    """Decode a line that the strict decoder refuses.
 
     Raises:
-        RowError: a part that is not text, a form beside its successor, or a function's turn without its call.
+        RowError: a part other than text, an old form together with its successor, or a function's turn without its
+            call.
         msgspec.DecodeError: the line is not JSON, or a known key has another type.
     """
     written = _decode_record(line)
@@ -167,7 +169,7 @@ def translate_tools(found: Translated) -> None:
 
 
 def _refuse_by_keys(row: _Keys, written: _WrittenRecord) -> None:
-    """Refuse a row that says that it is not to be learnt, and one of which a part would be missing.
+    """Refuse a row that is marked as not to be trained on, and one whose parts would be missing.
 
     Raises:
         RowError: ``ROW_EXCLUDED``, ``ROW_FIELD_CONFLICT``, ``ROW_PART_UNSUPPORTED``.
@@ -223,10 +225,10 @@ def _unknown(items: list[_Keys], known: frozenset[str], place: str) -> Iterator[
 
 
 def _leave_out(name: str, written: _WrittenRecord, found: Translated) -> None:
-    """Note a value that is no text: metadata beside turns, but of a prompt a part of what is asked.
+    """Note a value that is not a string as unused; it is metadata next to turns, but an error as a part of a prompt.
 
     Raises:
-        RowError: there are no turns.
+        RowError: the row has no turns.
     """
     value = getattr(written, name)
     if value in ([], {}):
@@ -237,7 +239,7 @@ def _leave_out(name: str, written: _WrittenRecord, found: Translated) -> None:
 
 
 def says_something(value: msgspec.Raw) -> bool:
-    """Whether leaving the value out loses anything."""
+    """Return whether leaving the value out loses anything."""
     return len(value) > len(b"null") or value not in _EMPTY
 
 
@@ -276,7 +278,7 @@ def _turns(written: list[_WrittenMessage] | None, name: str, found: Translated) 
 
 
 def _weight(turn: _WrittenMessage, name: str, place: str, found: Translated) -> Literal[0, 1] | None:
-    """A turn's weight; of an answer whose flag says that it is not to be learnt, 0."""
+    """Return a turn's weight; 0 for an answer whose flag excludes it from training."""
     weight = turn.weight
     for flag in FLAGS:
         value = getattr(turn, flag)
@@ -311,7 +313,7 @@ def _thoughts(turn: _WrittenMessage, name: str, index: int, found: Translated) -
 
 
 def _text(turn: _WrittenMessage, place: str, found: Translated) -> str | None:
-    """A turn's content as one text; of an answer that refuses, the refusal."""
+    """Return a turn's content as one string; for an answer that refuses, the refusal."""
     content = turn.content
     if isinstance(content, list):
         content = "\n".join(_part_text(part, f"{place}.content[{index}]") for index, part in enumerate(content))

@@ -1,4 +1,4 @@
-"""Evaluations: what is judged and by what, what a run of it does, and what came of it.
+"""Evaluations: their data and criteria, plans of runs, and results.
 
 Start with `types.py`. Imports `shared.graders`, `shared.statistics` and `errors`; nothing here sends a request.
 """

@@ -1,4 +1,6 @@
-"""Criteria against the schema of what they judge: what cannot be there is told when an eval is made, not in its results."""
+"""Check criteria against the schema of their items: a missing field is reported when an eval is created, not in its
+results.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from shared.graders.types import (
 )
 
 SAMPLE_FIELDS = frozenset({"output_text", "output_json", "output_tools", "choices"})
-"""What the answer of a model has."""
+"""Fields of a model's answer."""
 SAMPLE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -36,17 +38,17 @@ SAMPLE_SCHEMA: dict[str, Any] = {
     "required": ["output_text"],
 }
 MAX_REFERENCES = 16
-"""How many references of a schema are followed, one after the other."""
+"""Limit of a schema's references that are followed, one after the other."""
 HERE_UNKNOWN = frozenset({Code.SANDBOX_UNAVAILABLE, Code.GRADER_UNSUPPORTED})
-"""What a grader may lack here and now: its eval can be kept, and is refused when it is run."""
+"""Codes of missing parts of this installation: such an eval can be stored, and is refused when it is run."""
 
 
 def check_eval(spec: EvalSpec) -> None:
-    """Whether the criteria of an eval can judge what its schema describes.
+    """Check that the criteria of an eval can judge items of its schema.
 
     Raises:
-        InvalidRequest: ``EVAL_INVALID``: the schema is none, or a template names a field that it has not. ``GRADER_INVALID``: as
-            :func:`shared.graders.grading.check_runnable`; ``param`` names the criterion.
+        InvalidRequest: ``EVAL_INVALID``: the schema is invalid, or a template names a field that it lacks.
+            ``GRADER_INVALID``: as :func:`shared.graders.grading.check_runnable`; ``param`` names the criterion.
     """
     config = spec.data_source_config
     if isinstance(config, CustomConfig):
@@ -67,7 +69,7 @@ def check_eval(spec: EvalSpec) -> None:
 
 
 def check_templates(paths: Iterator[Path], schema: Mapping[str, Any], param: str) -> None:
-    """Whether paths under ``item`` lead to something that a schema of items may have.
+    """Check that paths under ``item`` lead to fields that a schema of items may have.
 
     Raises:
         InvalidRequest: ``EVAL_INVALID``.
@@ -81,7 +83,7 @@ def check_templates(paths: Iterator[Path], schema: Mapping[str, Any], param: str
 
 
 def check_for_traffic(spec: EvalSpec) -> None:
-    """Whether the criteria of an eval can judge answers to real requests, for which no item was prepared.
+    """Check that the criteria of an eval can judge answers to real requests, for which no item was prepared.
 
     Raises:
         InvalidRequest: ``EVAL_INVALID``: a template names another field of the item than its messages.
@@ -113,7 +115,7 @@ def models_that_judge(spec: EvalSpec) -> dict[str, int]:
 
 
 def line_schema(config: DataSourceConfig) -> dict[str, Any]:
-    """JSON Schema of a whole line, ``item`` and, where it is expected, ``sample``, as OpenAI answers it."""
+    """Return the JSON Schema of a whole line, ``item`` and, if expected, ``sample``, in OpenAI's form."""
     if not isinstance(config, CustomConfig):
         return {
             "type": "object",
@@ -144,7 +146,7 @@ def _templates(criterion: Criterion) -> Iterator[str]:
 
 
 def _leads_somewhere(root: Mapping[str, Any], schema: Any, path: Path, references: int = 0) -> bool:
-    """Whether a value that a schema describes may have something at a path. What is not understood counts as yes."""
+    """Return whether a value of a schema may have something at a path. Unsupported keywords count as yes."""
     if not path or not isinstance(schema, Mapping):
         return schema is not False
     if choices := _alternatives(root, schema):
@@ -157,7 +159,7 @@ def _leads_somewhere(root: Mapping[str, Any], schema: Any, path: Path, reference
 
 
 def _alternatives(root: Mapping[str, Any], schema: Mapping[str, Any]) -> list[Any]:
-    """The schemas of which one holds, where a schema says no more than that."""
+    """Return the alternatives of a schema that is nothing but a reference or a choice."""
     if isinstance(reference := schema.get("$ref"), str):
         return [_referenced(root, reference)]
     choices = schema.get("anyOf", schema.get("oneOf"))
@@ -173,7 +175,7 @@ def _inside(schema: Mapping[str, Any], step: str | int) -> Any:
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and step in properties:
         return properties[step]
-    # Where fields are listed, one that is not among them is a slip, unless others are allowed in so many words.
+    # If fields are listed, another one is a mistake, unless the schema explicitly allows additional ones.
     return schema.get("additionalProperties", not properties)
 
 

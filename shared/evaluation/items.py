@@ -1,4 +1,4 @@
-"""The items of a run: read from a JSONL file, and checked before any model is asked."""
+"""The items of a run: read from a JSONL file, and checked before any model gets a request."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _LINE = msgspec.json.Decoder(dict[str, Any])
 
 @dataclass(slots=True)
 class ItemsReport:
-    """What was found about the items of a run.
+    """Findings on the items of a run.
 
     Attributes:
-        prompt_characters: of all prompts together, each asked once.
+        prompt_characters: of all prompts together, each sent once.
     """
 
     count: int = 0
@@ -58,10 +58,10 @@ class ItemsReport:
 
 
 def read_items(path: Path) -> Iterator[SourceItem]:
-    """The items of a JSONL file, one at a time. Empty lines are none.
+    """Read the items of a JSONL file, one at a time. Empty lines are skipped.
 
     Raises:
-        InvalidRequest: ``EVAL_ITEMS_INVALID`` with the line: it is no item.
+        InvalidRequest: ``EVAL_ITEMS_INVALID`` with the line: it is not an item.
     """
     with path.open("rb") as file:
         number = 0
@@ -81,12 +81,12 @@ def check_items(
     Args:
         items: of the run.
         spec: of the eval.
-        prompt: that is filled in with each item; None: no model is asked.
+        prompt: template for each item; None: no model gets a request.
         is_sampled: whether a model answers; else the items' own answers are judged.
-        limit: how many items there may be.
+        limit: most items.
 
     Raises:
-        InvalidRequest: ``EVAL_TOO_MANY_ITEMS``; ``EVAL_ITEMS_INVALID`` of a line that is no item.
+        InvalidRequest: ``EVAL_TOO_MANY_ITEMS``; ``EVAL_ITEMS_INVALID``: a line is not an item.
     """
     config, report = spec.data_source_config, ItemsReport()
     schema = Schema(config.item_schema) if isinstance(config, CustomConfig) else None

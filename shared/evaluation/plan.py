@@ -1,4 +1,4 @@
-"""What a run does, completely: items, models, prompts, sampling, criteria. It is stored with the run and does not change."""
+"""Complete plan of a run: items, models, prompts, sampling, criteria. It is stored with the run and does not change."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class ModelTarget(GraderValue):
 
 
 class PlannedItems(GraderValue):
-    """Where the items are: a file in the storage, ``{"item": …, "sample": …}`` a line.
+    """Location of the items: a file in the storage, ``{"item": …, "sample": …}`` a line.
 
     Attributes:
-        inline: whether they came with the request, which the file was made of.
+        inline: whether the file was made from items in the request.
     """
 
     file_id: str
@@ -48,16 +48,16 @@ class PlannedItems(GraderValue):
 
 
 class EvaluationPlan(GraderValue):
-    """What a run does.
+    """Plan of a run.
 
     Attributes:
-        models: that are asked: none for rows that have their answers, else one, and its incumbent where they are compared.
+        models: that answer: none for rows with answers of their own, else one, and its incumbent for a comparison.
         sampling: fields of each request, but for the model, the messages and the seed.
         seed: of the first answer to each item; the further ones count up from it.
         samples: answers to each item.
-        margin: what the first model may lose against the second.
-        noise_floor: whether the second is asked twice.
-        data_source: the run's, as it was asked, without the rows.
+        margin: accepted loss of the first model against the second.
+        noise_floor: whether the second answers twice.
+        data_source: the run's, as requested, without the rows.
     """
 
     eval_id: str
@@ -80,20 +80,21 @@ class EvaluationPlan(GraderValue):
 
     @property
     def digest(self) -> str:
-        """Of all that has a bearing on the results."""
+        """Digest of everything that affects the results."""
         return digest_json(self.model_dump(mode="json"))
 
 
 def plan_run(
     eval_id: str, spec: EvalSpec, run: RunSpec, items: PlannedItems, models: list[ModelTarget], seed: int
 ) -> EvaluationPlan:
-    """The plan of a run whose parts were checked (`shared/evaluation/items.py`, `criteria.py`).
+    """Make the plan of a run whose parts were checked (`shared/evaluation/items.py`, `criteria.py`).
 
     Args:
         seed: for a run that names none.
 
     Raises:
-        InvalidRequest: ``GRADER_INVALID``: a criterion needs several answers together, and each is sampled and judged by itself.
+        InvalidRequest: ``GRADER_INVALID``: a criterion needs several answers together, but each is sampled and judged
+            alone.
     """
     source = run.data_source
     wire = source.model_dump(mode="json", exclude_none=True)
@@ -110,7 +111,7 @@ def plan_run(
     if isinstance(source, JsonlSource):
         return plan
     for criterion in spec.testing_criteria:
-        # Each answer that is sampled is judged by itself.
+        # Each sampled answer is judged on its own.
         check_sampling(criterion, 1, source.sampling_params.temperature if source.sampling_params else None)
     given = source.sampling_params.seed if source.sampling_params else None
     return plan.model_copy(
@@ -126,7 +127,7 @@ def plan_run(
 
 
 def _fields(source: CompletionsSource | ResponsesSource) -> dict[str, Any]:
-    """The sampling parameters as fields of a request. What is not given is OpenAI's default, said outright."""
+    """Return the sampling parameters as fields of a request. Missing ones are sent explicitly as OpenAI's defaults."""
     given = source.sampling_params.model_dump(exclude_none=True) if source.sampling_params else {}
     given.pop("seed", None)
     fields = {"temperature": 1.0, "top_p": 1.0, **given}

@@ -18,10 +18,10 @@ ROUTES: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "responses": "/v1
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a response says.
+    """Content of a response.
 
     Attributes:
-        sample: what templates name ``sample``.
+        sample: the value of ``sample`` in templates.
         usage: counts of tokens: ``prompt_tokens``, ``completion_tokens``, ``total_tokens``, ``cached_tokens``.
     """
 
@@ -31,12 +31,11 @@ class Completion:
 
 
 def messages_of(prompt: InputMessages, item: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The messages that a model is asked for an item.
+    """Return the messages to send to a model for an item.
 
     Raises:
-        InvalidRequest: ``GRADER_VARIABLE_INVALID``: a path leads nowhere. ``GRADER_UNSUPPORTED``: an image or a recording.
-            ``EVAL_ITEMS_INVALID``: what the item has there are no
-            messages.
+        InvalidRequest: ``GRADER_VARIABLE_INVALID``: a path leads nowhere. ``GRADER_UNSUPPORTED``: an image or a
+            recording. ``EVAL_ITEMS_INVALID``: the item's value there is not a list of messages.
     """
     if isinstance(prompt, MessageTemplate):
         return [{"role": turn.role, "content": message_text(turn, item, {})} for turn in prompt.template]
@@ -77,10 +76,10 @@ def seed_of(plan: EvaluationPlan, sample_index: int) -> int:
 
 
 def read_response(endpoint: Endpoint, body: Mapping[str, Any]) -> Completion:
-    """What a response says.
+    """Parse a response.
 
     Raises:
-        JobFailed: ``SERVING_FAILED``: it is no completion.
+        JobFailed: ``SERVING_FAILED``: it is not a completion.
     """
     try:
         return _read_chat(body) if endpoint == "chat" else _read_responses(body)

@@ -1,4 +1,4 @@
-"""What a run came to: counts as its items come, and the comparison of its two models."""
+"""Results of a run: counts as its items arrive, and the comparison of its two models."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class Totals(BaseModel):
 
     Attributes:
         incumbent_criteria: of the second model.
-        usage: by the name of the model, those that judge among them.
-        sandbox: the weakest level that criteria of code ran at, in any attempt; None: none ran.
-        unrepeatable: criteria of code that gave another score the second time, and for how many answers to the first ten items.
+        usage: by the name of the model, judging models included.
+        sandbox: the weakest level at which criteria ran code, in any attempt; None: none did.
+        unrepeatable: criteria that run code and scored differently the second time → number of such answers to the
+            first ten items.
     """
 
     done: int = 0
@@ -119,13 +120,15 @@ class PairedScores:
 
     @property
     def noise_floor(self) -> float | None:
-        """How far the incumbent's scores differ from its own, per answer: the mean of the absolute differences. None: it was asked once."""
+        """Mean absolute difference of the incumbent's scores from its own second ones, per answer. None: it answered
+        once.
+        """
         return noise_floor(self.incumbent, self.repeated)
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What a run came to.
+    """Outcome of a run.
 
     Attributes:
         pairs: by the criterion's name; empty for a run of one model.
@@ -147,7 +150,7 @@ class RunOutcome:
 
 
 def outcome_of(run_id: str, plan: EvaluationPlan, totals: Totals, results: Iterable[ItemResult]) -> RunOutcome:
-    """What a run came to, from all of its items."""
+    """Compute the outcome of a run from all of its items."""
     pairs = {
         criterion.name: PairedScores(criterion.name, [], [], [], 0)
         for criterion in plan.testing_criteria
@@ -174,8 +177,8 @@ def outcome_of(run_id: str, plan: EvaluationPlan, totals: Totals, results: Itera
 
 
 def _scores(criterion: Criterion, number: int, result: ItemResult) -> tuple[float, ...] | None:
-    """Scores of incumbent and candidate, and of the incumbent asked once more where it was, from 0 to 1 where the criterion has a range;
-    None: one of them has none.
+    """Return the scores of incumbent and candidate, and the incumbent's second one if any, scaled to 0..1; None if one
+    lacks.
     """
     answers = [result.incumbent, result.answer, *filter(None, [result.repeated])]
     found = [answer.results[number] for answer in answers if answer and len(answer.results) > number]

@@ -1,6 +1,6 @@
-"""Evals and runs as they are asked for, with OpenAI's wire format, and the results of one item.
+"""Evals and runs as requested, in OpenAI's wire format, and the results of one item.
 
-OpenAI's specification names the shapes (`openapi.yaml`, "Evals"); a block ``mens`` has what OpenAI has no field for.
+OpenAI's specification names the shapes (`openapi.yaml`, "Evals"); a block ``mens`` has the fields that OpenAI lacks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shared.graders.types import (
 MAX_CRITERIA = 32
 MAX_SAMPLES = 64
 DEFAULT_MARGIN = 0.03
-"""What a model may lose against its incumbent: the bound of the original's regression gate."""
+"""Default of the accepted loss against the incumbent: the bound of the original's regression gate."""
 
 Criterion = Annotated[
     StringCheck | TextSimilarity | LabelModel | ScoreModel | PythonGrader, Field(discriminator="type")
@@ -62,7 +62,7 @@ DataSourceConfig = Annotated[CustomConfig | StoredConfig, Field(discriminator="t
 
 
 class EvalSpec(GraderValue):
-    """What an eval judges, and by what."""
+    """An eval: its data and its criteria."""
 
     data_source_config: DataSourceConfig
     testing_criteria: Annotated[list[Criterion], Field(min_length=1, max_length=MAX_CRITERIA)]
@@ -130,7 +130,7 @@ InputMessages = Annotated[MessageTemplate | ItemReference, Field(discriminator="
 
 
 class Sampling(GraderValue):
-    """How a model is sampled, what both kinds of requests have."""
+    """Sampling parameters that both kinds of requests have."""
 
     temperature: Annotated[StrictFloat, Field(ge=0, le=2)] | None = None
     top_p: Annotated[StrictFloat, Field(gt=0, le=1)] | None = None
@@ -210,11 +210,11 @@ class RunSpec(GraderValue):
 
 
 class CriterionResult(BaseModel):
-    """What a criterion gave for an answer.
+    """Result of one criterion for an answer.
 
     Attributes:
-        fault: why the answer could not be given a score, by its own fault, in the form of `MensError.as_dict`: it has failed.
-        error: why it could not judge, in the form of `MensError.as_dict`; then the score is 0 and says nothing.
+        fault: why the answer failed without a score, by its own fault, in the form of `MensError.as_dict`.
+        error: why it could not judge, in the form of `MensError.as_dict`; then the score is 0 and has no meaning.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -227,15 +227,15 @@ class CriterionResult(BaseModel):
 
 
 class Answer(BaseModel):
-    """What a model answered, or what a row had, with its judgement.
+    """A model's or a row's answer, with its judgement.
 
     Attributes:
-        model: the name that was asked for; empty for a row's own answer.
+        model: the requested name; empty for a row's own answer.
         input: messages that were sent.
-        sample: what templates name ``sample``; None: there is no answer.
+        sample: the value of ``sample`` in templates; None: no answer.
         finish_reason: as the model's server says it.
         usage: token counts of the request.
-        error: why there is no answer, in the form of `MensError.as_dict`.
+        error: why it has no answer, in the form of `MensError.as_dict`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -250,20 +250,22 @@ class Answer(BaseModel):
 
     @property
     def status(self) -> Literal["pass", "fail", "error"]:
-        """Passed when every criterion passes. What could not be answered or judged has not failed: it is an error."""
+        """Passed when every criterion passes. An answer that is missing or could not be judged is an error, not a
+        failure.
+        """
         if self.error or not self.results or any(result.error for result in self.results):
             return "error"
         return "pass" if all(result.passed for result in self.results) else "fail"
 
 
 class ItemResult(BaseModel):
-    """What came of one item, or of one of its several answers.
+    """Result of one item, or of one of its several answers.
 
     Attributes:
         item_index: of the item in its source, from 0.
         sample_index: of the answer, from 0.
-        incumbent: what the second model answered to the same, where a run has one.
-        repeated: what it answered when it was asked once more, where the run wants its noise floor.
+        incumbent: the second model's answer to the same item, if a run has one.
+        repeated: its second answer, if the run measures the noise floor.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -276,10 +278,10 @@ class ItemResult(BaseModel):
 
     @property
     def status(self) -> Literal["pass", "fail", "error"]:
-        """Of the model that is evaluated; the incumbent's is its own."""
+        """Status of the evaluated model's answer; the incumbent's answer has its own."""
         return self.answer.status
 
     @property
     def results(self) -> list[CriterionResult]:
-        """Of the model that is evaluated."""
+        """Results of the evaluated model's answer."""
         return self.answer.results

@@ -121,8 +121,7 @@ class Files:
             return File.model_validate(self._row(session, file_id, field))
 
     def list(self, *, after: str | None, limit: int, purpose: str | None, newest_first: bool) -> Sequence[File]:
-        """Return a page of files; ``after`` is the last id of the page before. One more than ``limit`` if more follow.
-        """
+        """Return a page of files; ``after`` is the previous page's last id. One more than ``limit`` if more follow."""
         order = FileRow.id.desc() if newest_first else FileRow.id.asc()
         query = select(FileRow).where(FileRow.tenant.in_(self._tenants)).order_by(order).limit(limit + 1)
         if after:

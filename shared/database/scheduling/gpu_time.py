@@ -151,8 +151,7 @@ class MonthUse:
 
 
 def month_use(session: Session, now: datetime) -> dict[str, MonthUse]:
-    """Return the time that each tenant has used and holds this month. An attempt counts in the month in which it began.
-    """
+    """Return the time that each tenant has used and holds this month, by the month in which an attempt began."""
     query = select(
         GpuTimeRow.tenant,
         func.sum(func.coalesce(GpuTimeRow.used, 0.0)).label("used"),

@@ -1,4 +1,4 @@
-"""One sentence for a file that is in another program's form, in the place of an error for each of its lines, and the way on."""
+"""Advice on a file in another program's form: one sentence instead of an error for each line, and a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Recognises the form of a whole file by its first bytes, so that one sentence can say what each of its lines would not."""
+"""Recognises the form of a whole file by its first bytes, so that one sentence explains it instead of an error per
+line.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 from shared.datasets.forms.recognition import TURN_LISTS, has_pair
 
 HEAD_BYTES = 1 << 20
-"""Of a file in which one value is longer than this, only the first lines decide."""
+"""Bytes that are read to recognise a form; if a value is longer than this, the first lines decide."""
 WRAPPERS = ("data", "rows", "train", "examples", "items", "records", "samples", "instances", "dataset", "results")
 """Keys under which programs put the list of all rows."""
 DELIMITERS = ("\t", ",", ";", "|")
@@ -62,11 +64,11 @@ REMEDIES: dict[FileForm, str] = {
     FileForm.COMPRESSED: "Unpack it first.",
     FileForm.UTF16: "Save it as UTF-8, or run `iconv -f UTF-16 -t UTF-8 FILE > NEW`.",
 }
-"""What to do with a file that ``mens data convert`` does not read either."""
+"""Remedies for forms that ``mens data convert`` does not read either."""
 
 
 def recognise_file(path: Path) -> FileForm:
-    """The form of a file; of what is not known, JSONL."""
+    """Return the form of a file; JSONL if it is unknown."""
     with path.open("rb") as file:
         return recognise_head(file.read(HEAD_BYTES))
 
@@ -92,14 +94,14 @@ def compression(head: bytes) -> str:
 
 
 def wrapper_of(value: Any) -> str | None:
-    """The key of a JSON object under which all rows are; None when there is none."""
+    """Return the key of a JSON object that holds all rows; None if it has none."""
     if not isinstance(value, dict):
         return None
     return next((key for key in WRAPPERS if isinstance(rows := value.get(key), list) and _are_objects(rows)), None)
 
 
 def delimiter_of(text: str) -> str:
-    """What divides the columns of a table; empty when the first line does not name columns of rows."""
+    """Return the delimiter of a table's columns; empty when the first line does not name columns of rows."""
     header = text.removeprefix(BYTE_ORDER_MARK).partition("\n")[0].strip("\r")
     for delimiter in DELIMITERS:
         names = {name.strip().strip('"').lower() for name in header.split(delimiter)}
@@ -126,6 +128,6 @@ def _form_of_objects(text: str) -> FileForm:
 
 
 def _is_spread(text: str) -> bool:
-    """Whether the first lines are parts of one object, where the first value is broken or longer than what was read."""
+    """Return whether the first lines are parts of one object, if the first value is broken or longer than the head."""
     first, _, rest = text.partition("\n")
     return first.strip() == "{" and rest.lstrip().startswith('"')

@@ -87,7 +87,7 @@ def _form_of_pair(keys: Row) -> RowForm | None:
 
 
 def has_pair(keys: Iterable[str]) -> bool:
-    """Whether keys, in small letters, name a question and an answer."""
+    """Return whether keys, in lower case, name a question and an answer."""
     there = set(keys)
     return any(name in there for name in QUESTIONS) and any(name in there for name in ANSWERS)
 
@@ -107,7 +107,7 @@ def speaker_of(turn: Row) -> Any:
 
 
 def refers_to_media(row: Row, texts: Iterable[Any]) -> bool:
-    """Whether a row has images, sounds or films that its texts refer to: without them the answer would be a guess."""
+    """Return whether a row's strings refer to its images, sounds or films: without them the answer would be a guess."""
     has_media = any(row.get(name) not in (None, "", [], {}) for name in MEDIA)
     return has_media and any(mark in text for text in texts if isinstance(text, str) for mark in PLACEHOLDERS)
 

@@ -5,7 +5,7 @@
     a flat call                                {"name": …, "arguments": …}
     nulls of a merged schema                   properties, schema keywords and arguments whose value is null
 
-A file that went through a typed table has the union of all keys in every object, filled with null; nobody meant them.
+A file that went through a typed table has the union of all keys in every object, filled with unintended nulls.
 Tools that no client can send in any form (built-in tools, Gemini's declarations) are refused with the form's name.
 """
 
@@ -75,10 +75,10 @@ class WrittenOtherwise(msgspec.ValidationError):
 
 
 def refuse_foreign_tools(record: Record) -> None:
-    """Raise when a tool or a call is not in the form of the chat API, which the translation gives it.
+    """Refuse tools and calls that are not in the form of the chat API; a translation may convert them.
 
     Raises:
-        WrittenOtherwise: as said.
+        WrittenOtherwise: a tool or a call has another form.
     """
     if record.tools and any(not _is_clean(tool) for tool in record.tools):
         raise WrittenOtherwise
@@ -92,10 +92,10 @@ def refuse_foreign_tools(record: Record) -> None:
 
 
 def translated_tools(tools: list[Tool] | None, note: Note) -> list[Tool] | None:
-    """Tools in the form of the chat API.
+    """Translate tools to the form of the chat API.
 
     Args:
-        note: is told what was done.
+        note: called with the name of each conversion.
 
     Raises:
         RowError: ``ROW_TOOL_INVALID``: no client can send the tool.
@@ -104,7 +104,7 @@ def translated_tools(tools: list[Tool] | None, note: Note) -> list[Tool] | None:
 
 
 def tools_of_text(text: str, note: Note) -> list[Tool] | None:
-    """Tools that are written as JSON in a text, as tables keep them; of an empty text, None.
+    """Parse tools that are written as JSON in a string, as tables keep them; None for an empty string.
 
     Raises:
         RowError: ``ROW_TOOL_INVALID``: it is not a JSON list of tools.
@@ -123,11 +123,11 @@ def tools_of_text(text: str, note: Note) -> list[Tool] | None:
 
 
 def translated_turns(turns: list[Message] | None, tools: list[Tool] | None, note: Note) -> list[Message] | None:
-    """Turns whose calls are in the form of the chat API, without null arguments that the called tool does not have.
+    """Translate the calls of turns to the chat API's form, without null arguments that the called tool does not have.
 
     Args:
         tools: of the row, in the form of the chat API.
-        note: is told what was done.
+        note: called with the name of each conversion.
     """
     if not turns or not any(turn.tool_calls for turn in turns):
         return turns
@@ -200,7 +200,9 @@ def _translated_tool(tool: Tool, place: str, note: Note) -> Tool:
 
 
 def _is_function(tool: Tool) -> bool:
-    """Whether a flat tool is a function: Anthropic writes the type ``custom``, and OpenAI's custom tools have no schema."""
+    """Return whether a flat tool is a function: Anthropic's type is ``custom``, and OpenAI's custom tools have no
+    schema.
+    """
     kind = tool.get("type", "function")
     return kind == "function" or (kind == "custom" and "input_schema" in tool)
 
@@ -310,7 +312,7 @@ def _without_null_arguments(value: dict[str, Any], schema: Any) -> dict[str, Any
 
 
 def _takes_null(schema: Any) -> bool:
-    """Whether null is a value of a property; of one that the tool does not have, it is not."""
+    """Return whether a property accepts null; false for a property that the tool does not have."""
     if not isinstance(schema, dict):
         return schema is True
     kind = schema.get("type")
