@@ -3,9 +3,9 @@
     explicit  >  data  >  domain  >  ladder  >  preset  >  default
 
 - **preset**: a named row of `data/presets.json`, or ``auto``: the largest row of `data/gpu_ladder.json` whose
-  ``max_vram_mb`` the card has. A card reports a little less than its nominal memory, so 97 % of a row's figure is enough;
+  ``max_vram_mb`` the card has. Cards report a little less than their nominal memory, so 97 % of a row's figure is enough;
   an unknown or smaller memory takes the smallest row. Without a preset, the contract's own defaults apply.
-- **ladder**: bounds by the model's number of parameters and the card's memory. A row holds from ``min_parameters`` on, so
+- **ladder**: bounds by the model's parameter count and the card's memory. A row applies from ``min_parameters`` on, so
   14B, 32B and 72B are under the 9B row; below 400M no row applies. Unknown memory counts as the least. A file under 500
   rows is under bounds too.
 - **domain**: a profile of `data/domain_profiles.json` over that file's defaults; it names the adapter.

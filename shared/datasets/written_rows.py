@@ -40,7 +40,7 @@ ROW_FLAGS = ("label", *FLAGS)
 KEYS_THAT_REFUSE = frozenset((*ROW_FLAGS, "history", *MEDIA))
 """Other keys of a row whose value may refuse it."""
 _EMPTY = [msgspec.Raw(value) for value in (b"null", b'""', b"[]", b"{}")]
-"""Values of a key that says nothing, so that it need not be told that it is not used."""
+"""Values of a key without content, which need not be reported as unused."""
 _FALSE = msgspec.Raw(b"false")
 
 

@@ -1,7 +1,7 @@
-"""Judging an adapter by a policy. Every configured gate gives exactly one row, whatever evidence there is.
+"""Judge an adapter by a policy. Every configured gate gives exactly one row, whatever the evidence.
 
-A gate is a list of checks: a number against a bound, or a comparison with the incumbent. The comparisons of all blocking gates are
-judged together, by Holm's procedure, so that asking more does not make a false pass more likely.
+A gate is a list of checks: a number against a bound, or a comparison with the incumbent. The comparisons of all
+blocking gates are judged together, by Holm's procedure, so that more comparisons do not make a false pass more likely.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shared.statistics.multiple import spent_alpha
 from shared.statistics.paired import CONFIDENCE, Status, compare
 
 DECIDING = (GateStatus.FAILED, GateStatus.MISSING_EVIDENCE, GateStatus.PASSED)
-"""Which of a gate's checks is the gate's own outcome: the first of these that any has."""
+"""Statuses in order of precedence: the first one that any check of a gate has is the gate's own."""
 
 
 def judge(policy: GatePolicy, evidence: Evidence, name: str = "policy") -> Receipt:
@@ -85,10 +85,11 @@ def _losses(parts: Sequence[GateCheck | Loss]) -> list[Loss]:
 
 
 def _judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck]:
-    """Comparisons by Holm's procedure, by their identity: of m, those pass that do at 1 - alpha/m; of the m' that are left, those that do at
-    1 - alpha/m'; and so on until none does.
+    """Judge comparisons by Holm's procedure; return their checks by the comparison's ``id()``.
 
-    A comparison passes at a confidence where its interval there lies above -margin, which says the same as an adjusted p-value.
+    Of m comparisons, those pass that do at 1 - alpha/m; of the m' that remain, those that do at 1 - alpha/m'; and so on
+    until none does. A comparison passes at a confidence if its interval there is above -margin, which is equivalent to
+    an adjusted p-value.
     """
     left, found = list(losses), dict[int, GateCheck]()
     while left:
@@ -103,7 +104,7 @@ def _judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck
 
 
 def _row(name: str, gate: Gate, checks: Sequence[GateCheck], evidence: str | None) -> GateRow:
-    """The one row of a gate: of the check that decides, with what the others came to beside it."""
+    """Make the single row of a gate: from the deciding check, with the outcomes of the others."""
     if not checks:
         said = "the policy says that it does not apply"
         if gate.applies:
@@ -136,7 +137,7 @@ def _digest(gate: Gate, evidence: Evidence) -> str | None:
 
 
 def _valid_until(policy: GatePolicy, evidence: Evidence) -> datetime:
-    """When the receipt is too old: its first run that is. A receipt of old runs is not made young by judging them again."""
+    """Return when the receipt expires: with its oldest run. Judging old runs again does not extend it."""
     ends = [evidence.judged_at + timedelta(days=policy.max_age_days)]
     for name, run in evidence.runs.items():
         if template := policy.runs.get(name):

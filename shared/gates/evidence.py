@@ -1,7 +1,7 @@
-"""What is known of an adapter: the report of its training, and the scores of its runs beside the incumbent's.
+"""Evidence on an adapter: the report of its training, and the scores of its runs next to the incumbent's.
 
-All of it is typed and comes from where it was measured: the job ledger and the store of evaluations. Nothing is read from files in a
-folder, so that a gate cannot vanish with one.
+All of it is typed and comes from its place of measurement: the job ledger and the store of evaluations. Nothing is read
+from files in a folder, so that a gate cannot disappear with one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from shared.sandbox.levels import Level
 
 
 class Evidenced(BaseModel):
-    """A part of what is known: frozen, without unknown keys."""
+    """A part of the evidence: frozen, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class TrainingReport(Evidenced):
-    """What the job ledger has of the run that made an adapter."""
+    """The job ledger's record of the run that made an adapter."""
 
     job_id: str
     device: str = Field(description="`cpu`, or the name of the GPU.")
@@ -36,7 +36,7 @@ class TrainingReport(Evidenced):
 
 
 class ScoredAnswer(Evidenced):
-    """The scores of one answer, by criterion; ``error`` says why there are none."""
+    """Scores of one answer, by criterion; ``error`` says why it has none."""
 
     scores: dict[str, float] = {}
     passed: bool = False
@@ -56,7 +56,7 @@ class AnswerPair(Evidenced):
 
 
 class RunScores(Evidenced):
-    """A run of an eval: what each model scored, item by item."""
+    """A run of an eval: each model's scores, item by item."""
 
     eval_id: str
     run_id: str
@@ -73,7 +73,7 @@ class RunScores(Evidenced):
 
 
 class ShadowCounts(Evidenced):
-    """What came of copies of real requests: how often one answer passed the eval's criteria and the other did not."""
+    """Outcomes of copied requests: how often only one of the two answers passed the eval's criteria."""
 
     wins: int = Field(ge=0)
     losses: int = Field(ge=0)
@@ -98,15 +98,15 @@ class ServedBaseRef(Evidenced):
 
 
 class Evidence(Evidenced):
-    """Everything that a policy is judged by.
+    """The evidence on which a policy judges an adapter.
 
     Attributes:
         compared_with: id of the incumbent, or name of the base for a new alias; None: nothing was compared.
-        runs: by the policy's name for them; what could not be run is not there.
-        missing: why a run is not there, by its name.
-        shadows: what came of copies of real requests for the alias, by the eval that judged them.
-        attempt: how many receipts under this policy, this one included, there are of this adapter beside this incumbent, where a run
-            draws new answers each time; else 0: the same answers are judged again.
+        runs: by the policy's name for them; failed ones are absent.
+        missing: why a run is absent, by its name.
+        shadows: outcomes of copied requests for the alias, by the eval that judged them.
+        attempt: number of receipts under this policy of this adapter against this incumbent, this one included, if a
+            run draws new answers each time; else 0: the same answers are judged again.
     """
 
     adapter: AdapterRef

@@ -1,4 +1,4 @@
-"""Numbers of evidence against bounds. A number that is not there is missing evidence, never a pass."""
+"""Compare numbers of evidence with bounds. An absent number is missing evidence, never a pass."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from shared.statistics.exact import wilson_interval
 from shared.statistics.paired import Comparison, Status, noise_floor
 
 MOST_ERRORS = 0.1
-"""With a larger share of answers that are not there or could not be judged, a run is no evidence of anything."""
+"""Largest share of missing or unjudged answers with which a run still counts as evidence."""
 
 Relation = Literal["at_least", "at_most"]
-"""How a number has to lie to its bound."""
+"""Side of the bound on which a number passes."""
 Measure = Callable[[Sequence[ScoredAnswer], bool], float]
 """An item's number from a model's answers to it, from 0 to 1; the flag says what an answer without a score counts as."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A comparison with the incumbent that is still to be judged, with all others of the policy.
+    """A comparison with the incumbent, to be judged together with all others of the policy.
 
     Attributes:
         old, new: scores of the items, in the same order.
-        margin: what the mean may lose.
-        noise_floor: how far the incumbent's items differ from its own, where it was asked twice.
+        margin: accepted loss of the mean.
+        noise_floor: how far the incumbent's scores differ from its own, if it answered twice.
     """
 
     measure: str
@@ -65,11 +65,11 @@ def rate_against(
     min_items: int,
     alpha: float | None = None,
 ) -> GateCheck:
-    """A check of the candidate's mean over items. An answer without a score counts as the worst that there is.
+    """Check the candidate's mean over items. An answer without a score counts as the worst one.
 
     Args:
-        alpha: what it may err by, where chance has had its turn before: then the mean's interval has to hold the bound, not the mean
-            alone. None: the number that was measured is judged.
+        alpha: error level for an adapter that was judged before and may pass by chance: the mean's interval has to
+            satisfy the bound. None: the measured mean is judged alone.
     """
     if not pairs:
         return missing(measure, relation, bound, f"{measure}: no item was asked")
@@ -78,7 +78,8 @@ def rate_against(
     found = against(measure, relation, total / items, bound)
     is_rate = all(value in (0.0, 1.0) for value in values)
     confidence = 0.95 if alpha is None else 1 - 2 * alpha
-    # Other scores from 0 to 1 scatter less than passes and failures of the same mean, so the interval of these holds for them too.
+    # Other scores from 0 to 1 vary less than passes and failures with the same mean, so their interval is valid here
+    # too.
     interval = wilson_interval(total, items, confidence) if is_rate or alpha is not None else None
     found = found.model_copy(update={"n": items, "interval": interval, "confidence": confidence if interval else None})
     if found.status is not GateStatus.PASSED:
@@ -122,7 +123,7 @@ def loss_of(measure: str, pairs: Sequence[AnswerPair], of_item: Measure, margin:
 
 
 def compared(loss: Loss, found: Comparison, confidence: float) -> GateCheck:
-    """A check of what came of a comparison."""
+    """Make the check of a comparison's outcome."""
     status = GateStatus(found.status)
     needed = f"; {found.items_needed} items would decide" if found.items_needed else ""
     moved = "" if found.difference is None else f"{loss.measure} went from {found.old:.3g} to {found.new:.3g}"
@@ -150,7 +151,7 @@ def compared(loss: Loss, found: Comparison, confidence: float) -> GateCheck:
 
 
 def _noise(loss: Loss, found: Comparison) -> str:
-    """What a difference is worth beside that of the incumbent from itself; empty where that is not known or is smaller."""
+    """Say that a difference is within the incumbent's own noise; empty where the noise is unknown or smaller."""
     floor = loss.noise_floor
     if not floor or found.difference is None or abs(found.difference) > floor:
         return ""
@@ -160,7 +161,7 @@ def _noise(loss: Loss, found: Comparison) -> str:
 def missing(
     measure: str, relation: Literal["at_least", "at_most", "loss_at_most"], bound: float, reason: str
 ) -> GateCheck:
-    """A check for which there is no evidence."""
+    """Make a check without evidence."""
     return GateCheck(
         measure=measure, status=GateStatus.MISSING_EVIDENCE, message=reason, relation=relation, bound=bound
     )
@@ -192,9 +193,9 @@ def without(criterion: str) -> Measure:
 
 
 def unusable(run: RunScores, criteria: Sequence[str | None], *, compares: bool) -> str | None:
-    """Why a run is no evidence for what reads these criteria; None when it is.
+    """Return why a run is not evidence for these criteria; None when it is.
 
-    A run of which too much is not there says nothing of a model: it is not a model that scored 0.
+    A run with too many missing answers says nothing about a model: it does not mean that the model scored 0.
     """
     sides = [pair.candidate for pair in run.pairs] + ([pair.incumbent for pair in run.pairs] if compares else [])
     answers = [answer for side in sides for answer in side]

@@ -1,7 +1,8 @@
-"""A policy: the gates that an adapter has to pass, with the original's names and defaults, and gates on evals beside them.
+"""A policy: the gates that an adapter has to pass, with the original's names and defaults, and further gates on evals.
 
-A gate that is in the file is configured, even with nothing but its name: ``supervised_ratio: {}``. What is measured by asking models is in
-``runs``: each asks the candidate and the incumbent the same items with the same seeds, once, and several gates may read it.
+A gate that is in the file is configured, even with nothing but its name: ``supervised_ratio: {}``. Measurements on
+models are in ``runs``: each sends the same items with the same seeds to candidate and incumbent, once, and several
+gates may read it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Share = Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
 Margin = Annotated[StrictFloat, Field(gt=0, le=1, allow_inf_nan=False)]
 LEAST_ITEMS = 20
-"""A rate of fewer items is no evidence: at 20, Wilson's interval of a rate of .9 begins at .70."""
+"""Fewest items of a rate that counts as evidence: at 20, Wilson's interval of a rate of .9 begins at .70."""
 
 
 def without_later(fields: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:

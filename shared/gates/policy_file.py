@@ -17,7 +17,7 @@ MAX_DEPTH = 16
 
 
 def read_policy(text: str) -> GatePolicy:
-    """A policy from the text of its file.
+    """Parse a policy from its file's content.
 
     Raises:
         InvalidRequest: ``POLICY_INVALID``, with the path of the field as ``param`` and, in ``details``, its line.
@@ -69,7 +69,7 @@ def read_policy_file(path: Path) -> str:
 
 
 def policy_digest(policy: GatePolicy) -> str:
-    """SHA-256 of what a policy asks, defaults filled in: two files that ask the same have the same digest."""
+    """Return SHA-256 of a policy's requirements, defaults filled in: equal requirements have the same digest."""
     return digest_json(policy.model_dump(mode="json"))
 
 

@@ -1,4 +1,4 @@
-"""A receipt: what came of judging one adapter by one policy. Its JSON Schema is published, at ``/v1/receipts/schema``."""
+"""A receipt: the outcome of judging an adapter by a policy. Its JSON Schema is published at ``/v1/receipts/schema``."""
 
 from __future__ import annotations
 

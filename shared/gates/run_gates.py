@@ -1,4 +1,4 @@
-"""Gates that read a run: what each asks of the candidate's answers, and of the incumbent's beside them."""
+"""Gates that read a run: the checks that each makes of the candidate's answers, and of the incumbent's."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Question:
 
 
 def run_parts(row: str, gate: RunGate, policy: GatePolicy, evidence: Evidence) -> list[GateCheck | Loss]:
-    """The checks of a gate on a run, at least one; a comparison is left to be judged with those of other gates."""
+    """Return the checks of a gate on a run, at least one; comparisons are judged later with those of other gates."""
     questions = _questions(gate, policy)
     run = evidence.runs.get(gate.run or "")
     if gate.run is None or run is None:
@@ -116,7 +116,7 @@ def _mean(measure: str, relation: Relation, bound: float, criterion: str | None)
 
 
 def _questions(gate: RunGate, policy: GatePolicy) -> list[Question]:
-    """What a gate asks of a run."""
+    """Return the checks that a gate makes of a run, before any measurement."""
     asked: list[Question] = []
     match gate:
         case EvalLocal():

@@ -70,7 +70,7 @@ def _judged(gate: ShadowGate, counts: ShadowCounts, seen: int) -> GateCheck:
 
 
 def _requests_needed(bound: float, counts: ShadowCounts, seen: int) -> int | None:
-    """How many requests would pass if the further ones went as those so far; None where no number is known."""
+    """Estimate how many requests would pass if further ones went as those so far; None if unknown."""
     if not seen:
         return None
     many = max(seen, 1)

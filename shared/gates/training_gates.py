@@ -13,9 +13,9 @@ from shared.gates.receipt import GateCheck
 PROFILES = (("cpu", "cpu"), ("4080", "rtx_4080_super"), ("4090", "rtx_4090"))
 """The original's names of devices, by what a device's own name has in it."""
 SPOKEN = ("speech", "voice", "asr")
-"""A row was spoken whose lane or category has one of these words in it, such as the original's lane ``vox_speech``."""
+"""Words in a lane or category that mark a row as spoken, such as the original's lane ``vox_speech``."""
 NOT_SAID = frozenset({"(none)", "(other)"})
-"""What the data report counts rows as whose label is missing, or one of too many."""
+"""Names under which the data report counts rows without a label, or with a rare one."""
 
 
 def training_check(gate: Gate, report: TrainingReport | None) -> GateCheck | None:
@@ -36,13 +36,13 @@ def training_check(gate: Gate, report: TrainingReport | None) -> GateCheck | Non
 
 
 def voice_fraction(file: Mapping[str, Any]) -> float | None:
-    """The share of a training file's rows that were spoken, by their lanes, else by their categories.
+    """Return the share of a training file's rows that were spoken, by their lanes, else by their categories.
 
     Args:
         file: the file's part of the data report.
 
     Returns:
-        None where not every row says what it is, or a filter trains on some of the rows only.
+        None if not every row has a label, or if a filter trains on some of the rows only.
     """
     rows = file["rows"]
     if not rows or file["trainable_rows"] != rows:
@@ -67,8 +67,10 @@ def _modal_mix(gate: ModalMix, report: TrainingReport | None) -> GateCheck:
 
 
 def device_profile(device: str, known: Collection[str]) -> str:
-    """The name of a device in a policy: the longest of those known that its own contains, else the original's, else its own
-    in lower snake case.
+    """Return the name of a device in a policy.
+
+    This is the longest known name that the device's own contains, else the original's, else its own in lower snake
+    case.
     """
     snake = "_".join("".join(char if char.isalnum() else " " for char in device.lower()).split())
     named = [name for name in sorted(known, key=len, reverse=True) if name.lower() in snake]

@@ -1,4 +1,4 @@
-"""What judges an answer: OpenAI's graders with their wire format, one set for all that compares models.
+"""Graders of answers: OpenAI's, in their wire format, one set for all comparisons of models.
 
 Start with `grading.py`. Imports `errors`; nothing here sends a request or runs another's code.
 """

@@ -16,10 +16,11 @@ REGEX_SECONDS = 1.0
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether a regular expression is found in a text.
+    """Return whether a regular expression matches somewhere in a string.
 
     Raises:
-        InvalidRequest: ``GRADER_INVALID``: it is none. ``GRADER_TIMEOUT``: it takes longer than a second.
+        InvalidRequest: ``GRADER_INVALID``: it is not a valid expression. ``GRADER_TIMEOUT``: it takes longer than a
+            second.
     """
     try:
         return regex.search(pattern, text, timeout=REGEX_SECONDS, concurrent=True) is not None
@@ -33,7 +34,7 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def is_json(text: str) -> bool:
-    """Whether a text is one JSON value, and nothing else."""
+    """Return whether a string is exactly one JSON value."""
     try:
         parse_json(text)
     except ValueError:
@@ -42,10 +43,10 @@ def is_json(text: str) -> bool:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a text that is JSON; NaN and infinities are none.
+    """Parse a JSON string; NaN and infinities are refused.
 
     Raises:
-        ValueError: it is no JSON, or nested too deep.
+        ValueError: it is not JSON, or nested too deep.
     """
     try:
         return json.loads(text, parse_constant=_refuse_constant)
@@ -58,10 +59,10 @@ def _refuse_constant(name: str) -> None:
 
 
 class Schema:
-    """A JSON Schema that was read once. References lead to no other document.
+    """A compiled JSON Schema. References to other documents are not followed.
 
     Raises:
-        InvalidRequest: ``GRADER_INVALID``: it is none.
+        InvalidRequest: ``GRADER_INVALID``: it is not a valid schema.
     """
 
     def __init__(self, schema: Mapping[str, Any] | bool) -> None:
@@ -76,18 +77,18 @@ class Schema:
             ) from None
 
     def accepts(self, value: Any) -> bool:
-        """Whether it describes a JSON value."""
+        """Return whether a JSON value is valid."""
         return bool(self._validator.is_valid(value))
 
     def fault(self, value: Any) -> str | None:
-        """Where and why it does not describe a JSON value; None: it does."""
+        """Return where and why a JSON value is invalid; None if it is valid."""
         for error in self._validator.iter_errors(value):
             place = ".".join(map(str, error.instance_path))
             return f"{place}: {error.message}" if place else str(error.message)
         return None
 
     def accepts_text(self, text: str) -> bool:
-        """Whether a text is JSON that it describes."""
+        """Return whether a string is JSON with a valid value."""
         try:
             return self.accepts(parse_json(text))
         except ValueError:
@@ -95,14 +96,14 @@ class Schema:
 
 
 def tool_calls_are_valid(calls: Iterable[Any], tools: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether each call names one of the tools, with arguments that are JSON and that the tool's schema describes.
+    """Return whether each call names one of the tools, with JSON arguments that are valid by the tool's schema.
 
     Args:
         calls: ``tool_calls`` of a message.
         tools: as in a chat request.
 
     Raises:
-        InvalidRequest: ``GRADER_INVALID``: a tool's parameters are no JSON Schema.
+        InvalidRequest: ``GRADER_INVALID``: a tool's parameters are not a JSON Schema.
     """
     functions = [tool.get("function") or {} for tool in tools]
     schemas = {function.get("name"): function.get("parameters") or {} for function in functions}
@@ -113,7 +114,7 @@ def tool_calls_are_valid(calls: Iterable[Any], tools: Iterable[Mapping[str, Any]
 
 
 def tool_calls_equal(calls: Iterable[Any], expected: Iterable[ExpectedCall]) -> bool:
-    """Whether calls have these names in this order, and these arguments, compared as JSON."""
+    """Return whether calls have these names in this order, and these arguments, compared as JSON."""
     found, wanted = list(map(_parts, calls)), list(expected)
     return len(found) == len(wanted) and all(
         name == call.name and (call.arguments is None or _arguments_equal(arguments, call.arguments))
@@ -131,7 +132,7 @@ def _arguments_equal(text: str, expected: Mapping[str, Any]) -> bool:
 
 
 def _parts(call: Any) -> tuple[str, str]:
-    """Name and arguments of a call; of what is no call, empty texts."""
+    """Return name and arguments of a call; empty strings for a malformed one."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return "", ""

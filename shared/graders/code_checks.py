@@ -1,5 +1,6 @@
-"""Checks of code in an answer: it compiles, and it is no stub. The text goes to a child process, or to a compiler in the sandbox, and is
-never run.
+"""Checks of code in an answer: it compiles, and it is more than a stub.
+
+The code goes to a child process, or to a compiler in the sandbox, and is never run.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ def compiled_language(check: CodeCheck) -> str | None:
 
 
 def require_code_check(check: CodeCheck, sandbox: Sandbox | None) -> None:
-    """Whether code can be checked here.
+    """Raise an error unless code can be checked here.
 
     Raises:
-        InvalidRequest: ``CHECKER_NOT_FOUND``; ``SANDBOX_UNAVAILABLE``: a compiler is to judge, and nothing here contains it.
+        InvalidRequest: ``CHECKER_NOT_FOUND``; ``SANDBOX_UNAVAILABLE``: the check needs a compiler, and nothing here
+            contains it.
         Unavailable: ``CHECKER_FAILED``: a compiler's package has a fault.
     """
     language = compiled_language(check)
@@ -48,10 +50,10 @@ def passes_code_check(
     checkers: ContainedCheckers | None = None,
     sandbox: Sandbox | None = None,
 ) -> bool:
-    """Whether the code of a text compiles, and for ``anti_stub`` does something.
+    """Return whether the code in an answer compiles, and for ``anti_stub`` does something.
 
     Args:
-        checkers: a child process that is kept; without it one is started for this text, which takes a tenth of a second.
+        checkers: a running child process; without it one is started for this call, which takes a tenth of a second.
         sandbox: where compilers run.
 
     Raises:

@@ -131,7 +131,7 @@ class Formula:
         return lambda scores: several([argument(scores) for argument in arguments])
 
     def _arguments(self, least: int, most: int) -> list[Term]:
-        """What is between brackets, the first of which is taken already."""
+        """Parse the arguments after an opening bracket, up to the closing one."""
         self._deeper()
         found = [self._sum()]
         while self._take(","):

@@ -1,6 +1,6 @@
-"""One answer and one grader: the score. Start reading here.
+"""Compute the score of one answer by one grader. Start reading here.
 
-A grader's templates see an ``item``, which is the row of a data set, and a ``sample``, which is the answer to it.
+A grader's templates use an ``item``, which is the row of a data set, and a ``sample``, which is the answer to it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ OpenAI: else an answer that makes a grader run without end would be in no compar
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What a grader gives for one answer.
+    """Score of one answer.
 
     Attributes:
         sub_scores: of the parts of a ``multi`` grader, by name.
-        usage: what each model that was asked has used, by the name that it was asked by.
+        usage: tokens used by each judging model, by its requested name.
     """
 
     score: float
@@ -74,12 +74,13 @@ def make_sample(text: str, tool_calls: Iterable[Mapping[str, Any]] = ()) -> dict
 
 
 def has_code(grader: Grader) -> bool:
-    """Whether judging with a grader runs code that somebody has written, or a compiler on it, so that it needs a sandbox."""
+    """Return whether a grader runs somebody's code, or a compiler on it, so that it needs a sandbox."""
     return any(part.mens is None or _is_compiled(part) for part in _python_parts(grader))
 
 
 def require_compilers(graders: Iterable[Grader], sandbox: Sandbox) -> None:
-    """Whether the compilers that graders name may run in a sandbox, before the first answer is judged.
+    """Raise an error unless the compilers of these graders may run in a sandbox; call it before the first answer is
+    judged.
 
     Raises:
         InvalidRequest: ``SANDBOX_UNAVAILABLE``.
@@ -90,7 +91,7 @@ def require_compilers(graders: Iterable[Grader], sandbox: Sandbox) -> None:
 
 
 def _python_parts(grader: Grader) -> Iterator[PythonGrader]:
-    """The graders of the type ``python`` that judge an answer: those of a ``multi`` grader, and that which pass@k is of."""
+    """Iterate over the ``python`` graders that judge an answer, also those inside ``multi`` graders and pass@k."""
     if isinstance(grader, MultiGrader):
         for part in grader.graders.values():
             yield from _python_parts(part)
@@ -105,16 +106,17 @@ def _is_compiled(grader: PythonGrader) -> bool:
 
 
 def check_runnable(grader: Grader, sandbox: Sandbox | None = None, *, embeds: bool = False) -> None:
-    """Whether a grader can be run here, whatever the answer; parts of a ``multi`` grader are looked at too.
+    """Raise an error unless a grader can be run here, whatever the answer; checks the parts of ``multi`` graders too.
 
     Args:
         sandbox: where code and compilers run; without it they are refused.
-        embeds: whether there is a model for embeddings, which ``cosine`` needs.
+        embeds: whether a model for embeddings is available, which ``cosine`` needs.
 
     Raises:
-        InvalidRequest: ``SANDBOX_UNAVAILABLE``: it has code, or a compiler judges, and there is no sandbox that it may run in. ``GRADER_UNSUPPORTED``.
-            ``GRADER_INVALID``: a regular expression or JSON Schema that is none. ``CHECKER_NOT_FOUND``. ``GRADER_SOURCE_INVALID``,
-            ``GRADER_TIMEOUT``: code that does not compile, or does not get as far as its function.
+        InvalidRequest: ``SANDBOX_UNAVAILABLE``: it runs code or a compiler, and has no sandbox to run it in.
+            ``GRADER_UNSUPPORTED``. ``GRADER_INVALID``: an invalid regular expression or JSON Schema.
+            ``CHECKER_NOT_FOUND``. ``GRADER_SOURCE_INVALID``, ``GRADER_TIMEOUT``: code that does not compile, or does
+            not reach its function.
         Unavailable: ``SANDBOX_FAILED``.
     """
     if isinstance(grader, MultiGrader):
@@ -129,7 +131,7 @@ def check_runnable(grader: Grader, sandbox: Sandbox | None = None, *, embeds: bo
         if not embeds:
             raise no_embeddings()
     elif isinstance(grader, TextSimilarity) and grader.evaluation_metric == "meteor":
-        # Whether there is WordNet shows when it is looked into.
+        # WordNet is loaded at its first use; a call shows whether it is installed.
         similarity(grader.evaluation_metric, "a", "b")
     elif isinstance(grader, ScoreModel | LabelModel):
         for turn in grader.input:
@@ -167,20 +169,21 @@ def grade(
     sandbox: Sandbox | None = None,
     embed: Embed | None = None,
 ) -> Grade:
-    """The score of an answer.
+    """Grade an answer.
 
     Args:
-        item: what templates name ``item``.
-        sample: what templates name ``sample``; :func:`make_sample` makes one.
-        ask: sends the requests of graders that ask a model; without it they are refused.
+        item: the value of ``item`` in templates.
+        sample: the value of ``sample`` in templates; :func:`make_sample` makes one.
+        ask: sends the requests of model graders; without it they are refused.
         checkers: checks code; without it a process is started for each check.
         sandbox: where code and compilers run; without it they are refused.
         embed: makes the embeddings of ``cosine``; without it that is refused.
 
     Raises:
         InvalidRequest: what :func:`check_runnable`, the templates, formulas, checks, model graders and
-            :meth:`shared.sandbox.client.Sandbox.grade` raise; ``GRADER_UNSUPPORTED`` without ``ask``. And what ``ask`` and ``embed`` raise.
-        Unavailable: ``SANDBOX_FAILED``: not the answer's fault, so it is no score.
+            :meth:`shared.sandbox.client.Sandbox.grade` raise; ``GRADER_UNSUPPORTED`` without ``ask``. And what ``ask``
+            and ``embed`` raise.
+        Unavailable: ``SANDBOX_FAILED``: not the answer's fault, so it does not get a score.
     """
     if isinstance(grader, StringCheck):
         return Grade(_string_check(grader, item, sample))
@@ -199,7 +202,7 @@ def grade(
 
 
 def is_passed(grader: Grader, score: float) -> bool:
-    """Whether an eval's criterion is met: the threshold is reached; without one, the score is 1 or more."""
+    """Return whether an eval's criterion is met: the threshold is reached; without one, the score is 1 or more."""
     threshold = getattr(grader, "pass_threshold", None)
     return score >= (1.0 if threshold is None else threshold)
 

@@ -13,13 +13,13 @@ from shared.graders.types import GraderMessage, LabelModel, ScoreModel, TextPart
 
 Values = Mapping[str, Any]
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
-"""Sends a chat request and returns the completion; raises a MensError when there is none."""
+"""Sends a chat request and returns the completion; raises a MensError if the request fails."""
 Embed = Callable[[list[str]], list[list[float]]]
-"""Returns an embedding of each text, all of one length; raises a MensError when there is none."""
+"""Returns an embedding of each string, all of one length; raises a MensError if the request fails."""
 
 
 def judge_request(grader: ScoreModel | LabelModel, item: Values, sample: Values) -> dict[str, Any]:
-    """The chat request of a grader, whose answer is held to a JSON Schema.
+    """Make the chat request of a grader; its answer must conform to a JSON Schema.
 
     Raises:
         InvalidRequest: as :func:`message_text`.
@@ -59,12 +59,12 @@ def message_text(turn: GraderMessage, item: Values, sample: Values) -> str:
 
 
 def message_templates(turn: GraderMessage) -> Iterator[str]:
-    """The templates of a message, one of each part."""
+    """Iterate over the templates of a message, one of each part."""
     yield from (part if isinstance(part, str) else part.template for part in turn.parts)
 
 
 def check_text_alone(turn: GraderMessage) -> None:
-    """Whether a message can be read: all models here are of text.
+    """Raise an error if a message has other parts than text, which no model here can read.
 
     Raises:
         InvalidRequest: ``GRADER_UNSUPPORTED``: it has an image or a recording.

@@ -12,12 +12,12 @@ from shared.graders.types import Grader, MultiGrader, PassAtKCheck, PythonGrader
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The unbiased estimate of pass@k: one less the share of k-subsets of the answers in which none passes.
+    """Return the unbiased estimate of pass@k: one minus the share of k-subsets of the answers in which none passes.
 
     Source: Chen and others, "Evaluating Large Language Models Trained on Code" (arXiv 2107.03374).
 
     Raises:
-        ValueError: fewer answers than k, or more passed than there are.
+        ValueError: fewer answers than k, or fewer than passed ones.
     """
     if not (1 <= k <= samples and 0 <= passed <= samples):
         raise ValueError("pass@k needs k answers or more")
@@ -25,7 +25,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def samples_needed(grader: Grader) -> int:
-    """How many answers to each prompt a grader needs: its largest k; 1 for graders without pass@k."""
+    """Return the number of answers to each prompt that a grader needs: its largest k; 1 for graders without pass@k."""
     if isinstance(grader, MultiGrader):
         return max(map(samples_needed, grader.graders.values()))
     check = grader.mens if isinstance(grader, PythonGrader) else None
@@ -33,14 +33,15 @@ def samples_needed(grader: Grader) -> int:
 
 
 def check_sampling(grader: Grader, samples: int, temperature: float | None) -> None:
-    """Whether answers that are sampled like this can be graded; for an eval, before anything is sampled.
+    """Raise an error unless answers sampled like this can be graded; for an eval, call it before anything is sampled.
 
     Args:
         samples: answers to a prompt that are judged together.
-        temperature: None where the server's default holds.
+        temperature: None for the server's default.
 
     Raises:
-        InvalidRequest: ``GRADER_INVALID``: too few answers for a k, or k above 1 of answers at temperature 0, which are all one answer.
+        InvalidRequest: ``GRADER_INVALID``: too few answers for a k, or k above 1 at temperature 0, where all answers
+            are the same.
     """
     k = samples_needed(grader)
     if k > samples:

@@ -18,7 +18,7 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 10.0
 TIMEOUT = httpx.Timeout(120.0, connect=10.0)
 WORTH_REPEATING = frozenset({408, 409, 429, 500, 502, 503, 504})
 OF_THE_REQUEST = frozenset({400, 413, 422})
-"""What says that this request cannot be served; everything else would happen to the next one too."""
+"""Statuses by which only this request failed; any other failure would affect the next one too."""
 
 
 class RemoteModels:
@@ -26,12 +26,12 @@ class RemoteModels:
 
     Args:
         judges: models that graders of the types ``score_model`` and ``label_model`` may name, by these names.
-        embeddings: the model that ``cosine`` compares with; None: there is none.
+        embeddings: the model that ``cosine`` compares with; None: without one.
     """
 
     def __init__(self, judges: Mapping[str, RemoteModel], embeddings: RemoteModel | None) -> None:
         self._judges, self._embeddings = judges, embeddings
-        # Nothing of the environment: a proxy that it names, or a password file, is not for these keys.
+        # Ignore the environment: its proxies and password files must not get these keys.
         self._client = httpx.Client(timeout=TIMEOUT, trust_env=False)
 
     def __enter__(self) -> RemoteModels:
@@ -51,11 +51,11 @@ class RemoteModels:
 
     @property
     def embeds(self) -> bool:
-        """Whether there is a model for embeddings."""
+        """Whether a model for embeddings is available."""
         return self._embeddings is not None
 
     def complete(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The chat completion of a request, whose ``model`` is one of these.
+        """Send a request to the judge that its ``model`` names; return the chat completion.
 
         Raises:
             Unavailable: ``GRADER_MODEL_UNAVAILABLE``: its server gives no answer, or refuses the key.

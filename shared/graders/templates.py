@@ -16,27 +16,27 @@ Path = tuple[str | int, ...]
 
 
 def check_template(template: str) -> None:
-    """Whether a template can be filled in.
+    """Raise an error unless a template can be filled in.
 
     Raises:
-        InvalidRequest: ``GRADER_INVALID``: a placeholder is not closed, is no path, or begins with another name.
+        InvalidRequest: ``GRADER_INVALID``: a placeholder is not closed, is not a path, or begins with another name.
     """
     for _ in _pieces(template):
         pass
 
 
 def render(template: str, item: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
-    """A template with its placeholders filled in. A value that is no string is put in as JSON.
+    """Fill in a template's placeholders. Values other than strings are inserted as JSON.
 
     Raises:
-        InvalidRequest: ``GRADER_VARIABLE_INVALID``: a path leads nowhere. ``GRADER_SAMPLE_INVALID``: ``sample.output_json`` of an
-            answer that is no JSON. And what :func:`check_template` raises.
+        InvalidRequest: ``GRADER_VARIABLE_INVALID``: a path leads nowhere. ``GRADER_SAMPLE_INVALID``:
+            ``sample.output_json`` of an answer that is not JSON. And the errors of :func:`check_template`.
     """
     return "".join(piece if isinstance(piece, str) else _text_at(piece, item, sample) for piece in _pieces(template))
 
 
 def paths_of(template: str) -> list[Path]:
-    """The paths of a template, in order, each beginning with ``item`` or ``sample``.
+    """Return the paths of a template, in order, each beginning with ``item`` or ``sample``.
 
     Raises:
         InvalidRequest: as :func:`check_template`.
@@ -54,7 +54,7 @@ def parse_path(path: str) -> Path:
 
 
 def value_at(path: Path, item: Mapping[str, Any], sample: Mapping[str, Any]) -> Any:
-    """What a path leads to.
+    """Return the value at a path.
 
     Raises:
         InvalidRequest: ``GRADER_VARIABLE_INVALID``, ``GRADER_SAMPLE_INVALID``: nowhere.
@@ -70,7 +70,7 @@ def value_at(path: Path, item: Mapping[str, Any], sample: Mapping[str, Any]) -> 
 
 
 def _pieces(template: str) -> Iterator[str | Path]:
-    """The text and the paths of a template, in order."""
+    """Split a template into literal strings and paths, in order."""
     end = 0
     while (begin := template.find("{{", end)) >= 0:
         # Searched for once: where one is not closed, none that follows is.

@@ -1,7 +1,7 @@
-"""How alike two texts are, from 0 to 1, by OpenAI's names of metrics.
+"""Similarity of two strings, from 0 to 1, by OpenAI's names of metrics.
 
-OpenAI names metrics and not their settings; what is chosen here is in docs/evaluation.md. Words of BLEU, GLEU and METEOR are
-what white space separates; those of ROUGE are runs of a-z and 0-9 in lower case, as in its first implementation.
+OpenAI names metrics and not their settings; docs/evaluation.md has those chosen here. Words of BLEU, GLEU and METEOR
+are separated by white space; those of ROUGE are runs of a-z and 0-9 in lower case, as in its first implementation.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from shared.graders.types import Metric
 
 LONGEST = 100_000
 LONGEST_OF = {"fuzzy_match": 10_000, "meteor": 10_000}
-"""Metrics that take time with the product of the lengths, and more: seconds at this length."""
+"""Limits of metrics whose time grows with the product of the lengths or faster: they take seconds at this length."""
 
 
 def similarity(metric: Metric, text: str, reference: str) -> float:
-    """How alike a text and its reference are, by any metric but ``cosine``, which is of embeddings.
+    """Return the similarity of a string and its reference, by any metric but ``cosine``, which needs embeddings.
 
     Raises:
         InvalidRequest: ``GRADER_UNSUPPORTED``: ``cosine``; ``meteor`` without WordNet.
@@ -74,7 +74,7 @@ def _meteor(text: str, reference: str) -> float:
 
 
 def cosine(vector: Sequence[float], reference: Sequence[float]) -> float:
-    """The cosine of the angle between two embeddings, from -1 to 1; 0 where one has no length."""
+    """Return the cosine of the angle between two embeddings, from -1 to 1; 0 if one has length zero."""
     lengths = math.hypot(*vector) * math.hypot(*reference)
     return math.fsum(map(mul, vector, reference)) / lengths if lengths else 0.0
 

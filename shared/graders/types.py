@@ -90,7 +90,7 @@ class TextPart(GraderValue):
 
     @property
     def template(self) -> str:
-        """What is filled in."""
+        """The template of this part."""
         return self.text
 
 
@@ -104,7 +104,7 @@ class ImagePart(GraderValue):
 
     @property
     def template(self) -> str:
-        """What would be filled in."""
+        """The template of this part."""
         return self.image_url
 
 
@@ -123,7 +123,7 @@ class AudioPart(GraderValue):
 
     @property
     def template(self) -> str:
-        """What would be filled in."""
+        """The template of this part."""
         return self.input_audio.data
 
 
@@ -139,7 +139,7 @@ class GraderMessage(GraderValue):
 
     @property
     def parts(self) -> list[str | TextPart | ImagePart | AudioPart]:
-        """What it is made of, one or several."""
+        """The parts of the message, one or several."""
         return [*self.content] if isinstance(self.content, list) else [self.content]
 
 

@@ -1,6 +1,7 @@
-"""Rows and prompts of a self-evaluation, and how the scores of base and adapter on them are compared. No torch.
+"""Rows and prompts of a self-evaluation, and the comparison of base and adapter on them. No torch.
 
-The trainer measures on its own weights and leaves the same rows, as token ids, for the publisher, which measures what is served.
+The trainer measures on its own weights and leaves the same rows, as token ids, for the publisher, which measures the
+served model.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from shared.statistics.resampling import bca_interval
 MIN_ROWS = 8
 """Fewer give no interval."""
 SAMPLE_TOKENS = 64
-"""Of a sample answer."""
+"""Most tokens of a sample answer."""
 ANSWERS_AT_ONCE = 4
 SHARE_OF_TRAINING = 0.1
-"""Of the training's time, for a self-evaluation with its answers."""
+"""Share of the training's time that a self-evaluation with its answers may take."""
 LEAST_SECONDS = 15.0
 """For it, however short the training was."""
 TOO_LONG = "more would have taken over a tenth of the training's time"
 MAX_CHARACTERS = 600
-"""Of a text that is kept."""
+"""Most characters of a stored string."""
 
 
 class EvaluationRow(BaseModel):
@@ -59,10 +60,10 @@ class SamplePrompt(BaseModel):
 
 
 class EvaluationRows(BaseModel):
-    """The rows that the trainer scored, and the prompts that the served model is asked.
+    """The rows that the trainer scored, and the prompts for the served model.
 
     Attributes:
-        general: token ids of the general questions, in their order; empty where the template does not take them.
+        general: token ids of the general questions, in their order; empty if the template does not accept them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -72,7 +73,7 @@ class EvaluationRows(BaseModel):
 
 
 def seconds_for(training_seconds: float) -> float:
-    """How long a self-evaluation may take after so long a training."""
+    """Return the seconds that a self-evaluation may take after a training of this length."""
     return max(LEAST_SECONDS, SHARE_OF_TRAINING * training_seconds)
 
 
@@ -147,7 +148,7 @@ class Asker(Protocol):
     def __call__(
         self, prompts: Sequence[list[int]], max_tokens: int, /
     ) -> tuple[list[WrittenAnswer], list[WrittenAnswer]]:
-        """Greedy answers of base and adapter to token ids, of at most so many tokens."""
+        """Return greedy answers of base and adapter to token ids, of at most ``max_tokens`` tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +163,11 @@ class Answers:
 def answer_in_time(
     rows: EvaluationRows, ask: Asker, deadline: float, advance: Callable[[str, int, int], None]
 ) -> Answers:
-    """Ask for the first sample answers, the general ones and the other samples, as far as the time goes.
+    """Get the first sample answers, the general ones and the other samples, as far as the time allows.
 
     Args:
-        deadline: monotonic seconds. What has begun by then is finished, and the first samples are always asked for.
-        advance: called with an activity and how much of it is done, of how much.
+        deadline: monotonic seconds. A batch begun by then is finished, and the first samples are always requested.
+        advance: called with an activity, the part of it that is done, and the whole.
     """
     base: list[WrittenAnswer] = []
     tuned: list[WrittenAnswer] = []

@@ -15,7 +15,7 @@ SOURCES = {
 
 
 def evaluation_section(evaluation: SelfEvaluation) -> str:
-    """Markdown; the same for the same numbers and texts. What is served comes first."""
+    """Write the section in Markdown; equal input gives equal output. The served model's measures come first."""
     parts = ["\n## Against its base\n", _measures(evaluation)]
     parts += [f"\n{inline(note)}\n" for note in evaluation.notes]
     parts += [f"\n> **Warning.** {inline(warning)}\n" for warning in evaluation.warnings]

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from shared.model_card.self_evaluation import GeneralAnswer
 
 MAX_NEW_TOKENS = 48
-"""Of an answer to one of them."""
+"""Most tokens of an answer to one of them."""
 _MARKUP = tuple("{[<|`")
 
 
@@ -28,7 +28,7 @@ class GeneralQuestion(BaseModel):
     right: tuple[tuple[str, ...], ...]
 
     def is_answered_by(self, answer: str) -> bool:
-        """Whether the answer names what is right, in prose."""
+        """Return whether the answer names the right words, in prose."""
         if answer.lstrip().startswith(_MARKUP):
             return False
         return all(any(_names(answer, word) for word in group) for group in self.right)

@@ -1,4 +1,4 @@
-"""Markdown in which no text of a stranger is markup: cells, tables, quotations, and the front matter that the hub reads."""
+"""Markdown in which untrusted strings are never markup: cells, tables, quotations, and the front matter for the hub."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The README.md of a stored adapter, from the records of adapter and job: equal records give equal bytes.
 
-What the trainer's own card says of the machine and the clock is not in it; what was measured after training is.
+It leaves out the machine and the clock, which the trainer's own card names; it includes measurements after the
+training.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ RECIPE = {
     "adapter": ("rank", "alpha", "dropout", "target_modules"),
     "exec": ("epochs", "batch_size", "grad_accum", "learning_rate", "warmup_steps", "weight_decay", "seq_len", "seed"),
 }
-"""Fields of the contract that the card shows; its digest stands for all."""
+"""Fields of the contract that the card shows; its digest covers all."""
 
 
 class CardReceipt(BaseModel):
@@ -36,13 +37,14 @@ class CardReceipt(BaseModel):
 
 
 class AdapterRecord(BaseModel):
-    """What is known of a stored adapter.
+    """Records of a stored adapter.
 
     Attributes:
         license: of the base, as the catalogue has it.
-        job: the job that made the adapter: its ``plan``, ``contract`` and ``result``; None for one that no job of this tenant made.
+        job: the job that made the adapter: its ``plan``, ``contract`` and ``result``; None for one that no job of this
+            tenant made.
         certificates: by replica, see docs/certificates.md.
-        receipts: what came of judging it by policies, newest first: id, policy, outcome, until when.
+        receipts: outcomes of judging it by policies, newest first: id, policy, outcome, expiry.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -164,7 +166,7 @@ def _certificate(number: int, certificate: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _lineage(record: AdapterRecord) -> str:
-    """What leads back: digests of all that went in, the code that trained, and who judged."""
+    """Write the adapter's provenance: digests of all inputs, the code that trained, and its receipts."""
     manifest, rows = record.manifest, []
     rows += [(f"{source}: SHA-256", digest) for source, digest in (manifest.source_digests or {}).items()]
     rows += [("contract: SHA-256", manifest.contract_digest)]

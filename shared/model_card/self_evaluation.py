@@ -10,14 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA: Literal["mens_self_evaluation_v1"] = "mens_self_evaluation_v1"
 KEY = "self_evaluation"
-"""Where a job's result and an adapter's metrics hold it."""
+"""Key of the self-evaluation in a job's result and an adapter's metrics."""
 
 
 LEAST_KEPT = 0.75
 """Share of the general answers; fewer are called forgetting."""
 FORGETTING_REMEDY = "the model has forgotten what it could do beside the task: fewer epochs, or --replay FILE with rows of general chats, keep more"
 LEAST_LOSS_SHARE = 0.25
-"""By so much more than the trainer's is the loss of what is served a warning."""
+"""Share by which the served model's loss must exceed the trainer's to give a warning."""
 SHIFT_REMEDY = "Train over 16 bit (quant.base none), or serve the dequantised twin (`mens base dequantize NAME`)."
 
 
@@ -28,7 +28,7 @@ class EvaluationPart(BaseModel):
 
 
 class RowSource(StrEnum):
-    """Which rows were taken."""
+    """Source of the scored rows."""
 
     VALIDATION_FILE = "validation_file"
     HELD_OUT = "held_out"
@@ -63,7 +63,7 @@ class SampleAnswer(EvaluationPart):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the tuned model wrote the reference, white space aside."""
+        """Whether the tuned model wrote the reference, ignoring white space."""
         return self.tuned_ended and self.tuned.split() == self.reference.split()
 
 
@@ -100,7 +100,7 @@ class AnswerSource(StrEnum):
 
 
 class SelfEvaluation(EvaluationPart):
-    """What a finished run measured of itself."""
+    """Self-evaluation of a finished run."""
 
     version: Literal["mens_self_evaluation_v1"] = SCHEMA
     source: RowSource
@@ -157,7 +157,7 @@ def without_samples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shift_warning(evaluation: SelfEvaluation) -> str | None:
-    """That the served model is much worse than the one that was trained; None where it is not."""
+    """Return a warning if the served model is much worse than the trained one, else None."""
     trained, served = evaluation.loss, evaluation.served and evaluation.served.loss
     if not (trained and served and evaluation.precision == "nf4"):
         return None
@@ -170,7 +170,7 @@ def shift_warning(evaluation: SelfEvaluation) -> str | None:
 
 
 def summarize(evaluation: SelfEvaluation) -> list[str]:
-    """The measures in a few lines of plain text; the same words everywhere. What is served comes first."""
+    """Describe the measures in a few lines of plain text, with fixed wording. The served model's come first."""
     rows = {
         RowSource.VALIDATION_FILE: "rows of the validation file",
         RowSource.HELD_OUT: "held-out rows",
@@ -208,7 +208,9 @@ def _measures(where: str, loss: PairedMeasure | None, accuracy: PairedMeasure | 
 
 
 def _change(measure: PairedMeasure, sign: float, form: str, unit: str) -> str:
-    """How much better an average row is, in words. ``sign`` makes more of it better, and scales it."""
+    """Say in words how much better an average row is. Multiplying by ``sign`` makes higher better, and scales the
+    value.
+    """
 
     def amount(value: float) -> str:
         return f"{format(abs(value), form)}{unit}"

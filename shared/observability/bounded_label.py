@@ -1,4 +1,4 @@
-"""Values of a metric's label, bounded in number: Prometheus keeps a time series for each, whoever chose it."""
+"""Values of a metric's label, bounded in number: Prometheus keeps a time series for each, and callers choose them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import threading
 from collections.abc import Collection
 
 OTHER = "other"
-"""What all values beyond the bound are counted under."""
+"""Label under which all values beyond the bound are counted."""
 LONGEST = 128
 
 
 class BoundedLabel:
     """Decides which values of a label have time series of their own.
 
-    Those that the operator names always have. Of the others, which callers choose, the first ones until the bound is reached; what
-    comes later, or is longer than 128 characters, is :data:`OTHER`. Safe to call from many threads.
+    Those that the operator names always have. Callers choose the others: the first ones have, until the bound is
+    reached; later ones, and those longer than 128 characters, become :data:`OTHER`. Safe to call from many threads.
 
     Args:
         named: by the operator; they do not count towards the bound.

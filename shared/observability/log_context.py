@@ -1,4 +1,4 @@
-"""Ids that every log line of a piece of work has: its request, job, attempt, adapter and tenant."""
+"""Ids in every log line of a piece of work: its request, job, attempt, adapter and tenant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 
 VARIABLE = "MENS_LOG_IDS"
-"""Where a child process finds the ids of the attempt that it works for."""
+"""Environment variable that gives a child process the ids of its attempt."""
 NAMES = ("request_id", "tenant", "job_id", "attempt", "model", "adapter_id")
 NONE: Mapping[str, str] = {}
 
@@ -17,7 +17,7 @@ _ids: ContextVar[Mapping[str, str]] = ContextVar("log_ids", default=NONE)
 
 
 def current_ids() -> Mapping[str, str]:
-    """The ids of what runs now, in this task or thread."""
+    """Return the ids of the work in this task or thread."""
     return _ids.get()
 
 
@@ -42,7 +42,7 @@ def end_ids(token: Token[Mapping[str, str]]) -> None:
 
 
 def add_log_ids(**ids: str) -> None:
-    """Add ids that are known only now to those of the innermost block, whose later lines have them too."""
+    """Add ids that became known to the innermost block, whose later lines get them too."""
     known = _ids.get()
     if known is not NONE:
         assert isinstance(known, dict)
@@ -50,7 +50,7 @@ def add_log_ids(**ids: str) -> None:
 
 
 def to_environment() -> dict[str, str]:
-    """What a child process has to find in its environment for its lines to have the same ids."""
+    """Return the environment variables that give a child process's log lines the same ids."""
     return {VARIABLE: json.dumps(dict(current_ids()))} if current_ids() else {}
 
 

@@ -1,4 +1,4 @@
-"""How every process writes its log: a plain line or a JSON object a record, on stderr, with ids and without secrets."""
+"""Logging of every process: a plain line or a JSON object a record, on stderr, with ids and without secrets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class TextFormatter(logging.Formatter):
 
 
 def json_formatter() -> logging.Formatter:
-    """One JSON object a record: time, level, logger, message, the ids of what runs, and the record's own fields.
+    """Make a formatter that writes one JSON object a record: time, level, logger, message, current ids, and the
+    record's own fields.
 
     A factory, for `logging.config` too (vLLM's and uvicorn's loggers; `serving/launch/json_logging.json`).
     """

@@ -1,6 +1,6 @@
-"""The listener for Prometheus: ``GET /metrics`` on a port of its own, which no route of the API and no Ingress leads to.
+"""The listener for Prometheus: ``GET /metrics`` on a port of its own, which no route of the API or Ingress reaches.
 
-Who scrapes sees what all tenants do, so the port is loopback's unless there is a key, and the key is no tenant's.
+A scraper sees the activity of all tenants, so the port is on loopback unless a key is set, which no tenant has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shared.errors import Code, InvalidRequest
 
 METRICS_PATH = "/metrics"
 READ_SECONDS = 10.0
-"""How long a client may take to send its request."""
+"""Time that a client may take to send its request."""
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 logger = logging.getLogger(__name__)
@@ -43,16 +43,17 @@ class MetricsListener:
     """Serves a registry from a thread of its own until it is closed.
 
     Attributes:
-        port: on which it listens; chosen by the system where 0 was asked for.
+        port: on which it listens; the system chooses it if 0 was requested.
 
     Args:
         registry: of this process.
         host: address to listen on.
         port: to listen on.
-        key: bearer token that a scraper has to send; empty: none, on loopback only.
+        key: bearer token that a scraper has to send; empty: not required, on loopback only.
 
     Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: the address is not loopback and there is no key, or it cannot be listened on.
+        InvalidRequest: ``SETTINGS_INVALID``: the address is not loopback and no key is set, or it cannot be listened
+            on.
     """
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int, key: str = "") -> None:
@@ -99,7 +100,7 @@ def listen(registry: CollectorRegistry, settings: ListenerSettings) -> MetricsLi
 
 
 def process_registry() -> CollectorRegistry:
-    """A registry with what the system and Python tell of this process (``process_*``, ``python_gc_*``)."""
+    """Make a registry with the figures of the system and of Python on this process (``process_*``, ``python_gc_*``)."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
@@ -138,7 +139,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        # Not HTTPServer's, which asks the DNS for the host's name, at length where there is none.
+        # HTTPServer's own would look up the host's name in DNS, which takes long without a DNS server.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()

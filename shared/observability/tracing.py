@@ -1,7 +1,7 @@
-"""Traces by OpenTelemetry: off unless an OTLP endpoint is set; while they are off, nothing that makes or sends them is imported.
+"""Traces by OpenTelemetry: off unless an OTLP endpoint is set; while they are off, none of its packages is imported.
 
-A trace goes on wherever its ``traceparent`` (W3C Trace Context) goes: with a request's header, in a job's row, in the environment
-of a child process. Spans hold ids and names of stages, never what was asked, answered or trained on.
+A trace continues wherever its ``traceparent`` (W3C Trace Context) goes: with a request's header, in a job's row, in the
+environment of a child process. Spans have ids and names of stages, never questions, answers or training data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from shared.errors import Code, InvalidRequest
 
 VARIABLE = "TRACEPARENT"
-"""Where a child process finds the span that it is a part of, as other programs have it."""
+"""Environment variable that gives a child process its parent span; other programs use the same name."""
 ENDPOINT_VARIABLE = "MENS_OTLP_ENDPOINT"
 
 Ids = Mapping[str, str]
@@ -23,7 +23,7 @@ Ids = Mapping[str, str]
 
 @dataclass
 class _Tracing:
-    """What sends the spans of this process, if anything does."""
+    """The sender of this process's spans, if tracing is on."""
 
     tracer: Any = None
     provider: Any = None
@@ -34,10 +34,10 @@ _tracing = _Tracing()
 
 
 def start_tracing(endpoint: str, service: str) -> None:
-    """Send spans of this process to an OTLP receiver over HTTP from now on; nothing where there is no endpoint.
+    """Send spans of this process to an OTLP receiver over HTTP from now on; without an endpoint, do nothing.
 
     Args:
-        endpoint: base URL of the receiver, whose ``/v1/traces`` takes them.
+        endpoint: base URL of the receiver, which accepts them at ``/v1/traces``.
         service: ``service.name`` of the spans.
 
     Raises:
@@ -76,11 +76,11 @@ def is_tracing() -> bool:
 
 
 def begin_span(name: str, traceparent: str | None = None, ids: Ids | None = None) -> Any:
-    """A span that the caller ends with its ``end()``; None while there are no traces.
+    """Begin a span that the caller ends with its ``end()``; return None while tracing is off.
 
     Args:
-        name: of what it measures.
-        traceparent: of the span that it is a part of, when that is of another process; None: the current one, or none.
+        name: of the measured work.
+        traceparent: of the parent span, if that belongs to another process; None: the current one, if any.
         ids: its attributes.
     """
     if _tracing.tracer is None:
@@ -93,7 +93,7 @@ def begin_span(name: str, traceparent: str | None = None, ids: Ids | None = None
 
 @contextmanager
 def span(name: str, traceparent: str | None = None, ids: Ids | None = None) -> Iterator[None]:
-    """A span of a block, which is the current one inside. What the arguments mean, :func:`begin_span` says."""
+    """Run a block in a span, which is the current one inside. Arguments as for :func:`begin_span`."""
     if _tracing.tracer is None:
         yield
         return
@@ -123,7 +123,7 @@ def leave_span(opened: Any, token: Any) -> None:
 
 
 def current_traceparent() -> str | None:
-    """The current span, for another process to go on with; None while there are no traces."""
+    """Return the current span's traceparent, for another process to continue; None while tracing is off."""
     if _tracing.tracer is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -134,7 +134,7 @@ def current_traceparent() -> str | None:
 
 
 def to_environment() -> dict[str, str]:
-    """What a child process has to find in its environment to go on with the current trace."""
+    """Return the environment variables with which a child process continues the current trace."""
     traceparent = current_traceparent()
     return {VARIABLE: traceparent} if traceparent else {}
 

@@ -75,7 +75,7 @@ def preflight_model(folder: Path, *, tokenizer_mode: TokenizerMode | str, strict
         if (info := tensors.get(name)) and info.shape == shape and info.dtype in FLOAT_DTYPES
     }
     inventory = _coverage(list(expected), sound)
-    # Layers first: "layer 7 is missing" tells more than the names of its nine tensors.
+    # Layers first: "layer 7 is missing" is more useful than the names of its nine tensors.
     if strict:
         _check_coverage(middle, inventory, tensors, expected)
     bytes_by_dtype: Counter[str] = Counter()
@@ -104,9 +104,9 @@ def read_model_type(folder: Path) -> str | None:
 
 
 def check_targets(target_modules: Sequence[str] | None, config: ModelConfig) -> None:
-    """Check that every name of a contract's ``adapter.target_modules`` is that of linear layers of the base.
+    """Check that every name in a contract's ``adapter.target_modules`` belongs to linear layers of the base.
 
-    PEFT itself refuses only when none of the names is, and then after the weights were loaded.
+    PEFT itself refuses only if none of the names matches, and only after the weights were loaded.
 
     Raises:
         ContractRejected: ``TARGET_MODULES_UNKNOWN``; ``details["choices"]`` has the names.

@@ -1,7 +1,8 @@
-"""The precision of the base where nobody wrote one: unquantised where that fits with headroom, else NF4. Pure arithmetic.
+"""Decide the precision of the base if it is left open: unquantised if that fits with headroom, else NF4. Pure
+arithmetic.
 
-NF4 has a price beyond speed: the adapter is exact on the quantised weights only, and replicas serve the original's. What the
-served model loses by that is the certificate's base shift; full precision has none.
+NF4 has a price beyond speed: the adapter is exact on the quantised weights only, and replicas serve the original's. The
+served model's loss from that is the certificate's base shift; full precision has none.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ MAX_TOKENS = 8_192
 def decide(
     contract: FineTuneContract, config: ModelConfig, machine: Machine, *, on_gpu: bool, tokens: int | None = None
 ) -> BasePrecision:
-    """How the base is held, and why.
+    """Decide the precision of the frozen base, with the reason.
 
     Args:
         contract: its pair of method and precision may be open.
-        tokens: of the micro-batch that must fit; None: what a step of the contract has, within :data:`MAX_TOKENS`.
+        tokens: of the micro-batch that must fit; None: those of a step of the contract, within :data:`MAX_TOKENS`.
     """
     exec_ = contract.exec
     step = exec_.batch_size * exec_.grad_accum * exec_.seq_len
@@ -50,7 +51,9 @@ def decide(
 
 
 def needed_bytes(contract: FineTuneContract, config: ModelConfig, tokens: int, *, on_gpu: bool) -> int:
-    """Memory of a run over the unquantised base with recomputed activations and micro-batches of so many tokens."""
+    """Return the memory of a run on the unquantised base, with recomputed activations and micro-batches of ``tokens``
+    tokens.
+    """
     unquantised = with_pair(contract, AdapterMethod.LORA, BaseQuant.NONE)
     least = Configuration(batch_size=1, grad_accum=1, seq_len=tokens, checkpointing=True)
     return vram_parts(unquantised, config, least, on_gpu=on_gpu).total

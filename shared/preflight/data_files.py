@@ -30,7 +30,7 @@ from shared.tokenization.tokenizer import Tokenizer
 
 SAMPLED_ROWS = 20_000
 SMALLEST_ROW_BYTES = 27
-"""Of ``{"prompt":"a","output":"b"}``: a file that has no room for more such rows than are sampled need not be counted."""
+"""Size of ``{"prompt":"a","output":"b"}``: a file too small for more such rows than the sample need not be counted."""
 NEAR_DUPLICATE_BYTES = 64 << 20
 """Above this size a control plane looks for exact duplicates only."""
 
@@ -48,13 +48,14 @@ class JobFiles:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found in the files of a job.
+    """Findings on the files of a job.
 
     Attributes:
         data: on the training file and the validation file.
         replay: on the replay file, if there is one.
         supervision: by file; the training file's is always there.
-        index: of the training file's rows. lines: of those that the trainer will use, as :meth:`trained_on` counts them.
+        index: of the training file's rows. lines: of those that the trainer will use, as :meth:`trained_on` counts
+            them.
     """
 
     data: DataReport
@@ -80,12 +81,12 @@ class Findings:
         return {level: rows - lost.get(level, 0) for level, rows in report.trainable_difficulties.items()}
 
     def leaks(self, held_out: int, seed: int) -> list[str]:
-        """A note on held-out rows that are trained on too, if there are any.
+        """Return a note on held-out rows that are trained on too, if any.
 
         Args:
             held_out: rows of the training file that are held out. seed: decides which.
         """
-        # Without a repeated row there is nothing to look for, and most files have none.
+        # Without a repeated row no copies can exist, and most files have none.
         repeats = held_out and self.data.training.duplicates.exact_rows
         copies = count_copies(self.index, self.lines, held_out, seed) if repeats else 0
         what = f"{copies} of the {held_out} held-out rows are also trained on"
@@ -101,7 +102,7 @@ class Findings:
             report.refuse(f"data.{kind}_file", lenient=self.data.mode is DataMode.LENIENT)
 
     def warnings(self, seq_len: int) -> list[str]:
-        """What rows say that will not be learnt as they say it."""
+        """Warn of row contents that the training will not reproduce as written."""
         found = [*self.data.warnings, *(part_warnings(self.replay, "replay ") if self.replay else [])]
         for kind, report in self.supervision.items():
             found += report.warnings(seq_len, "" if kind == "train" else f"{kind} ")
@@ -166,10 +167,11 @@ def _read_replay(replay: InputFile, wanted: DataSection, passes: _Passes) -> Fil
 
 
 class _Passes:
-    """The supervision passes over the files of a job.
+    """Supervision passes over the files of a job.
 
     Attributes:
-        heaviest_row: stored weight of a row of the training file that weighs something, 0 when none does; None before there was any.
+        heaviest_row: first nonzero stored weight of a row of the training file, 0 when all are zero; None before the
+            first row.
     """
 
     def __init__(self, contract: FineTuneContract, seq_len: int, tokenizer: Tokenizer, machine: Machine) -> None:
@@ -180,7 +182,7 @@ class _Passes:
         self._admitted = array("I")
 
     def observe(self, kind: Kind, file: InputFile, filters: RowFilter) -> Observer:
-        """Receives the rows of a file; of a large one, a sample where the machine is not thorough."""
+        """Return an observer for the rows of a file; for a large file, it samples unless the machine is thorough."""
         found = SupervisionPass(
             self._tokenizer, seq_len=self._seq_len, last_k=self._contract.exec.qlora_ce_last_k, filters=filters
         )
@@ -199,7 +201,7 @@ class _Passes:
         return observe
 
     def trained_lines(self) -> Lines:
-        """Of the training file, once its report is made: the lines whose rows the trainer will use."""
+        """Return the lines of the training file whose rows the trainer will use; call it after the file's report."""
         lost = np.array(self.started["train"][0].lost_lines, np.uint32)
         return np.setdiff1d(np.frombuffer(self._admitted, np.uint32), lost, assume_unique=True)
 

@@ -1,8 +1,8 @@
-"""Estimates what a job needs before it is queued: memory by part, disk, steps, tokens, time. Pure arithmetic.
+"""Estimate the needs of a job before it is queued: memory by part, disk, steps, tokens, time. Pure arithmetic.
 
-What follows from shapes is exact (weights, adapter, optimizer, files: tests hold them against real bytes). Activations
-are what transformers with PEFT saves for the backward pass, counted from autograd; the runtime overhead is a stated
-allowance. All sizes are bytes.
+Figures that follow from shapes are exact (weights, adapter, optimizer, files: tests compare them with real bytes).
+Activations are those that transformers with PEFT saves for the backward pass, counted from autograd; the runtime
+overhead is a stated allowance. All sizes are bytes.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ CPU_CACHE_FRACTION = 0.25
 CPU_HEAP_SHARE = 0.3
 """Memory that glibc's heap keeps between the blocks of a step, as a share of activations and logits.
 
-Measured on SmolLM2-135M: 0.05 in the first step, 0.31 to 0.33 in the third; with every large block mapped by itself (glibc's
-``mmap_threshold``), which costs time, the peak is that of the parts within 2 %.
+Measured on SmolLM2-135M: 0.05 in the first step, 0.31 to 0.33 in the third; with every large block mapped separately
+(glibc's ``mmap_threshold``), which costs time, the peak is that of the parts within 2 %.
 """
 VRAM_FRACTION = 0.85
 """Share of the device that a plan may fill when ``exec.max_vram_fraction`` is not set (specification §3.6)."""
@@ -74,9 +74,9 @@ def estimate(
     Args:
         rows: rows that pass the filters; a validation split is taken from them as the planner does.
         mean_tokens: mean tokens of a row before truncation, when known.
-        epoch_rows: rows of each epoch, where curriculum or replay make them differ; else each has the same.
+        epoch_rows: rows of each epoch, if curriculum or replay make them differ; else each has the same.
         vram_bytes: memory of the device, when known.
-        machine: its speed decides the time; None: nothing is known of it.
+        machine: its speed decides the time; None: unknown.
         supervised: fraction of the tokens that carry loss.
         step_tokens: of the largest step, when known: on a CPU a micro-batch never has more.
         checkpointing: recompute activations in the backward pass.
@@ -177,7 +177,7 @@ def vram_parts(
         else inputs * outputs * compute_bytes
         for inputs, outputs in linear_layers(config).values()
     )
-    # Of a base in parts, one block is whole at a time; all else is on every GPU.
+    # If the base is held in parts, one block is whole at a time; all else is on every GPU.
     held = blocks if holders == 1 else blocks // holders + blocks // config.layers
     fused = not on_gpu and is_fused(contract, config)
     saved = activation_bytes(
@@ -213,7 +213,7 @@ def cpu_cache(
     free_bytes: int | None,
     limit_bytes: int | None,
 ) -> int:
-    """Bytes of the dequantised weights that training on a CPU keeps; 0 where they take much, or there is no room.
+    """Return the bytes of the dequantised weights that training on a CPU keeps; 0 if they are large or do not fit.
 
     Args:
         needed: bytes without them. free_bytes: of the machine. limit_bytes: that the job may take; None: not known.
@@ -224,11 +224,11 @@ def cpu_cache(
 
 
 def largest_step(contract: FineTuneContract, report: SupervisionReport) -> int | None:
-    """Tokens of the largest optimizer step that is to be expected of the run's steps, each a sum of rows drawn without replacement.
+    """Estimate the tokens of a run's largest optimizer step, a sum of rows drawn without replacement.
 
-    A step has other rows in each epoch, so the largest is not known: it is the expected maximum of so many draws of a gamma
-    distribution (Blom's approximation, and Wilson and Hilferty's), because lengths have a tail on one side. A row of the
-    histogram counts as the middle of its bucket.
+    A step has other rows in each epoch, so the largest is unknown: it is estimated as the expected maximum of as many
+    draws of a gamma distribution as the run has steps (Blom's approximation, and Wilson and Hilferty's), because
+    lengths have a tail on one side. A row of the histogram counts as the middle of its bucket.
     """
     if not report.rows:
         return None
@@ -247,7 +247,7 @@ def largest_step(contract: FineTuneContract, report: SupervisionReport) -> int |
 
 
 def memory_limit(contract: FineTuneContract, memory_bytes: int) -> int:
-    """Bytes that the job may fill of a device with so many."""
+    """Return the bytes that the job may fill on a device with this much memory."""
     return math.floor(memory_bytes * (contract.exec.max_vram_fraction or VRAM_FRACTION))
 
 
@@ -272,11 +272,13 @@ def nearest_fit(
     on_gpu: bool = True,
     devices: int = 1,
 ) -> NearestFit | None:
-    """The configuration nearest to the requested one that needs at most ``budget`` bytes a device; None when none does.
+    """Return the configuration nearest to the requested one that needs at most ``budget`` bytes a device; None if none
+    does.
 
     First the batch is halved and accumulation doubled, which leaves the result as it is (the loss weighs every token
-    the same); then activations are recomputed, with the batch as large as fits; then the devices hold the base in parts;
-    last, rows are shortened. All but the last the trainer does by itself (`worker/training/model/memory_budget.py`).
+    the same); then activations are recomputed, with the batch as large as fits; then the devices hold the base in
+    parts; last, rows are shortened. The trainer does all but the last on its own
+    (`worker/training/model/memory_budget.py`).
     """
     # Outermost what changes the result, innermost what does not: the first hit is the mildest change.
     seq_len = requested.seq_len
@@ -291,7 +293,7 @@ def nearest_fit(
 
 
 def _same_result(requested: Configuration, devices: int) -> Iterator[Configuration]:
-    """Configurations with the result of the requested one, the mildest change first."""
+    """Iterate over configurations with the result of the requested one, the mildest change first."""
     pairs = same_effective_batch(requested.batch_size, requested.grad_accum)
     ways = product(sorted({requested.holders, devices}), sorted({requested.checkpointing, True}), pairs)
     for holders, checkpointing, (batch_size, grad_accum) in ways:

@@ -1,4 +1,4 @@
-"""Which rows of a training file are held out to validate, for preflight and trainer alike; and how many of them are trained on too."""
+"""Choose the rows of a training file to hold out, for preflight and trainer alike; count copies that are trained on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def split_validation(rows: int, held_out: int, seed: int) -> tuple[Numbers, Numb
 
 
 def count_copies(index: ExactIndex, lines: Lines, held_out: int, seed: int) -> int:
-    """Held-out rows that repeat, except for case and white space, a row that is trained on.
+    """Count held-out rows that repeat, ignoring case and white space, a row that is trained on.
 
     Args:
         index: the file's rows.

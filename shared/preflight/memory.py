@@ -101,7 +101,7 @@ def merged_bytes(config: ModelConfig) -> int:
 
 
 def chunk_rows(vocab: int) -> int:
-    """Hidden rows whose logits exist at a time: the trainer computes head and loss in chunks of so many."""
+    """Return the hidden rows whose logits exist at a time: the trainer computes head and loss in chunks of them."""
     return max(1, CHUNK_ELEMENTS // vocab)
 
 
@@ -135,7 +135,7 @@ def activation_bytes(
     linear = _linear_attention_bytes(config, rank, compute_bytes) if config.linear else 0
     layers = [linear if kind == LINEAR else full for kind in config.layer_types]
     if checkpointing:
-        # One block at a time is recomputed, so the largest of them is what exists beside the blocks' inputs.
+        # One block at a time is recomputed, so memory holds the blocks' inputs and the largest block.
         return config.layers * config.hidden * compute_bytes + max(layers)
     return sum(layers)
 
@@ -148,7 +148,7 @@ def cache_bytes(contract: FineTuneContract, config: ModelConfig, element_bytes: 
 
 
 def is_fused(contract: FineTuneContract, config: ModelConfig) -> bool:
-    """Whether the trainer packs the rows and computes whole MLPs as one function: no dropout, a gated MLP with LoRA."""
+    """Return whether the trainer packs rows and fuses whole MLPs: no dropout, a gated MLP with LoRA."""
     if config.linear or contract.adapter.dropout or config.spec.mlp is not GATED_MLP:
         return False
     modules = lora_modules(config, contract.adapter.target_modules)

@@ -47,17 +47,17 @@ def preflight(
     machine: Machine,
     replay: InputFile | None = None,
 ) -> Preflight:
-    """Check a job to the end and plan it.
+    """Check a job completely and plan it.
 
     Args:
         request: the contract and its presets.
         base: the catalogue's entry of the base model. base_folder: its files.
         train: the training file. validation: the validation file, if there is one.
-        machine: what is known of trainer and server.
+        machine: known facts about trainer and server.
         replay: the replay file, if there is one.
 
     Raises:
-        MensError: the code of the first thing that makes the job impossible.
+        MensError: the code of the first fault that makes the job impossible.
     """
     request = _with_backend(request)
     # Before weights and data are opened: what the contract alone forbids.
@@ -82,7 +82,7 @@ def preflight(
     if resolution.contract is not request.contract:
         _check_resolved(resolution, facts)
     on_gpu = target_device(resolution.contract, facts) is not Device.CPU
-    # Where the precision is open, rows are read at the longer of the two lengths, and decide it.
+    # If the precision is open, rows are read at the longer of the two lengths, and decide it.
     lengths = _open_lengths(request, resolution, model.config, machine, on_gpu=on_gpu)
     seq_len = max((length.limit for length in lengths.values() if length), default=resolution.contract.exec.seq_len)
     positions = model.config.max_positions
@@ -188,7 +188,7 @@ def _with_backend(request: JobRequest) -> JobRequest:
 def _open_lengths(
     request: JobRequest, resolution: Resolution, config: ModelConfig, machine: Machine, *, on_gpu: bool
 ) -> dict[HeldBase, OpenLength | None]:
-    """What bounds an open length, for each precision that the base may be held in: full precision first where both may."""
+    """Return the bounds of an open length for each possible precision of the base, full precision first."""
     contract = resolution.contract
     bases: list[HeldBase] = [BaseQuant.NONE, BaseQuant.NF4] if is_open(contract) else [pair_of(contract)[1]]
     return {
@@ -204,14 +204,14 @@ def _open_lengths(
 
 
 def _holds_rows(lengths: dict[HeldBase, OpenLength | None], base: HeldBase, longest: int) -> bool:
-    """Whether a precision cuts no row that NF4 would keep."""
+    """Return whether a precision truncates no row that NF4 would keep whole."""
     own, least = lengths[base], lengths.get(BaseQuant.NF4)
     return own is None or least is None or own.limit >= min(longest, least.limit)
 
 
 def _check_alone(contract: FineTuneContract, facts: RefusalContext) -> None:
-    """What the contract alone forbids, before a file is opened."""
-    # Whether the cap is too low is seen in the plan, once the base's depth is known.
+    """Refuse a contract by its own fields, before a file is opened."""
+    # Once the base's depth is known, the plan shows whether the cap is too low.
     check_refusals(contract, replace(facts, n_layers=contract.exec.qlora_proxy_max_layers))
     reject_unsupported(contract, accepted=facts.accepted)
 
@@ -238,9 +238,9 @@ def _estimate(
     machine: Machine,
     context: RefusalContext,
 ) -> Estimate:
-    """What the planned job needs, or the refusal of one that does not fit the device."""
+    """Estimate the planned job, or refuse one that does not fit the device."""
     contract = plan.contract
-    # What the trainer does at the least: on a GPU it recomputes activations.
+    # The least that the trainer does: on a GPU it recomputes activations.
     on_gpu = target_device(contract, context) is not Device.CPU
     needs = estimate(
         contract,
@@ -295,7 +295,7 @@ def _too_large(needs: Estimate) -> ContractRejected:
 
 
 def _unknown_machine(request: JobRequest, machine: Machine) -> list[str]:
-    """That the preset was chosen for a machine of which nothing is known."""
+    """Return a note if the preset was chosen for an unknown machine."""
     if request.preset != AUTO or machine.vram_bytes is not None or machine.host_bytes is not None:
         return []
     smallest = f"its smallest row (GPUs of {auto_row(None).max_vram_mb} MiB)"

@@ -39,7 +39,7 @@ class OpenLength:
     may_split: bool
 
     def decide(self, contract: FineTuneContract, longest: int) -> Values:
-        """Values by field path, for data whose longest row has so many tokens."""
+        """Return values by field path, for data whose longest row has this many tokens."""
         exec_ = contract.exec
         seq_len = min(self.limit, STEP * max(1, math.ceil(longest / STEP)))
         values: Values = {"exec.seq_len": seq_len}
@@ -54,7 +54,7 @@ class OpenLength:
 def open_length(
     request: JobRequest, resolution: Resolution, config: ModelConfig, machine: Machine, *, on_gpu: bool
 ) -> OpenLength | None:
-    """What bounds the length that the data will decide; None when caller, preset or profile has decided it."""
+    """Return the bounds of the length that the data will decide; None if caller, preset or profile has decided it."""
     contract = resolution.contract
     fixed = {path for path, source in resolution.sources.items() if source == "explicit"} - request.auto
     if request.preset or request.domain or "exec.seq_len" in fixed:
@@ -75,7 +75,9 @@ def open_length(
 
 
 def _tokens_that_fit(contract: FineTuneContract, config: ModelConfig, machine: Machine, *, on_gpu: bool) -> int:
-    """Tokens of the largest micro-batch, with activations recomputed and the base in parts where several GPUs share the job."""
+    """Return the tokens of the largest micro-batch, with recomputed activations and the base in parts if GPUs share the
+    job.
+    """
     budget, chunk = memory_limit(contract, machine.memory(on_gpu=on_gpu) or 0), chunk_rows(config.vocab)
     holders = machine.sharers(contract, on_gpu=on_gpu)
 

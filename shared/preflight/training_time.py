@@ -1,4 +1,5 @@
-"""How long a job trains: measured by an earlier job of the base, else guessed, and named so. Pure arithmetic.
+"""Training time of a job: measured by an earlier job of the base, else estimated and labelled as a guess. Pure
+arithmetic.
 
 The tiers are the original's: measured speed, FLOPs of the model over the device's speed, 200 ms a step.
 """
@@ -54,7 +55,7 @@ class Workload:
     Attributes:
         linears: weights of the frozen linear layers in the blocks, N.
         lora: LoRA parameters.
-        attention: n_h · d · L over the layers of full attention. What a linear-attention layer does beside its
+        attention: n_h · d · L over the layers of full attention. A linear-attention layer's work besides its
             projections is left out, so the MFU of a hybrid model is reported a little low.
         head: hidden size times vocabulary, h · V.
         checkpointing: whether activations are computed twice.
@@ -104,7 +105,7 @@ def training_time(
     checkpointing: bool,
     on_gpu: bool,
 ) -> TrainingTime:
-    """Seconds of training, and what they rest on.
+    """Estimate the seconds of training, with their basis.
 
     Args:
         steps: optimizer steps of the job. tokens: trained tokens of all epochs, when known.

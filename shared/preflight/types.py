@@ -36,9 +36,9 @@ class JobRequest:
         name: left part of the adapter's id; the contract's tag when None.
         train_lines: lines of the training file, when the caller has counted them.
         backend: a training backend's name, which the contract must agree with.
-        auto: fields of the contract that no caller but an auto rule has set.
-        batch_is_step: ``exec.batch_size`` counts the rows of an optimizer step, as OpenAI's ``batch_size`` does, and may be
-            cut into micro-batches although the contract names it.
+        auto: fields of the contract that an auto rule has set, not the caller.
+        batch_is_step: ``exec.batch_size`` counts the rows of an optimizer step, as OpenAI's ``batch_size`` does, and
+            may be cut into micro-batches although the contract names it.
         accepted: the job exists: an earlier preflight, perhaps of an earlier release, has accepted its contract.
     """
 
@@ -70,15 +70,15 @@ class InputFile:
 
 
 class ServingLimits(PreflightValue):
-    """What the serving tier was started with.
+    """Settings and facts of the running serving tier.
 
     Attributes:
         max_lora_rank: largest rank; settings round it up to one of vLLM's own.
         base_digest: of the served base (`BaseModelEntry.digest`); None when nothing is known.
-        bases: what its replicas serve; empty when nothing is known.
+        bases: that its replicas serve; empty when nothing is known.
         max_model_len: longest context in tokens; None for the model's own.
         families: architectures that can take an adapter.
-        head_families: those of them whose untied ``lm_head`` can; none where a replica runs on a GPU.
+        head_families: those of them whose untied ``lm_head`` can; empty if a replica runs on a GPU.
         weights: which of the base's weights the replicas serve; None when nothing is known.
     """
 
@@ -92,29 +92,29 @@ class ServingLimits(PreflightValue):
 
     @property
     def only_twins(self) -> bool:
-        """Whether it is known that of the base only the twin is served."""
+        """Whether only the base's twin is known to be served."""
         return self.weights is not None and "original" not in self.weights
 
     @property
     def only_originals(self) -> bool:
-        """Whether it is known that no twin of the base is served."""
+        """Whether the base is known to be served without its twin."""
         return self.weights is not None and "twin" not in self.weights
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Facts about where the job will run and be served; None is unknown.
+    """Facts about the machine that runs the job and the tier that serves it; None is unknown.
 
     Attributes:
         device: ``cpu``, ``cuda`` or ``auto``.
-        vram_bytes: memory of the GPU. free_bytes: what other programs have left of it now.
+        vram_bytes: memory of the GPU. free_bytes: the part of it that other programs have left now.
         devices: GPUs that share a job; a base that fits none of them is held in parts.
         host_bytes: main memory for training on the CPU.
         cores: of the CPU that trains. device_name: of the GPUs.
         origin: where the facts are from, in words for a plan.
         limits: of the serving tier.
         tokens_per_second: measured training rate for this base. measured_by: the job that was measured.
-        quant_base: the operator's precision for what callers leave open; ``auto``: the rule decides.
+        quant_base: the operator's precision if callers leave it open; ``auto``: the rule decides.
         thorough: tokenise every row. A control plane that handles a request tokenises a sample of a large file
             instead, reports that it did, and leaves the rest to the worker.
     """
@@ -134,7 +134,7 @@ class Machine:
     thorough: bool = True
 
     def memory(self, *, on_gpu: bool) -> int | None:
-        """Bytes of what a job trains in: of one GPU, or main memory."""
+        """Return the bytes of the memory that a job trains in: of one GPU, or main memory."""
         return self.vram_bytes if on_gpu else self.host_bytes
 
     def sharers(self, contract: FineTuneContract, *, on_gpu: bool) -> int:
@@ -199,7 +199,7 @@ PREFLIGHT_SCHEMA = "vox.mens.preflight.v0"
 
 
 class Coverage(PreflightValue):
-    """How many of the expected tensor names were found; ``missing`` is capped."""
+    """Number of expected tensor names that were found; ``missing`` is capped."""
 
     expected: int
     matched: int
@@ -211,10 +211,10 @@ class Coverage(PreflightValue):
 
 
 class ModelReport(PreflightValue):
-    """What the checks of the model folder found.
+    """Result of checking the model folder.
 
     Attributes:
-        namespace: what stands before the layers' names in the weights.
+        namespace: prefix of the layers' names in the weights.
         middle: one key per layer. inventory: every tensor of the language model, right shape and dtype.
         parameters: of the language model as the config describes it; a tied head counts once.
         bytes_by_dtype: bytes of everything in the shards, by safetensors' dtype.
@@ -308,7 +308,7 @@ class Estimate(PreflightValue):
 
     @property
     def possible(self) -> bool:
-        """Whether the job fits, or the trainer makes it fit by itself with the same result; so where the device is not known."""
+        """Whether the job fits, or the trainer makes it fit with the same result; true if the device is unknown."""
         return self.fits is not False or (self.nearest_fit is not None and not self.nearest_fit.changes_result)
 
 

@@ -1,4 +1,4 @@
-"""What is old enough to be deleted, and its deletion: `mens retention` and the worker run the same rules. Whether the rest is there.
+"""Retention: `mens retention` and the worker delete old artifacts by the same rules. Verification of the stored ones.
 
 Start with `policy.py`, or with `verification.py` for the rest. Imports `shared.database`, `shared.artifacts` and below.
 """

@@ -1,6 +1,6 @@
-"""Stored checkpoints that nothing can go on from any more: their job is over, or its row names newer ones.
+"""Stored checkpoints that no job can resume from any more: their job is over, or its row names newer ones.
 
-They are no result, and no rule is needed: they only ever served to resume a job.
+They are not results, so no rule of the policy applies: they only ever served to resume a job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STORED_CHECKPOINTS = "stored_checkpoints"
 """Key in a job's progress: name of each stored checkpoint → its digest."""
 CHECKPOINT_MANIFEST_NAME = "checkpoint_manifest.json"
 YOUNG = timedelta(hours=1)
-"""What was written to since then may be about to be named by its job's row."""
+"""Age up to which a checkpoint stays, because its job's row may be about to name it."""
 
 logger = logging.getLogger(__name__)
 

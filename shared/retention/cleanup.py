@@ -1,6 +1,6 @@
-"""Applies the retention policy: finds what it deletes, and deletes it. The worker tier and `mens retention` do the same.
+"""Apply the retention policy: find what it covers, and delete it. The worker tier and `mens retention` do the same.
 
-What was found may be needed by the time it is deleted, so each verb checks once more and then leaves it.
+A finding may be needed again by the time it is deleted, so each verb checks once more and then leaves it.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class RetentionRunner:
 
     @property
     def has_rule(self) -> bool:
-        """Whether the policy deletes anything at all."""
+        """Whether the policy has any rule."""
         return self._policy != Policy()
 
     def find(self) -> list[Finding]:
-        """What the policy deletes now; nothing is changed."""
+        """List the policy's present findings; nothing is changed."""
         if not self.has_rule:
             return []
         known = take_inventory(self._db, self._settings.retain_alias_moves)
@@ -224,7 +224,7 @@ def _days(days: float | None) -> timedelta | None:
 
 
 def _discard(folder: Path) -> bool:
-    """Remove a folder, and what a killed process left half removed beside it; returns whether the folder was there."""
+    """Remove a folder, and remains that a killed process left next to it; return whether the folder existed."""
     existed = folder.is_dir()
     # Renamed first, so that no reader finds half a folder.
     with suppress(FileNotFoundError):

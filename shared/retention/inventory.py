@@ -1,4 +1,4 @@
-"""What the installation holds that a retention policy may remove, read from the database and from this machine's disk."""
+"""Inventory of everything that a retention policy may remove, from the database and from this machine's disk."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from shared.retention.policy import PastJob, PreparedFile, StoredAdapter, Uses
 MODEL, MODEL_DELETED = "model_digest", "model_deleted_at"
 """Keys in a merge job's result."""
 CLOCKS_DIFFER = timedelta(minutes=10)
-"""How far a file's time may be from the database's."""
+"""Largest assumed difference between a file's time and the database's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What the database knows, at one moment.
+    """State of the database at one moment.
 
     Attributes:
         adapters: of every tenant, not being deleted.
-        uses: what needs them.
+        uses: of these adapters.
         jobs: the finished ones.
         models_needed: digests of merged models that an unfinished job might make again.
-        in_use_since: when the first of the running jobs began; None: none runs.
+        in_use_since: when the first of the running jobs began; None: no job runs.
     """
 
     now: datetime
@@ -51,11 +51,11 @@ class Inventory:
 
 
 def take_inventory(database: Database, alias_moves: int) -> Inventory:
-    """Read what the database knows.
+    """Read the inventory from the database.
 
     Args:
         database: the installation's.
-        alias_moves: an adapter that one of the last so many moves of an alias names counts as needed.
+        alias_moves: number of an alias's last moves whose adapters count as needed.
     """
     adapters = (
         select(AdapterRow)
@@ -131,7 +131,7 @@ def _uses(session: Session, unfinished: list[JobRow], alias_moves: int) -> Uses:
 
 
 def _adapters_in(state: dict[str, Any] | None) -> set[str]:
-    """Adapters of one side of a move: an alias's, or the one that a foreign name stands for."""
+    """Return the adapters of one side of a move: an alias's, or the target of a foreign name."""
     if state is None:
         return set()
     if "targets" in state:

@@ -1,7 +1,7 @@
-"""What the retention policy deletes, and why. Pure: facts in, decisions out.
+"""Decisions of the retention policy, with reasons. Pure: facts in, decisions out.
 
-Nothing is deleted that an alias points to, that a rollback of one of its last moves would need, or that an unfinished job
-needs; and no rule that names an age touches what is younger. Without a policy nothing is deleted at all.
+It keeps everything that an alias points to, that a rollback of one of its last moves would need, or that an unfinished
+job needs; and a rule with an age keeps everything younger. Without a policy nothing is deleted at all.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from datetime import datetime, timedelta
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How long things are kept; None is for ever.
+    """Periods and amounts to keep; None means permanently.
 
     Attributes:
-        checkpoints: of each job, so many of its newest checkpoints are kept.
-        unaliased: an adapter to which no alias has pointed for so long is deleted.
-        run_folders: a finished job's run folder is removed after so long.
-        models: a merged model is deleted so long after its job.
-        unreferenced: stored folders that no job accounts for are removed after so long.
-        prepared_bytes: prepared data is kept up to so many bytes; what was used longest ago is removed first.
+        checkpoints: number of each job's newest checkpoints to keep.
+        unaliased: an adapter is deleted when no alias has pointed to it for this time.
+        run_folders: a finished job's run folder is removed after this time.
+        models: a merged model is deleted this time after its job.
+        unreferenced: stored folders that no job accounts for are removed after this time.
+        prepared_bytes: prepared data is kept up to this size; the least recently used is removed first.
     """
 
     checkpoints: int | None = None
@@ -48,7 +48,7 @@ class StoredAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """Which adapters are needed, and since when the others are not.
+    """Adapters that are needed, and since when others are not.
 
     Attributes:
         needed: ids that aliases point to or might be rolled back to, and those of unfinished jobs.
@@ -61,7 +61,7 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class PastJob:
-    """A finished job; ``model`` is the digest of the merged model that it made, unless that was deleted."""
+    """A finished job; ``model`` is the digest of its merged model, unless that was deleted."""
 
     id: str
     finished_at: datetime
@@ -150,8 +150,8 @@ def prepared_to_remove(files: Iterable[PreparedFile], in_use_since: datetime | N
 
     Args:
         files: all in the cache.
-        in_use_since: when the first of the running jobs began: it may read whatever was used since; None: none runs.
-        policy: how many bytes are kept.
+        in_use_since: when the first of the running jobs began: it may read any file used since; None: no job runs.
+        policy: whose bound on bytes applies.
     """
     if policy.prepared_bytes is None:
         return []

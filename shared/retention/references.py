@@ -1,4 +1,4 @@
-"""What the database says the storage holds, each with the digest that its bytes must have."""
+"""References from the database to the storage, each with the digest that its bytes must have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared.retention.inventory import MODEL, MODEL_DELETED
 
 
 class Reference(Value):
-    """Something stored that a row names; ``name`` is the id of the row, or of the job that made it."""
+    """A stored object that a row names; ``name`` is the id of the row, or of the job that made it."""
 
     what: Literal["file", "part of an upload", "adapter", "merged model", "checkpoint"]
     name: str
@@ -27,7 +27,7 @@ class Reference(Value):
 
 
 def references(database: Database) -> list[Reference]:
-    """Everything that rows of all tenants name, but for adapters that are being deleted.
+    """List the stored objects that rows of all tenants name, except adapters that are being deleted.
 
     Raises:
         Unavailable: ``DATABASE_UNAVAILABLE``.

@@ -1,7 +1,7 @@
 """Stored folders that no job accounts for: it failed, was cancelled or was killed after it had stored them.
 
 A job reserves an adapter before it stores it (:func:`shared.database.deletions.reserve_adapters`), and nothing of an
-unfinished job is unreferenced. What was found is checked once more when it is removed, while every unfinished job's row is
+unfinished job is unreferenced. A finding is checked once more when it is removed, while every unfinished job's row is
 locked, so that none begins to store the same content meanwhile.
 """
 
@@ -49,7 +49,7 @@ def unreferenced_folders(database: Database, storage: Storage, policy: Policy) -
         digests = known[kind]
         if digests is None or not stored[kind]:
             continue
-        # A database that knows nothing of what is stored is another installation's, or new.
+        # A database without any reference to the stored folders belongs to another installation, or is new.
         if not any(folder.digest in digests for folder in stored[kind]):
             logger.warning(
                 "retention: the database knows none of the %d stored %s, so none is removed", len(stored[kind]), kind

@@ -1,6 +1,7 @@
-"""``python -m shared.retention.verification``: is everything that the database names in the storage, byte for byte?
+"""``python -m shared.retention.verification``: verify that the storage has everything in the database, byte for byte.
 
-What an operator runs after a restore, wherever a tier is installed; `mens storage verify` is the same. Every byte is read.
+An operator runs it after a restore, wherever a tier is installed; `mens storage verify` is the same. It reads every
+byte.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Verified(Reference):
 
 
 class ListedFiles(BaseModel):
-    """What manifests of all kinds have in common."""
+    """The part that manifests of all kinds have in common."""
 
     files: dict[FileName, Sha256]
 
@@ -103,7 +104,7 @@ def main() -> int:
     """Print a JSON line for everything that is missing or changed.
 
     Returns:
-        1 where something is, where there is no installation, or where it could not be read.
+        1 if anything is missing or changed, without an installation, or if it could not be read.
     """
     settings = read_settings(Settings)
     database = Database(settings.database_url)

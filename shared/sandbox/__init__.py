@@ -1,6 +1,7 @@
-"""Where code of others runs: python graders, each item in a process that can reach nothing but its own input.
+"""Sandbox for untrusted code: python graders, each item in a process that can reach nothing but its own input.
 
-Start with `client.py`, which starts `python -m shared.sandbox` and asks it; `probe.py` says whether this machine can contain
-code, by trying to break out. Nothing that is imported here is imported by the code that runs inside, and the other way round:
-`fork_server.py`, `grader_process.py` and what they use hold no key, no database and no network. Imports `errors`, `host`.
+Start with `client.py`, which starts `python -m shared.sandbox` and sends it requests; `probe.py` finds out whether this
+machine can contain code, by trying to break out. The code inside and the code outside import nothing of each other:
+`fork_server.py`, `grader_process.py` and their imports have no key, no database and no network. Imports `errors`,
+`host`.
 """

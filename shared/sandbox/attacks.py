@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 Target = dict[str, Any]
-"""What attacks aim at: ``secret`` (a file), ``folder``, ``port`` (TCP and UDP), ``unix`` and ``abstract`` (sockets), ``pid`` (of
-the process that asks), ``variables`` (names in its environment)."""
+"""Targets of attacks: ``secret`` (a file), ``folder``, ``port`` (TCP and UDP), ``unix`` and ``abstract`` (sockets),
+``pid`` (of the process outside), ``variables`` (names in its environment).
+"""
 
 
 def read_system_file(_target: Target) -> bool:

@@ -1,4 +1,4 @@
-"""bubblewrap: namespaces of one's own, in which there is no network, no other process, and no file but Python's."""
+"""bubblewrap: separate namespaces without network, without other processes, and with no files but Python's."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _CAPABILITIES_OF_ROOT = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN")
 
 
 def disk(number: int) -> Path:
-    """Where the file system with a number is, within."""
+    """Return the path, inside, of the file system with this number."""
     return Path(_FOLDER, f"disk{number}")
 
 
 def is_installed() -> bool:
-    """Whether there is bubblewrap on this machine."""
+    """Return whether bubblewrap is installed on this machine."""
     return shutil.which(PROGRAM) is not None
 
 
@@ -36,15 +36,15 @@ def wrapped(
     as_first: bool = True,
     disks: int = 0,
 ) -> list[str]:
-    """A command line that runs another in new namespaces, with an empty file system but for what Python needs.
+    """Make a command line that runs another in new namespaces, with an empty file system except for Python's needs.
 
     Args:
         environment: of the command, all of it.
-        info_fd: where bubblewrap writes the process id of the first process of the namespaces, as JSON.
+        info_fd: descriptor to which bubblewrap writes the process id of the namespaces' first process, as JSON.
         tmpfs_bytes: size of /tmp, which is memory.
-        bound: what the command needs besides, read-only.
-        disks: further file systems of that size, so that what fills one leaves room in the others; see :func:`disk`.
-        as_first: the command is process 1; else it is bubblewrap, which waits for whatever the command has started and left.
+        bound: further paths that the command needs, read-only.
+        disks: further file systems of that size, so that filling one leaves room in the others; see :func:`disk`.
+        as_first: the command is process 1; else bubblewrap is, and waits for processes that the command leaves behind.
     """
     words = [
         PROGRAM,
@@ -62,7 +62,7 @@ def wrapped(
     else:
         words += [word for name in _CAPABILITIES_OF_ROOT for word in ("--cap-add", name)]
     words += ["--hostname", "sandbox"]
-    # Before the rest: Python itself may lie there.
+    # Before the rest: Python itself may be there.
     for folder in [_FOLDER, *(str(disk(number)) for number in range(disks))]:
         words += ["--perms", "0711", "--size", str(tmpfs_bytes), "--tmpfs", folder]
     paths = _bound(bound)
@@ -80,7 +80,7 @@ def wrapped(
 
 
 def _bound(more: Iterable[Path]) -> list[Path]:
-    """What the interpreter needs; a folder within another one that is bound is left out."""
+    """Return the paths that the interpreter needs; a folder within another bound one is left out."""
     interpreter = Path(sys.executable)
     wanted = [*more, *(path for path in readable_paths() if path not in DEVICES)]
     wanted += [interpreter, interpreter.resolve(), Path(sys.prefix, "pyvenv.cfg"), ROOT / "shared"]

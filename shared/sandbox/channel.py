@@ -9,11 +9,11 @@ from typing import Any
 
 _LENGTH = struct.Struct("!I")
 MAX_MESSAGE_BYTES = 64 << 20
-"""Of what is sent in: an item with a long answer."""
+"""Limit of a message to the inside: an item with a long answer."""
 
 
 class ChannelClosed(Exception):
-    """The other end is gone, or what it sends is no message."""
+    """The other end is gone, or sends something that is not a message."""
 
 
 def send(end: socket.socket, message: Any) -> None:

@@ -1,4 +1,4 @@
-"""The fork server as a child process: started at a level, asked for processes, ended."""
+"""The fork server as a child process: start it at a level, request processes from it, end it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ForkServer:
                 os.close(info_end)
             self._pid = self._process.pid
             with suppress(ValueError, KeyError):
-                # Of bubblewrap: the first process in its namespaces. Nothing at the other level.
+                # bubblewrap reports the first process in its namespaces; the other level reports nothing.
                 self._pid = int(json.loads(told.read())["child-pid"])
         self._folder = self._hello()
 
@@ -90,16 +90,16 @@ class ForkServer:
         return lines[-1] if lines else f"it ended with {self._process.poll()} and said nothing"
 
     def is_alive(self) -> bool:
-        """Whether it takes requests; bubblewrap lives a little longer than the process in it."""
+        """Return whether it accepts requests; bubblewrap outlives the process in it for a moment."""
         state = select.poll()
         state.register(self._control, 0)
         return self._process.poll() is None and not state.poll(0)
 
     def fork(self, channel: socket.socket, packages: list[str], disk: int) -> None:
-        """Have a process made for a grader, which speaks over the channel.
+        """Have a process forked for a grader; it communicates over the channel.
 
         Args:
-            disk: the number of the file system that its files are in, at the level bubblewrap.
+            disk: the number of the file system for its files, at the level bubblewrap.
 
         Raises:
             ChannelClosed: the server has just ended.
@@ -123,11 +123,11 @@ class ForkServer:
             self._process.wait()
         self._log.close()
         if self._level == "landlock" and self._folder:
-            # When it was killed, it has not removed it.
+            # A killed process has not removed its folder.
             subprocess.run(["rm", "-rf", "--", self._folder], check=False)
 
 
 def failed(reason: str) -> Unavailable:
-    """The error of a sandbox that has failed, whatever runs in it."""
+    """Return the error of a failed sandbox, whatever runs in it."""
     message = f"The sandbox for Python code has failed: {reason}."
     return Unavailable(Code.SANDBOX_FAILED, message, remedy="Try again; if it stays, look at the machine's memory.")

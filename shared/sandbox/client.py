@@ -25,7 +25,7 @@ from shared.sandbox.levels import COMPILE_SECONDS, MAX_OUTPUT_BYTES, MAX_SOURCE_
 from shared.sandbox.packages import named_packages
 
 GRACE_SECONDS = 15.0
-"""What an answer may take beyond the item's own time: imports, forking, a busy machine."""
+"""Time for an answer beyond the item's own: imports, forking, a busy machine."""
 RETRY_SECONDS = (0.1, 0.5)
 MAX_ANSWER_BYTES = 8 * MAX_OUTPUT_BYTES
 LEAST_MEMORY_BYTES = 256 << 20
@@ -60,16 +60,17 @@ class Sandbox:
     def open(
         cls, report: SandboxReport, limits: Limits | None = None, parallel: int = 2, share: int | None = None
     ) -> Sandbox:
-        """A sandbox of the level that a probe has proven, started.
+        """Open and start a sandbox of the level that a probe has proven.
 
         Args:
             report: of :func:`shared.sandbox.probe.probe`.
-            limits: of one item. When left out, all items together get at most half of the memory that this machine has free.
+            limits: of one item. When left out, all items together get at most half of the memory that this machine has
+                free.
             parallel: items at once.
-            share: items at once of all sandboxes that share this memory; as many as ``parallel`` when left out.
+            share: items at once of all sandboxes that share this memory; equals ``parallel`` when left out.
 
         Raises:
-            InvalidRequest: ``SANDBOX_UNAVAILABLE``: nothing here contains code.
+            InvalidRequest: ``SANDBOX_UNAVAILABLE``: no level here contains code.
             Unavailable: ``SANDBOX_FAILED``: it does not start.
         """
         if report.level is None:
@@ -77,7 +78,7 @@ class Sandbox:
         if limits is None:
             most = Limits()
             each = max(LEAST_MEMORY_BYTES, available_memory() // (2 * (share or parallel)))
-            # Of sandboxes with one file system each that share the memory, all file systems together are no larger than one.
+            # If sandboxes with one file system each share the memory, all file systems together are no larger than one.
             folder = most.tmpfs_bytes * parallel // max(share or parallel, parallel)
             limits = Limits(memory_bytes=min(most.memory_bytes, each), tmpfs_bytes=min(folder, each * parallel))
         sandbox = cls(report.level, limits, parallel)
@@ -100,19 +101,19 @@ class Sandbox:
             self._running()
 
     def grade(self, source: str, sample: Mapping[str, Any], item: Mapping[str, Any]) -> float:
-        """What ``grade(sample, item)`` of a source returns.
+        """Run ``grade(sample, item)`` of a source; return its result.
 
         Raises:
             InvalidRequest: ``GRADER_SOURCE_INVALID``: it does not compile, its top level fails, or it has no ``grade``.
-                ``GRADER_FAILED``: it raised, returned no number, or went beyond a limit. ``GRADER_TIMEOUT``. ``details`` have
-                ``traceback`` and ``output``.
+                ``GRADER_FAILED``: it raised, did not return a number, or exceeded a limit. ``GRADER_TIMEOUT``.
+                ``details`` have ``traceback`` and ``output``.
             TooLarge: ``GRADER_TEXT_TOO_LONG``: sample and item have more than 64 MB, or are nested too deep.
             Unavailable: ``SANDBOX_FAILED``: the sandbox itself has failed, three times, or was closed.
         """
         return float(self._ask(source, {"sample": sample, "item": item})["score"])
 
     def check(self, source: str) -> None:
-        """Whether a source compiles, its top level runs, and it has a function ``grade``.
+        """Check that a source compiles, its top level runs, and it has a function ``grade``.
 
         Raises:
             InvalidRequest: ``GRADER_SOURCE_INVALID``, ``GRADER_TIMEOUT``.
@@ -122,7 +123,7 @@ class Sandbox:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, so that what runs for it is to be ended."""
+        """Whether it was closed, so that its running work must end."""
         return self._closed
 
     @contextmanager
@@ -164,7 +165,8 @@ class Sandbox:
         if too_much:
             raise TooLarge(Code.GRADER_TEXT_TOO_LONG, f"Sample and item {too_much}.", remedy="Shorten them.")
         with self._slots:
-            # A process may be killed, by the kernel when memory is short or by somebody. What is graded is a pure function.
+            # A process may be killed, by the kernel when memory is short or by somebody. Grading is a pure function, so
+            # it is retried.
             for pause in RETRY_SECONDS:
                 try:
                     return self._ask_once(source, request)

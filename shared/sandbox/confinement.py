@@ -1,4 +1,4 @@
-"""How a process closes itself in: a user of its own, limits, files, system calls. Each step is for ever."""
+"""Confinement of a process: a user of its own, limits, files, system calls. Each step is irrevocable."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def own_uid(number: int) -> int:
 
 
 def _read(path: str) -> str:
-    # Within bubblewrap there is no /proc; there a root has not been mapped.
+    # Within bubblewrap /proc does not exist; there a root has not been mapped.
     try:
         return Path(path).read_text()
     except OSError:
@@ -49,8 +49,8 @@ def become(uid: int, *, read_everything: bool) -> None:
     """Turn from root into a user, and give up every capability.
 
     Args:
-        read_everything: keep one capability, to read what only root may: for a Python below /root. What may be read at all is then
-            for Landlock to say.
+        read_everything: keep one capability, to read files that only root may: for a Python below /root. Landlock then
+            decides which files may be read at all.
 
     Raises:
         OSError: this root may not change its user, as in a container without capabilities.

@@ -1,4 +1,4 @@
-"""What a process inside sees of the machine: its environment, and the files of Python's own that it may read."""
+"""The machine as seen by a process inside: its environment, and the files of Python's own that it may read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ DEVICES = tuple(Path("/dev", name) for name in ("null", "zero", "urandom", "rand
 
 
 def environment() -> dict[str, str]:
-    """The whole environment of the processes inside: the same everywhere, so that a grader answers the same everywhere."""
+    """Return the whole environment of the processes inside: equal everywhere, so that graders behave the same
+    everywhere.
+    """
     fixed = {
         "PATH": "/usr/bin:/bin",
         "PYTHONPATH": str(ROOT),
@@ -36,13 +38,13 @@ def readable_paths() -> list[Path]:
     paths = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     for prefix in (sys.prefix, sys.base_prefix):
         paths += [Path(prefix, "nltk_data"), Path(prefix, "share", "nltk_data"), Path(prefix, "lib", "nltk_data")]
-        # A library beside the interpreter, which it is linked with.
+        # The library that the interpreter is linked with, next to it.
         paths += Path(prefix, "lib").glob("libpython*.so*")
     data = (Path(folder, "nltk_data") for folder in ("/usr/share", "/usr/local/share"))
     return [path for path in dict.fromkeys([*paths, *data, *map(Path, _SYSTEM), *DEVICES]) if path.exists()]
 
 
 def open_to_others(path: Path) -> bool:
-    """Whether every user of the machine may read a file, or list a folder."""
+    """Return whether every user of the machine may read a file, or list a folder."""
     resolved = path.resolve()
     return bool(resolved.stat().st_mode & 0o004) and all(folder.stat().st_mode & 0o001 for folder in resolved.parents)

@@ -1,7 +1,9 @@
-"""The trusted process of a sandbox: it imports what graders may use and forks a process for each grader. It runs no other's code.
+"""Trusted process of a sandbox: imports packages for graders and forks a process for each grader. It never runs their
+code.
 
-Its standard input is a socket of the one that started it. A message on it says which packages to import, and brings the end of a
-channel, over which the new process gets the grader's source, then its items. The server ends when that socket is closed.
+Its standard input is a socket of its parent. A message on it says which packages to import, and passes the end of a
+channel, over which the new process gets the grader's source, then its items. The server ends when that socket is
+closed.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ _MAX_REQUEST_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A grader that wants a process.
+    """Request for a process for a grader.
 
     Attributes:
         packages: to import before it is forked.
-        number: at random; its folder and its user are made of it.
-        disk: the number of the file system that its folder is in, where each has one.
-        channel: where its source will come from.
+        number: at random; determines its folder and its user.
+        disk: the number of its folder's file system, if each has one.
+        channel: that its source will arrive on.
     """
 
     packages: list[str]
@@ -77,7 +79,7 @@ def serve(config: dict[str, Any]) -> None:
 def _make_inheritance(config: dict[str, Any], folder: Path) -> Inheritance:
     readable = tuple(readable_paths())
     is_root, in_namespaces = os.geteuid() == 0, config["level"] == "bubblewrap"
-    # Tasks are counted by user: of a root each grader gets one of its own, and in namespaces there are no others.
+    # Tasks are counted by user: with root each grader gets a user of its own, and in namespaces no others exist.
     threads = is_root or in_namespaces
     return Inheritance(
         limits=Limits(**config["limits"]),

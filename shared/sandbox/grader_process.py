@@ -32,12 +32,12 @@ from shared.sandbox.packages import import_all, named_modules
 
 FILE_NAME = "<grader>"
 CHECK_SECONDS = 0.02
-"""How often the folder of a running item is measured."""
+"""Interval at which the folder of a running item is measured."""
 EXIT_SECONDS = 5.0
-"""How long a process may take to end after it has closed its result."""
+"""Time that a process may take to end after it has closed its result."""
 MAX_MESSAGE_CHARACTERS, MAX_DETAIL_CHARACTERS = 1_000, 4_000
 OWN_ERRORS = ("source", "raised")
-"""What an item may say of itself; that it took too long or too much is seen from outside."""
+"""Errors that an item may report itself; limits of time and size are detected from outside."""
 _RESULT_FD = 3
 
 Outcome = dict[str, Any]
@@ -46,10 +46,10 @@ Outcome = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Inheritance:
-    """What the fork server leaves to every process that it forks.
+    """Settings that every process inherits from the fork server.
 
     Attributes:
-        folder: where each grader gets a folder; None: in a file system of its own.
+        folder: parent of each grader's folder; None: each has a file system of its own.
         threads: whether an item may start threads: only where they are counted for it alone.
         own_user: turn from root into a user.
         read_everything: see :func:`confinement.become`.
@@ -141,7 +141,8 @@ def _judge(inheritance: Inheritance, code: CodeType, request: dict[str, Any], ch
 
 
 def _wait_for_exit(pid: int) -> None:
-    """Let a process whose result is closed end by itself: its exit code, which tells why, comes a moment after that."""
+    """Let a process whose result is closed exit normally: its exit code, which gives the reason, comes a moment later.
+    """
     deadline = time.monotonic() + EXIT_SECONDS
     while time.monotonic() < deadline:
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -162,10 +163,10 @@ class _Watch:
         self._poll.register(channel.fileno(), select.POLLIN)
 
     def until_end(self) -> Outcome | None:
-        """None when it has ended by itself, else why it must be ended.
+        """Wait for the process; return None when it has ended, else the reason to end it.
 
         Raises:
-            ChannelClosed: nobody waits for it any more.
+            ChannelClosed: no client waits for it any more.
         """
         deadline = time.monotonic() + self._limits.wall_seconds
         while True:
@@ -204,9 +205,9 @@ def _read_result(content: bytes, exit_code: int, limits: Limits) -> Outcome:
 
 
 def _parse_result(content: bytes) -> Outcome | None:
-    """What an item says of itself, which may be forged: a score, or an error of its own. What is no such thing is nothing.
+    """Parse an item's result, which may be forged: a score, or an error of its own. Anything else gives None.
 
-    An item must not say that the sandbox has failed, which would end the run, and not say more than can be sent on.
+    An item must not be able to report a failure of the sandbox, which would end the run, or more than can be forwarded.
     """
     try:
         told = json.loads(content)
@@ -250,7 +251,7 @@ def _be_item(
 
 def _run(code: CodeType, request: dict[str, Any]) -> Outcome:
     names: dict[str, Any] = {"__name__": "grader", "__builtins__": __builtins__}
-    # Now, because a fork seeds it anew.
+    # Now, because a fork reseeds it.
     random.seed(0)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(0)

@@ -1,4 +1,4 @@
-"""The folder of an item: whether its files are too many or too large, and its end. What made them is hostile."""
+"""The folder of an item: checks the number and size of its files, and removes it. Its content is hostile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_FOLDER_DEPTH = 32
 
 
 def is_over(folder: Path, limits: Limits) -> bool:
-    """Whether files take more than they may, or are so many or so deep that measuring them would take long."""
+    """Return whether files exceed their limit, or are so many or so deep that measuring them would take long."""
     size, count, folders = 0, 0, [os.fspath(folder)]
     while folders:
         path = folders.pop()

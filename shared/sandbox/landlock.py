@@ -38,13 +38,15 @@ def abi_version() -> int:
 def restrict_files(
     readable: Iterable[Path], writable: Iterable[Path], executable: Iterable[Path] = (), *, moves: bool = False
 ) -> None:
-    """Give up every file but these, for this process and its children, for ever; TCP and signals to others as far as the kernel can.
+    """Irrevocably restrict this process and its children to these paths; TCP and signals to others as far as the kernel
+    can.
 
     Args:
         readable: files, and folders with all that is in them; those that do not exist are left out.
-        writable: files; and folders in which files and folders may be made, written and removed; no links, sockets or devices.
+        writable: files; and folders in which files and folders may be created, written, removed; no links, sockets,
+            devices.
         executable: files, and folders with all that is in them, that may be executed, and read.
-        moves: from one folder to another within what is writable. They let files escape whoever measures them.
+        moves: allow moves between writable folders. They let files escape measurement.
 
     Raises:
         OSError: the kernel refuses.

@@ -1,4 +1,4 @@
-"""What a sandbox is made of on this machine, what it allows, and what a probe has found of it."""
+"""Levels of a sandbox on this machine, limits of its items, and the result of a probe."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ COMPILE_SECONDS = 30.0
 
 
 def weakest(levels: Iterable[Level | None]) -> Level | None:
-    """What can be said of code that ran at several levels; None where none ran."""
+    """Return the weakest level of code that ran at several; None if none ran."""
     return max(filter(None, levels), key=LEVELS.index, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one item may take.
+    """Limits of one item.
 
     Attributes:
         wall_seconds: of each item; processor time likewise.
         memory_bytes: of address space, libraries included.
         file_bytes: of one file; files may take ``files`` times as much together.
         files: open at once.
-        threads: of one item, where they are counted for it alone; else none can be started.
-        tmpfs_bytes: of the files of all items that run at once in a sandbox, at the level bubblewrap, where they are memory: each item has
-            an equal part to itself.
+        threads: of one item, if they are counted for it alone; else it cannot start any.
+        tmpfs_bytes: of the files of all items that run at once in a sandbox, at the level bubblewrap, where files are
+            memory: each item has an equal part of its own.
     """
 
     wall_seconds: float = 120.0
@@ -44,13 +44,13 @@ class Limits:
 
     @property
     def folder_bytes(self) -> int:
-        """What all files of an item may take together."""
+        """Limit of all files of an item together."""
         return self.file_bytes * self.files
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One attempt to break out, and what became of it."""
+    """One attempt to break out, with its outcome."""
 
     name: str
     held: bool
@@ -59,12 +59,12 @@ class Attack:
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """What a probe has found; a receipt names it.
+    """Result of a probe; a receipt names it.
 
     Attributes:
-        level: what code runs in; None when nothing here contains it.
-        reasons: of each level that was looked at and not taken: why.
-        attacks: what was tried at the level that was taken.
+        level: level that code runs at; None when none here contains it.
+        reasons: for each level that was tried and rejected, the reason.
+        attacks: tried at the accepted level.
     """
 
     level: Level | None
@@ -77,7 +77,7 @@ class SandboxReport:
 
     @property
     def statement(self) -> str:
-        """One sentence: the level, or why there is none."""
+        """One sentence: the level, or why no level is available."""
         if self.level:
             return f"{self.level}: {len(self.attacks)} attacks were tried and held"
         return "none: " + "; ".join(f"{name}: {reason}" for name, reason in self.reasons.items())

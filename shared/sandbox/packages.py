@@ -1,4 +1,5 @@
-"""Packages that are imported before a grader's code runs, so that no item waits for them. What is not installed is not there."""
+"""Packages that are imported before a grader's code runs, so that no item waits for them. Uninstalled ones are skipped.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +35,17 @@ _IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)((?:\.[A-Za-z_]
 
 
 def named_packages(source: str) -> list[str]:
-    """Of these packages, those that a source seems to import. The source is not compiled for it, because it may be hostile."""
+    """Return those of these packages that a source seems to import. It is not compiled, because it may be hostile."""
     return sorted({found[1] for found in _IMPORT.finditer(source)} & PACKAGES)
 
 
 def named_modules(source: str) -> list[str]:
-    """Of these packages' modules, those that a source seems to import."""
+    """Return those of these packages' modules that a source seems to import."""
     return sorted({found[1] + found[2] for found in _IMPORT.finditer(source) if found[1] in PACKAGES and found[2]})
 
 
 def import_all(names: Iterable[str]) -> None:
-    """Import what is there. What fails to be imported fails again, with its reason, where the grader imports it."""
+    """Import the modules that are installed. A failed import fails again, with its reason, in the grader."""
     for name in names:
         with suppress(Exception, SystemExit):
             importlib.import_module(name)

@@ -1,4 +1,5 @@
-"""What this machine can contain code with: every level is attacked, and one that does not hold every attack is none."""
+"""Find the level at which this machine can contain code: each level is attacked; one that fails any attack is rejected.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +53,12 @@ def probe(choice: Choice = "auto") -> SandboxReport:
 
 @cache
 def report_of_machine(choice: Choice = "auto") -> SandboxReport:
-    """What a probe finds, which is made once in a process."""
+    """Return the result of a probe, which is made once in a process."""
     return probe(choice)
 
 
 def missing(level: Level) -> str:
-    """What a level needs and this machine has not got; empty when it has all."""
+    """Return the requirement of a level that this machine lacks; empty when it has all."""
     if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
         return f"it needs Linux on {' or '.join(_MACHINES)}"
     if not landlock.abi_version():
@@ -96,7 +97,7 @@ def _try(sandbox: Sandbox, name: str, source: str, target: Target) -> Attack:
 
 @contextmanager
 def targets() -> Iterator[Target]:
-    """What attacks aim at: a file and a folder, listening sockets, this process."""
+    """Set up targets for attacks: a file and a folder, listening sockets, this process."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mens-probe-")))
         folder.chmod(0o777)

@@ -1,7 +1,8 @@
-"""System calls that code inside may make: a list of what is allowed, compiled by libseccomp to what the kernel takes.
+"""System calls that code inside may make: a list of allowed ones, compiled by libseccomp to the kernel's format.
 
-libseccomp is the library that systemd, Docker and Debian's apt use (`libseccomp.so.2`, package libseccomp2, LGPL-2.1); six of its
-functions are called here. A program is made once and set in every process by one call, because making it takes milliseconds.
+libseccomp is the library that systemd, Docker and Debian's apt use (`libseccomp.so.2`, package libseccomp2, LGPL-2.1);
+six of its functions are called here. A program is made once and set in every process by one call, because making it
+takes milliseconds.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ setpgid setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid s
 fchownat link linkat symlink symlinkat mknod mknodat truncate memfd_create setpriority sched_setscheduler sched_setattr personality
 open_by_handle_at name_to_handle_at setrlimit init_module finit_module kexec_load reboot swapon
 """.split()  # noqa: SIM905
-"""Calls that answer "not permitted", as a program expects it; every other call answers that the kernel has not got it."""
+"""Calls that fail with "not permitted", as programs expect; every other call fails as unknown to the kernel."""
 OF_SERVER = ["kill", "recvfrom", "seccomp", "sendto", "setrlimit"]
-"""What the process that forks for each item does besides: speak over its channel, end an item, and close it in further."""
+"""Further calls of the process that forks for each item: it uses its channel, ends items, and confines itself further.
+"""
 
 
 class _Comparison(ctypes.Structure):
@@ -93,14 +95,16 @@ def server_program() -> bytes:
 
 
 def compiler_program() -> bytes:
-    """The program of a compiler: as of an item, but it may start processes and threads, and execute what Landlock lets it."""
+    """Compile the program of a compiler: an item's, plus starting processes and threads, and executing as Landlock
+    allows.
+    """
     # arch_prctl: a program's own start on x86-64 sets its thread's register.
     allowed = [*ALLOWED, "execve", "fork", "vfork", "arch_prctl"]
     return _compile(allowed, [_masked(0, _CLONE_NEW, 0)], refuse_processes=False)
 
 
 def apply(program: bytes) -> None:
-    """Hold this process to a program, and to those that it is held to already, for ever.
+    """Irrevocably apply a program to this process, in addition to those already applied.
 
     Raises:
         OSError: the kernel refuses.

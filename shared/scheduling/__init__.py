@@ -1,4 +1,4 @@
-"""Which queued job is claimed next, what a tenant may run, and when a job is expected to start. Pure: no database.
+"""Decide which queued job is claimed next and what a tenant may run, and estimate starts of jobs. Pure: no database.
 
 Start with `fair_queue.py`. Imports nothing of Mens.
 """

@@ -1,13 +1,13 @@
-"""The rule of the queue: which job is claimed when a worker is free. docs/jobs.md says it in words.
+"""The rule of the queue: which job is claimed when a worker is free. docs/jobs.md explains it.
 
-1. Of a tenant's jobs comes first the one with the earliest ``queued_at - priority * 12 h``: the higher priority, then the order of
-   submission, where a level of priority is worth twelve hours. So nothing waits for ever, not even the lowest priority.
-2. Of the tenants' first jobs comes first the one of the highest level: its priority, and one more for every twelve hours that it
-   has waited while no job of its tenant ran.
-3. Within a level, the tenant that has used the least GPU time in the last 24 hours; what running jobs hold counts.
+1. A tenant's first job is the one with the earliest ``queued_at - priority * 12 h``: the higher priority, then the order
+   of submission, where a level of priority is worth twelve hours. So no job waits indefinitely, even at lowest priority.
+2. Among the tenants' first jobs, the one of the highest level is first: its priority, plus one for every twelve hours
+   that it has waited while no job of its tenant ran.
+3. Within a level, the tenant that has used the least GPU time in the last 24 hours; holds of running jobs count.
 4. Then the order of submission.
 
-A tenant at its limit of running jobs is passed over, and so is a job that holds more than is left of its tenant's month.
+A tenant at its limit of running jobs is skipped, and so is a job that holds more than is left of its tenant's month.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FairQueue:
             left.gpu_seconds -= job.hold
 
     def end(self, tenant: str, now: float) -> None:
-        """A job of a tenant has ended, and has used what it held."""
+        """Record that a job of a tenant has ended, and has used its hold."""
         share = self._shares.setdefault(tenant, Share())
         share.running, share.served_at = share.running - 1, now
 
@@ -79,7 +79,7 @@ class FairQueue:
         return job.priority + int(max(0.0, now - since) // PRIORITY_SECONDS)
 
     def used(self, tenant: str) -> float:
-        """GPU-seconds of a tenant in the last 24 hours, holds included."""
+        """Return a tenant's GPU-seconds of the last 24 hours, holds included."""
         return self._share(tenant).used
 
     def waiting(self) -> Iterable[QueuedJob]:

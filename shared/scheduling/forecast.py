@@ -1,4 +1,4 @@
-"""Where each queued job stands and when it is expected to start: the rule of the queue, run ahead on the present workers."""
+"""Forecast each queued job's place and start: the rule of the queue, run ahead on the present workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Place:
 
     Attributes:
         position: 1 is claimed next.
-        starts_at: seconds since 1970; None: unknown, because nothing is known of a job before it, or no worker is there.
+        starts_at: seconds since 1970; None: unknown, because a job before it has no estimate, or no worker is alive.
     """
 
     position: int
@@ -59,13 +59,13 @@ class _Slot:
 
 
 def forecast(state: QueueState, workers: int) -> dict[str, Place]:
-    """The place of every queued job, by its id.
+    """Return the place of every queued job, by its id.
 
     Jobs that the rule would never take (their tenant's month is used up) come last, in the order of submission.
 
     Args:
         state: the queue as it is.
-        workers: that live; those that run jobs count even where they are not among them.
+        workers: number of live ones; those that run jobs count even if they are not among them.
     """
     queue = FairQueue(state)
     slots = [
@@ -103,7 +103,7 @@ def forecast(state: QueueState, workers: int) -> dict[str, Place]:
 
 
 def _next_chance(queue: FairQueue, slots: Sequence[_Slot], now: float) -> float | None:
-    """When a worker that found nothing may find something: a job of another worker has ended, or a retry is due."""
+    """Return when an idle worker may find a job: another worker's job has ended, or a retry is due."""
     chances = [slot.free_at for slot in slots if slot.tenant]
     chances += [job.ready_at for job in queue.waiting() if job.ready_at > now and not queue.blocked(job)]
     later = [moment for moment in chances if moment > now]
@@ -130,13 +130,13 @@ def _reason(queue: FairQueue, job: QueuedJob, before: _Started | None, now: floa
 
 
 def typical_seconds(past: Sequence[float]) -> float | None:
-    """How long a job takes, by those like it: their median; None without any."""
+    """Return the usual duration of a job, the median of similar ones; None without any."""
     return statistics.median(past) if past else None
 
 
 @dataclass(frozen=True, slots=True)
 class StartError:
-    """How far the estimates of starts were off: seconds between the estimated and the real start of past jobs."""
+    """Error of the estimates of starts: seconds between the estimated and the real start of past jobs."""
 
     jobs: int
     p50_seconds: float

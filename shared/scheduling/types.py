@@ -1,6 +1,7 @@
-"""What the rule of the queue decides from: queued and running jobs, what tenants have used, and what they may use.
+"""Inputs of the rule of the queue: queued and running jobs, and the tenants' use and limits.
 
-Times are seconds since 1970, amounts are GPU-seconds: the seconds that a worker has a job, times the GPUs that share it.
+Times are seconds since 1970, amounts are GPU-seconds: the seconds that a worker has a job, times the GPUs that share
+it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from enum import StrEnum
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -5, 5
 PRIORITY_SECONDS = 12 * 3600.0
-"""What a level of priority is worth: a job that has waited for so long counts as one level higher."""
+"""Worth of a level of priority: a job that has waited this long counts as one level higher."""
 RECENT_SECONDS = 24 * 3600.0
-"""GPU time of a tenant counts in the fair share for so long."""
+"""Period for which a tenant's GPU time counts in the fair share."""
 UNKNOWN_SECONDS = 3600.0
-"""What a job is taken to need of which nothing is known: no estimate, and no job like it has succeeded here."""
+"""Assumed need of an unknown job: it has no estimate, and no similar job has succeeded here."""
 
 
 class Blocked(StrEnum):
@@ -23,7 +24,7 @@ class Blocked(StrEnum):
     RUNNING_JOBS = "running_jobs"
     """Its tenant runs as many jobs as it may."""
     GPU_MINUTES = "gpu_minutes"
-    """What it would hold is more than is left of its tenant's GPU-minutes of the month."""
+    """Its hold would exceed the rest of its tenant's GPU-minutes of the month."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,10 @@ class RunningJob:
 
 @dataclass(slots=True)
 class Share:
-    """What a tenant has had.
+    """A tenant's past and present use.
 
     Attributes:
-        used: GPU-seconds of the last 24 hours, what running jobs hold included.
+        used: GPU-seconds of the last 24 hours, holds of running jobs included.
         running: its running jobs.
         served_at: when a job of it last ran; None: never. While one runs, that is now.
     """
@@ -72,11 +73,11 @@ class Share:
 
 @dataclass(slots=True)
 class Allowance:
-    """What a tenant may still have; None is no limit.
+    """The rest of a tenant's limits; None means unlimited.
 
     Attributes:
         running: jobs at once.
-        gpu_seconds: left of this month, after what is used and held.
+        gpu_seconds: left of this month, after use and holds.
     """
 
     running: int | None = None

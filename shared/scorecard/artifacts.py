@@ -1,6 +1,6 @@
-"""The folder of a scorecard: what is written as it runs, and whether what lies there is what was run.
+"""The folder of a scorecard: written as it runs, and checked against the run when it is read.
 
-spec.json                     the spec, as it was understood
+spec.json                     the spec, as it was parsed
 CONDITION/events.jsonl        one event a task
 CONDITION/outputs/TASK.N.txt  the answer of the n-th attempt
 events.all.jsonl              all events, in the order of the spec
@@ -26,7 +26,7 @@ SPEC, EVENTS, ALL_EVENTS, SUMMARY, OUTPUTS = (
     "spec.json", "events.jsonl", "events.all.jsonl", "summary.json", "outputs",
 )  # fmt: skip
 MEASURED = {"latency_ms", "time_to_first_valid_ms", "tokens_in", "tokens_out"}
-"""Of an event, what its answers cannot show again."""
+"""Fields of an event that cannot be recomputed from its answers."""
 
 
 class ScorecardFolder:

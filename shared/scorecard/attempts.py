@@ -29,7 +29,7 @@ class ModelAnswer:
 
 
 Generate = Callable[[list[Message], int], ModelAnswer | None]
-"""The answer to messages, at the n-th attempt (from 1); None when there is none, as after the last recorded one."""
+"""Returns the answer to messages, at the n-th attempt (from 1); None without one, as after the last recorded one."""
 CheckText = Callable[[str], Check]
 
 
@@ -62,19 +62,19 @@ def run_task(
 
 
 def first_messages(spec: ScorecardSpec, task: ScorecardTask) -> list[Message]:
-    """What a model is sent at first."""
+    """Return the first messages to a model."""
     system = [{"role": "system", "content": spec.system_prompt}] if spec.system_prompt else []
     return [*system, {"role": "user", "content": task.prompt}]
 
 
 def repair_prompt(check: Check) -> str:
-    """What a model is sent about an answer that does not compile."""
+    """Return the message to a model about an answer that does not compile."""
     faults = "\n".join(f"- {fault}" for fault in check.diagnostics)
     return f"This does not compile:\n{faults}\nReturn the whole corrected code, and nothing else."
 
 
 def is_stalled(checks: Sequence[Check]) -> bool:
-    """Whether the last attempt has the same errors as an earlier one, wherever they are."""
+    """Return whether the last attempt has the same errors as an earlier one, wherever they are."""
     return checks[-1].signature in {check.signature for check in checks[:-1]}
 
 

@@ -1,4 +1,4 @@
-"""What summaries recommend: to go on with adapters, or to invest in a model of one's own. The original's rule."""
+"""Recommend, from summaries, to continue with adapters or to invest in a custom model. The original's rule."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MIN_ANTI_STUB, MAX_TRIVIAL, MAX_PLACEHOLDER, MIN_RICHNESS = 0.92, 0.08, 0.08, 0.
 
 
 def decide(summaries: Sequence[ScorecardSummary]) -> ScorecardDecision:
-    """The decision over all conditions of all summaries. It is about where to invest, and promotes nothing.
+    """Decide over all conditions of all summaries. The decision is about where to invest, and promotes nothing.
 
     Raises:
-        InvalidRequest: ``SCORECARD_INVALID``: there is no condition.
+        InvalidRequest: ``SCORECARD_INVALID``: no condition was given.
     """
     conditions = [condition for summary in summaries for condition in summary.conditions]
     if not conditions:

@@ -19,7 +19,7 @@ from shared.statistics.resampling import SEED, bca_interval
 
 RESAMPLES = 999
 MIN_GAIN = 0.05
-"""What the candidate's task success has to gain, and more."""
+"""Gain that the candidate's task success must exceed."""
 
 
 class Group(StrEnum):
@@ -80,7 +80,7 @@ class KpiDelta(ScorecardValue):
 
     @property
     def open_question(self) -> str | None:
-        """What the tasks leave open, though the delta is as required."""
+        """The question that the tasks leave open, although the delta is as required."""
         if not (self.holds and self.items_needed):
             return None
         return (
@@ -132,7 +132,7 @@ def _compare(name: str, kpi: Kpi, pairs: Sequence[tuple[float, float]]) -> KpiDe
 
 
 def _median_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The percentile bootstrap of the difference of two medians, pairs drawn as a whole."""
+    """Return the percentile bootstrap interval of the difference of two medians, with whole pairs drawn."""
     generator = random.Random(SEED)
     found = []
     for _ in range(RESAMPLES):

@@ -1,7 +1,8 @@
-"""Whether a candidate may take an incumbent's place, by two or more cycles of scorecards.
+"""Decide whether a candidate may replace an incumbent, by two or more cycles of scorecards.
 
-The original's policy (two cycles, deltas in syntax, semantic and runtime repair), for any two models. A cycle names both
-conditions: nothing is chosen by its result. What is not shown is ``insufficient_evidence``, with what is missing.
+The original's policy (two cycles, deltas in syntax, semantic and runtime repair), for any two models. A cycle names
+both conditions: nothing is chosen by its result. Insufficient data gives ``insufficient_evidence``, with what is
+missing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shared.scorecard.spec import ConditionId, ScorecardCondition, ScorecardSpec
 
 MIN_CYCLES, MAX_CYCLES = 2, 16
 MAX_EVENTS = 16_000
-"""Of all cycles together: four whole ones of the largest packs, or more of smaller ones."""
+"""Most events of all cycles together: four whole ones of the largest packs, or more of smaller ones."""
 Verdict = Literal["eligible", "not_eligible", "insufficient_evidence"]
 
 
@@ -91,7 +92,7 @@ def evaluate_promotion(cycles: Sequence[PromotionCycle], missing: Sequence[str] 
 
 
 def cycle_id(cycle: PromotionCycle) -> str:
-    """Digest of what a cycle is: eval, items, seeds and both models; not of what came out."""
+    """Return a digest of a cycle's definition: eval, items, seeds and both models; its results are not included."""
     spec = cycle.spec
     eval_of = spec.model_dump(include={"prompt_pack_version", "max_retries", "validator", "system_prompt", "sampling"})
     return digest_json(
@@ -115,7 +116,7 @@ def _results(cycles: Sequence[PromotionCycle]) -> Iterator[CycleResult]:
         seeds = [_model_of(spec.condition(name)).get("training_seed") for name in (cycle.candidate, cycle.incumbent)]
         found, key = cycle_id(cycle), (spec.items_digest(), *seeds)
         missing = [*_missing(cycle)]
-        # Of a cycle that is not whole, numbers would be of other tasks than they seem to be.
+        # If a cycle is incomplete, its numbers would be about other tasks than they seem to be.
         deltas = [] if missing else compare_kpis(_events(cycle, cycle.candidate), _events(cycle, cycle.incumbent))
         shown = {delta.kpi for delta in deltas}
         missing += [f"{name} ({kpi.group}) has no value" for name, kpi in KPIS.items() if deltas and name not in shown]
@@ -140,7 +141,7 @@ def _events(cycle: PromotionCycle, condition_id: str) -> dict[str, ScorecardEven
 
 
 def _missing(cycle: PromotionCycle) -> Iterator[str]:
-    """What a cycle cannot show, whatever came out."""
+    """Iterate over the faults that keep a cycle from being evidence, whatever its results."""
     spec = cycle.spec
     conditions = [spec.condition(name) for name in (cycle.candidate, cycle.incumbent)]
     for role, name, condition in zip(
@@ -180,7 +181,7 @@ def _identity(condition: ScorecardCondition) -> tuple[str | None, str | None]:
 
 
 def _across(cycles: Sequence[PromotionCycle]) -> Iterator[str]:
-    """What keeps cycles from being evidence of the same thing."""
+    """Iterate over the differences that keep cycles from being evidence of the same thing."""
     if len({cycle.spec.prompt_pack_version for cycle in cycles}) > 1:
         yield "the cycles are of different prompt packs"
     for role in ("candidate", "incumbent"):

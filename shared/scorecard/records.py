@@ -1,4 +1,5 @@
-"""What a scorecard leaves: an event a task and condition, a summary, a decision. The original's fields and names."""
+"""Records of a scorecard: an event for each task and condition, a summary, a decision. The original's fields and names.
+"""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from shared.scorecard.records import ScorecardEvent, ScorecardSummary
 from shared.scorecard.spec import ScorecardCondition, ScorecardSpec, ScorecardTask
 
 MakeGenerate = Callable[[ScorecardCondition, ScorecardTask], Generate]
-"""Who answers a task under a condition of the mode ``http_generate``."""
+"""Makes the generator of answers to a task under a condition of the mode ``http_generate``."""
 Report = Callable[[ScorecardEvent, int, int], None]
-"""Called after each task, with its event, how many are done, and how many there are."""
+"""Called after each task, with its event, the number of finished tasks, and their total."""
 
 
 def run_scorecard(

@@ -25,10 +25,10 @@ class Cluster:
 
 
 def clusters_of(values: Sequence[float], groups: Sequence[Hashable]) -> list[Cluster]:
-    """Values summed by the group that each belongs to, in the order of the groups' first values.
+    """Sum values by the group that each belongs to, in the order of the groups' first values.
 
     Raises:
-        ValueError: there are not as many groups as values.
+        ValueError: the numbers of groups and values differ.
     """
     members: dict[Hashable, list[float]] = {}
     for value, group in zip(values, groups, strict=True):
@@ -52,22 +52,23 @@ def clustered_standard_error(values: Sequence[float], groups: Sequence[Hashable]
 def clustered_rate_interval(
     passed: Sequence[bool], groups: Sequence[Hashable], confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Wilson's two-sided interval of a rate whose answers come in groups: of as many answers as would scatter as much by themselves.
+    """Return Wilson's two-sided interval of a rate of grouped answers, from the number of independent answers that
+    would vary as much.
 
-    Where all pass or none does nothing scatters, and each group counts as one.
+    If all pass or none does, they do not vary, and each group counts as one.
 
-    Source: Korn and Graubard, "Confidence intervals for proportions with small expected number of positive counts estimated from survey
-    data" (1998), with Wilson's interval in place of the exact one.
+    Source: Korn and Graubard, "Confidence intervals for proportions with small expected number of positive counts
+    estimated from survey data" (1998), with Wilson's interval in place of the exact one.
 
     Raises:
-        ValueError: there are no answers.
+        ValueError: no answers.
     """
     values, count = [float(value) for value in passed], len(set(groups))
     if not values:
         raise ValueError("a rate needs items")
     rate, effective = math.fsum(values) / len(values), float(count)
     if count > 1 and 0 < rate < 1 and (error := clustered_standard_error(values, groups)):
-        # No more than there are answers: chance may scatter them less than if each stood alone.
+        # At most the number of answers: by chance they may vary less than independent ones.
         effective = min(float(len(values)), rate * (1 - rate) / error**2)
     if count == len(values):
         effective = float(count)
@@ -77,7 +78,7 @@ def clustered_rate_interval(
 def cluster_bca_interval(
     clusters: Sequence[Cluster], confidence: float, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """The BCa bootstrap interval of the mean of all values, whose groups are drawn anew as a whole.
+    """Return the BCa bootstrap interval of the mean of all values, with whole groups redrawn.
 
     Args:
         clusters: at least one.

@@ -1,4 +1,5 @@
-"""What needs no resampling: exact tests, intervals of rates, and what a number of items can show."""
+"""Statistics without resampling: exact tests, intervals of rates, and the differences that a number of items can show.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ def mcnemar_p_value(losses: int, wins: int) -> float:
 
 
 def wilson_interval(passed: float, items: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's two-sided interval of a rate. Items that say less than their number may be given as fewer, such as 12.5.
+    """Return Wilson's two-sided interval of a rate. Dependent items may count as fewer, such as 12.5.
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927).
 
     Raises:
-        ValueError: there are no items.
+        ValueError: no items.
     """
     if items <= 0:
         raise ValueError("a rate needs items")
@@ -35,13 +36,14 @@ def wilson_interval(passed: float, items: float, confidence: float = 0.95) -> tu
 
 
 def items_needed(difference: float, spread: float, alpha: float = 0.05, power: float = POWER) -> int:
-    """How many items show a difference, one-sided.
+    """Return the number of items that show a difference, one-sided.
 
     Args:
-        difference: the smallest that is to be seen.
-        spread: mean of the squared differences of pairs; of passes and failures, the share of items on which the models differ.
+        difference: the smallest to detect.
+        spread: mean of the squared differences of pairs; for passes and failures, the share of items on which the
+            models differ.
         alpha: of a false alarm.
-        power: of seeing the difference when it is there.
+        power: probability of detecting an existing difference.
     """
     left = max(spread - difference**2, 0.0)
     deviation = _NORMAL.inv_cdf(1 - alpha) * math.sqrt(spread) + _NORMAL.inv_cdf(power) * math.sqrt(left)

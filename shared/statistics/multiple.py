@@ -1,4 +1,4 @@
-"""Several comparisons at once: p-values adjusted so that the chance of any false alarm stays what was asked for."""
+"""Several comparisons at once: p-values adjusted so that the chance of any false alarm stays at the requested level."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 
 def spent_alpha(alpha: float, attempt: int) -> float:
-    """What a test may err by when it is made for the how manieth time, so that all times together err by at most alpha, however often it is
-    repeated: ``alpha · 6 / (π² k²)``.
+    """Return the error level of a test's k-th repetition, ``alpha · 6 / (π² k²)``.
+
+    All repetitions together then err by at most alpha, however often the test is repeated.
 
     Source: Foster and Stine, "Alpha-investing" (2008), whose plain spending this is; the sum is Basel's.
 
     Raises:
-        ValueError: there is no such attempt.
+        ValueError: the attempt is below 1.
     """
     if attempt < 1:
         raise ValueError("attempts count from 1")
@@ -21,14 +22,14 @@ def spent_alpha(alpha: float, attempt: int) -> float:
 
 
 def holm_adjusted(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given: reject those that are at most alpha.
+    """Return Holm's adjusted p-values, in the order given: reject those that are at most alpha.
 
     All false rejections together have at most the chance alpha, however the comparisons depend on each other.
 
     Source: Holm, "A simple sequentially rejective multiple test procedure" (1979).
 
     Raises:
-        ValueError: a p-value is none.
+        ValueError: a p-value is not between 0 and 1.
     """
     if not all(0 <= value <= 1 for value in p_values):
         raise ValueError("a p-value lies between 0 and 1")

@@ -1,7 +1,7 @@
-"""Whether a new model's scores are not worse than an old one's on the same items. Start reading here.
+"""Test whether a new model's scores are not worse than an old one's on the same items. Start reading here.
 
-Non-inferiority: it passes when the interval of the mean difference lies above ``-margin``, and not because no difference was
-found. Where the items are too few to tell, that is said, with how many would do.
+Non-inferiority: the test passes when the interval of the mean difference is above ``-margin``, not because no
+difference was found. If the items are too few to tell, the result says so, with the number that would suffice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ interval of no width. After Agresti and Min, "Simple improved confidence interva
 
 
 class Status(StrEnum):
-    """What a comparison came to."""
+    """Outcome of a comparison."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -37,10 +37,12 @@ class Comparison:
         old: mean score of the old model; None without any item.
         new: mean score of the new model.
         difference: mean of ``new - old``.
-        interval: of the difference; each end is one-sided at the confidence that was asked for.
-        p_value: of there being no difference, two-sided: exact McNemar for passes and failures, sign flips for other scores.
-        smallest_visible: the smallest loss that so many items show with a power of .8; None when they show none.
-        items_needed: how many would show a loss of the margin; only where these are too few and the margin is above 0.
+        interval: of the difference; each end is one-sided at the requested confidence.
+        p_value: for the hypothesis of no difference, two-sided: exact McNemar for passes and failures, sign flips for
+            other scores.
+        smallest_visible: the smallest loss that this many items detect with a power of .8; None when they detect none.
+        items_needed: number that would detect a loss of the margin; only if these are too few and the margin is above
+            0.
     """
 
     status: Status
@@ -67,9 +69,9 @@ def compare(
     Args:
         old: scores of the old model.
         new: scores of the new model on the same items, in the same order.
-        margin: what the mean may lose; 0: nothing, so only a better model passes.
+        margin: accepted loss of the mean; 0: only a better model passes.
         confidence: of each end of the interval.
-        groups: what each pair belongs to, such as the prompt of several samples; None when every pair stands alone.
+        groups: the group of each pair, such as the prompt of several samples; None when all pairs are independent.
     """
     differences = [after - before for before, after in zip(old, new, strict=True)]
     if not differences:
@@ -104,8 +106,9 @@ def compare(
 
 
 def noise_floor(first: Sequence[float], again: Sequence[float]) -> float | None:
-    """How far a model's scores differ from its own when it is asked twice: the mean of the absolute differences, which no difference of
-    its two means exceeds. None: it was asked once, or not for every item.
+    """Return the mean absolute difference between a model's scores and its own in a second run.
+
+    No difference of the two runs' means exceeds it. None: it ran once, or not for every item.
     """
     if not first or len(first) != len(again):
         return None

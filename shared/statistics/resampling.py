@@ -1,6 +1,6 @@
 """Intervals and p-values by resampling, with a fixed seed: the same numbers give the same result.
 
-With numpy, which takes a tenth of the time, on the random numbers that Python's own generator gives.
+Uses numpy, which takes a tenth of the time, with the random numbers of Python's own generator.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:  # slow to import
 RESAMPLES = 9_999
 SEED = 1337
 EXACT_UP_TO = 12
-"""So many differences have few enough combinations of signs to look at each."""
+"""Number of differences up to which all combinations of signs are evaluated."""
 BLOCK = 2**18
-"""So many values are drawn at a time: more would take much memory."""
+"""Number of values drawn at a time: more would take much memory."""
 _NORMAL = NormalDist()
 _ROUNDING = 1e-12
 
 
 def bca_interval(values: Sequence[float], confidence: float, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """The bias-corrected and accelerated bootstrap interval of a mean.
+    """Return the bias-corrected and accelerated bootstrap interval of a mean.
 
     Source: Efron, "Better bootstrap confidence intervals" (1987).
 
     Args:
         values: at least one.
         confidence: of each end alone; .95 makes a two-sided interval of 90 %.
-        resamples: how often the values are drawn anew.
+        resamples: how often the values are redrawn.
     """
     count, mean = len(values), math.fsum(values) / len(values)
     if min(values) == max(values):
@@ -45,7 +45,7 @@ def bca_interval(values: Sequence[float], confidence: float, resamples: int = RE
 
 
 def drawn_sums(columns: Sequence[Sequence[float]], resamples: int) -> list[NDArray[np.float64]]:
-    """The sums of resamples by column; a resample draws as many rows as there are, each as often as chance has it."""
+    """Draw resamples and return their sums by column; a resample has as many rows, drawn with replacement."""
     import numpy as np
 
     count, drawing, blocks = len(columns[0]), np.random.Generator(_seeded_bits()), []
@@ -78,11 +78,11 @@ def _seeded_bits() -> np.random.MT19937:
 def bca_ends(
     means: Sequence[float], mean: float, influences: Sequence[float], confidence: float
 ) -> tuple[float, float]:
-    """The ends of a BCa interval.
+    """Return the ends of a BCa interval.
 
     Args:
         means: of the resamples, in rising order.
-        mean: of what was observed.
+        mean: of the observed values.
         influences: how far each value, or group of values, moves the mean; up to a common factor.
         confidence: of each end alone.
     """
@@ -128,7 +128,9 @@ def _signed_sums(sizes: Sequence[float], resamples: int) -> NDArray[np.float64]:
 
 
 def _sums_by_byte(sizes: Sequence[float]) -> list[list[float]]:
-    """For every eight sizes the sum of those whose bit is set, by the byte that the bits make: a tenth of the work of adding one by one."""
+    """Tabulate, for every eight sizes, the sum of those whose bit is set, by the bits' byte: ten times faster than
+    adding.
+    """
     tables = []
     for start in range(0, len(sizes), 8):
         sums = [0.0]

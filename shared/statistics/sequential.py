@@ -1,11 +1,12 @@
-"""A test that may be looked at after every answer: whether a new model loses more often than it wins.
+"""A sequential test, valid at every look: whether a new model loses more often than it wins.
 
-Wins and losses are the items on which the two models differ. While the new model is no worse, the e-value is a
-supermartingale that begins at 1: that it ever reaches 1/alpha has at most the chance alpha, however often and
-whenever it is looked at (Ville's inequality).
+Wins and losses are the items on which the two models differ. If the new model is not worse, the e-value is a
+supermartingale that begins at 1: the chance that it ever reaches 1/alpha is at most alpha, however often and whenever
+it is looked at (Ville's inequality).
 
-The other direction, that it loses at most a margin more often than it wins, is a bet on each item against that it loses more; the
-wealth of the bets is an e-value likewise, and the margins that they refute make an interval that holds at every look.
+The other direction, that the model loses at most a margin more often than it wins, is a bet on each item against a
+larger loss; the wealth of the bets is an e-value likewise, and the margins that they refute form an interval that is
+valid at every look.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 MAX_TERMS = 10_000
 _TINY = 1e-300
 STAKES = (0.9, 0.75, *(0.5**power for power in range(1, 10)))
-"""Shares of the largest bet that cannot ruin: small ones gain where losses are frequent, large ones where there are none."""
+"""Shares of the largest bet that cannot ruin: small ones gain if losses are frequent, large ones without losses."""
 
 
 def log_e_value(losses: int, wins: int) -> float:
@@ -41,7 +42,7 @@ def log_e_value(losses: int, wins: int) -> float:
 
 
 def is_worse(losses: int, wins: int, alpha: float = 0.05) -> bool:
-    """Whether the new model is shown to be worse. Stop at the first look that says so: later ones may not."""
+    """Return whether the new model is shown to be worse. Stop at the first look that says so: later ones may not."""
     return log_e_value(losses, wins) >= -math.log(alpha)
 
 
@@ -71,7 +72,9 @@ def log_e_within(losses: int, wins: int, ties: int, margin: float) -> float:
 
 
 def anytime_interval(losses: int, wins: int, ties: int, alpha: float = 0.05) -> tuple[float, float]:
-    """What the mean of -1 for a loss, 0 for a tie and 1 for a win lies between: each end holds at every look with 1 - alpha."""
+    """Return an interval of the mean of -1 for a loss, 0 for a tie and 1 for a win; each end holds at every look with 1
+    - alpha.
+    """
     return -_least_refuted(losses, wins, ties, alpha), _least_refuted(wins, losses, ties, alpha)
 
 
