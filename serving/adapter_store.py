@@ -52,14 +52,14 @@ class AdapterStore:
     """Fetches and verifies adapters of one base model. Safe to call from many threads.
 
     Args:
-        storage: where published adapters are.
+        storage: of published adapters.
         base: the base model that is served.
         base_folder: its files; the tensors' shapes are read from their headers, once.
         cache: this process takes a folder of its own below it for the verified copies.
         max_rank: largest rank that the engine was started for.
-        adapts_head: whether the engine takes adapters of ``lm_head``.
-        trusted_keys: public keys, one of which must have signed an adapter; None: signatures are not asked for.
-        keep: whether what an earlier process left in the cache is used again.
+        adapts_head: whether the engine accepts adapters of ``lm_head``.
+        trusted_keys: public keys, one of which must have signed an adapter; None: signatures are not required.
+        keep: whether to reuse adapters that an earlier process left in the cache.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class AdapterStore:
         return {adapter.adapter_id: adapter.bytes for adapter in list(self._verified.values())}
 
     def is_stored(self, adapter_id: str) -> bool:
-        """Whether the storage has the adapter, valid or not.
+        """Return whether the storage has the adapter, valid or not.
 
         Raises:
             InvalidRequest: ``NAME_INVALID``.

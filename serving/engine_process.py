@@ -1,11 +1,11 @@
 """The engine's process on a CPU: a fork of the server's, made as soon as that has imported vLLM.
 
-vLLM starts it as a new interpreter, which imports the same packages again: nearly half of a start's processor time, and twice their memory.
-The fork is made before the server has sockets, an event loop or handlers of signals, and waits until vLLM starts its engine. Then it gets
-what a new interpreter would get, environment included, and does with it what that would do.
+vLLM starts it as a new interpreter, which imports the same packages again: nearly half of a start's processor time, and
+twice their memory. The fork is made before the server has sockets, an event loop or signal handlers, and waits until
+vLLM starts its engine. Then it gets a new interpreter's inputs, environment included, and does what that would do.
 
-Only with one thread, as tiny bases are served: with several, vLLM has the new interpreter load PyTorch's OpenMP before all else, which a fork
-cannot. On a GPU all is left to vLLM.
+It is used only with one thread, as for tiny bases: with several, vLLM has the new interpreter load PyTorch's OpenMP
+before all else, which a fork cannot. On a GPU vLLM's own way is used.
 """
 
 from __future__ import annotations

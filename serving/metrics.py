@@ -1,4 +1,5 @@
-"""What a replica counts beside vLLM: adapters, its own test, refusals of the guard. docs/metrics.md has every name.
+"""A replica's metrics in addition to vLLM's: adapters, its self-test, refusals of the guard. docs/metrics.md has every
+name.
 
 They are in prometheus_client's own registry, which vLLM's ``/metrics`` shows; so a replica has one page for a scraper.
 """

@@ -1,8 +1,8 @@
 """A cache folder that belongs to one process, held by a lock; the engine reads adapters from it.
 
-An engine dies when it reads an adapter again whose files are gone. So only a process that knows of every reader may remove
+An engine dies when it reads an adapter again whose files are gone. So only a process that knows every reader may remove
 files. Replicas may share a disk; hence each process has a folder of its own, held by a lock that ends with the process.
-The next process continues with what it finds there, less what is no longer published.
+The next process keeps the adapters there that are still published.
 
     <root>/<host>-0/<digest>/    an adapter's files
                     .lock        held by the process whose folder it is
@@ -24,13 +24,13 @@ LOCK_NAME = ".lock"
 
 
 class PrivateCache:
-    """The first folder below ``root`` that no other process holds; made when there is none.
+    """The first folder below ``root`` that no other process holds; created if necessary.
 
     The host is part of its name: a lock on a shared disk need not be seen on another machine.
 
     Args:
-        root: where the replicas of this installation have their folders.
-        keep: whether to keep what an earlier process left under a name; the rest is deleted at once.
+        root: parent of the folders of this installation's replicas.
+        keep: whether to keep an entry that an earlier process left, by its name; others are deleted at once.
     """
 
     def __init__(self, root: Path, keep: Callable[[str], bool]) -> None:
@@ -52,7 +52,7 @@ class PrivateCache:
             yield Path(private)
 
     def remove(self, name: str) -> None:
-        """Remove a file or folder. A folder disappears in one step. A name that does not exist is no error."""
+        """Remove a file or folder. A folder disappears in one step. A name that does not exist is ignored."""
         path = self.folder / name
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)

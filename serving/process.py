@@ -59,7 +59,7 @@ def open_store(settings: ServingSettings) -> AdapterStore:
         max_rank=settings.serving_max_lora_rank,
         adapts_head=settings.adapts_head,
         trusted_keys=read_trusted_keys(settings.serving_trusted_keys) if settings.serving_trusted_keys else None,
-        # What is not known to this process could not be counted.
+        # Adapters of an earlier process would not be counted.
         keep=settings.serving_cache_bytes is None,
     )
 

@@ -38,7 +38,8 @@ class MensResolver(LoRAResolver):
         self._open_store = open_store
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
-        """The LoRA request of an adapter; None, which vLLM turns into a 404, for what is no valid adapter of the base.
+        """Return the LoRA request of an adapter; None, which vLLM turns into a 404, if it is not a valid adapter of the
+        base.
 
         Raises:
             MensError: a transient fault, e.g. a full disk. vLLM responds with 500, as "not found" would be wrong.

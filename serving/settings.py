@@ -24,7 +24,7 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class ServingSettings(Settings):
-    """What one replica serves, and with which limits."""
+    """Settings of one replica: its base, its limits, its engine."""
 
     serving_host: str = Field("127.0.0.1", description="Address to listen on; any but loopback needs a serving key.")
     serving_port: int = Field(8001, ge=1, le=65535, description="Port to listen on.")

@@ -1,13 +1,15 @@
-"""A patch of vLLM's LoRA on a CPU: each row of a batch gets the weights of its own request's adapter, the base's rows none.
+"""A patch of vLLM's LoRA on a CPU: each row of a batch gets the weights of its own request's adapter, the base's rows
+none.
 
-vLLM marks the base's rows with slot -1. Its CPU operators take that for an index, so in a batch with adapters the base computes
-with the weights in the last slot: another adapter's, as soon as every slot is taken (vLLM 0.32; vllm pull request 48421).
-They also copy both matrices of a layer once for each row of the batch, which takes several times as long as the base itself
-where a prompt is read. Here the rows of an adapter are multiplied together, and the base's rows are left out.
+vLLM marks the base's rows with slot -1. Its CPU operators take that for an index, so in a batch with adapters the base
+computes with the weights in the last slot: another adapter's, as soon as every slot is taken (vLLM 0.32; vllm pull
+request 48421). They also copy both matrices of a layer once for each row of the batch, which takes several times as
+long as the base itself when a prompt is read. Here the rows of an adapter are multiplied together, and the base's rows
+are left out.
 
-For prompt log-probabilities vLLM computes the logits of one request's prompt with the slots of the batch's sampler rows, one
-for each request. With two requests in the batch their numbers differ, and the engine ends (vllm issue 16668). Here those rows
-get the slot of the request that they belong to.
+For prompt log-probabilities vLLM computes the logits of one request's prompt with the slots of the batch's sampler
+rows, one for each request. With two requests in the batch their numbers differ, and the engine ends (vllm issue 16668).
+Here those rows get the slot of the request that they belong to.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A patch of vLLM's generation config: every answer ends at the tokens of ``--override-generation-config '{"eos_token_id": […]}'`` too.
+"""A patch of vLLM's generation config: answers also end at the tokens of ``--override-generation-config``.
 
-vLLM takes sampling values out of that option and ignores its EOS (0.32), so an answer ends only where the base's config files say. What
-is patched is the one place from which all routes have these ids; so they end grammars, count for `min_tokens` and yield to `ignore_eos` as
-the base's own do.
+The option has the form ``'{"eos_token_id": […]}'``. vLLM reads sampling values from it and ignores its EOS (0.32), so
+an answer ends only at the end tokens of the base's config files. The patch changes the one place from which all routes
+get these ids; so they end grammars, count for `min_tokens` and respect `ignore_eos` as the base's own do.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """A patch of vLLM's LoRA on a GPU: the base's ``lm_head`` is not wrapped, so adapters of it are refused there.
 
-For prompt log-probabilities vLLM computes the logits of one request's prompt with the mapping of the batch's sampled rows to adapters,
-one row for each request (vLLM 0.32, both model runners; vllm issues 16668, 29955). By its source, on a GPU
+For prompt log-probabilities vLLM computes the logits of one request's prompt with the mapping of the batch's sampled
+rows to adapters, one row for each request (vLLM 0.32, both model runners; vllm issues 16668, 29955). By its source, on
+a GPU
 
-- row *i* of the prompt gets the adapter of the *i*-th sampled row, another tenant's too, and rows behind the last one none;
+- row *i* of the prompt gets the adapter of the *i*-th sampled row, even another tenant's; rows after the last get none;
 - with fewer rows of the prompt than sampled ones the kernels follow the mapping beyond their buffer, and write there.
 
-Both happen only where the logits go through a LoRA layer, which vLLM makes of every untied head, whether an adapter has weights for it
-or not. `serving/vllm_cpu_patch.py` mends the mapping on a CPU, where `tests/vllm/test_cpu_patch.py` measures it; here the layer is left out.
+Both happen only if the logits go through a LoRA layer, which vLLM makes of every untied head, whether an adapter has
+weights for it or not. `serving/vllm_cpu_patch.py` corrects the mapping on a CPU, where `tests/vllm/test_cpu_patch.py`
+measures it; here the layer is left out.
 """
 
 from __future__ import annotations

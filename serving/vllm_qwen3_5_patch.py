@@ -1,13 +1,14 @@
-"""A patch of vLLM for Qwen3.5: it is served without torchvision, as on a CPU, and so is an adapter of `in_proj_z` alone.
+"""A patch of vLLM for Qwen3.5: serves it without torchvision, as on a CPU, and serves adapters of `in_proj_z` alone.
 
-vLLM's module of Qwen3.5 also has the vision part, and takes one function of pure arithmetic, `smart_resize`, from a module of
-transformers that imports torchvision. Without torchvision vLLM cannot even inspect the text-only class, and the server ends.
-transformers has the same function in its module for Pillow, so a module of the first name is made that has this function alone. The
-vision part is never loaded (`--language-model-only`); anything else that asks for torchvision still finds that it is not there. The
-module is made when it is first imported, in whichever of vLLM's processes does it.
+vLLM's module of Qwen3.5 also has the vision part, and imports one function of pure arithmetic, `smart_resize`, from a
+module of transformers that imports torchvision. Without torchvision vLLM cannot even inspect the text-only class, and
+the server ends. transformers has the same function in its module for Pillow, so this patch provides a module of the
+first name with only this function. The vision part is never loaded (`--language-model-only`); any other code that looks
+for torchvision still finds it missing. The module is made at its first import, in each of vLLM's processes that needs
+it.
 
-vLLM computes `in_proj_qkv` and `in_proj_z` as one layer of four slices. It fills in slices for a module that an adapter does not change,
-but takes a missing first one for all four, and refuses the adapter (vLLM 0.32).
+vLLM computes `in_proj_qkv` and `in_proj_z` as one layer of four slices. It fills in slices for a module that an adapter
+does not change, but takes a missing first one for all four, and refuses the adapter (vLLM 0.32).
 """
 
 from __future__ import annotations

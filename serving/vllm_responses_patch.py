@@ -1,7 +1,7 @@
-"""A patch of vLLM's Responses API: tool choices that nothing would keep are refused, as vLLM refuses them in chats.
+"""A patch of vLLM's Responses API: refuse tool choices that nothing would enforce, as vLLM does in chats.
 
-vLLM answers them with a text (0.32). Without a parser of tool calls none is found in it; and a forced call is held to its function's
-schema only by a structural tag, or by a schema that the parser makes, as Mistral's does for chats alone.
+vLLM answers them with plain text (0.32). Without a parser of tool calls it finds none in it; and only a structural tag
+holds a forced call to its function's schema, or a schema that the parser makes, as Mistral's does for chats alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A patch of vLLM's structured output: JSON cannot go on for ever with white space.
+"""A patch of vLLM's structured output: JSON cannot continue indefinitely with white space.
 
-vLLM allows either any white space between two tokens of JSON or none (``disable_any_whitespace``, which does not reach the arguments
-of tool calls; vLLM 0.32). None would keep a model from JSON as it was tuned on it, for most training rows were written with
-a space behind colon and comma. So one character is allowed.
+vLLM allows either any white space between two tokens of JSON or none (``disable_any_whitespace``, which does not reach
+the arguments of tool calls; vLLM 0.32). None would keep a model from writing JSON as in its training, for most training
+rows have a space after colon and comma. So one character is allowed.
 """
 
 from __future__ import annotations

@@ -376,7 +376,9 @@ class Forbidden(MensError):
 
 
 class TooMany(MensError):
-    """A limit of the key, its tenant or the client's address is reached; ``details["retry_after_seconds"]``: try again then."""
+    """A limit of the key, its tenant or the client's address is reached; ``details["retry_after_seconds"]`` says when
+    to retry.
+    """
 
     default_retryable = True
 

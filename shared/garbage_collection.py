@@ -1,4 +1,4 @@
-"""Imports without garbage collections: what a program imports stays, and looking through it again and again takes time.
+"""Imports without garbage collections: imported objects stay, and scanning them again and again takes time.
 
 The entry points of the API, of a worker, of a replica and of the trainer import their libraries inside
 :func:`without_collections`, which is why this module imports nothing else of the project.

@@ -1,4 +1,4 @@
-"""What came of a gate or of a receipt, and its word: decided here for the database's refusals, for jobs' events and for the terminal."""
+"""Outcomes of gates and receipts: shared by the database's refusals, by jobs' events and by the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GateStatus(StrEnum):
 
 
 def overall_outcome(passed: bool, gates: Iterable[Mapping[str, Any]]) -> GateStatus:
-    """What a receipt came to: passed; failed, when a gate that blocks did; else the evidence is missing.
+    """Return the outcome of a receipt: passed; failed, when a blocking gate did; else the evidence is missing.
 
     Args:
         passed: whether the receipt lets its adapter move.

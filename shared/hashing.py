@@ -34,7 +34,7 @@ def digest_file(path: Path) -> str:
 
 
 def digest_stream(stream: BinaryIO) -> str:
-    """SHA-256 (64 hex digits) of what is left of a stream, read in 1 MiB pieces."""
+    """SHA-256 (64 hex digits) of the rest of a stream, read in 1 MiB pieces."""
     sha256 = hashlib.sha256()
     while chunk := stream.read(CHUNK_BYTES):
         sha256.update(chunk)

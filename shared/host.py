@@ -19,7 +19,7 @@ from shared.errors import Code, Unavailable
 _PR_SET_PDEATHSIG = 1
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
-# Of cgroup v2 and v1: the files with a group's limit and use, and of the use the part that is reclaimed first.
+# For cgroup v2 and v1: the files with a group's limit and use, and the part of the use that is reclaimed first.
 _UNIFIED = ("memory.max", "memory.current", "inactive_file")
 _LEGACY = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
@@ -27,12 +27,12 @@ _LEGACY = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_fil
 def exit_with_parent(parent: int | None = None, signal_number: signal.Signals = signal.SIGKILL) -> None:
     """Ask the kernel to send this process a signal when its parent dies.
 
-    vLLM runs its engine in a child process. When the server is killed outright (kill -9, the kernel out of memory), that
-    child would run for ever and keep the GPU's memory, so that the next start finds none.
+    vLLM runs its engine in a child process. When the server is killed outright (kill -9, the kernel out of memory),
+    that child would run indefinitely and keep the GPU's memory, so that the next start finds none.
 
     Args:
         parent: pid of the process that started this one. If it has died before this call, this process ends at once.
-            None takes the one that started it through `multiprocessing`, and does nothing where none did.
+            None takes the one that started it through `multiprocessing`, and does nothing without one.
         signal_number: the signal.
     """
     if parent is None:
@@ -77,7 +77,7 @@ def _is_disk_full(error: Exception) -> bool:
 
 
 def measure_folder(folder: Path) -> tuple[int, datetime]:
-    """Bytes of all files below a folder, and when one of them was last written; 0 and 1970 when there is no file."""
+    """Return the bytes of all files below a folder, and their last write; 0 and 1970 without any file."""
     size, newest = 0, 0.0
     for path, _, names in os.walk(folder):
         for name in names:
@@ -122,7 +122,7 @@ def allowed_cores(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgrou
         with suppress(OSError, ValueError):
             if names is _UNIFIED:
                 quota, period = (folder / "cpu.max").read_text().split()
-                # "max" where there is no limit, which is not a number.
+                # "max" without a limit, which is not a number.
                 shares.append(int(quota) / int(period))
     return max(1, int(min(shares)))
 
@@ -137,7 +137,7 @@ def _group_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
     for folder, (limit_name, use_name, reclaimable) in _group_folders(proc, groups):
         try:
             limit = (folder / limit_name).read_text().strip()
-            # "max" where there is no limit.
+            # "max" without a limit.
             if limit.isdigit():
                 yield int(limit), _group_use(folder, use_name, reclaimable)
         except OSError:

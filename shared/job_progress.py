@@ -1,7 +1,7 @@
-"""How far a job is: one of a closed set of values, by kind of work. A job that has not reached such work has none.
+"""Progress of a job: one of a closed set of values, by kind of work. A job that has not begun such work has none.
 
-A row of the database holds its fields together with what the job reserves in the storage, which is not progress:
-:func:`shown_progress` leaves that out for whoever looks at the job.
+A row of the database holds these fields together with the job's reservations in the storage, which are not progress:
+:func:`shown_progress` leaves those out for readers of the job.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RESERVATIONS = frozenset({"storing", "stored_checkpoints"})
 
 
 class ProgressPart(BaseModel):
-    """Progress of one kind; other kinds' fields may stand in the same row, and are left out."""
+    """Progress of one kind; other kinds' fields may be in the same row, and are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -27,7 +27,7 @@ class ProgressPart(BaseModel):
 
     @property
     def total(self) -> int | None:
-        """Of how many; None where it is not known."""
+        """Steps, shards or items in all; None if unknown."""
         return None
 
 
@@ -110,7 +110,7 @@ class EvaluationProgress(ProgressPart):
 JobProgress = TrainingProgress | SelfEvaluationProgress | MergeProgress | EvaluationProgress
 _KINDS: TypeAdapter[JobProgress] = TypeAdapter(Annotated[JobProgress, Field(discriminator="kind")])
 _FIELD_OF_KIND = {"items_done": "evaluating", "step": "training", "fraction": "merging"}
-"""The kind of progress that a worker of an earlier release has written without one, by the first of these fields it has."""
+"""Kinds of progress by a field of rows from an earlier release, which have no kind; the first field found decides."""
 
 
 def read_progress(stored: Mapping[str, Any]) -> JobProgress | None:
@@ -123,5 +123,5 @@ def read_progress(stored: Mapping[str, Any]) -> JobProgress | None:
 
 
 def shown_progress(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that whoever looks at a job may see: all but its reservations."""
+    """Return the fields that readers of a job may see: all but its reservations."""
     return {name: value for name, value in stored.items() if name not in RESERVATIONS}

@@ -17,10 +17,10 @@ _LONE = re.compile(
 
 
 def has_lone_surrogate(text: bytes) -> bool:
-    """Whether a JSON text has half of a surrogate pair; of what is no JSON, whether it looks so.
+    """Return whether JSON contains half of a surrogate pair; for invalid JSON, whether it seems to.
 
     Args:
-        text: in UTF-8, or in UTF-16 or UTF-32, which Python's decoder takes too.
+        text: in UTF-8, or in UTF-16 or UTF-32, which Python's decoder accepts too.
     """
     encoding = json.detect_encoding(text)
     if not encoding.startswith("utf-8"):

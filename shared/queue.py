@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 class MalformedEntry(ValueError):
-    """An entry of a queue that is no message."""
+    """An entry of a queue that is not a message."""
 
 
 class CheckedMessage(virtual.Message):
-    """A message whose envelope is checked: kombu trusts what lies in the queue."""
+    """A message whose envelope is checked: kombu trusts the entries of a queue."""
 
     def __init__(self, payload: Any, channel: Any = None, **more: Any) -> None:
         try:
@@ -42,7 +42,7 @@ class CheckedMessage(virtual.Message):
 
 
 class Channel(redis.Channel):
-    """A channel that drops what is no message. kombu's would end the worker, each one that takes such an entry."""
+    """A channel that drops malformed entries. With kombu's own, such an entry would end every worker that gets it."""
 
     Message = CheckedMessage
 
@@ -97,7 +97,7 @@ class JobQueue:
         """Send the message of a queued job.
 
         Returns:
-            False when the broker did not accept the message. That is no error: the sweeper enqueues the job again.
+            False when the broker did not accept the message. This is not an error: the sweeper enqueues the job again.
         """
         try:
             self._celery.send_task(RUN_JOB, args=[job_id], retry=False)

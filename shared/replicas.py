@@ -40,7 +40,7 @@ Weights = Literal["original", "twin"]
 
 
 class Fit(IntEnum):
-    """How the weights that a replica serves suit an adapter, the better the higher."""
+    """How well a replica's weights suit an adapter; higher is better."""
 
     NONE = 0
     """The twin, to an adapter of the unquantised base: another base than it was trained on."""
@@ -64,14 +64,14 @@ class TrainedWeights:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> TrainedWeights | None:
-        """Read them from an adapter's manifest; None: it does not say, as that of an import, whose sidecar counts as unquantised."""
+        """Read them from an adapter's manifest; None if unknown, as for an import, which counts as unquantised."""
         quant = manifest.get("quant") or {}
         known = quant.get("base_quant") == "nf4" or manifest.get("trained_dtype")
         return cls(str(quant["base_quant"]), bool(quant.get("double_quant", True))) if quant and known else None
 
 
 class ReplicaCapabilities(BaseModel):
-    """What a replica serves and can serve: the response of ``GET /mens/limits``.
+    """A replica's base and capabilities: the response of ``GET /mens/limits``.
 
     Attributes:
         base: name of the served base.
@@ -83,7 +83,7 @@ class ReplicaCapabilities(BaseModel):
         max_lora_rank: largest rank that it loads.
         max_model_len: longest context in tokens; None: the model's own.
         adapts_head: whether it serves adapters that change an untied ``lm_head``.
-        instance: another one after each start, so that what was measured before does not count; None: an earlier release.
+        instance: changes with each start, so that earlier measurements do not count; None: an earlier release.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -100,14 +100,14 @@ class ReplicaCapabilities(BaseModel):
 
     @property
     def weights(self) -> Weights:
-        """Whether it serves a base as it was added, or its twin."""
+        """Whether it serves the original base or its twin."""
         return "original" if self.twin_of is None else "twin"
 
     def fit_of(self, trained: TrainedWeights | None) -> Fit:
-        """How its weights suit an adapter of its base.
+        """Return how well its weights suit an adapter of its base.
 
         Args:
-            trained: what the adapter was trained on; None: not known, as of an import.
+            trained: the weights that the adapter was trained on; None: unknown, as for an import.
         """
         if trained is None:
             return Fit.EXACT
@@ -140,11 +140,11 @@ class AdapterCheck(BaseModel):
 
 
 class UnloadProgress(BaseModel):
-    """How far a replica is with unloading an adapter: the response of ``DELETE /mens/adapters/<adapter id>``.
+    """Progress of unloading an adapter from a replica: the response of ``DELETE /mens/adapters/<adapter id>``.
 
     Attributes:
         state: ``draining``: requests are still in flight, call again.
-        requests: how many are in flight.
+        requests: number of them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -160,7 +160,7 @@ def discover(urls: Sequence[str], dns: str = "") -> list[str]:
 
     Args:
         urls: of the static replicas.
-        dns: ``host:port`` whose host has one address per replica, as a headless service has; empty: there is none.
+        dns: ``host:port`` whose host has one address per replica, as a headless service has; empty: not used.
 
     Raises:
         Unavailable: ``SERVING_UNAVAILABLE``: the name has no address now.
@@ -191,7 +191,7 @@ def describe_unserved(base: str, served: Iterable[ServedBaseName]) -> str:
 
 
 def serving_remedy(base: str, served: Iterable[ServedBaseName]) -> str:
-    """The commands that serve a base, as the beginning of a remedy, without its full stop.
+    """Return the commands that serve a base, as the beginning of a remedy, without its full stop.
 
     Args:
         base: its name.
@@ -209,7 +209,7 @@ def serving_remedy(base: str, served: Iterable[ServedBaseName]) -> str:
 
 
 def rank_remedy(rank: int) -> str:
-    """How the replicas come to serve adapters of a rank, as the end of a remedy, without its full stop."""
+    """Return the command for serving adapters of a rank, as the end of a remedy, without its full stop."""
     setting = f"MENS_SERVING_MAX_LORA_RANK={rank}"
     return f"start the replicas with {setting}, as in `{setting} mens up`"
 

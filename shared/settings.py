@@ -1,6 +1,6 @@
 """Settings that at least two tiers read, from the environment (prefix ``MENS_``).
 
-Tier-only settings live in a subclass beside the tier's entry point. Settings are passed, never global; only the
+Tier-only settings live in a subclass next to the tier's entry point. Settings are passed, never global; only the
 entry points (`python -m api`, `worker/app.py`, `python -m serving`, `mens`) read the environment.
 """
 
@@ -30,7 +30,7 @@ class RemoteModel(BaseModel):
 
 
 class Settings(BaseSettings):
-    """Where the parts of one installation are that several tiers use."""
+    """Locations of an installation's parts that several tiers use."""
 
     model_config = SettingsConfigDict(env_prefix="MENS_", extra="ignore", frozen=True)
 
@@ -150,7 +150,7 @@ AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 class RetentionSettings(Settings):
-    """How long things are kept; nothing is deleted unless one of these is set."""
+    """Periods and amounts to keep; nothing is deleted unless one of these is set."""
 
     retain_checkpoints: int | None = Field(None, ge=0, description="Newest checkpoints kept of each job; null: all.")
     retain_unaliased_days: float | None = Field(

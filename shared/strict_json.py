@@ -1,7 +1,7 @@
-"""What Python's parser takes for JSON and nothing can store, hash or answer: ``NaN``, ``Infinity``, numbers that no float can
-hold, and half of a surrogate pair.
+"""Refusal of values that Python accepts as JSON and that cannot be stored, hashed or sent: ``NaN``, ``Infinity``,
+numbers beyond a float, and half of a surrogate pair.
 
-Model routes read their bodies with another parser, which refuses these by itself; what is here then says which it was.
+Model routes read their bodies with another parser, which refuses these itself; this module then names the fault.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from shared.errors import Code, InvalidRequest
 from shared.lone_surrogates import has_lone_surrogate
 
 PERHAPS = re.compile(rb"NaN|Infinity|[0-9][eE]\+?[0-9]{3}|[0-9]{309}")
-"""What every body with such a number has, and few others."""
+"""Pattern that every body with such a number matches, and few others."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _NoNumber(str):
-    """How it was written."""
+    """A number as it was written."""
 
     __slots__ = ()
 
 
 def refuse_loose_json(body: bytes) -> None:
-    """Refuse a body with such a number or text, naming its field. One that is no JSON passes: its route says where the fault is.
+    """Refuse a body with such a number or string, naming its field. Invalid JSON passes: its route reports the fault.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``.

@@ -1,7 +1,7 @@
-"""What the workers' machines are: each worker reports its own to Valkey, and the API plans jobs for what is there.
+"""Machines of the workers: each worker reports its own to Valkey, and the API plans jobs for the reported ones.
 
-Nothing here is true for long, so it is not in the database: a worker that has reported nothing for a while is gone. Without
-Valkey nothing is known, and a job is refused for lack of memory by its worker only.
+Nothing here is true for long, so it is not in the database: a worker that has reported nothing for a while is gone.
+Without Valkey nothing is known, and only the worker can refuse a job for lack of memory.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ class WorkerRegistry:
 
 
 def common_machine(machines: Sequence[WorkerMachine]) -> WorkerMachine | None:
-    """What a job can count on that any of these workers may take: the least of each; None without a worker."""
+    """Return the resources that all of these workers have: the least of each; None without a worker."""
     gpus = [machine for machine in machines if machine.device == "cuda"]
     if not machines:
         return None
-    # Where some have a GPU, those without one are expected to take what fits them.
+    # If some have a GPU, those without one are expected to take small jobs only.
     alike = gpus or machines
     return WorkerMachine(
         device=alike[0].device,

@@ -1,7 +1,7 @@
-"""Asks a child process what a grammar costs, before the engine compiles it. What was found out is remembered.
+"""Measures the cost of a grammar in a child process, before the engine compiles it. Results are remembered.
 
-A caller's grammars are checked one after the other, and no more than a few of all callers at once: one caller's take nobody
-else's turn.
+A caller's grammars are checked one after the other, and no more than a few of all callers at once: one caller's
+grammars do not delay another's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_PROCESSES = 4
 MAX_REMEMBERED = 10_000
 END_SECONDS = 5.0
 MEMORY_BYTES = 1 << 30
-"""What a compile may take beside the vocabulary."""
+"""Memory that a compile may use besides the vocabulary."""
 
 log = logging.getLogger("vllm.mens.grammars")
 
@@ -48,7 +48,7 @@ class Grammar(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckLimits:
-    """What one grammar may cost.
+    """Limits of one grammar's cost.
 
     Attributes:
         seconds: of processor time, to compile it and to follow it for some tokens.
@@ -105,7 +105,9 @@ class CompileCheck:
             self._is_affordable.popitem(last=False)
 
     async def _compile(self, grammar: Grammar) -> bool:
-        """Whether the child process got to the end. It is asked once more when it was never started: the server had ended."""
+        """Return whether the child process finished. Repeated once if it was never started, because the server had
+        ended.
+        """
         job = json.dumps({**grammar._asdict(), **asdict(self._limits)}).encode() + b"\n"
         for _ in range(2):
             server = await self._running_server()
@@ -160,7 +162,7 @@ class _Server:
 
 
 async def _ask(control: socket.socket, job: bytes) -> bytes:
-    """What the child process says until it ends; it ends when this is cancelled."""
+    """Send a job; return the child process's output up to its end. Cancelling this ends the child."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     with ours:

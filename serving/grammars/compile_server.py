@@ -1,8 +1,8 @@
-"""The process that compiles grammars to see what they cost: `python -m serving.grammars.compile_server FD`.
+"""The process that compiles grammars to measure their cost: `python -m serving.grammars.compile_server FD`.
 
-It loads xgrammar and the vocabulary once, and forks for each grammar. The fork compiles, computes the first masks, says
-that it is done, and ends; so nothing that a grammar does to it outlives it. The kernel ends it when its time or memory is over, and
-it ends by itself when whoever asked closes the connection.
+It loads xgrammar and the vocabulary once, and forks for each grammar. The fork compiles, computes the first masks,
+reports that it is done, and ends; so no effect of a grammar outlives it. The kernel ends it when its time or memory is
+used up, and it ends itself when the client closes the connection.
 
     standard input      the vocabulary
     control socket FD   one byte for each grammar, with a socket of its own
@@ -24,7 +24,7 @@ STARTED, DONE = b"s", b"d"
 STEPS = 8
 """Tokens for which masks are computed: some grammars compile at once and then take seconds for each token."""
 WALL_TIMES = 10
-"""A compile may take so many times its processor time: on a busy machine it waits for a processor."""
+"""Limit of a compile's elapsed time, in multiples of its processor time: it may wait for a busy processor."""
 NICE = 5
 """The engine's own work goes first."""
 
@@ -51,12 +51,12 @@ def main() -> None:
 
 
 def compile_grammar(compiler: Any, kind: str, grammar: str, white_space: int) -> Any:
-    """What xgrammar makes of a grammar, called as vLLM's engine calls it (a test holds the two together).
+    """Compile a grammar with xgrammar, called as vLLM's engine calls it (a test compares the two).
 
     Args:
         compiler: xgrammar's.
         kind: ``json``, ``regex``, ``lark``, ``ebnf``, ``structural_tag``, or ``legacy_tag``, which has triggers.
-        grammar: its text.
+        grammar: its source.
         white_space: characters of white space that JSON may have in a row.
     """
     match kind:
@@ -94,7 +94,7 @@ def _serve(connection: socket.socket, vocabulary: Any) -> None:
 
 
 def _limit(seconds: float, memory_bytes: int) -> None:
-    """Have the kernel end this process after so much processor time, or soon after it has asked for more memory."""
+    """Have the kernel end this process after this processor time, or soon after it requests more memory."""
     pages = int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115, PTH123  # this process lives for a moment
     allowed = pages * resource.getpagesize() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
@@ -121,7 +121,7 @@ def _compile_and_end(connection: socket.socket, vocabulary: Any, job: dict[str, 
             matcher.accept_token(_first_token(mask))
     except MemoryError:
         os._exit(1)
-    except Exception:  # what is no grammar is vLLM's to refuse, which says why
+    except Exception:  # vLLM refuses invalid grammars itself, and says why
         connection.sendall(DONE)
         os._exit(0)
     connection.sendall(DONE)

@@ -37,7 +37,7 @@ from shared.replicas import TENANT_SALT_CHARS
 
 COMPILING_THREADS = 4
 BURST_SECONDS = 1.0
-"""Processor time in the engine's loop that a request's grammar may take beside what it may take for each token."""
+"""Processor time in the engine's loop that a request's grammar may take in addition to its time for each token."""
 TOKEN_SECONDS = 0.01
 
 log = logging.getLogger("vllm.mens.grammars")
@@ -109,7 +109,7 @@ async def _check(check: CompileCheck, outputs: StructuredOutputsParams, caller: 
     try:
         grammar = grammar_of(outputs)
     except (ValueError, TypeError, AttributeError):
-        return  # what is no grammar is vLLM's to refuse, which says why
+        return  # vLLM refuses invalid grammars itself, and says why
     if grammar is not None:
         try:
             await check.check(grammar, caller)
@@ -129,7 +129,9 @@ def _with_more_threads(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_uncached_retry(compile_grammar: Callable[..., Any]) -> Callable[..., Any]:
-    """``XgrammarBackend.compile_grammar``, which compiles anew what xgrammar's cache breaks: it fails on repetitions that it has split."""
+    """Wrap ``XgrammarBackend.compile_grammar`` to retry without xgrammar's cache, which fails on repetitions that it
+    has split.
+    """
 
     @functools.wraps(compile_grammar)
     def compile_or_again(backend: Any, *args: Any, **more: Any) -> Any:

@@ -47,7 +47,7 @@ def engine_argv(launch: Launch) -> list[str]:
         "disable-fastapi-docs": True,
         # The guard writes its own, with the requests' ids.
         "disable-uvicorn-access-log": True,
-        # How much of a prompt came from the prefix cache: the gateway counts it (docs/usage.md).
+        # The number of a prompt's tokens from the prefix cache: the gateway counts it (docs/usage.md).
         "enable-prompt-tokens-details": True,
         "enable-prefix-caching" if settings.serving_prefix_caching else "no-enable-prefix-caching": True,
         # Without it `tool_choice: "auto"`, which is the default of clients, is refused.
@@ -63,9 +63,9 @@ def engine_argv(launch: Launch) -> list[str]:
 
 
 def engine_env(launch: Launch) -> dict[str, str]:
-    """Environment variables to add; they win over what is already set.
+    """Return environment variables to add; they override existing ones.
 
-    What was chosen is among them, so that the guard and the resolver in the engine's process know it.
+    The chosen values are among them, for the guard and the resolver in the engine's process.
     """
     settings, sizes = launch.settings, launch.sizes
     environment = {

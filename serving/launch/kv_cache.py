@@ -1,13 +1,13 @@
-"""The KV cache of a replica on a CPU, and the longest sequence that it serves: from the base's config and the machine's memory.
+"""Size of a replica's KV cache on a CPU, and its longest sequence: from the base's config and the machine's memory.
 
-vLLM takes its KV cache as a number of bytes on a CPU, and ends after half a minute when that does not hold one sequence of the served
-length. So the number is computed here, with vLLM's own arithmetic, before vLLM starts:
+On a CPU vLLM takes the size of its KV cache in bytes, and ends after half a minute if that does not hold one sequence
+of the served length. So the size is computed here, with vLLM's own arithmetic, before vLLM starts:
 
     served length   the base's own, or as much of it as the memory for the KV cache holds
     KV cache        room for `CONCURRENT_TOKENS`, at least one sequence of the served length, at most the memory for it
-    memory for it   what the replica may use, less weights, adapters and the engine itself
+    memory for it   the replica's allowance, less weights, adapters and the engine itself
 
-An explicit setting is taken as it is. On a GPU vLLM measures what is free, and nothing is chosen here.
+An explicit setting is used unchanged. On a GPU vLLM measures the free memory, and nothing is chosen here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BATCH_TOKENS = 2048
 STATE_BYTES = 4
 """Bytes of an element of the state of linear attention; vLLM may keep it in 2."""
 UNKNOWN_LENGTH = 2048
-"""What vLLM takes where the config names no length."""
+"""vLLM's default if the config names no length."""
 
 LEAST_CACHE_BYTES = 64 << 20
 CONCURRENT_TOKENS = 32_768
@@ -43,13 +43,13 @@ ENGINE_BYTES = 768 << 20
 
 @dataclass(frozen=True, slots=True)
 class CacheSizes:
-    """How much context a replica holds.
+    """Context length and cache size of a replica.
 
     Attributes:
         max_model_len: tokens of the longest sequence; None leaves it to vLLM.
         cache_bytes: of the KV cache; None leaves it to vLLM.
-        own_len: tokens that the base could take, where the served length is shorter for want of memory.
-        sequences: of the served length that the cache holds at once; None where vLLM decides.
+        own_len: tokens that the base accepts, if the served length is shorter for lack of memory.
+        sequences: of the served length that the cache holds at once; None if vLLM decides.
     """
 
     max_model_len: int | None
@@ -78,7 +78,7 @@ def block_bytes(config: ModelConfig, dtype: str) -> int:
 
 
 def sequence_bytes(config: ModelConfig, length: int, dtype: str, *, prefix_caching: bool) -> int:
-    """Bytes of the KV cache that vLLM demands for one sequence of so many tokens, as it computes them."""
+    """Return the bytes of the KV cache that vLLM requires for one sequence of ``length`` tokens, by its arithmetic."""
     page, group, block = _layout(config, dtype)
     full = config.layer_types.count(FULL)
     linear = config.layers - full
@@ -87,13 +87,15 @@ def sequence_bytes(config: ModelConfig, length: int, dtype: str, *, prefix_cachi
         # A window seldom begins where a block does, so it touches one block more.
         tokens, more = min(length, config.sliding_window - 1 + BATCH_TOKENS), 1
     pages = -(-full // group) * (-(-tokens // block) + more)
-    # The state after the last step is kept beside the present one where prompts with a common beginning share it.
+    # The state after the last step is kept with the present one if prompts with a common beginning share it.
     pages += -(-linear // group) * (2 if prefix_caching else 1)
     return page * group * pages
 
 
 def longest_sequence(config: ModelConfig, cache: int, length: int, dtype: str, *, prefix_caching: bool) -> int:
-    """Tokens of the longest sequence, up to ``length``, that a cache of so many bytes holds; whole blocks where it is shorter."""
+    """Return the tokens of the longest sequence, up to ``length``, that fits in ``cache`` bytes; whole blocks if it is
+    shorter.
+    """
     if _needed(config, length, dtype, prefix_caching) <= cache:
         return length
     least, most = 0, length // BLOCK_TOKENS
@@ -107,18 +109,18 @@ def longest_sequence(config: ModelConfig, cache: int, length: int, dtype: str, *
 def choose_cache(
     settings: ServingSettings, config: ModelConfig, sizes: LoraSizes, *, dtype: str, own_len: int | None, memory: int
 ) -> CacheSizes:
-    """Choose the served length and the KV cache, as far as the settings leave them open.
+    """Choose the served length and the KV cache if the settings leave them open.
 
     Args:
         settings: the replica's.
         config: of the served base.
-        sizes: what adapters take.
+        sizes: of adapters.
         dtype: in which the engine computes.
-        own_len: tokens that the base can take; None: its files name no length.
+        own_len: tokens that the base accepts; None: its files name no length.
         memory: bytes that the replica may use.
 
     Raises:
-        InvalidRequest: ``BASE_DOES_NOT_FIT``: no sequence of the demanded, or of the least useful, length has room.
+        InvalidRequest: ``BASE_DOES_NOT_FIT``: no sequence of the requested, or of the least useful, length has room.
     """
     requested = settings.serving_max_model_len
     if settings.serving_device == "cuda":
@@ -172,18 +174,18 @@ def _needed(config: ModelConfig, length: int, dtype: str, prefix_caching: bool) 
 
 
 def _layout(config: ModelConfig, dtype: str) -> tuple[int, int, int]:
-    """Bytes of a layer's page, layers of a group, and tokens of a block."""
+    """Return the bytes of a layer's page, the layers of a group, and the tokens of a block."""
     token = 2 * config.kv_dim * _element(dtype)
     if config.linear is None:
         return token * BLOCK_TOKENS, config.layers, BLOCK_TOKENS
     linear = config.linear
     state = linear.conv_dim * (linear.kernel - 1) * _element(dtype)
     state += linear.value_heads * linear.value_head_dim * linear.key_head_dim * STATE_BYTES
-    # The state of a layer of linear attention fills a page, so a block has as many tokens as that takes.
+    # A linear-attention layer's state fills one page; the number of tokens in a block follows from its size.
     block = BLOCK_TOKENS * -(-state // (BLOCK_TOKENS * token))
     counts = sorted({config.layer_types.count(kind) for kind in set(config.layer_types)})
     fewest, most = counts[0], counts[-1]
-    # Groups have as many layers as there are of the rarer kind, unless the kinds are about as frequent.
+    # Groups have as many layers as the rarer kind has, unless the kinds are about as frequent.
     return token * block, most if most < fewest * 1.5 else fewest, block
 
 

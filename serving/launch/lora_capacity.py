@@ -1,16 +1,17 @@
-"""LoRA capacity of a replica: the largest rank it serves, and how many adapters it keeps in memory.
+"""LoRA capacity of a replica: the largest rank it serves, and the number of adapters that it keeps in memory.
 
 vLLM has two levels for adapters. *Slots* (``max_loras``) take part in a batch; each is as large as an adapter of the
-largest rank, whatever it holds. The *cache* (``max_cpu_loras``) holds adapters in every engine process's memory, each at
-its own rank; an adapter that is evicted from it is read from its files again, inside the engine's loop. Two mistakes end
-the engine: a cache that outgrows the memory, and files that are gone when they are read again. Against the first the cache
-is sized here; the second is prevented where files are removed (`serving/middleware/unloading.py`).
+largest rank, whatever it holds. The *cache* (``max_cpu_loras``) holds adapters in every engine process's memory, each
+at its own rank; an adapter that is evicted from it is read from its files again, inside the engine's loop. Two mistakes
+end the engine: a cache that outgrows the memory, and files that are gone when they are read again. The size of the
+cache is chosen here to prevent the first; the second is prevented where files are removed
+(`serving/middleware/unloading.py`).
 
-    largest rank   what plans of this base request (default contract, every preset), or a stored adapter's larger one, as
+    largest rank   the rank of plans of this base (default contract, every preset), or a stored adapter's larger one, as
                    far as a batch of adapters and one more have room
-    cache          what the memory for adapters holds at that rank
+    cache          the number of adapters of that rank that fit in their memory
 
-An explicit setting is taken as it is.
+An explicit setting is used unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from shared.errors import Code, InvalidRequest
 
 RANK = "adapter.rank"
 MEMORY_SHARE = 4
-"""Adapters may have one n-th of the memory, with this n."""
+"""Divisor of the memory that gives the adapters' share."""
 
 MAX_CACHED = 1024
 """vLLM copies the list of its cached adapters for every adapter of every step; a thousand cost microseconds."""
@@ -77,17 +78,17 @@ def planned_rank(config: ModelConfig) -> int:
 def choose_sizes(
     settings: ServingSettings, config: ModelConfig, *, dtype: str, stored_rank: int, memory: int
 ) -> LoraSizes:
-    """Choose what the settings leave open.
+    """Choose the values that the settings leave open.
 
     Args:
         settings: the replica's.
         config: of the served base.
         dtype: in which the engine computes, or ``auto``.
-        stored_rank: largest rank of a stored adapter of this base; 0 when there is none.
+        stored_rank: largest rank of a stored adapter of this base; 0 without one.
         memory: bytes that this machine or container has.
 
     Raises:
-        InvalidRequest: ``ADAPTERS_DO_NOT_FIT``: there is no room for those of one batch and one more.
+        InvalidRequest: ``ADAPTERS_DO_NOT_FIT``: those of one batch and one more do not fit.
     """
     room = settings.serving_lora_memory_bytes or memory // MEMORY_SHARE
     requested, in_batch = settings.serving_max_cpu_loras, settings.serving_max_loras

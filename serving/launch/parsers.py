@@ -1,11 +1,11 @@
-"""Chooses vLLM's parsers of the model's text: of tool calls, which ``tool_choice: "auto"`` needs, and of reasoning.
+"""Choose vLLM's parsers of the model's output: for tool calls, which ``tool_choice: "auto"`` needs, and for reasoning.
 
 A base was trained on tool calls in the form in which its chat template writes them, and so are its adapters. So the
-template renders a chat with a call in it, and the form of the result names the parser. Some parsers need a token of their
-own, and vLLM does not start without it.
+template renders a chat with a call in it, and the form of the result names the parser. Some parsers need a token of
+their own, and vLLM does not start without it.
 
-The reasoning parser takes everything before ``</think>`` for reasoning. An answer without that mark has no content then,
-so the parser is used only where the template writes the mark before every answer that is trained on.
+The reasoning parser treats everything before ``</think>`` as reasoning. An answer without that mark has no content
+then, so the parser is used only if the template writes the mark before every answer that is trained on.
 """
 
 from __future__ import annotations

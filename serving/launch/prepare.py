@@ -40,14 +40,14 @@ CPU_LINEAR_HEAD_SIZES = (64, 128)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How one replica is started.
+    """Everything that one replica is started with.
 
     Attributes:
-        folder: the base's files, verified. base_digest: what they were verified against.
+        folder: the base's files, verified. base_digest: the digest that they were verified against.
         config: of the base. dtype: the one that vLLM is started with.
         threads: that compute, on a CPU.
-        end_ids: token ids at which every answer ends, ascending; none for a base without a usable chat template, which vLLM stops where
-            the base's config files say.
+        end_ids: token ids at which every answer ends, ascending; empty for a base without a usable chat template, which
+            vLLM stops at the end tokens of the base's config files.
     """
 
     settings: ServingSettings
@@ -90,7 +90,7 @@ def prepare(settings: ServingSettings) -> Launch:
     check_free(settings, cache, weight_bytes(config, dtype), available_memory())
     threads = settings.serving_cpu_threads or cpu_threads(config, allowed_cores())
     tokenizer: Tokenizer | None = None
-    # A base without a usable chat template completes text only, so there is no form of tool calls to find.
+    # A base without a usable chat template only completes text, so it has no form of tool calls.
     with suppress(InvalidRequest):
         tokenizer = Tokenizer.load(folder)
     parsers = choose_parsers(settings, tokenizer)
@@ -117,7 +117,7 @@ def check_signature(settings: ServingSettings, entry: BaseModelEntry, folder: Pa
 
 
 def check_quantization(settings: ServingSettings, entry: BaseModelEntry) -> None:
-    """Refuse to round the weights of a twin, which holds what NF4 training computes with.
+    """Refuse to round the weights of a twin, which holds the exact values that NF4 training computes with.
 
     Raises:
         InvalidRequest: ``SETTINGS_INVALID``.
@@ -179,7 +179,7 @@ def served_end_ids(tokenizer: Tokenizer | None, config: ModelConfig) -> tuple[in
 
 
 def stored_rank(storage: Storage, entry: BaseModelEntry) -> int:
-    """Largest rank among the stored adapters of a base; 0 when there is none.
+    """Return the largest rank among the stored adapters of a base; 0 without any.
 
     An adapter that cannot be read is ignored here: it is refused when a request names it.
     """

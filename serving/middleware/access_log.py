@@ -1,6 +1,6 @@
 """A replica's access log: a line for every request but health checks, with the id by which the API's log names it too.
 
-It stands in place of uvicorn's, which has no ids. vLLM's own messages name a request by an id made of this one.
+It replaces uvicorn's, which has no ids. vLLM's own messages name a request by an id made from this one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def run_logged(app: App, scope: Scope, receive: Receive, send: Send) -> No
         request_id = next((value for name, value in scope["headers"] if name.lower() == ID_HEADER), b"")[:MAX_ID_BYTES]
         path = scope.get("raw_path") or scope["path"].encode()
         milliseconds = (time.perf_counter() - started) * 1000
-        # What the caller wrote stays on this line: %a shows a line break as \n.
+        # %a shows a line break as \n, so that the caller's strings stay on this line.
         log.info(
             "%s %a %d %.0f ms %a",
             scope["method"],

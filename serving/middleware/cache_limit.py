@@ -38,7 +38,7 @@ class CacheLimit:
             return
         store = await asyncio.to_thread(self._open_store)
         cached = store.cached()
-        # Of what is cached alone: names come from callers, who could send any number of them.
+        # Keep only cached names: callers choose names, and could send any number of them.
         self._requested_at = {name: at for name, at in self._requested_at.items() if name in cached}
         if model in cached:
             self._requested_at[model] = time.monotonic()

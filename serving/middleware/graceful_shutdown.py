@@ -1,9 +1,9 @@
 """Graceful shutdown of a replica: requests in flight may end, new ones are refused so that another replica takes them.
 
-vLLM by itself ends its engine first, and then waits until its connections have closed, although their responses can never
-be completed. Here SIGTERM first refuses new requests: each gets a 503, health checks too, so that the gateway uses another
-replica. When the requests in flight have ended, or their time is over, vLLM is told to stop in its own way. Requests that
-are left then are cut off visibly, or get a 503 if nothing was sent yet. SIGINT skips the waiting.
+vLLM alone ends its engine first, and then waits until its connections have closed, although their responses can never
+be completed. Here SIGTERM first refuses new requests: each gets a 503, health checks too, so that the gateway uses
+another replica. When the requests in flight have ended, or their time is over, vLLM gets the signal to stop in its own
+way. Requests that are left then are cut off visibly, or get a 503 if nothing was sent yet. SIGINT skips the waiting.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GracefulShutdown:
         """Process a request until it ends or the server stops.
 
         Args:
-            server: uvicorn's, which has a flag for its stop; None where there is none, as in a test.
+            server: uvicorn's, which has a flag for its stop; None without one, as in a test.
             send: the request's.
             work: processes the request; its argument is the ``send`` to use.
 

@@ -1,17 +1,18 @@
 """The guard: an ASGI middleware in front of every route of vLLM, with an allow-list and the serving key.
 
-vLLM asks for its key only below ``/v1``, and the flag that makes it call our resolver also opens routes that load any
-path on the machine. So the guard passes an exact list of routes and nothing else, and requires the key everywhere but on
-``/health``; on ``/metrics`` the scraper's. It also has routes of its own. The publisher learns there why an adapter is refused; the control plane learns
-what this replica can serve before a job is queued, and has deleted adapters unloaded (`unloading.py`):
+vLLM requires its key only below ``/v1``, and the flag that makes it call our resolver also opens routes that load any
+path on the machine. So the guard passes an exact list of routes and nothing else, and requires the key everywhere but
+on ``/health``, and on ``/metrics`` the scraper's key. It also has routes of its own. The publisher gets the reason for
+an adapter's refusal there; the control plane gets this replica's capabilities before a job is queued, and has deleted
+adapters unloaded (`unloading.py`):
 
     GET    /mens/adapters/<adapter id>   200 {"id", "ok", …}   or   4xx {"error": {"code", "message", "remedy", …}}
     DELETE /mens/adapters/<adapter id>   200 {"id", "state": "unloaded"}   or   202 {"state": "draining", "requests": 2}
-    GET    /mens/limits                  200 {"base", "base_digest", "max_lora_rank", "max_model_len", "served_digest", …}
+    GET    /mens/limits                  200 {"base", "base_digest", "max_lora_rank", "served_digest", …}
 
 ``/tokenize`` is for the publisher too, which compares the replica's token ids with the trainer's. ``/v1/responses`` is
-open because the gateway passes only requests that store nothing; the routes below it, which read and cancel what is
-stored, are closed.
+open because the gateway passes only requests that store nothing; the routes below it, which read and cancel stored
+responses, are closed.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ KEYED_ROUTES = frozenset(
     }
 )
 METRICS_ROUTE = ("GET", "/metrics")
-"""vLLM's metrics and ours. They tell what all tenants do, so they have a key of their own, which no caller and no other tier has."""
+"""vLLM's metrics and ours. They cover all tenants, so they have their own key, which no caller or other tier has."""
 ADAPTER_ROUTE = "/mens/adapters/"
 CAPABILITIES_ROUTE = ("GET", "/mens/limits")
 STATUS: dict[type[MensError], tuple[int, str]] = {
@@ -82,7 +83,7 @@ POLICY_VIOLATION = 1008
 INSTANCE = uuid.uuid4().hex
 """This process; a replica that is started again is another one."""
 DRAIN_SECONDS = 60.0
-"""How long requests in flight may go on when the unload request does not say."""
+"""Time that requests in flight get if the unload request names none."""
 
 log = logging.getLogger("vllm.mens.guard")
 
@@ -93,9 +94,9 @@ class GuardMiddleware:
     Args:
         app: vLLM's application.
         key: the bearer token that requests must carry; empty: none is required. None: both keys are the settings'.
-        metrics_key: the one that a scraper must carry; empty: there are no metrics.
+        metrics_key: the one that a scraper must carry; empty: the route is closed.
         open_store: returns the adapter store; called at the first adapter check.
-        cache_bytes: largest size of the verified adapters; None: no limit. The setting, where the keys are.
+        cache_bytes: largest size of the verified adapters; None: no limit. Taken from the settings if the keys are.
 
     Raises:
         InvalidRequest: the settings are wrong. The server then does not start, rather than start unguarded.
@@ -205,7 +206,9 @@ class GuardMiddleware:
         await self._limit_cache(scope, model)
 
     async def _limit_cache(self, scope: Scope, model: str) -> None:
-        """After a response, because a request may have brought another adapter. A fault of this is none of the caller's."""
+        """Apply the cache's limit after a response, as the request may have added an adapter. Its errors never reach
+        the caller.
+        """
         try:
             await self._cache_limit.apply(model, lambda: Engine(scope["app"]))
         except Exception:
@@ -227,7 +230,7 @@ class GuardMiddleware:
 
 
 def replica_capabilities(settings: ServingSettings, base: BaseModelEntry, dtype: str | None) -> ReplicaCapabilities:
-    """What this replica serves and can serve: for the control plane's check at submission, and for the publisher.
+    """Return this replica's base and capabilities: for the control plane's check at submission, and for the publisher.
 
     Args:
         settings: the replica's.
@@ -251,12 +254,12 @@ def replica_capabilities(settings: ServingSettings, base: BaseModelEntry, dtype:
 
 
 def server_of(scope: Scope) -> Any:
-    """The uvicorn server in which vLLM runs; None when there is none, as in a test."""
+    """Return the uvicorn server in which vLLM runs; None without one, as in a test."""
     return getattr(getattr(scope.get("app"), "state", None), "server", None)
 
 
 def engine_dtype(scope: Scope) -> str | None:
-    """Dtype of the engine behind the guard, from vLLM's own config; None when there is none, as in a test."""
+    """Return the dtype of the engine behind the guard, from vLLM's own config; None without one, as in a test."""
     config = getattr(getattr(scope.get("app"), "state", None), "vllm_config", None)
     dtype = getattr(getattr(config, "model_config", None), "dtype", None)
     return None if dtype is None else str(dtype).removeprefix("torch.")
@@ -273,7 +276,7 @@ def _route(scope: Scope) -> tuple[str, str]:
 
 
 def _is_plain(scope: Scope) -> bool:
-    """Whether the path is spelled plainly: nothing percent-encoded, no mount point in front."""
+    """Return whether the path is spelled plainly: nothing percent-encoded, no mount point in front."""
     path: str = scope["path"]
     raw: bytes = scope.get("raw_path") or path.encode()
     return raw == path.encode() and not scope.get("root_path")

@@ -1,6 +1,6 @@
 """Requests in flight at this replica, counted by model, and the models that accept no new ones.
 
-Only a request's body says which model it is for; nothing else could be trusted. Requests of the gateway, of the publisher
+Only a request's body names its model reliably. Requests of the gateway, of the publisher
 and of an operator all count alike.
 """
 
@@ -54,7 +54,7 @@ class InFlightRequests:
         self._closed_since.pop(model, None)
 
     def is_closed(self, model: str) -> bool:
-        """Whether a model accepts no new requests."""
+        """Return whether a model accepts no new requests."""
         return model in self._closed_since
 
     async def wait_idle(self, model: str, seconds: float) -> bool:
@@ -72,7 +72,7 @@ class _ModelField(msgspec.Struct):
 
 
 def named_model(body: bytes) -> str | None:
-    """The ``model`` of a request's JSON, as vLLM will read it; None when vLLM will find no name either."""
+    """Return the ``model`` of a request's JSON, as vLLM will read it; None when vLLM will find no name either."""
     try:
         model = msgspec.json.decode(body, type=_ModelField).model
     except (msgspec.MsgspecError, RecursionError):

@@ -1,15 +1,16 @@
-"""A replica's test of itself: every few seconds one real answer of the base, compared with the first one after the start.
+"""A replica's self-test: every few seconds one real answer of the base, compared with the first one after the start.
 
-vLLM's ``/health`` says that the engine's loop runs, not that it computes. What gets into the keys and values that all
-requests share (a NaN is enough) makes every model respond with nothing, with status 200, until the replica is started again.
-So ``/health`` is 503 until there is a first answer, and once an answer is none, not finite or not the first one's; then the
-replica ends, and what supervises it starts it anew.
+vLLM's ``/health`` shows that the engine's loop runs, not that it computes. A bad value in the keys and values that all
+requests share (a NaN is enough) makes every model respond with nothing, with status 200, until the replica restarts. So
+``/health`` is 503 until the first answer, and as soon as an answer is invalid, not finite or not equal to the first;
+then the replica ends, and its supervisor restarts it.
 
-It is here and not in the API's health monitor because an orchestrator's probe sees only this replica, and because each of
-several API processes would ask. Two tokens every ten seconds delay nobody. They wait in the engine's queue like any
-request: a replica that is busy is tested a little later, never skipped. Silence alone is no verdict, for under a long queue a sound
-engine is silent too, and to end it then would take the next replica down with its load. But that engine works for others: one that
-is silent and for minutes has neither generated a token nor taken a part of a prompt for anybody hangs.
+It is here and not in the API's health monitor because an orchestrator's probe sees only this replica, and because each
+of several API processes would send its own. Two tokens every ten seconds delay nobody. They wait in the engine's queue
+like any request: a busy replica is tested a little later, never skipped. Silence alone does not fail the test, for
+under a long queue a sound engine is silent too, and ending it then would take the next replica down with its load. But
+a sound engine works for others meanwhile: an engine that for minutes has neither answered the test, nor generated a
+token or processed a part of a prompt for anybody, hangs.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ TOLERANCE = 0.25
 ANSWER_SECONDS = 120.0
 """After this time without an answer it asks again, and says so in the log."""
 LATE_ANSWERS = 2
-"""Answers in a row that are late, while the engine does nothing for anybody, before it is taken to hang. The longest step of a sound
-engine, a whole batch of prompts on a slow CPU, takes less than two such times."""
+"""Late answers in a row, while the engine does nothing for anybody, after which it counts as hanging. The longest step
+of a sound engine, a whole batch of prompts on a slow CPU, takes less than two such times.
+"""
 PROGRESS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:kv_cache_usage_perc")
 """vLLM's own counts; the last changes with each part of a long prompt. They are the engine's reports: one that hangs sends none."""
 
@@ -47,10 +49,10 @@ log = logging.getLogger("vllm.mens.self_test")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one answer says of the engine.
+    """Result of one test of the engine.
 
     Attributes:
-        fault: what is wrong; None when nothing is.
+        fault: its description; None without a fault.
         logprob: of its first token, in nats.
         is_certain: a sound engine cannot have given this answer, or silence.
     """
@@ -139,7 +141,7 @@ class SelfTest:
         return verdict
 
     async def _ask(self, model: str, state: Any) -> Verdict | None:
-        """None when no answer came in time."""
+        """Test the engine once; None when no answer came in time."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 status, body = await self._complete(model, state)
@@ -157,7 +159,9 @@ class SelfTest:
         return verdict
 
     async def _complete(self, model: str, state: Any) -> tuple[int, bytes]:
-        """One request to vLLM's own route. The salt makes it compute anew, in memory that other requests have used."""
+        """Send one request to vLLM's own route. The salt makes it compute again, in memory that other requests have
+        used.
+        """
         body = json.dumps(
             {
                 "model": model,

@@ -4,13 +4,13 @@
            ─► no new requests ─► those in flight end, or are aborted when the time is over
            ─► engine drops it ─► server drops it ─► files are deleted
 
-vLLM reads an evicted adapter's files again when a request that it has accepted needs them, and ends when they are gone. A
-request that has left this server may still be in the engine: when a caller disconnects, vLLM returns before it has told
-the engine. So files are deleted only after two proofs:
+vLLM reads an evicted adapter's files again when a request that it has accepted needs them, and ends when they are gone.
+A request that has left this server may still be in the engine: when a caller disconnects, vLLM returns before it
+notifies the engine. So files are deleted only after two proofs:
 
 1. No request of the adapter is left in vLLM's own list of requests. A request leaves that list at its end, or in the
-   moment in which the engine is told to abort it.
-2. The engine has dropped the adapter. Engine and workers process what they are told in order, so by then they have aborted
+   moment in which the engine gets the order to abort it.
+2. The engine has dropped the adapter. Engine and workers process their commands in order, so by then they have aborted
    every such request and finished every step that had one.
 """
 
@@ -28,7 +28,7 @@ from shared.errors import Code, Conflict, NotFound
 from shared.replicas import UnloadProgress
 
 WAIT_SECONDS = 1.0
-"""How long a call waits for requests to end; the caller repeats it."""
+"""Time that a call waits for requests to end; the caller repeats it."""
 
 log = logging.getLogger("vllm.mens.unloading")
 
@@ -54,7 +54,7 @@ class Unloader:
         """
         if not self._in_flight.is_closed(model):
             return
-        # Waits for a removal at work: after it the adapter is gone, or was published again and is fetched anew.
+        # Wait for a removal in progress: after it the adapter is gone, or was published again and is fetched again.
         async with self._removing:
             if await asyncio.to_thread(self._is_stored, model):
                 self._in_flight.reopen(model)

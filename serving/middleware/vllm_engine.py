@@ -26,11 +26,11 @@ class Engine:
         return len(self._request_ids(adapter_id))
 
     async def abort(self, adapter_id: str) -> None:
-        """End every request of an adapter; the caller gets the text so far, with the finish reason ``abort``."""
+        """End every request of an adapter; the caller gets the output so far, with the finish reason ``abort``."""
         await self._client.abort(self._request_ids(adapter_id), internal=True)
 
     async def unload(self, adapter_id: str) -> None:
-        """Drop an adapter, first from the engine, then from the server. One that was never loaded is no error.
+        """Drop an adapter, first from the engine, then from the server. One that was never loaded is ignored.
 
         vLLM's own unload covers the server only: the engine keeps the weights under the adapter's number.
 

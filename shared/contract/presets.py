@@ -3,8 +3,8 @@
     explicit  >  data  >  domain  >  ladder  >  preset  >  default
 
 - **preset**: a named row of `data/presets.json`, or ``auto``: the largest row of `data/gpu_ladder.json` whose
-  ``max_vram_mb`` the card has. Cards report a little less than their nominal memory, so 97 % of a row's figure is enough;
-  an unknown or smaller memory takes the smallest row. Without a preset, the contract's own defaults apply.
+  ``max_vram_mb`` the card has. Cards report a little less than their nominal memory, so 97 % of a row's figure is
+  enough; an unknown or smaller memory takes the smallest row. Without a preset, the contract's own defaults apply.
 - **ladder**: bounds by the model's parameter count and the card's memory. A row applies from ``min_parameters`` on, so
   14B, 32B and 72B are under the 9B row; below 400M no row applies. Unknown memory counts as the least. A file under 500
   rows is under bounds too.

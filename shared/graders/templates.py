@@ -61,7 +61,7 @@ def value_at(path: Path, item: Mapping[str, Any], sample: Mapping[str, Any]) -> 
     """
     value: Any = {"item": item, "sample": sample}
     for number, step in enumerate(path):
-        # A text has characters by number, and none of them is meant.
+        # Indexing a string would give a character, which is never meant.
         is_item = isinstance(step, int) and isinstance(value, list) and step < len(value)
         if not is_item and not (isinstance(step, str) and isinstance(value, Mapping) and step in value):
             raise _missing(path, number)

@@ -141,8 +141,7 @@ def _judge(inheritance: Inheritance, code: CodeType, request: dict[str, Any], ch
 
 
 def _wait_for_exit(pid: int) -> None:
-    """Let a process whose result is closed exit normally: its exit code, which gives the reason, comes a moment later.
-    """
+    """Wait for a process whose result is closed: its exit code, which gives the reason, comes a moment later."""
     deadline = time.monotonic() + EXIT_SECONDS
     while time.monotonic() < deadline:
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):

@@ -1,5 +1,4 @@
-"""Packages that are imported before a grader's code runs, so that no item waits for them. Uninstalled ones are skipped.
-"""
+"""Packages imported before a grader's code runs, so that no item waits for them. Uninstalled ones are skipped."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Find the level at which this machine can contain code: each level is attacked; one that fails any attack is rejected.
-"""
+"""Find the level at which this machine can contain code: a level that fails any attack is rejected."""
 
 from __future__ import annotations
 

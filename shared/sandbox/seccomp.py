@@ -58,8 +58,7 @@ open_by_handle_at name_to_handle_at setrlimit init_module finit_module kexec_loa
 """.split()  # noqa: SIM905
 """Calls that fail with "not permitted", as programs expect; every other call fails as unknown to the kernel."""
 OF_SERVER = ["kill", "recvfrom", "seccomp", "sendto", "setrlimit"]
-"""Further calls of the process that forks for each item: it uses its channel, ends items, and confines itself further.
-"""
+"""Further calls of the process that forks for each item: use its channel, end items, confine itself further."""
 
 
 class _Comparison(ctypes.Structure):

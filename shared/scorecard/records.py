@@ -1,5 +1,4 @@
-"""Records of a scorecard: an event for each task and condition, a summary, a decision. The original's fields and names.
-"""
+"""Records of a scorecard: an event per task and condition, a summary, a decision. The original's fields and names."""
 
 from __future__ import annotations
 

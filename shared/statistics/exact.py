@@ -1,5 +1,4 @@
-"""Statistics without resampling: exact tests, intervals of rates, and the differences that a number of items can show.
-"""
+"""Statistics without resampling: exact tests, intervals of rates, and differences that a number of items can show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether another library makes the same tokens of a text: transformers, with which a base is served, and the label builder."""
+"""Check that another library tokenises as the label builder does: transformers, with which a base is served."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from shared.tokenization.tokenizer import Tokenizer
 
 COMPARED_TEXT = " Two  words\n\n\tand Ångström, e\u0301, 数据 🙂, don't 12345 x_y(): \n"
-"""Where tokenizers differ: case, white space, accents, scripts, digits."""
+"""Sample in which tokenizers differ: case, white space, accents, scripts, digits."""
 TAKE_AS_IT_IS = (
     'Set "tokenizer_class": "PreTrainedTokenizerFast" in the model\'s tokenizer_config.json, so that transformers takes tokenizer.json'
     " as it is, and add the base again."
@@ -18,12 +18,12 @@ TAKE_AS_IT_IS = (
 def first_difference(
     tokenizer: Tokenizer, encode: Callable[[str], Sequence[int]], texts: Iterable[str] = ()
 ) -> str | None:
-    """The first text of which another library makes other tokens; None where there is no such text.
+    """Return the first string that another library tokenises differently; None without such a string.
 
     Args:
         tokenizer: the base's, as the label builder reads it.
-        encode: the other library's token ids of a text, without special tokens that the text does not hold.
-        texts: compared after a text in which tokenizers differ, and the base's template.
+        encode: the other library's token ids of a string, without added special tokens.
+        texts: compared after the sample string and the base's template.
     """
     compared = [COMPARED_TEXT, tokenizer.template.text, *texts]
     return next((text for text in compared if tokenizer.encode(text).ids != list(encode(text))), None)

@@ -1,11 +1,11 @@
-"""Assistant spans: where in the text of a chat the assistant's answers are, each with the token that ends its turn.
+"""Assistant spans: positions of the assistant's answers in a rendered chat, each with the token that ends its turn.
 
-A template with ``{% generation %}`` marks shows them itself. Without marks each answer is found by offsets: the chat up to
-the turn, with a generation prompt, is how the chat with the turn begins; and that is how the whole chat begins. Where a
-template rewrites its history (drops the reasoning of earlier turns, say), only the last turn is written as the model will
-have to write it, and only it is supervised. Thoughts of an answer (``reasoning_content``) are a part of it, unless they are
-context only; then its span begins behind them. Where not even that holds, the row is refused, so that no row is supervised as
-a whole, or not at all, because its answers could not be found.
+A template with ``{% generation %}`` marks shows them itself. Without marks each answer is found by offsets: the chat up
+to the turn, with a generation prompt, is a prefix of the chat with the turn, and that is a prefix of the whole chat. If
+a template rewrites its history (for example, drops the reasoning of earlier turns), only the last turn is written as
+the model will have to write it, and only it is supervised. Thoughts of an answer (``reasoning_content``) are a part of
+it, unless they are context only; then its span begins after them. If not even that works, the row is refused, so that
+no row is supervised as a whole, or not at all, because its answers could not be found.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STAND_INS = ("7q7", "zJz")
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A row as text, and which characters of it are supervised.
+    """A row as rendered text, with the characters to supervise.
 
     Attributes:
         line: the row's line number in its file.
@@ -40,10 +40,10 @@ class Chat:
         spans: (start, end) in characters of each supervised answer.
         method: how they were found.
         last_turn_only: earlier turns should be supervised too, but the template rewrites them.
-        prompt_differs: the generation prompt is not how the answer's turn begins in the chat (a template that adds
-            ``<think>`` to prompts only, say): prompts at serving time differ a little from those in training.
+        prompt_differs: the generation prompt differs from the beginning of the answer's turn in the chat (a template
+            that adds ``<think>`` to prompts only, say): prompts at serving time differ a little from those in training.
         developer_as_system: the template has no developer, so that turn is written as the system's, as vLLM does.
-        left_out: what the template does not write although the row says it, without the row being refused.
+        left_out: parts of the row that the template does not write, and for which the row is not refused.
     """
 
     line: int
@@ -99,8 +99,8 @@ class _WrittenRow:
     Attributes:
         supervised: the turns to supervise.
         whole: the whole chat.
-        left_out: what is lost where system turns become one.
-        written: texts of parts of the chat, by number of turns and whether a generation prompt follows.
+        left_out: parts that are lost by joining system turns.
+        written: rendered parts of the chat, by number of turns and whether a generation prompt follows.
     """
 
     tokenizer: Tokenizer
@@ -185,7 +185,7 @@ class _WrittenRow:
         start, differs = self._start(turn, text)
         if self._has_context(turn):
             start = self._behind_thoughts(turn, start, text)
-        # After the token that ends the turn; where there is none, after the last visible character.
+        # Up to the end of the token that ends the turn, or else of the last visible character.
         token = self.tokenizer.end_token or ""
         position = text.rfind(token, start) if token else -1
         end = position + len(token) if position >= 0 else max(start, len(text.rstrip()))
@@ -194,7 +194,7 @@ class _WrittenRow:
         return _Answer(start, end, differs)
 
     def _start(self, turn: int, text: str) -> tuple[int, bool]:
-        """Where the answer begins, and whether that is not where its generation prompt ends."""
+        """Return where the answer begins, and whether that differs from the end of its generation prompt."""
         try:
             prompt = self._text(turn, prompt=True)
             if self._follows(prompt, turn, text):
@@ -203,7 +203,7 @@ class _WrittenRow:
         except InvalidRequest:
             if any(message["role"] not in ("system", "developer") for message in self.messages[:turn]):
                 raise
-            # The chat begins with the answer, and there is no prompt to compare it with.
+            # The chat begins with the answer, without a prompt to compare it with.
             return self._content_start(turn, text), False
         if text.startswith(prompt) and prompt != history:
             return len(prompt), False
@@ -216,9 +216,10 @@ class _WrittenRow:
         raise _unsupported("its prompt is not the beginning of the whole chat.")
 
     def _follows(self, prompt: str, turn: int, text: str) -> bool:
-        """Whether the turn's content directly follows its prompt, so that no other part of the chat need be written.
+        """Return whether the turn's content directly follows its prompt, so that no other part of the chat need be
+        rendered.
 
-        If there were a header in between, the content would come a second time, after it.
+        If a header came in between, the content would occur a second time, after it.
         """
         content = self.messages[turn]["content"]
         return bool(
@@ -229,17 +230,19 @@ class _WrittenRow:
         )
 
     def _content_start(self, turn: int, text: str, **more: Any) -> int:
-        """Where the text begins to depend on the answer; on its content alone where ``more`` has the rest of the turn."""
+        """Return where the chat begins to depend on the answer; on its content alone if ``more`` has the rest of the
+        turn.
+        """
         others = [[*self.messages[:turn], {"role": "assistant", "content": word, **more}] for word in _STAND_INS]
         texts = [self.tokenizer.render(other, self.tools).text for other in others]
         return min(_common_prefix_length(text, other) for other in texts)
 
     def _has_context(self, turn: int) -> bool:
-        """Whether a turn's thoughts are written and not supervised."""
+        """Return whether a turn's thoughts are written and not supervised."""
         return self.tokenizer.options.thoughts is ThoughtsRule.CONTEXT and THOUGHTS in self.messages[turn]
 
     def _behind_thoughts(self, turn: int, start: int, text: str) -> int:
-        """Where an answer that begins at ``start`` goes on behind its thoughts."""
+        """Return where an answer that begins at ``start`` continues after its thoughts."""
         more = {key: value for key, value in self.messages[turn].items() if key not in ("role", "content")}
         return max(start, self._content_start(turn, text, **more))
 

@@ -1,9 +1,9 @@
-"""Chat templates: from the turns of a chat to text, exactly as transformers' ``apply_chat_template`` writes it.
+"""Chat templates: render the turns of a chat to a string, exactly as transformers' ``apply_chat_template`` does.
 
 A template is a program from the internet. It runs in jinja2's immutable sandbox, which forbids private attributes,
-mutation and long ranges; here the text, the time and the size of repeated values are bounded as well. Not bounded is what
-jinja cannot interrupt: a loop that neither writes nor calls anything, a value that doubles in a loop, a filter or format
-that pads to a great width. Only the memory and time limits of the process stop those.
+mutation and long ranges; here the output, the time and the size of repeated values are bounded as well. Jinja cannot
+interrupt a loop that neither writes nor calls anything, a value that doubles in a loop, a filter or format that pads to
+a great width. Only the memory and time limits of the process stop those.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Turn = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A chat as text.
+    """A rendered chat.
 
     Attributes:
         text: the text to tokenise, special tokens included.
-        assistant_spans: (start, end) in characters of what ``{% generation %}`` marks, in order; None when the template
-            has no marks, or has them where their position in the text is unknown (inside a macro).
+        assistant_spans: (start, end) in characters of the parts in ``{% generation %}``, in order; None when the
+            template has no marks, or has them where their position in the text is unknown (inside a macro).
     """
 
     text: str

@@ -1,14 +1,14 @@
-"""The guard: whatever a row says must be in the text that the base's template writes, or the row is refused.
+"""Guard against lost parts: everything in a row must be in the chat that the base's template writes, or it is refused.
 
-A template that does not know a role, a part or a place writes nothing for it, without a word. That is found in two ways:
+A template that does not know a role, a part or a place writes nothing for it, without a warning. Two checks find that:
 
-- **by words**: each turn's text, each call's function, each tool and its parameters must be found in the row's own text;
-- **by shape**: once for each sequence of roles and parts, a chat of that shape with unmistakable words is written. So a
-  short text is missed although it is a part of another one, and so are a call's arguments and a tool's parameters.
+- **by words**: each turn's text, each call's function, each tool and its parameters must occur in the row's own chat;
+- **by shape**: once for each sequence of roles and parts, a chat of that shape with unmistakable words is made. This
+  finds a lost part that is short and also occurs elsewhere, and lost arguments of calls and parameters of tools.
 
-A few things may be left out, and are only told: an answer's thoughts, which many templates drop from earlier turns on
-purpose, here and at serving time, and a speaker's ``name``. The last answer's thoughts, where they have a field of their own,
-may not: they would be lost from every row, and the model would learn to think nothing.
+Some parts may be left out with only a note: an answer's thoughts, which many templates drop from earlier turns on
+purpose, here and at serving time, and a speaker's ``name``. The last answer's thoughts, if they have a field of their
+own, may not: they would be lost from every row, and the model would learn not to think.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shared.tokenization.tokenizer import Tokenizer
 
 LeftOut = Literal["thoughts", "names"]
 Part = tuple[str, str]
-"""What it is, for a message; and the text that must be found."""
+"""Description of a part, for a message; and the string that must be found."""
 THOUGHTS = "reasoning_content"
 _LAST_THOUGHTS = "the thoughts of the last answer"
 MAX_SHAPES = 4_096
@@ -33,7 +33,7 @@ _SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class _Omissions:
-    """What a template leaves out of chats of one shape: the first part, for which they are refused, and what may be."""
+    """Parts that a template leaves out of chats of one shape: the first one that is refused, and those that may be."""
 
     part: str | None = None
     may_be: frozenset[LeftOut] = frozenset()
@@ -42,14 +42,14 @@ class _Omissions:
 def check_complete(
     tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: list[Any] | None, text: str
 ) -> frozenset[LeftOut]:
-    """Refuse a row of which a part is not in its text.
+    """Refuse a row if a part of it is not in the rendered chat.
 
     Args:
-        messages, tools: as they were given to the template.
-        text: what it wrote.
+        messages, tools: as passed to the template.
+        text: its output.
 
     Returns:
-        What was left out that may be.
+        Parts that were left out and may be.
 
     Raises:
         InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
@@ -98,20 +98,20 @@ def _functions(calls: Any) -> Iterator[dict[str, Any]]:
 
 
 def _properties(function: dict[str, Any]) -> dict[str, Any]:
-    """What a tool's parameters may hold, by name."""
+    """Return the properties of a tool's parameters, by name."""
     parameters = function.get("parameters")
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
     return properties if isinstance(properties, dict) else {}
 
 
 def _description(about: Any) -> str:
-    """Of one parameter; empty when there is none."""
+    """Return the description of one parameter; empty without one."""
     description = about.get("description") if isinstance(about, dict) else None
     return description if isinstance(description, str) else ""
 
 
 def _is_written(part: str, text: str) -> bool:
-    """Whether a template wrote a part: as it is, trimmed, as JSON, or with other white space."""
+    """Return whether a template wrote a part: as it is, trimmed, as JSON, or with other white space."""
     bare = part.strip()
     return (
         bare in text
@@ -122,7 +122,7 @@ def _is_written(part: str, text: str) -> bool:
 
 
 def _omissions(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: list[Any] | None) -> _Omissions:
-    """What the template leaves out of chats of this shape; found once."""
+    """Return the parts that the template leaves out of chats of this shape; computed once."""
     known: dict[Hashable, _Omissions] = tokenizer.omissions
     shape = (*map(_shape, messages), bool(tools), *map(any, zip(*map(_tool_shape, _functions(tools)), strict=True)))
     if shape not in known:
@@ -149,7 +149,7 @@ def _find_omissions(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], to
     try:
         text = tokenizer.render(marked, marked_tools).text
     except InvalidRequest:
-        # It wants certain words, and took the row's own.
+        # The template only accepts specific strings; the original row rendered.
         return _Omissions()
     for original, message in zip(messages, marked, strict=True):
         for what, mark in _marks(message):

@@ -1,7 +1,8 @@
 """End tokens that a base's config files do not name although its chat template ends turns with them.
 
-Such bases are common: a pretrained base with the chat template of its tuned sibling, a fine-tune whose author changed one file. Training
-teaches the template's token. A program that reads the config files alone never stops at it, and goes on with invented turns.
+Such bases are common: a pretrained base with the chat template of its tuned sibling, or a fine-tune whose author
+changed one file. Training teaches the template's token. A program that reads only the config files never stops at it,
+and continues with invented turns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from shared.tokenization.tokenizer import Tokenizer
 
 
 def end_token_note(tokenizer: Tokenizer) -> str | None:
-    """A sentence for whoever adds or tunes the base; None where config files and template agree."""
+    """Return a note for the person who adds or tunes the base; None if config files and template agree."""
     if tokenizer.end_ids == tokenizer.configured_ends:
         return None
     named = ", ".join(end_token_texts(tokenizer, tokenizer.configured_ends)) or "no end token"

@@ -1,8 +1,9 @@
-"""Labels: from chat rows to token ids, of which the assistant's and their end tokens are supervised and no others.
+"""Labels: convert chat rows to token ids and mark the assistant's tokens and their end tokens, and no others, as
+supervised.
 
-This is the only label builder, so what is checked before a job is what the trainer trains on. Which characters are the
-assistant's is found in `assistant_spans.py`; here characters become tokens. A token that crosses the border of a span is
-not supervised, an end token that directly follows supervised tokens always is. Truncation drops the beginning, and labels
+This is the only label builder, so checks before a job see exactly what the trainer trains on. `assistant_spans.py`
+finds the assistant's characters; here characters become tokens. A token that crosses the border of a span is not
+supervised; an end token that directly follows supervised tokens always is. Truncation drops the beginning, and labels
 move with the tokens.
 """
 
@@ -93,7 +94,7 @@ def format_line_numbers(skipped: list[int], shown: int = 10) -> str:
 
 
 def _supervised(encoding: Encoding, spans: list[Span], end_ids: frozenset[int]) -> list[bool]:
-    """Which tokens are supervised: those wholly within a span, and the end token that follows them."""
+    """Return for each token whether it is supervised: if it is wholly within a span, or the end token after one."""
     ids, offsets = encoding.ids, encoding.offsets
     inside = [False] * len(ids)
     for start, end in spans:

@@ -1,4 +1,4 @@
-"""Rows in the form in which vLLM gives a chat to a template: keys, their order, nulls and roles are part of the text."""
+"""Rows in the form in which vLLM passes a chat to a template: keys, their order, nulls and roles affect the output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.contract.sections import ThoughtsRule
 from shared.datasets.rows import Message
 
 _OURS = frozenset(("weight", "reasoning_content"))
-"""Fields of a row that no template gets, or gets under other names."""
+"""Fields of a row that templates do not get, or get under other names."""
 
 
 def served_roles(messages: Sequence[Message], template: str) -> list[Message]:
@@ -91,5 +91,5 @@ def served_tools(tools: list[Any] | None) -> list[Any] | None:
 
 
 def _ordered(given: dict[str, Any], *first: str) -> dict[str, Any]:
-    """The same keys, some of them first: a template may write a dict as it is, and the order is part of the text."""
+    """Move some keys to the front: a template may write a dict as it is, so the order affects the output."""
     return {key: given[key] for key in first if key in given} | given

@@ -1,8 +1,8 @@
-"""The supervision report: which tokens of a data file would be trained on, before anything is trained.
+"""The supervision report: the tokens of a data file that would be trained on, before anything is trained.
 
 It runs the trainer's own label builder over a file: how many tokens of each row are supervised, whether the token that
-ends a turn is among them, what truncation cuts off. Rows are read as a stream; the report's lists are capped, its counts
-are not. A file with a row in which nothing is supervised, or which the base's template does not accept, is refused.
+ends a turn is among them, and how much truncation cuts off. Rows are read as a stream; the report's lists are capped,
+its counts are not. A file is refused if nothing is supervised in one of its rows, or the base's template refuses one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def supervise_file(
     limit_rows: int | None = None,
     options: ChatOptions = DEFAULT_OPTIONS,
 ) -> SupervisionReport:
-    """Report what a base would be trained on in a file; ``report.refuse()`` raises if a row cannot be.
+    """Report what a base would be trained on in a file; ``report.refuse()`` raises an error if a row cannot be trained
+    on.
 
     Args:
         path: a JSONL file.
@@ -48,8 +49,8 @@ def supervise_file(
         min_rating: rows rated lower are left out.
         filters: instead of ``min_rating``, a contract's whole filter.
         lenient: skip bad lines.
-        limit_rows: read no more lines than these; they are drawn at random, the same ones every time, and the
-            report has ``sampled`` set.
+        limit_rows: read at most this many lines; they are drawn at random, the same ones every time, and the report has
+            ``sampled`` set.
         options: how chats are written with the template.
 
     Raises:
@@ -74,7 +75,7 @@ def supervise_file(
 
 
 def sample_lines(lines: int, limit: int | None) -> frozenset[int] | None:
-    """Numbers of the lines that are looked at, the same ones every time; None: all of them."""
+    """Return the numbers of the sampled lines, the same ones every time; None: all of them."""
     if limit is None or lines <= limit:
         return None
     return frozenset(random.Random(0).sample(range(1, lines + 1), limit))
@@ -118,7 +119,7 @@ class SupervisionPass:
         return self._counts.lost_lines
 
     def report(self, lines: int, *, sampled: bool) -> SupervisionReport:
-        """The report on the rows so far, of a file of so many lines."""
+        """Make the report on the rows so far, of a file with this many lines."""
         self._label()
         return self._counts.report(self._tokenizer, lines, sampled)
 

@@ -175,7 +175,7 @@ class SupervisionCounts:
 
 
 def text_pieces(labelled: LabelledChat, example: Example) -> list[tuple[str, bool]]:
-    """The kept text of a row in pieces, each with whether it is supervised."""
+    """Split the kept text of a row into pieces, each with whether it is supervised."""
     flags = [label != IGNORED for label in example.labels]
     starts = [start for start, _ in labelled.offsets[-len(flags) :]]
     borders = [index for index, flag in enumerate(flags) if not index or flag != flags[index - 1]]

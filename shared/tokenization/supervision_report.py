@@ -1,4 +1,4 @@
-"""Types of the supervision report, and when a file is refused because of it."""
+"""Types of the supervision report, and the refusal of files because of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LineNotes(SupervisionPart):
 
     @property
     def lines(self) -> str:
-        """The first of the lines, for a message."""
+        """Line numbers of the first lines, for a message."""
         shown = ", ".join(str(note.line) for note in self.first[:SHOWN_LINES])
         return f"line{'s' * (self.count > 1)} {shown}{' …' * (self.count > SHOWN_LINES)}"
 
@@ -120,15 +120,15 @@ class SupervisionReport(SupervisionPart):
 
     @property
     def known_arguments(self) -> str:
-        """That the template's arguments may decide something, in brackets; empty where it has none."""
+        """A note, in brackets, that the template's arguments may decide something; empty if it has none."""
         names = ", ".join(self.template_arguments)
         return f" (the template's arguments may decide it, see data.template_arguments: {names})" if names else ""
 
     def warnings(self, seq_len: int, kind: str = "") -> list[str]:
-        """What will not be learnt as the rows say it, one sentence each, with the first lines.
+        """Warn of row contents that the training will not reproduce, one sentence each, with the first lines.
 
         Args:
-            seq_len: at which rows are cut.
+            seq_len: length at which rows are truncated.
             kind: of the file, if it is not the training file: ``"validation "``.
         """
         findings = (
@@ -151,7 +151,7 @@ class SupervisionReport(SupervisionPart):
         return found
 
     def is_refused(self, *, lenient: bool = False) -> bool:
-        """Whether a row cannot be trained on; leniently, whether none can."""
+        """Return whether a row cannot be trained on; with ``lenient``, whether none can."""
         return self.lost >= max(1, self.rows) if lenient else self.lost > 0
 
     @property
@@ -202,7 +202,9 @@ class SupervisionReport(SupervisionPart):
             )
 
     def _remedy(self, advice: str) -> str:
-        """A way on for rows that cannot be trained on; to skip them is none where no row would be left."""
+        """Return a remedy for rows that cannot be trained on; skipping them is offered only if other rows would be
+        left.
+        """
         if self.tools_unsupported and self.tools_unsupported == self.unsupported.count:
             return "This base's chat template does not know tools: choose another base, or write the calls as text."
         if self.is_refused(lenient=True):

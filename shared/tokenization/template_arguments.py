@@ -1,5 +1,6 @@
-"""Arguments of a chat template (``enable_thinking``, ``reasoning_effort`` …): which ones a template knows, and which of a
-request's and an adapter's are used. Pure.
+"""Arguments of a chat template (``enable_thinking``, ``reasoning_effort`` …), and the choice among them.
+
+This module finds the arguments that a template knows, and those of a request and an adapter that are used. Pure.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _PROBES: tuple[tuple[Turn, ...], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What a contract decides about how chats are written with the base's template.
+    """A contract's options for rendering chats with the base's template.
 
     Attributes:
         arguments: of the template, by name.
-        thoughts: what becomes of answers' thoughts.
+        thoughts: rule for answers' thoughts.
     """
 
     arguments: Mapping[str, ArgumentValue] = field(default_factory=FrozenDict)

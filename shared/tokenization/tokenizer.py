@@ -36,7 +36,7 @@ _PROBE = "Wq7"
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Token ids of a text, and for each the (start, end) of its characters."""
+    """Token ids of a string, and for each the (start, end) of its characters."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
@@ -49,11 +49,11 @@ class Tokenizer:
     Attributes:
         backend: the `tokenizers` library's tokenizer.
         template: the chat template; ``tool_template`` is used for rows with tools by the few bases that have two.
-        end_ids: tokens that end a turn or a text; generation stops at them.
+        end_ids: tokens that end a turn or a document; generation stops at them.
         end_token: the token that the template writes after an assistant's turn; it may differ from the base's EOS.
             None when the template writes none.
         configured_ends: those of ``end_ids`` that the base's config files name; other programs stop at these alone.
-        options: how a contract wants chats to be written.
+        options: a contract's options for rendering chats.
         embedding_rows: of the base, as its config.json says; None where the folder has none.
     """
 
@@ -71,7 +71,7 @@ class Tokenizer:
         """Read a model folder.
 
         Args:
-            options: how a contract wants chats to be written.
+            options: a contract's options for rendering chats.
 
         Raises:
             ContractRejected: ``TEMPLATE_ARGUMENT_UNKNOWN``, ``TEMPLATE_ARGUMENT_INVALID``.
@@ -114,7 +114,7 @@ class Tokenizer:
 
     @cached_property
     def tokens_without_embedding(self) -> dict[int, str]:
-        """Tokens by id that the base's embedding has no row for: of a tokenizer that got tokens, and a model that was not resized."""
+        """Tokens by id that have no row in the base's embedding: some were added, and the model was not resized."""
         limit = self.embedding_rows
         if limit is None:
             return {}
@@ -136,7 +136,7 @@ class Tokenizer:
 
     @property
     def knows_tools(self) -> bool:
-        """Whether the base's template writes tools or calls, by the only words for them that a chat has."""
+        """Whether the base's template writes tools or calls: it has one for tools, or contains the word "tool"."""
         return self.tool_template is not None or "tool" in self.template.text
 
     @property
@@ -151,7 +151,7 @@ class Tokenizer:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on arguments that change nothing, if there are any."""
+        """Notes on arguments without effect, if any."""
         arguments = self.options.arguments
         idle = [describe_arguments({name: arguments[name]}) for name in idle_arguments(self.templates, arguments)]
         return [f"The template argument {argument} changes no chat of this base." for argument in idle]
@@ -162,15 +162,15 @@ class Tokenizer:
 
     @cached_property
     def omissions(self) -> dict[Hashable, Any]:
-        """What the templates leave out, by the shape of a chat: the memory of ``completeness.py``."""
+        """Parts that the templates leave out, by the shape of a chat: the cache of ``completeness.py``."""
         return {}
 
     def encode(self, text: str) -> Encoding:
-        """Tokens of a text, with no special tokens added."""
+        """Tokenise a string, without adding special tokens."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
-        """Tokens of texts, on all cores."""
+        """Tokenise strings, on all cores."""
         found = self.backend.encode_batch(list(texts), add_special_tokens=False)
         return [Encoding(one.ids, one.offsets) for one in found]
 
@@ -215,11 +215,11 @@ def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def stored_templates(folder: Path, config: dict[str, Any] | None = None) -> dict[str, str]:
-    """Chat templates of a folder by name, `default` among them; none where there is no such one.
+    """Return the chat templates of a folder by name, `default` among them; empty without a default one.
 
     Args:
         folder: of a model, or of an adapter that was saved with its tokenizer; its chat_template.jinja has priority.
-        config: content of its tokenizer_config.json, where it was read.
+        config: content of its tokenizer_config.json, if already read.
 
     Raises:
         InvalidRequest: ``TOKENIZER_NOT_FOUND``: that file is not JSON.
@@ -247,7 +247,7 @@ def _end_of_turn(backend: tokenizers.Tokenizer, template: ChatTemplate) -> str |
 
 
 def _listed_ends(folder: Path) -> list[Any]:
-    """What generation_config.json names as EOS; where that file is absent config.json, as transformers and vLLM read it."""
+    """Read the EOS tokens of generation_config.json, or else of config.json, as transformers and vLLM do."""
     path = folder / "generation_config.json"
     config = _read_json(path if path.is_file() else folder / "config.json")
     text_config = {} if path.is_file() else config.get("text_config")

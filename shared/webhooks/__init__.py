@@ -1,4 +1,4 @@
-"""Webhooks: which events there are, where they may be sent, and how they are signed.
+"""Webhooks: the events, the allowed targets, and the signatures.
 
 Start with `events.py`. Imports `shared.errors` and standardwebhooks.
 """

@@ -1,4 +1,4 @@
-"""Events that webhooks tell of, under OpenAI's names and in OpenAI's form (its API reference: webhook events)."""
+"""Events that webhooks report, under OpenAI's names and in OpenAI's form (its API reference: webhook events)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EventType(StrEnum):
 
 
 def payload(event_id: str, event: EventType, created_at: datetime, thing_id: str) -> str:
-    """The body of a webhook: what happened to which thing, and nothing of the thing itself."""
+    """Return the body of a webhook: the event and the id of its object, and nothing else about the object."""
     fields = {
         "id": event_id,
         "object": "event",

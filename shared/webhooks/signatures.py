@@ -20,11 +20,11 @@ def new_secret() -> str:
 
 
 def signed_headers(message_id: str, at: datetime, body: str, signing_secrets: Sequence[str]) -> dict[str, str]:
-    """The three headers of a webhook.
+    """Return the three headers of a webhook.
 
     Args:
-        message_id: the same in every attempt, so that a receiver can drop what it has had.
-        at: of the attempt, aware; receivers refuse what is older than five minutes.
+        message_id: the same in every attempt, so that a receiver can drop duplicates.
+        at: of the attempt, aware; receivers refuse attempts older than five minutes.
         body: as it is sent.
         signing_secrets: one, or two while the secret is being rotated: a receiver accepts either signature.
     """

@@ -1,8 +1,8 @@
-"""Where webhooks may be sent: public addresses over HTTPS, and what the operator allows besides.
+"""Allowed targets of webhooks: public addresses over HTTPS, and those that the operator adds.
 
-A tenant chooses the URL and the worker connects, from inside the network: without these rules it would be a way to everything
-that the worker reaches (server-side request forgery). The URL is checked when it is stored, and the address that its host resolves
-to when the connection is made, so a name that resolves to another address later gains nothing.
+A tenant chooses the URL and the worker connects, from inside the network: without these rules a tenant could reach
+everything that the worker reaches (server-side request forgery). The URL is checked when it is stored, and the address
+that its host resolves to when the connection is made, so a name that resolves to another address later gains nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Network = IPv4Network | IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class AllowedTargets:
-    """What the operator allows besides public addresses over HTTPS: hosts by name, and networks.
+    """Targets that the operator adds to public addresses over HTTPS: hosts by name, and networks.
 
     Attributes:
         hosts: lower case; ``*.example.org`` is every name under it.
@@ -54,7 +54,7 @@ class AllowedTargets:
         return cls(tuple(hosts), tuple(networks))
 
     def names(self, host: str) -> bool:
-        """Whether a host is allowed by its name, or by the address that it is."""
+        """Return whether a host is allowed by its name, or by its address if it is one."""
         host = host.lower().rstrip(".")
         address = parse_address(host)
         if address is not None:
@@ -62,11 +62,11 @@ class AllowedTargets:
         return any(host == name or (name.startswith("*.") and host.endswith(name[1:])) for name in self.hosts)
 
     def contain(self, address: Address) -> bool:
-        """Whether an address is in a network that is allowed."""
+        """Return whether an address is in an allowed network."""
         return any(address.version == network.version and address in network for network in self.networks)
 
     def permit(self, host: str, address: Address) -> bool:
-        """Whether the address that a host has resolved to may be connected to."""
+        """Return whether a connection to the address that a host has resolved to is allowed."""
         address = embedded_ipv4(address) or address
         return is_public(address) or self.contain(address) or (parse_address(host) is None and self.names(host))
 
@@ -108,13 +108,13 @@ def parse_address(host: str) -> Address | None:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one of the public internet: not private, loopback, link-local, shared, reserved or multicast."""
+    """Return whether an address is public: not private, loopback, link-local, shared, reserved or multicast."""
     address = embedded_ipv4(address) or address
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
 def embedded_ipv4(address: Address) -> IPv4Address | None:
-    """The IPv4 address that an IPv6 address stands for: mapped, compatible, 6to4, Teredo or NAT64; None for any other."""
+    """Return the IPv4 address inside an IPv6 address: mapped, compatible, 6to4, Teredo or NAT64; None for any other."""
     if isinstance(address, IPv4Address):
         return None
     if address.teredo is not None:
