@@ -1,4 +1,4 @@
-"""`python -m serving`: prepare the launch, print what was chosen, become vLLM.
+"""`python -m serving`: prepare the launch, print the chosen values, become vLLM.
 
 Exit status 2 and one line on stderr if the replica may not start.
 """

@@ -1,4 +1,4 @@
-"""Adapter id → a private, verified folder of adapter files.
+"""Resolve an adapter id to a private, verified folder of adapter files.
 
     id  support@9f2c…  ─► manifest bytes from storage, SHA-256 = the id's digest
                        ─► this base, this rank?
@@ -6,8 +6,8 @@
 
 The engine reads only the cache, so what was verified is what is loaded, whatever happens to the storage afterwards. An
 adapter exists as long as the storage has its manifest. A folder is removed from the cache when the manifest is gone and
-the engine cannot need the files any more (`middleware/unloading.py`): an engine that reloads an adapter without its files
-dies.
+the engine cannot need the files any more (`middleware/unloading.py`): an engine that reloads an adapter without its
+files dies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOCKS = 64
 
 @dataclass(frozen=True, slots=True)
 class ServableAdapter:
-    """An adapter that was verified in this process; ``bytes`` are those of its files."""
+    """An adapter that was verified in this process; ``bytes`` is the size of its files."""
 
     adapter_id: str
     folder: Path
@@ -89,7 +89,7 @@ class AdapterStore:
         self._locks = [threading.Lock() for _ in range(LOCKS)]
 
     def fetch(self, adapter_id: str) -> ServableAdapter:
-        """The verified adapter, copied into the cache first if it is not there.
+        """Return the verified adapter, copied into the cache first if it is not there.
 
         Raises:
             InvalidRequest: ``NAME_INVALID``: not an adapter id.
@@ -119,7 +119,7 @@ class AdapterStore:
             return adapter
 
     def cached(self) -> dict[str, int]:
-        """Bytes of the files of each adapter that was fetched and not removed, by its id."""
+        """Return the sizes of all fetched adapters that were not removed, by their ids."""
         return {adapter.adapter_id: adapter.bytes for adapter in list(self._verified.values())}
 
     def is_stored(self, adapter_id: str) -> bool:
@@ -154,7 +154,7 @@ class AdapterStore:
         return self._locks[int(digest[:8], 16) % LOCKS]
 
     def _servable_manifest(self, adapter_id: str, digest: str) -> AdapterManifest:
-        """The stored manifest of an adapter that this replica can serve."""
+        """Return the stored manifest of an adapter that this replica can serve."""
         try:
             raw = self._storage.manifest_bytes("adapters", digest, MANIFEST_NAME)
         except NotFound:
@@ -194,7 +194,7 @@ class AdapterStore:
         verify_signature(raw, digest, self._trusted_keys)
 
     def _install(self, digest: str, manifest: AdapterManifest) -> Path:
-        """The adapter's folder in the cache; a valid one of an earlier process is used again."""
+        """Return the adapter's folder in the cache; a valid one of an earlier process is reused."""
         target = self._cache.folder / digest
         if target.is_dir() and not target.is_symlink():
             with suppress(MensError):
@@ -213,7 +213,7 @@ class AdapterStore:
         return target
 
     def _verify(self, folder: Path, manifest: AdapterManifest) -> None:
-        """Verify the files; what is wrong with the very bytes that were published is remembered, not found out again."""
+        """Verify the files; a fault of the published bytes is remembered, so that they are not verified again."""
         try:
             verify_adapter(folder, manifest, self._base_tensors)
         except ArtifactInvalid as error:
@@ -229,7 +229,7 @@ class AdapterStore:
 
 
 def split_adapter_id(adapter_id: str) -> tuple[str, str]:
-    """Name and digest of an adapter id. Neither can be a path out of a folder.
+    """Split an adapter id into name and digest. Neither can be a path out of a folder.
 
     Raises:
         InvalidRequest: ``NAME_INVALID``.

@@ -22,7 +22,7 @@ from shared.host import exit_with_parent
 
 
 class EngineProcess(ForkProcess):
-    """A process that exists as soon as it is made, and does nothing before it is started."""
+    """A process that exists as soon as the object does, and does nothing before it is started."""
 
     def __init__(self) -> None:
         # A daemon: a server that ends without an engine does not wait for it.
@@ -33,7 +33,7 @@ class EngineProcess(ForkProcess):
         self._receiver.close()
 
     def assign(self, target: Callable[..., object], kwargs: dict[str, Any]) -> None:
-        """Say what it will call."""
+        """Set the function that it will call."""
         self._task = target, kwargs
 
     def start(self) -> None:
@@ -55,7 +55,7 @@ class EngineProcess(ForkProcess):
 
 
 class EngineContext(SpawnContext):
-    """vLLM's way to start processes, whose first one is there already."""
+    """vLLM's context for starting processes, whose first process exists already."""
 
     def __init__(self, process: EngineProcess) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class EngineContext(SpawnContext):
     def Process(  # type: ignore[override]  # noqa: N802 - the name in multiprocessing
         self, *, target: Callable[..., object], name: str, kwargs: dict[str, Any]
     ) -> BaseProcess:
-        """The process that waits; after it new interpreters."""
+        """Return the waiting process at the first call, and new interpreters afterwards."""
         process, self._waiting = self._waiting, None
         if process is None:
             return super().Process(target=target, name=name, kwargs=kwargs)
@@ -73,7 +73,7 @@ class EngineContext(SpawnContext):
 
 
 def fork_engine_process(settings: ServingSettings) -> None:
-    """Make the engine's process now, if it can be a fork, and have vLLM use it. For the server's process, before it does anything."""
+    """Fork the engine's process now, if possible, and have vLLM use it. The server calls this before all else."""
     if settings.serving_device != "cpu" or (settings.serving_cpu_threads or 1) > 1:
         return
     from vllm.v1.engine import utils

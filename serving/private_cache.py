@@ -47,7 +47,7 @@ class PrivateCache:
 
     @contextmanager
     def incoming(self) -> Iterator[Path]:
-        """A temporary folder inside, on the same disk; what is still in it at the end is deleted."""
+        """Yield a temporary folder inside, on the same disk; anything left in it at the end is deleted."""
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="incoming-") as private:
             yield Path(private)
 
@@ -63,7 +63,7 @@ class PrivateCache:
 
 
 def _take(folder: Path) -> tuple[Path, int] | None:
-    """Lock the folder until this process ends; None when another process holds it."""
+    """Lock the folder until this process ends; return None if another process holds it."""
     folder.mkdir(mode=0o700, exist_ok=True)
     lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

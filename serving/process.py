@@ -19,10 +19,11 @@ from shared.errors import ArtifactInvalid, Code, InvalidRequest
 
 
 def find_base(settings: ServingSettings) -> tuple[BaseModelEntry, Path]:
-    """The base model to serve: its catalogue entry and its folder, fetched first if it must be.
+    """Find the base model to serve: its catalogue entry and its folder, fetched first if necessary.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``. InvalidRequest: ``CATALOG_INVALID``. Unavailable: ``HUB_UNAVAILABLE``, or the storage is away.
+        NotFound: ``MODEL_NOT_FOUND``. InvalidRequest: ``CATALOG_INVALID``. Unavailable: ``HUB_UNAVAILABLE``, or the
+            storage is away.
         ArtifactInvalid: ``BASE_DIGEST_MISMATCH``: the catalogue's base has another digest than the settings require.
     """
     entry = load_catalog(settings.catalog_path).get(settings.serving_base)
@@ -38,7 +39,7 @@ def find_base(settings: ServingSettings) -> tuple[BaseModelEntry, Path]:
 
 
 def open_store(settings: ServingSettings) -> AdapterStore:
-    """The store of the adapters that fit the settings' base model.
+    """Open the store of the adapters that fit the settings' base model.
 
     Raises:
         InvalidRequest: ``SETTINGS_INVALID``: the largest rank is not set; else what :func:`find_base` raises.

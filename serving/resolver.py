@@ -1,4 +1,4 @@
-"""vLLM's LoRA resolver plugin: the adapter id of a request → a LoRA request for its verified folder.
+"""vLLM's LoRA resolver plugin: converts the adapter id of a request to a LoRA request for its verified folder.
 
 vLLM calls the resolver when a request names a model that it does not know. It finds :func:`register` through the entry
 point group ``vllm.general_plugins``, in every process it starts and in every process that merely imports vLLM's engine:

@@ -17,7 +17,7 @@ Quantization = Literal["fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "mx
 
 PARSER_NAME = r"^[a-z0-9][a-z0-9_.-]*$"
 OFF = "off"
-"""The parser name that means: none."""
+"""Parser name that disables parsing."""
 
 GPU_ONLY = ("serving_tensor_parallel", "serving_pipeline_parallel", "serving_quantization")
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -136,7 +136,7 @@ class ServingSettings(Settings):
 
 
 def round_rank(rank: int) -> int:
-    """The smallest rank that vLLM accepts and that adapters of the given rank fit; at most 512."""
+    """Return the smallest rank that vLLM accepts and that fits adapters of the given rank; at most 512."""
     return next(taken for taken in LORA_RANKS if taken >= rank)
 
 

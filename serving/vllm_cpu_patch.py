@@ -24,11 +24,11 @@ from vllm.platforms import current_platform
 
 BASE_SLOT = -1
 prompt_adapter: ContextVar[int | None] = ContextVar("prompt_adapter", default=None)
-"""vLLM's number of the adapter whose prompt's logits are computed, 0 for the base; None: the rows are the sampler's."""
+"""vLLM's number of the adapter whose prompt logits are computed, 0 for the base; None: the rows are the sampler's."""
 
 
 class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
-    """The class that vLLM uses instead of its own."""
+    """Replacement for vLLM's own class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -40,7 +40,7 @@ class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
     def update_metadata(
         self, mapping: Any, lora_index_to_id: list[int | None], max_loras: int, vocab_size: int, **kwargs: Any
     ) -> None:
-        """Take the mapping of the next batch's rows to adapters, and of slots to adapters."""
+        """Set the mapping of the next batch's rows to adapters, and of slots to adapters."""
         super().update_metadata(mapping, lora_index_to_id, max_loras, vocab_size, **kwargs)
         self._adapters = list(lora_index_to_id)
         self._rows_of_slots = rows_of_slots(self.token_lora_indices)
@@ -83,7 +83,7 @@ class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
         bgmv_expand(shrunk, lora_b_stacked, y, slots, add_inputs=True)
 
     def _logits_slots(self) -> Any:
-        """The slot of each row; of one prompt's rows a single one, which the operators use for all of them."""
+        """Return the slot of each row; for one prompt's rows a single slot, which the operators use for all of them."""
         adapter = prompt_adapter.get()
         if adapter is None:
             return self.sampler_indices
@@ -92,7 +92,7 @@ class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
 
 
 def rows_of_slots(slots: torch.Tensor) -> list[tuple[int, Any]]:
-    """Each adapter's slot in a batch with the index of its rows: a slice where it has them all. The base's rows are left out."""
+    """Return each adapter's slot in a batch with its rows' index, a slice if all rows; without the base's rows."""
     distinct = slots.unique().tolist()
     if len(distinct) == 1:
         return [(slot, slice(None)) for slot in distinct if slot != BASE_SLOT]
@@ -100,14 +100,14 @@ def rows_of_slots(slots: torch.Tensor) -> list[tuple[int, Any]]:
 
 
 def patch_model_runner() -> None:
-    """Have vLLM's model runner say whose prompt's logits it computes. Idempotent."""
+    """Make vLLM's model runner record whose prompt logits it computes. Idempotent."""
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     compute = GPUModelRunner._get_prompt_logprobs_dict  # noqa: SLF001
 
     def get_prompt_logprobs_dict(runner: Any, hidden_states: Any, num_scheduled_tokens: dict[str, int]) -> Any:
-        """As vLLM's, one request at a time. A request that is complete is taken out of the runner's dictionary."""
+        """As vLLM's method, one request at a time. A complete request is removed from the runner's dictionary."""
         pending: dict[str, int] = runner.num_prompt_logprobs
         found: dict[str, Any] = {}
         try:

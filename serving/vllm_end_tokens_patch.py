@@ -15,7 +15,9 @@ EOS = "eos_token_id"
 
 
 def apply_patch() -> None:
-    """Make vLLM stop at them, in this process: the server's, which completes the sampling values of each request. Idempotent."""
+    """Make vLLM stop at these tokens, in the server's process, which completes each request's sampling values.
+    Idempotent.
+    """
     read = ModelConfig.try_get_generation_config
     if getattr(read, "adds_end_tokens", False):
         return
@@ -30,5 +32,5 @@ def apply_patch() -> None:
 
 
 def _ids(value: Any) -> set[int]:
-    """One id, several or none, as generation configs have them."""
+    """Return the ids of a generation config, which may have one id, several or none."""
     return set() if value is None else {value} if isinstance(value, int) else set(value)

@@ -27,14 +27,14 @@ FUNCTION = "smart_resize"
 
 
 class PillowFinder(MetaPathFinder, Loader):
-    """Makes the one module, and finds no other."""
+    """Makes this one module, and finds no other."""
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-        """The module's spec; None for every other name."""
+        """Return the module's spec; None for every other name."""
         return ModuleSpec(fullname, self) if fullname == MODULE else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its function."""
+        """Add the function to the module."""
         setattr(module, FUNCTION, getattr(import_module(PILLOW_MODULE), FUNCTION))
 
 
@@ -53,7 +53,7 @@ def _patch_slices() -> None:
         return
 
     def expand_packed_lora(layer: Any, lora_a: list[Any], lora_b: list[Any]) -> tuple[list[Any], list[Any]]:
-        """A and B by slice; None where the adapter has none. Only a module that comes first has several slices."""
+        """Return A and B by slice; None if the adapter has none. Only a module that comes first has several slices."""
         if lora_b[0] is not None:
             slices: tuple[list[Any], list[Any]] = expand(layer, lora_a, lora_b)
             return slices

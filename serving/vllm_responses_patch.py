@@ -29,7 +29,7 @@ def apply_patch() -> None:
 
 
 def unkept(parser: Any, choice: Any) -> str | None:
-    """Why a replica cannot keep a tool choice; None where it can.
+    """Return why a replica cannot enforce a tool choice; None if it can.
 
     Args:
         parser: vLLM's class that reads tool calls; None: the replica has none.

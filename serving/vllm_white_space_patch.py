@@ -15,11 +15,11 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from xgrammar import GrammarCompiler
 
 MAX_WHITE_SPACE = 1
-"""Characters in a row, between two tokens of JSON."""
+"""Most characters in a row between two tokens of JSON."""
 
 
 def bounded(tag: Any) -> Any:
-    """A structural tag whose JSON has little white space, in calls in XML too; JSON schemas themselves are left alone."""
+    """Bound the white space of a structural tag's JSON, in calls in XML too; JSON schemas themselves are left alone."""
     if isinstance(tag, list):
         return [bounded(part) for part in tag]
     if not isinstance(tag, dict):

@@ -335,7 +335,7 @@ class MensError(Exception):
         return _rebuild, (type(self), self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON form, the same in responses, in the database and in ``error.json`` of a run."""
+        """Return the JSON form, the same in responses, in the database and in ``error.json`` of a run."""
         return {
             "code": str(self.code),
             "message": self.message,

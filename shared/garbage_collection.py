@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Collect no garbage inside the block, and never look again through what is there at its end."""
+    """Suspend garbage collection inside the block, and exempt the objects at its end from later collections."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -17,7 +17,7 @@ class GateStatus(StrEnum):
 
     @property
     def word(self) -> str:
-        """As it is said to people."""
+        """The outcome's word in messages."""
         return "no evidence" if self is GateStatus.MISSING_EVIDENCE else self.replace("_", " ")
 
 

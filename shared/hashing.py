@@ -1,4 +1,4 @@
-"""Canonical JSON and SHA-256 digests: how a value or a file gets its name.
+"""Canonical JSON and SHA-256 digests, which name values and files.
 
 Canonical JSON is UTF-8, keys sorted, no white space, no NaN; floats in Python's shortest round-trip form.
 """
@@ -14,7 +14,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one byte form of a JSON value; equal values give equal bytes on every machine.
+    """Return the canonical bytes of a JSON value; equal values give equal bytes on every machine.
 
     Raises:
         ValueError: the value holds NaN or an infinity.

@@ -62,7 +62,7 @@ def disk_errors() -> Iterator[None]:
 
 
 def storage_full() -> Unavailable:
-    """The coded form of a full disk."""
+    """Return the error of a full disk."""
     return Unavailable(
         Code.STORAGE_FULL, "The storage has no space left.", remedy="Free or add disk space, then try again."
     )
@@ -89,7 +89,7 @@ def measure_folder(folder: Path) -> tuple[int, datetime]:
 
 
 def allowed_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process and its children may have together: the machine's, or a control group's limit.
+    """Return the bytes that this process and its children may use: the machine's, or a control group's limit.
 
     Args:
         proc: where procfs is mounted.
@@ -99,7 +99,7 @@ def allowed_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgro
 
 
 def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process could still take: what the machine has free, or its control group has left.
+    """Return the bytes that this process can still use: the machine's free memory, or the rest of its control group's.
 
     Args:
         proc: as for `allowed_memory`.
@@ -110,7 +110,7 @@ def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cg
 
 
 def allowed_cores(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may keep busy, at least one: those it may run on, or its control group's share of time.
+    """Return the cores that this process may use, at least one: those it may run on, or its control group's share.
 
     Args:
         proc: as for `allowed_memory`.
@@ -133,7 +133,7 @@ def _meminfo(proc: Path, field: str) -> int:
 
 
 def _group_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use in bytes of this process's group and of every group around it that has a limit."""
+    """Return limit and use in bytes of this process's group and of every enclosing group with a limit."""
     for folder, (limit_name, use_name, reclaimable) in _group_folders(proc, groups):
         try:
             limit = (folder / limit_name).read_text().strip()
@@ -146,7 +146,8 @@ def _group_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
 
 
 def _group_use(folder: Path, use_name: str, reclaimable: str) -> int:
-    """Bytes in use, without the file cache that the kernel reclaims first: reading a model's files fills it."""
+    """Return the bytes in use, without the file cache that the kernel reclaims first: reading a model's files fills it.
+    """
     use = folder / use_name
     if not use.is_file():
         return 0

@@ -114,7 +114,7 @@ _FIELD_OF_KIND = {"items_done": "evaluating", "step": "training", "fraction": "m
 
 
 def read_progress(stored: Mapping[str, Any]) -> JobProgress | None:
-    """The progress that a job's row or an API's answer holds; None for a job that has made none, or of a later release's kind."""
+    """Read the progress in a job's row or an API's answer; None without any, or for a later release's kind."""
     kind = stored.get("kind") or next((kind for field, kind in _FIELD_OF_KIND.items() if field in stored), None)
     try:
         return _KINDS.validate_python({**stored, "kind": kind}) if kind else None

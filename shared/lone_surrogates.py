@@ -1,4 +1,4 @@
-r"""Half of a surrogate pair in a JSON text: an escape like ``\ud800`` without its other half.
+r"""Half of a surrogate pair in JSON: an escape like ``\ud800`` without its other half.
 
 Python's decoder makes a string of it that no database, file or response can be written with.
 """
@@ -12,7 +12,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 _LONE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
-    rb"|\xed[\xa0-\xbf]"  # written as bytes, which are no UTF-8 and which Python's decoder lets pass
+    rb"|\xed[\xa0-\xbf]"  # written as bytes, which are invalid UTF-8, but which Python's decoder accepts
 )
 
 

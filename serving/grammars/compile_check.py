@@ -36,7 +36,7 @@ class GrammarTooCostly(Exception):
 
 
 class Grammar(NamedTuple):
-    """A grammar as xgrammar is called with it.
+    """A grammar in the form of xgrammar's arguments.
 
     Attributes:
         kind: see :func:`serving.grammars.compile_server.compile_grammar`.

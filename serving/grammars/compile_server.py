@@ -26,7 +26,7 @@ STEPS = 8
 WALL_TIMES = 10
 """Limit of a compile's elapsed time, in multiples of its processor time: it may wait for a busy processor."""
 NICE = 5
-"""The engine's own work goes first."""
+"""Niceness of this process: the engine's own work goes first."""
 
 
 def main() -> None:
@@ -81,7 +81,7 @@ def compile_grammar(compiler: Any, kind: str, grammar: str, white_space: int) ->
 
 
 def _serve(connection: socket.socket, vocabulary: Any) -> None:
-    """One grammar, in a process of its own, which ends here."""
+    """Compile one grammar, in a process of its own, which ends here."""
     try:
         job = json.loads(connection.makefile("rb").readline())
         connection.sendall(STARTED)
@@ -129,7 +129,7 @@ def _compile_and_end(connection: socket.socket, vocabulary: Any, job: dict[str, 
 
 
 def _first_token(mask: Any) -> int:
-    """The first token that a mask allows; one that no grammar takes when it allows none."""
+    """Return the first token that a mask allows; if it allows none, one that no grammar accepts."""
     word = next((index for index, bits in enumerate(mask[0].tolist()) if bits), None)
     if word is None:
         return -1

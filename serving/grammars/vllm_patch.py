@@ -1,12 +1,14 @@
-"""A patch of vLLM's structured output: one request's grammar keeps no other request waiting.
+"""A patch of vLLM's structured output: one request's grammar does not delay other requests.
 
-vLLM compiles grammars in threads of its engine, which nothing ends: not a caller who disconnects, and not vLLM's own limit for regular
-expressions, which only stops waiting. And the engine's loop itself computes at each token what a grammar allows next, for all
-requests one after the other; an ambiguous grammar takes longer with every token (vLLM 0.32, xgrammar 0.2). Hence:
+vLLM compiles grammars in threads of its engine, which nothing ends: not a caller who disconnects, and not vLLM's own
+limit for regular expressions, which only stops waiting. And the engine's loop itself computes at each token what a
+grammar allows next, for all requests one after the other; an ambiguous grammar takes longer with every token (vLLM
+0.32, xgrammar 0.2). Hence:
 
 - the server lets a grammar through to the engine only when a child process has compiled it within its limits;
 - the engine compiles several at once, so that one that is within the limits is not waited for either;
-- what xgrammar's cache of compiled parts cannot take, such as a JSON string of `^[3-8]{500}$`, is compiled without that cache;
+- what xgrammar's cache of compiled parts cannot take, such as a JSON string of `^[3-8]{500}$`, is compiled without that
+  cache;
 - the engine ends a request whose grammar takes too much of its time.
 """
 
@@ -60,7 +62,7 @@ def apply_patch(seconds: float) -> None:
 
 
 def grammar_of(params: StructuredOutputsParams) -> Grammar | None:
-    """The grammar that the engine will compile for a request; None for any JSON object, which costs nothing."""
+    """Return the grammar that the engine will compile for a request; None for any JSON object, which costs nothing."""
     if params.choice:
         return Grammar("ebnf", choice_as_grammar(params.choice))
     kind, text = get_structured_output_key(params)
@@ -78,7 +80,7 @@ def grammar_of(params: StructuredOutputsParams) -> Grammar | None:
 
 
 def _vocabulary(engine: Any) -> str:
-    """xgrammar's vocabulary as JSON, as the engine's own backend makes it."""
+    """Return xgrammar's vocabulary as JSON, as the engine's own backend makes it."""
     config = engine.vllm_config
     backend = XgrammarBackend(
         config, tokenizer=engine.input_processor.tokenizer, vocab_size=config.model_config.get_vocab_size()
@@ -87,7 +89,7 @@ def _vocabulary(engine: Any) -> str:
 
 
 def _with_check(add_request: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    """``AsyncLLM.add_request``, which every request passes before it gets to the engine's process."""
+    """Add the check to ``AsyncLLM.add_request``, which every request passes before it gets to the engine's process."""
 
     @functools.wraps(add_request)
     async def add_checked_request(
@@ -148,7 +150,7 @@ def _with_uncached_retry(compile_grammar: Callable[..., Any]) -> Callable[..., A
 
 
 def _with_account(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a request's grammar whose processor time is added to what the request has taken."""
+    """Wrap a method of a request's grammar to add its processor time to the request's total."""
 
     @functools.wraps(method)
     def counted(grammar: Any, *args: Any, **more: Any) -> Any:
@@ -162,7 +164,7 @@ def _with_account(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_budget(accept_tokens: Callable[..., bool]) -> Callable[..., bool]:
-    """``accept_tokens``, which after too much time says that the token does not fit: then vLLM ends the request."""
+    """Wrap ``accept_tokens`` to reject the token after too much time: then vLLM ends the request."""
 
     @functools.wraps(accept_tokens)
     def accept_within_budget(grammar: Any, request_id: str, tokens: list[int]) -> bool:

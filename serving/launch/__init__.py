@@ -1,4 +1,4 @@
-"""Settings and a base model → vLLM's command line and environment. Pure, with golden files.
+"""Derive vLLM's command line and environment from settings and a base model. Pure, with golden files.
 
 Start with `prepare.py`. Imports `shared` and `serving.settings`; no vLLM.
 """

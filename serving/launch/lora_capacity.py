@@ -31,7 +31,7 @@ MEMORY_SHARE = 4
 """Divisor of the memory that gives the adapters' share."""
 
 MAX_CACHED = 1024
-"""vLLM copies the list of its cached adapters for every adapter of every step; a thousand cost microseconds."""
+"""Most cached adapters: vLLM copies their list for every adapter of every step; a thousand cost microseconds."""
 
 FILE_ELEMENT_BYTES = 4
 """Adapters are stored in fp32, and are in memory in that size while they are loaded."""
@@ -68,7 +68,7 @@ class LoraSizes:
 
 
 def planned_rank(config: ModelConfig) -> int:
-    """Largest rank that plans of this base request by default: the contract's own, or a preset's."""
+    """Return the largest rank that plans of this base request by default: the contract's own, or a preset's."""
     size = size_row(parameter_count(expected_tensors(config)), None)
     bound = size.bounds.get(RANK, Bound()) if size else Bound()
     presets = (preset_values(name).get(RANK, 0) for name in preset_names())
@@ -112,7 +112,7 @@ def choose_sizes(
 
 
 def _candidate_ranks(settings: ServingSettings, config: ModelConfig, stored_rank: int) -> list[int]:
-    """Acceptable ranks, largest first: one adapter of a huge rank must not keep a replica from starting."""
+    """Return acceptable ranks, largest first: one adapter of a huge rank must not keep a replica from starting."""
     if settings.serving_max_lora_rank:
         return [settings.serving_max_lora_rank]
     planned = round_rank(planned_rank(config))

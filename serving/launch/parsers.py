@@ -60,7 +60,7 @@ class Parsers:
 
 
 def choose_parsers(settings: ServingSettings, tokenizer: Tokenizer | None) -> Parsers:
-    """The parsers of the settings; where they leave it open, what the template shows, and none without a template."""
+    """Return the parsers of the settings; those left open follow from the template, if it has one."""
     tool = reasoning = None
     if tokenizer is not None:
         text = _render(tokenizer, CALLED, TOOLS) or _render(tokenizer, CHAT)
@@ -76,7 +76,7 @@ def _set_or(setting: str | None, shown: str | None) -> str | None:
 
 
 def _render(tokenizer: Tokenizer, chat: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
-    """The chat as text; empty when the template refuses it."""
+    """Render the chat; return an empty string if the template refuses it."""
     try:
         return tokenizer.render(chat, tools).text
     except InvalidRequest:

@@ -1,4 +1,4 @@
-"""Prepares a launch: everything that decides how vLLM is started, with no value left open.
+"""Prepare a launch: decide every value that vLLM is started with.
 
     settings ─► catalogue entry and folder, verified ─► config ─► dtype ─► adapter sizes ─► KV cache, length ─► parsers, end tokens ─► Launch
                                                                            (memory, storage)  (memory)           (chat template)
@@ -33,7 +33,7 @@ from shared.tokenization.tokenizer import Tokenizer
 
 CONFIG_NAME = "config.json"
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Sizes of attention heads that vLLM's CPU kernels take."""
+"""Sizes of attention heads that vLLM's CPU kernels support."""
 CPU_LINEAR_HEAD_SIZES = (64, 128)
 """The same for linear attention. With another size the engine ends at its first request."""
 
@@ -99,12 +99,13 @@ def prepare(settings: ServingSettings) -> Launch:
 
 
 def check_signature(settings: ServingSettings, entry: BaseModelEntry, folder: Path) -> None:
-    """Refuse a merged model that no trusted key has signed, where some keys are trusted. Other bases were signed by nobody: that
-    one of them is served is the operator's choice, by digest.
+    """Refuse a merged model without the signature of a trusted key, if trusted keys are set.
+
+    Other bases are unsigned: serving one is the operator's choice, by digest.
 
     Raises:
-        ArtifactInvalid: ``MODEL_UNSIGNED``, ``MODEL_SIGNATURE_INVALID``; ``BASE_DIGEST_MISMATCH``: the manifest that is signed
-            is of other files than those that are served.
+        ArtifactInvalid: ``MODEL_UNSIGNED``, ``MODEL_SIGNATURE_INVALID``; ``BASE_DIGEST_MISMATCH``: the manifest that is
+            signed is of other files than those that are served.
     """
     is_merged = entry.merged_from is not None or (folder / MODEL_MANIFEST_NAME).exists()
     if settings.serving_trusted_keys is None or not is_merged:
@@ -154,7 +155,7 @@ def check_head_sizes(settings: ServingSettings, config: ModelConfig) -> None:
 
 
 def choose_dtype(settings: ServingSettings, config: ModelConfig) -> str:
-    """The dtype that vLLM computes in; ``auto`` is the base's own.
+    """Choose the dtype that vLLM computes in; ``auto`` is the base's own.
 
     Raises:
         InvalidRequest: ``SETTINGS_INVALID``: with it the engine would end at its first request.
@@ -173,7 +174,7 @@ def choose_dtype(settings: ServingSettings, config: ModelConfig) -> str:
 
 
 def served_end_ids(tokenizer: Tokenizer | None, config: ModelConfig) -> tuple[int, ...]:
-    """Token ids at which every answer ends: all that training knows and that the model can write."""
+    """Return the token ids at which every answer ends: all that training knows and that the model can write."""
     # vLLM uses them as columns of the logits: one past the embedding would end the engine.
     return () if tokenizer is None else tuple(sorted(end for end in tokenizer.end_ids if end < config.vocab))
 

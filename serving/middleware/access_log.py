@@ -12,9 +12,9 @@ from serving.middleware.asgi_types import App, Message, Receive, Scope, Send
 
 ID_HEADER = b"x-request-id"
 MAX_ID_BYTES = 160
-"""The API's are shorter; who asks a replica directly may send anything."""
+"""Longest logged id. The API's ids are shorter; a direct client of a replica may send anything."""
 UNLOGGED = frozenset({"/health", "/metrics"})
-"""Asked every few seconds, they would bury the lines that matter."""
+"""Routes that are not logged: requested every few seconds, they would hide important lines."""
 
 log = logging.getLogger("vllm.mens.access")
 

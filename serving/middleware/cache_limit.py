@@ -1,4 +1,4 @@
-"""Keeps a replica's verified copies of adapters within a size: those that were not requested for longest are dropped."""
+"""Keep a replica's verified copies of adapters within a size: the least recently requested are dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serving.middleware.vllm_engine import Engine
 
 
 class CacheLimit:
-    """A bound on the bytes of an adapter store. Adapters with requests in flight stay beyond it.
+    """Bound on the bytes of an adapter store. Adapters with requests in flight stay, even beyond it.
 
     Args:
         unloader: drops an adapter from the engine before its files are removed.
@@ -28,7 +28,7 @@ class CacheLimit:
         self._making_room = asyncio.Lock()
 
     async def apply(self, model: str, engine: Callable[[], Engine]) -> None:
-        """Note that a model was requested, and drop adapters until the rest fit in.
+        """Record a request for a model, and drop adapters until the rest fit.
 
         Args:
             model: whose request has ended.

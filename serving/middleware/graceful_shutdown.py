@@ -24,7 +24,7 @@ log = logging.getLogger("vllm.mens.shutdown")
 
 
 class GracefulShutdown:
-    """Requests in flight, and how far the server's shutdown is. Used in its event loop."""
+    """Requests in flight, and the state of the server's shutdown. Used in its event loop."""
 
     def __init__(self) -> None:
         self._in_flight: set[asyncio.Task[Any]] = set()
@@ -37,7 +37,7 @@ class GracefulShutdown:
         """Take SIGTERM over from vLLM, which keeps SIGINT. Called when its server starts, in its event loop.
 
         Args:
-            drain_seconds: how long requests in flight may go on.
+            drain_seconds: time that requests in flight may take.
         """
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.begin, drain_seconds)
 
@@ -85,7 +85,7 @@ class GracefulShutdown:
         return None
 
     def include_in_drain(self) -> None:
-        """The current request has arrived whole: from now on a shutdown waits for its response."""
+        """Record that the current request has arrived completely: from now on a shutdown waits for its response."""
         if (task := asyncio.current_task()) in self._in_flight and task is not None:
             self._drained.add(task)
 

@@ -81,7 +81,7 @@ STATUS: dict[type[MensError], tuple[int, str]] = {
 }
 POLICY_VIOLATION = 1008
 INSTANCE = uuid.uuid4().hex
-"""This process; a replica that is started again is another one."""
+"""Id of this process; it differs after each start of a replica."""
 DRAIN_SECONDS = 60.0
 """Time that requests in flight get if the unload request names none."""
 
@@ -124,7 +124,7 @@ class GuardMiddleware:
         self._self_test = SelfTest(app, self._key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection: the server's own lifespan passes, HTTP requests are checked, web sockets are refused."""
+        """Handle one connection: pass the server's own lifespan, check HTTP requests, refuse web sockets."""
         match scope["type"]:
             case "lifespan":
                 # vLLM has set its signal handlers by now.
@@ -155,7 +155,7 @@ class GuardMiddleware:
             await _refuse(send, error)
 
     def _admit(self, scope: Scope) -> str | None:
-        """Let a request pass, or raise. Returns the adapter id of our own routes, None for others."""
+        """Admit a request, or raise an error. Returns the adapter id for our own routes, None for others."""
         route, adapter_id = _route(scope), _adapter_id(scope)
         known = OPEN_ROUTES | KEYED_ROUTES | {CAPABILITIES_ROUTE} | ({METRICS_ROUTE} if self._metrics_key else set())
         if adapter_id is None and (route not in known or not _is_plain(scope)):
@@ -173,7 +173,7 @@ class GuardMiddleware:
         return adapter_id
 
     async def _serve(self, scope: Scope, receive: Receive, adapter_id: str | None, send: Send) -> None:
-        """Respond to an admitted request: by a route of ours, or by passing it on to vLLM."""
+        """Respond to an admitted request: by one of our routes, or by passing it on to vLLM."""
         response: BaseModel | None = None
         model = ""
         try:
@@ -215,7 +215,7 @@ class GuardMiddleware:
             log.exception("Adapters could not be removed from the cache.")
 
     async def _adapter_route(self, scope: Scope, adapter_id: str) -> AdapterCheck | UnloadProgress:
-        """Check an adapter (GET) or unload it (DELETE). An unexpected fault of ours says nothing about the adapter."""
+        """Check an adapter (GET) or unload it (DELETE). An unexpected error of ours says nothing about the adapter."""
         try:
             if scope["method"] == "DELETE":
                 return await self._unloader.unload(adapter_id, Engine(scope["app"]), _drain_seconds(scope))
@@ -266,7 +266,7 @@ def engine_dtype(scope: Scope) -> str | None:
 
 
 def configured_dtype(settings: ServingSettings) -> str | None:
-    """Dtype that the settings require; None when the choice is left to the engine."""
+    """Return the dtype that the settings require; None when the choice is left to the engine."""
     dtype = settings.serving_dtype or ("float32" if settings.serving_device == "cpu" else "auto")
     return None if dtype == "auto" else dtype
 
@@ -283,7 +283,7 @@ def _is_plain(scope: Scope) -> bool:
 
 
 def _adapter_id(scope: Scope) -> str | None:
-    """The adapter id in the path of an adapter route, one path segment; some clients must percent-encode its ``@``."""
+    """Return the adapter id in the path of an adapter route, one segment; some clients percent-encode its ``@``."""
     path: str = scope["path"]
     candidate = path.removeprefix(ADAPTER_ROUTE)
     if (

@@ -41,11 +41,11 @@ class InFlightRequests:
                     idle.set()
 
     def count(self, model: str) -> int:
-        """Requests for a model that have not ended."""
+        """Return the number of requests for a model that have not ended."""
         return self._counts[model]
 
     def close(self, model: str) -> float:
-        """Accept no new requests for a model; the seconds since that began."""
+        """Accept no new requests for a model; return the seconds since that began."""
         now = time.monotonic()
         return now - self._closed_since.setdefault(model, now)
 
@@ -58,7 +58,7 @@ class InFlightRequests:
         return model in self._closed_since
 
     async def wait_idle(self, model: str, seconds: float) -> bool:
-        """Wait until no request for a model is in flight; False when some still are after that time."""
+        """Wait until no request for a model is in flight; return False if some still are after that time."""
         if self._counts[model]:
             idle = self._idle.setdefault(model, asyncio.Event())
             with suppress(TimeoutError):
@@ -86,7 +86,7 @@ def named_model(body: bytes) -> str | None:
 
 
 async def read_body(receive: Receive) -> tuple[bytes, Receive] | None:
-    """A request's whole body, and a ``receive`` that returns it once more; None when the caller has disconnected."""
+    """Read a request's whole body; return it with a ``receive`` that replays it, or None if the caller disconnected."""
     pieces: list[bytes] = []
     while True:
         message = await receive()

@@ -31,18 +31,21 @@ from serving.middleware.asgi_types import App, Message
 from shared.errors import Code, Unavailable
 
 PROMPT = "."
-"""Short, because the engine reads whole blocks of its memory: a NaN that another request left behind is found behind the prompt,
-and a long one would overwrite it."""
+"""Prompt of the test. It is short because the engine reads whole blocks of memory: a NaN that another request left
+behind is found after the prompt, and a long one would overwrite it.
+"""
 TOLERANCE = 0.25
 """Nats by which the most likely token's log-probability may differ: in bfloat16 a fuller batch rounds differently."""
 ANSWER_SECONDS = 120.0
-"""After this time without an answer it asks again, and says so in the log."""
+"""Time without an answer after which the test is repeated and a warning logged."""
 LATE_ANSWERS = 2
 """Late answers in a row, while the engine does nothing for anybody, after which it counts as hanging. The longest step
 of a sound engine, a whole batch of prompts on a slow CPU, takes less than two such times.
 """
 PROGRESS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:kv_cache_usage_perc")
-"""vLLM's own counts; the last changes with each part of a long prompt. They are the engine's reports: one that hangs sends none."""
+"""vLLM's own counts; the last changes with each part of a long prompt. They are the engine's reports: a hanging one
+sends none.
+"""
 
 log = logging.getLogger("vllm.mens.self_test")
 
@@ -63,17 +66,18 @@ class Verdict:
 
 
 def engine_progress() -> tuple[float, ...]:
-    """Counts that change while the engine works for anybody; none where vLLM counts nothing."""
+    """Return counts that change while the engine works for anybody; empty if vLLM counts nothing."""
     found = REGISTRY.restricted_registry(PROGRESS).collect()
     return tuple(sample.value for metric in found for sample in metric.samples if sample.name in PROGRESS)
 
 
 class SelfTest:
-    """Asks the engine, in its own process and event loop. Passes while it was never started, as in a test without vLLM.
+    """Tests the engine, in its own process and event loop. Passes while it was never started, as in a test without
+    vLLM.
 
     Args:
         app: vLLM's application, behind the guard.
-        key: the serving key, for which vLLM asks too.
+        key: the serving key, which vLLM requires too.
         progress: see :func:`engine_progress`.
     """
 
@@ -86,7 +90,7 @@ class SelfTest:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, model: str, seconds: float, state: Any, on_fault: Callable[[], None]) -> None:
-        """Begin to ask.
+        """Begin the tests.
 
         Args:
             model: the base's name.
@@ -98,7 +102,7 @@ class SelfTest:
         self._task = asyncio.create_task(self._keep_asking(model, seconds, state, on_fault))
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop the tests."""
         if self._task is not None:
             self._task.cancel()
 
@@ -130,7 +134,9 @@ class SelfTest:
             await asyncio.sleep(seconds)
 
     async def _ask_until_known(self, model: str, state: Any) -> Verdict:
-        """The verdict on an answer, however late while the engine works for others, or on silence in which it does not."""
+        """Return the verdict on an answer, however late while the engine works for others, or on silence while it does
+        not.
+        """
         seen = [self._progress()]
         while (verdict := await self._ask(model, state)) is None:
             seen = [*seen, self._progress()][-LATE_ANSWERS - 1 :]
@@ -202,7 +208,7 @@ class SelfTest:
 
 
 def judge(status: int, body: bytes, reference: float | None) -> Verdict:
-    """The verdict on one answer.
+    """Return the verdict on one answer.
 
     Args:
         status: of the response. body: a completion in OpenAI's shape.

@@ -47,7 +47,7 @@ class Unloader:
         self._removing = asyncio.Lock()
 
     async def admit(self, model: str) -> None:
-        """Let a request for a model pass.
+        """Admit a request for a model.
 
         Raises:
             NotFound: ``ADAPTER_NOT_FOUND``: it is being unloaded, or was.
@@ -72,7 +72,7 @@ class Unloader:
         Args:
             adapter_id: of an adapter that the storage no longer has.
             engine: where it may be loaded.
-            drain_seconds: how long requests in flight may go on, counted from the first call.
+            drain_seconds: time that requests in flight may take, counted from the first call.
 
         Returns:
             whether it is unloaded, and the number of requests still in flight.
@@ -105,10 +105,10 @@ class Unloader:
     async def evict(self, adapter_id: str, engine: Engine) -> bool:
         """Drop an idle adapter and remove its files, to make room; the next request for it fetches them again.
 
-        Requests for it that come meanwhile wait, and then go on as if it had never been loaded.
+        Requests for it that arrive meanwhile wait, and then proceed as if it had never been loaded.
 
         Returns:
-            whether it is dropped: one with requests in flight, or one that is being deleted, stays.
+            whether it was dropped: it stays if it has requests in flight or is being deleted.
         """
         async with self._removing:
             if self._in_flight.is_closed(adapter_id):

@@ -1,4 +1,4 @@
-"""vLLM's engine, as far as unloading an adapter needs it: the adapter's requests, ending them, dropping the adapter.
+"""Access to vLLM's engine for unloading an adapter: its requests, ending them, dropping the adapter.
 
 vLLM has no route for that, so this uses the objects that its server keeps in ``app.state``, with the attributes of the
 pinned release. With other attributes it fails, and then nothing is removed.
@@ -22,7 +22,7 @@ class Engine:
         self._models = app.state.openai_serving_models
 
     def requests_of(self, adapter_id: str) -> int:
-        """Number of an adapter's requests that the engine has and that have not ended, queued ones included."""
+        """Return the number of an adapter's unfinished requests in the engine, queued ones included."""
         return len(self._request_ids(adapter_id))
 
     async def abort(self, adapter_id: str) -> None:

@@ -26,7 +26,7 @@ BESIDE = (PROBES_NAME, FIDELITY_NAME, MODEL_SIGNATURE_NAME)
 
 
 def is_elsewhere(entry: BaseModelEntry, catalog_path: Path) -> bool:
-    """Whether a base is a merged model whose folder is on another machine."""
+    """Return whether a base is a merged model whose folder is on another machine."""
     source = entry.source
     return (
         entry.merged_from is not None
@@ -36,13 +36,13 @@ def is_elsewhere(entry: BaseModelEntry, catalog_path: Path) -> bool:
 
 
 def fetched_folder(entry: BaseModelEntry, home: Path) -> Path:
-    """Where this machine's copy of a merged model is once it was fetched."""
+    """Return the path of this machine's copy of a merged model, once fetched."""
     assert entry.merged_from is not None
     return home / "bases" / entry.merged_from.digest
 
 
 def locate_base(entry: BaseModelEntry, settings: Settings) -> Path:
-    """Folder with a base's files, fetched first if it must be.
+    """Return the folder with a base's files, fetched first if necessary.
 
     Raises:
         MensError: it is neither here, nor at the hub, nor in the storage, or what is stored is damaged.
@@ -59,7 +59,7 @@ def locate_base(entry: BaseModelEntry, settings: Settings) -> Path:
 
 
 def locate_fetched_base(entry: BaseModelEntry, settings: Settings) -> Path:
-    """Folder of a base that this machine has already: a control plane fetches no weights in a request.
+    """Return the folder of a base that this machine has already: a control plane fetches no weights in a request.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``. Unavailable: ``BASE_NOT_FETCHED``.

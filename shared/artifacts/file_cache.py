@@ -98,7 +98,7 @@ class FileCache:
             fetch(incoming)
             if digest_file(incoming) != path.name:
                 raise changed_blob(path.name)
-            # Where another process was quicker, its copy stays: somebody may hold it.
+            # If another process was quicker, its copy stays: somebody may hold it.
             with suppress(FileExistsError):
                 path.hardlink_to(incoming)
 
@@ -123,7 +123,7 @@ class FileCache:
 
 
 def _remove_unused(path: Path) -> bool:
-    """Remove a copy unless it is held; whether it is gone."""
+    """Remove a copy unless it is held; return whether it is gone."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

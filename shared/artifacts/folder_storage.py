@@ -71,7 +71,7 @@ class FolderBlobWriter(TemporaryBlob):
 
 
 class FolderStorage(Storage):
-    """The storage below one folder; it hands out its own files, without a copy, where a local file is wanted."""
+    """Storage below one folder; it hands out its own files, without a copy, as local files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

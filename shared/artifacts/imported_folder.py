@@ -57,7 +57,7 @@ class ImportRequest:
 
 @dataclass(frozen=True, slots=True)
 class TargetBase:
-    """The base that an adapter is imported for: its config and its tensors, as its files have them."""
+    """The base that an adapter is imported for: config and tensors, from its files."""
 
     config: ModelConfig
     tensors: Tensors
@@ -165,7 +165,7 @@ def base_name_note(stated: str | None, request: ImportRequest) -> list[str]:
 
 
 def _module(key: str, base: TargetBase) -> str:
-    """The module's name in the class that peft loads, which is the text-only one."""
+    """Return the module's name in the class that peft loads, which is the text-only one."""
     namespace, module = detect_namespace(base.config, base.tensors), key.removesuffix(".weight")
     if module == HEAD or not namespace:
         return module

@@ -53,7 +53,7 @@ UNSERVABLE_FEATURES = (
 MAX_SHOWN = 200
 """Characters of an option's value in a refusal."""
 MAX_CONFIG_BYTES = 1 << 20
-"""PEFT writes about 1 kB, and more only where every layer is named."""
+"""Limit of PEFT's config: it has about 1 kB, and more only if every layer is named."""
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """A plain file name: no separator and no leading dot, so that a file stays in its own folder."""
 TrainedDtype = Literal["float32", "bfloat16"]
@@ -62,7 +62,7 @@ Precision = Literal["nf4", "float32", "bfloat16"]
 
 
 class ManifestQuant(BaseModel):
-    """How the base was quantised while the adapter was trained."""
+    """Quantisation of the base during the adapter's training."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     base_quant: HeldBase
@@ -153,7 +153,7 @@ def parse_manifest(raw: bytes, expected_digest: str) -> AdapterManifest:
 
 
 def peft_keys(base_key: str) -> tuple[str, str]:
-    """PEFT's names of A and B for a base tensor ``….weight``."""
+    """Return PEFT's names of A and B for a base tensor ``….weight``."""
     stem = f"base_model.model.{base_key.removesuffix('.weight')}"
     return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
 
@@ -200,7 +200,7 @@ def verify_base(manifest: AdapterManifest, base_digests: dict[str, str]) -> None
 
 
 def unservable(key: str, value: object) -> ArtifactInvalid:
-    """The refusal of an adapter with an option that the server would not carry out."""
+    """Return the refusal of an adapter with an option that the server would not honour."""
     return ArtifactInvalid(
         Code.ADAPTER_NOT_SERVABLE,
         f"{CONFIG_NAME} has {key}={repr(value)[:MAX_SHOWN]}, which the manifest or vLLM does not allow.",

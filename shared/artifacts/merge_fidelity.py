@@ -19,7 +19,7 @@ SHIFT_SHARE = 0.1
 
 
 class Divergence(BaseModel):
-    """How two models' next-token distributions differ over the probe positions."""
+    """Difference of two models' next-token distributions over the probe positions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     mean_kl_nats: float = Field(description="Mean Kullback-Leibler divergence.")
@@ -44,7 +44,7 @@ class MergeFidelity(BaseModel):
 
     @property
     def passed(self) -> bool:
-        """Whether the merge is faithful; a number that is not finite never passes."""
+        """Whether the merge is faithful; a non-finite number never passes."""
         return self.adapter_divergence.mean_kl_nats <= self.limit_nats
 
     @property
@@ -57,7 +57,7 @@ class MergeFidelity(BaseModel):
 
 
 def shift_warning(training_nats: float | None, effect_nats: float) -> str | None:
-    """:attr:`MergeFidelity.warning` of the mean divergence from what training saw and of the adapter's effect."""
+    """Return :attr:`MergeFidelity.warning` for the mean divergence from training and the adapter's effect."""
     if training_nats is None or training_nats < SHIFT_SHARE * effect_nats:
         return None
     return (
@@ -80,7 +80,7 @@ class MergeProbe(BaseModel):
 
 
 class MergeProbes(BaseModel):
-    """``merge_probes.json``: what a replica that serves the merged model is compared with."""
+    """``merge_probes.json``: the reference values for a replica that serves the merged model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     model_digest: Sha256 = Field(description="Of the merged model's manifest.")

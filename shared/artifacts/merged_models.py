@@ -79,7 +79,7 @@ def verify_model_signature(
 
 
 def changed_file(name: str) -> ArtifactInvalid:
-    """The refusal of a file of a merged model that is not the one that the merge has stored."""
+    """Return the refusal of a merged model's file that differs from the stored one."""
     return ArtifactInvalid(
         Code.BASE_DIGEST_MISMATCH,
         f"{name} of the merged model is not the file that was stored.",

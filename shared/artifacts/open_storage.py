@@ -1,4 +1,4 @@
-"""The storage that the settings name."""
+"""Open the storage that the settings name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shared.settings import Settings
 
 
 def open_storage(settings: Settings) -> Storage:
-    """The installation's storage; nothing is read or written yet."""
+    """Return the installation's storage; nothing is read or written yet."""
     if not settings.s3_bucket:
         return FolderStorage(settings.storage_dir)
     # Only here: the client takes half a second to import, and a storage in a folder needs none.

@@ -1,8 +1,8 @@
-"""The original's adapter layout: its sidecar of version 2 and manifest of version 3, its tensor names, and what they mean to PEFT.
+"""The original's adapter layout: sidecar of version 2, manifest of version 3, tensor names, and their meaning for PEFT.
 
-The original stores ``candle_qlora_adapter.safetensors`` with tensors ``{logical}.lora_a`` [rank, in] and ``{logical}.lora_b``
-[out, rank] in float32; its last trainer wrote ``….lora_a.weight``. Logical names are ``mid0…`` and ``lm_head`` in one era, ``l0.q`` and
-the like in the next; ``base_key_map`` says which tensor of the base each means.
+The original stores ``candle_qlora_adapter.safetensors`` with tensors ``{logical}.lora_a`` [rank, in] and
+``{logical}.lora_b`` [out, rank] in float32; its last trainer wrote ``….lora_a.weight``. Logical names are ``mid0…`` and
+``lm_head`` in one era, ``l0.q`` and the like in the next; ``base_key_map`` says which tensor of the base each means.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shared.errors import ArtifactInvalid, Code, InvalidRequest
 ORIGINAL_WEIGHTS = "candle_qlora_adapter.safetensors"
 V2_NAME, V3_NAME = "candle_qlora_adapter_meta.json", "populi_adapter_manifest_v3.json"
 SIDECAR_NAMES = (V3_NAME, "adapter_manifest.json", V2_NAME)
-"""Names that a sidecar may have, the one with most in it first."""
+"""Names that a sidecar may have, the most complete one first."""
 MAX_SIDECAR_BYTES = 4 << 20
 SUFFIXES = ("", ".weight")
 """Suffixes that the original's trainers wrote after ``lora_a`` and ``lora_b``."""
@@ -44,7 +44,7 @@ LOGICAL_NAMES = {
     "mlp.c_fc": "up",
     "mlp.c_proj": "down",
 }
-"""Module name, with its parent's where that decides → the original schema's short name; others keep their own."""
+"""Module name, with its parent's if necessary → the original schema's short name; others keep their own."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
@@ -76,7 +76,7 @@ class Sidecar(BaseModel):
 
     @property
     def unused(self) -> list[str]:
-        """Fields that nothing here reads."""
+        """Unknown fields, which are not read."""
         return sorted(self.model_extra or {})
 
 
@@ -99,7 +99,7 @@ class SidecarV3(Sidecar):
 
 
 def parse_sidecar(raw: bytes) -> SidecarV2 | SidecarV3:
-    """Either version, by its ``version``.
+    """Parse a sidecar of either version, by its ``version``.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_IMPORT_FORMAT``, naming the field.
@@ -123,7 +123,7 @@ def parse_sidecar(raw: bytes) -> SidecarV2 | SidecarV3:
 
 
 def to_v3(sidecar: SidecarV2 | SidecarV3) -> SidecarV3:
-    """The manifest of version 3; version 2 was always QLoRA over NF4 with double quantisation, and knew no provenance."""
+    """Convert a sidecar to version 3; version 2 was always QLoRA over double-quantised NF4, without provenance."""
     if isinstance(sidecar, SidecarV3):
         return sidecar
     quant = ManifestQuant(base_quant=BaseQuant.NF4, double_quant=True)
@@ -144,7 +144,7 @@ def to_v2(sidecar: SidecarV2 | SidecarV3) -> SidecarV2:
 
 
 def tensor_pairs(logical_names: Iterable[str], stored: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """The stored names of A and B for each logical name, with or without the suffix.
+    """Return the stored names of A and B for each logical name, with or without the suffix.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``: a layer lacks a tensor, or a tensor belongs to no layer.
@@ -198,20 +198,20 @@ def refuse_bin(name: str, param: str) -> None:
 
 
 def base_key_map(peft_keys: Any) -> dict[str, str]:
-    """Logical name → base tensor key, in the order of the layers, from PEFT's own keys."""
+    """Map logical names to base tensor keys, in the order of the layers, from PEFT's own keys."""
     stems = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in peft_keys}
     return {logical_name(stem): f"{stem}.weight" for stem in sorted(stems, key=_layer_and_name)}
 
 
 def logical_name(module: str) -> str:
-    """``model.layers.3.self_attn.q_proj`` → ``l3.q``."""
+    """Return a module's logical name: ``l3.q`` for ``model.layers.3.self_attn.q_proj``."""
     name, with_parent = module.rsplit(".", 1)[-1], ".".join(module.rsplit(".", 2)[-2:])
     layer = _LAYER.search(module)
     return f"l{layer[1]}.{LOGICAL_NAMES.get(with_parent) or LOGICAL_NAMES.get(name, name)}" if layer else module
 
 
 def incomplete(name: str, reason: str) -> ArtifactInvalid:
-    """The refusal of an adapter that lacks something."""
+    """Return the refusal of an incomplete adapter."""
     return ArtifactInvalid(
         Code.ADAPTER_IMPORT_INCOMPLETE,
         f"{name} {reason}.",

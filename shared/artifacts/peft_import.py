@@ -79,10 +79,11 @@ def peft_contents(request: ImportRequest, options: PeftOptions, base: TargetBase
 
 
 def tensor_names(stored: Tensors) -> dict[str, tuple[str, str]]:
-    """The stored names of A and B for each module.
+    """Return the stored names of A and B for each module.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_NOT_SERVABLE``: a tensor is neither; ``ADAPTER_IMPORT_INCOMPLETE``: a module lacks one.
+        ArtifactInvalid: ``ADAPTER_NOT_SERVABLE``: a tensor is neither; ``ADAPTER_IMPORT_INCOMPLETE``: a module lacks
+            one.
     """
     found: dict[str, dict[str, str]] = {}
     for name in stored:
@@ -119,7 +120,7 @@ def stored_keys(modules: Iterable[str], base: TargetBase, name: str) -> dict[str
 
 
 def _names_of_layers(base: TargetBase) -> dict[str, str]:
-    """Every name that a linear layer may have → the base's tensor."""
+    """Map every possible name of a linear layer to the base's tensor."""
     spec, stored = base.config.spec, detect_namespace(base.config, base.tensors)
     names = {HEAD: HEAD_KEY}
     for module in linear_layers(base.config):
@@ -130,7 +131,7 @@ def _names_of_layers(base: TargetBase) -> dict[str, str]:
 
 
 def load_float32(path: Path, stored: Tensors) -> dict[str, Any]:
-    """A file's tensors as float32 arrays, every value as it is; their types were checked."""
+    """Load a file's tensors as float32 arrays, with unchanged values; their types were checked."""
     import numpy as np  # not where the control plane is installed alone
 
     values = {}
@@ -145,11 +146,11 @@ def load_float32(path: Path, stored: Tensors) -> dict[str, Any]:
 
 
 def to_one_scale(pairs: Pairs, options: PeftOptions) -> tuple[int, int, bool]:
-    """Give all layers one rank and one scale, in place; returns rank, alpha, and whether anything was changed.
+    """Convert all layers to one rank and one scale, in place; return rank, alpha, and whether anything was changed.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_SHAPE_MISMATCH``: a layer's factors are not of its rank; ``ADAPTER_IMPORT_INCOMPLETE``: PEFT would
-            not load a layer that the weights hold; ``ADAPTER_IMPORT_FORMAT``.
+        ArtifactInvalid: ``ADAPTER_SHAPE_MISMATCH``: a layer's factors are not of its rank;
+            ``ADAPTER_IMPORT_INCOMPLETE``: PEFT would not load a layer that the weights hold; ``ADAPTER_IMPORT_FORMAT``.
     """
     matcher = ModuleMatcher(options)
     sizes = {module: _size(module, *pair, matcher) for module, pair in pairs.items()}
@@ -177,7 +178,7 @@ def _size(module: str, a: Any, b: Any, matcher: ModuleMatcher) -> tuple[int, flo
 
 
 def _scaled(a: Any, b: Any, scale: float, rank: int) -> tuple[Any, Any]:
-    """The pair at a scale of one, filled up with zeros to a rank: the same product."""
+    """Convert the pair to a scale of one, padded with zeros to a rank: the product stays the same."""
     import numpy as np
 
     missing = rank - a.shape[0]

@@ -20,7 +20,7 @@ from shared.contract.sections import MAX_ALPHA
 from shared.errors import ArtifactInvalid, Code
 
 MAX_RANK = 512
-"""The largest that vLLM takes."""
+"""Largest rank that vLLM accepts."""
 MATCH_SECONDS = 10.0
 """Time limit for all expressions of a folder together: they are untrusted, and even a short one can run forever."""
 ALL_LINEAR = "all-linear"
@@ -38,7 +38,7 @@ WITHOUT_EFFECT = frozenset(
         "megatron_core", "parent_library", "peft_version", "qalora_group_size", "revision", "runtime_config",
     }
 )  # fmt: skip
-"""Options that say how an adapter was trained, or which layers: that is what the weights themselves show."""
+"""Options about the training or the choice of layers, which the weights themselves show."""
 
 Text = Annotated[str, Field(max_length=500)]
 Rank = Annotated[int, Field(ge=1, le=MAX_RANK)]
@@ -46,7 +46,7 @@ Alpha = Annotated[float, Field(gt=0, le=MAX_ALPHA, allow_inf_nan=False)]
 
 
 class PeftOptions(BaseModel):
-    """The options that decide what an adapter computes; the others are kept apart."""
+    """Options that decide what an adapter computes; others are kept apart."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     peft_type: Any
@@ -62,7 +62,7 @@ class PeftOptions(BaseModel):
     base_model_name_or_path: str | None = None
 
     def refuse_unservable(self) -> None:
-        """Refuse what vLLM would refuse, or ignore.
+        """Refuse options that vLLM would refuse, or ignore.
 
         Raises:
             ArtifactInvalid: ``ADAPTER_NOT_SERVABLE``, naming the option.
@@ -92,7 +92,7 @@ class ModuleMatcher:
         return self._matches(targets, module, "target_modules")
 
     def rank_and_alpha(self, module: str) -> tuple[int, float]:
-        """The module's rank and alpha: of the first pattern that its name ends with, else the folder's."""
+        """Return the module's rank and alpha: of the first pattern that its name ends with, else the folder's."""
         options = self._options
         rank = self._first("rank_pattern", options.rank_pattern or {}, module)
         alpha = self._first("alpha_pattern", options.alpha_pattern or {}, module)

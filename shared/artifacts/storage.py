@@ -1,16 +1,17 @@
 """The storage interface: blobs under the SHA-256 of their bytes, artifacts under the SHA-256 of their manifest.
 
 An artifact is an adapter, a merged model or a checkpoint: several files and a manifest that names them. `FolderStorage`
-(`folder_storage.py`) keeps them on a local or network disk, `S3Storage` (`s3/storage.py`) in a bucket; `open_storage.py`
-makes the one that the settings name. The interface asks for nothing that an object store cannot do: bytes go in and out as
-streams, and a local path holds inside a `with` block only, so that an object store can hand out a cached copy.
+(`folder_storage.py`) keeps them on a local or network disk, `S3Storage` (`s3/storage.py`) in a bucket;
+`open_storage.py` makes the one that the settings name. The interface only needs features that an object store has:
+bytes go in and out as streams, and a local path is valid inside a `with` block only, so that an object store can hand
+out a cached copy.
 
 Every implementation keeps three promises; `tests/shared/artifacts/test_storage.py` checks them.
 
 1. A name is complete or absent. An artifact exists when its manifest does, and the manifest is written last.
 2. Content cannot change under its name, so writing it again is harmless.
-3. `unpublish`, `move_to_trash`, `delete_blob`, and `commit` after `finish` are quick: callers run them inside a database
-   transaction.
+3. `unpublish`, `move_to_trash`, `delete_blob`, and `commit` after `finish` are quick: callers run them inside a
+   database transaction.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class BlobWriter(Protocol):
         ...
 
     def finish(self) -> str:
-        """Make the bytes durable; no more of them come. Returns their SHA-256, which is the blob's name.
+        """Make the bytes durable; no more may follow. Returns their SHA-256, which is the blob's name.
 
         Raises:
             Unavailable: ``STORAGE_FULL``.
@@ -65,7 +66,7 @@ class BlobWriter(Protocol):
         ...
 
     def commit(self) -> str:
-        """Make the blob visible, and durable where :meth:`finish` was not called; returns its SHA-256.
+        """Make the blob visible, and durable without an earlier :meth:`finish`; return its SHA-256.
 
         Raises:
             Unavailable: ``STORAGE_FULL``.
@@ -87,7 +88,7 @@ class Storage(Protocol):
     """
 
     def writer(self) -> BlobWriter:
-        """A writer of one blob."""
+        """Return a writer of one blob."""
         ...
 
     def put_file(self, source: Path) -> str:
@@ -98,11 +99,11 @@ class Storage(Protocol):
             return writer.commit()
 
     def has_blob(self, sha256: str) -> bool:
-        """Whether the blob is stored."""
+        """Return whether the blob is stored."""
         ...
 
     def open_blob(self, sha256: str) -> BinaryIO:
-        """A blob's bytes as a stream, which the caller closes.
+        """Open a blob as a stream, which the caller closes.
 
         Raises:
             NotFound: ``STORAGE_OBJECT_MISSING``.
@@ -110,7 +111,7 @@ class Storage(Protocol):
         ...
 
     def local_file(self, sha256: str, *, verify: bool = False) -> AbstractContextManager[Path]:
-        """A blob as a local file, for reading alone; the path holds until the `with` block ends.
+        """Yield a blob as a local file, for reading only; the path is valid until the `with` block ends.
 
         Args:
             sha256: the blob's name.
@@ -159,7 +160,7 @@ class Storage(Protocol):
         ...
 
     def manifest_bytes(self, kind: ArtifactKind, digest: str, manifest: str) -> bytes:
-        """The artifact's manifest. One over ``MAX_MANIFEST_BYTES`` is cut, so that its digest cannot fit.
+        """Read the artifact's manifest. Beyond ``MAX_MANIFEST_BYTES`` it is cut, so that its digest cannot match.
 
         Raises:
             NotFound: ``STORAGE_OBJECT_MISSING``: never stored, not completely stored, or unpublished.
@@ -198,12 +199,12 @@ class Storage(Protocol):
         ...
 
     def purge_trash(self) -> None:
-        """Free the bytes of everything in the trash, and of what a killed process was writing a day ago."""
+        """Free the bytes of everything in the trash, and of files that a killed process was writing a day ago."""
         ...
 
 
 def check_digest(digest: str) -> None:
-    """Refuse what is not a digest; it would become part of a path or key.
+    """Refuse anything but a digest; it would become part of a path or key.
 
     Raises:
         NotFound: ``STORAGE_OBJECT_MISSING``.
@@ -218,7 +219,7 @@ def is_digest(text: str) -> bool:
 
 
 def missing_object(name: str) -> NotFound:
-    """The error of an object that is not stored."""
+    """Return the error of an object that is not stored."""
     return NotFound(
         Code.STORAGE_OBJECT_MISSING,
         f"The storage does not hold {name}.",
@@ -237,7 +238,7 @@ def not_plain(name: str) -> ArtifactInvalid:
 
 
 def changed_blob(sha256: str) -> ArtifactInvalid:
-    """The error of a blob whose bytes are not those that were stored."""
+    """Return the error of a blob whose bytes differ from the stored ones."""
     return ArtifactInvalid(
         Code.STORAGE_OBJECT_MISSING,
         f"The stored file {sha256} is not what was uploaded.",

@@ -37,7 +37,7 @@ class TemporaryBlob(ABC):
 
     @abstractmethod
     def _discard(self) -> None:
-        """Remove what is not committed; called once, at the end of the block."""
+        """Remove the file unless it was committed; called once, at the end of the block."""
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,7 @@ from shared.base_models.weights import TensorInfo
 from shared.errors import ArtifactInvalid, Code
 
 MAX_MAGNITUDE = 1000.0
-"""Trained LoRA weights stay below 10."""
+"""Largest accepted magnitude of a weight; trained LoRA weights stay below 10."""
 MAX_PRODUCT = 1e6
 """Bound of the product of alpha and the largest numbers of A and B: no number of scaled B·A is larger, as alpha is the
 rank times the scale. Weights below 10 satisfy it at every alpha. Where gate, up and down are all adapted, it enters an
@@ -91,7 +91,7 @@ def verify_products(pairs: Iterable[tuple[str, str]], magnitudes: Mapping[str, f
 
 
 def _as_number(bits: Any, dtype: str) -> float:
-    """The float that has these bits, which are a NumPy integer."""
+    """Return the float with these bits, which are a NumPy integer."""
     import numpy as np
 
     if dtype == "BF16":  # which NumPy lacks: it is the upper half of a float32

@@ -174,12 +174,12 @@ class Catalog(ModelValue):
             raise
 
     def having(self, entry: BaseModelEntry) -> Catalog:
-        """This catalogue with the entry added, or replaced if its name was there."""
+        """Return this catalogue with the entry added, or replaced if its name exists."""
         others = [base for base in self.bases if base.name != entry.name]
         return Catalog(bases=sorted([*others, entry], key=lambda base: base.name))
 
     def without(self, name: str) -> Catalog:
-        """This catalogue without the entry of that name."""
+        """Return this catalogue without the entry of that name."""
         return Catalog(bases=[base for base in self.bases if base.name != name])
 
 
@@ -211,7 +211,7 @@ def save_catalog(path: Path, catalog: Catalog) -> None:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Files of a folder that decide what the model generates, by name."""
+    """Return the files of a folder that decide what the model generates, by name."""
     return sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()})
 
 

@@ -97,7 +97,7 @@ class ModelConfig(ModelValue):
 
     @property
     def sizes(self) -> dict[Size, int]:
-        """The numbers that the shapes of a family's layout are made of."""
+        """The numbers that determine the shapes of a family's layout."""
         sizes: dict[Size, int] = {
             "hidden": self.hidden,
             "intermediate": self.intermediate,
@@ -195,7 +195,7 @@ class ConfigNumbers:
         return self._spec.keys.get(key, key)
 
     def optional(self, key: str) -> int | None:
-        """The value; the family's default when absent; None when null or without a default."""
+        """Return the value; the family's default when absent; None when null or without a default."""
         name = self.name(key)
         value = self._raw.get(name, self._spec.defaults.get(key))
         if value is None:
@@ -206,7 +206,7 @@ class ConfigNumbers:
         return value
 
     def required(self, key: str) -> int:
-        """A value that must be there."""
+        """Return a required value."""
         value = self.optional(key)
         if value is None:
             _invalid(self.name(key), "is missing")
@@ -214,7 +214,9 @@ class ConfigNumbers:
 
 
 def _layer_types(family: Family, raw: Mapping[str, Any], layers: int) -> tuple[str, ...]:
-    """Kind of each layer. Sliding windows change no tensor, so all but a hybrid family count as full attention."""
+    """Return the kind of each layer. Sliding windows change no tensor, so all families but hybrid ones count as full
+    attention.
+    """
     stated = raw.get("layer_types")
     if stated is not None and not isinstance(stated, list):
         _invalid_layer_types("is not a list")
@@ -235,7 +237,7 @@ def _layer_types(family: Family, raw: Mapping[str, Any], layers: int) -> tuple[s
 
 
 def _sliding_window(spec: FamilySpec, numbers: ConfigNumbers, raw: Mapping[str, Any], layers: int) -> int | None:
-    """The window, if every layer has it. Where only some have it, the others need the cache of the whole sequence."""
+    """Return the window if every layer has it; otherwise some layers need the cache of the whole sequence."""
     window = (
         numbers.optional("sliding_window") if spec.sliding_window is not None and raw.get("sliding_window") else None
     )
@@ -318,6 +320,6 @@ def _invalid_layer_types(reason: str) -> NoReturn:
 
 
 def broken_model(code: Code, reason: str, param: str, **details: object) -> ArtifactInvalid:
-    """The error for a folder that is not a whole, consistent model; ``reason`` has no full stop."""
+    """Return the error for a folder that is not a complete, consistent model; ``reason`` has no full stop."""
     remedy = "Fetch the whole model folder again, and check that config and weights belong together."
     return ArtifactInvalid(code, f"{reason}.", remedy=remedy, param=param, details=details)

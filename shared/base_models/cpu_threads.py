@@ -14,7 +14,7 @@ from shared.base_models.tensors import linear_layers
 SMALL_LAYER = 250_000
 """Mean number of weights of a linear layer below which one thread computes."""
 MOST_THREADS = 32
-"""More wait for memory, which all share."""
+"""Most threads: more of them only wait for memory, which all share."""
 
 
 def cpu_threads(config: ModelConfig, cores: int) -> int:

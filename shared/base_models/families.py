@@ -21,7 +21,7 @@ Size = Literal[
     "hidden", "intermediate", "vocab", "positions", "head", "query", "gated_query", "kv", "qkv",
     "linear_conv", "linear_kernel", "linear_value", "linear_value_head", "linear_heads",
 ]  # fmt: skip
-"""A number that tensor shapes are made of; `ModelConfig.sizes` has its value."""
+"""A number that determines tensor shapes; `ModelConfig.sizes` has its value."""
 
 Linears = Mapping[str, tuple[Size, Size]]
 """Linear layers: name relative to the block → (in, out) features."""
@@ -59,10 +59,10 @@ class Mixer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationBytes:
-    """Bytes a token that a block of full attention saves for the backward pass, for each unit of a size.
+    """Bytes per token that a block of full attention saves for the backward pass, for each unit of a size.
 
-    Counted from autograd for transformers 5.19 with PEFT 0.21. In fp32 the LoRA layers of a block share their inputs; below
-    fp32 each saves its own fp32 copy.
+    Counted from autograd for transformers 5.19 with PEFT 0.21. In fp32 the LoRA layers of a block share their inputs;
+    below fp32 each saves its own fp32 copy.
     """
 
     hidden: int

@@ -38,7 +38,7 @@ Value = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor: elements, type of its blocks, and its bytes in the file."""
+    """One tensor: number of elements, type of its blocks, and its bytes in the file."""
 
     elements: int
     stored_type: str
@@ -106,7 +106,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 def invalid(path: Path, reason: str) -> ArtifactInvalid:
-    """The error for a damaged or forged file; ``reason`` has no full stop."""
+    """Return the error for a damaged or forged file; ``reason`` has no full stop."""
     remedy = "Download the file again, and compare its SHA-256 with the publisher's."
     return ArtifactInvalid(
         Code.GGUF_INVALID, f"{path.name} is not a sound GGUF file: {reason}.", remedy=remedy, param=path.name
@@ -114,7 +114,7 @@ def invalid(path: Path, reason: str) -> ArtifactInvalid:
 
 
 def unsupported(path: Path, reason: str, remedy: str = "") -> ArtifactInvalid:
-    """The error for a sound file that would not become the model that it is; ``reason`` has no full stop."""
+    """Return the error for a sound file whose conversion would be another model; ``reason`` has no full stop."""
     remedy = remedy or "Use the repository with the model's safetensors: `mens base add NAME --hub REPO`."
     return ArtifactInvalid(Code.GGUF_UNSUPPORTED, f"{path.name} {reason}.", remedy=remedy, param=path.name)
 
@@ -131,7 +131,7 @@ class _Reader:
         self.position = 0
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """Read the next bytes."""
         self.position += count
         if self.position > MAX_HEADER_BYTES:
             raise invalid(self._path, f"its header has more than {MAX_HEADER_BYTES} bytes")
@@ -141,18 +141,18 @@ class _Reader:
         return found
 
     def number(self, layout: str) -> int:
-        """One integer."""
+        """Read one integer."""
         return int(struct.unpack(layout, self.take(struct.calcsize(layout)))[0])
 
     def count(self, limit: int, noun: str) -> int:
-        """A number of things to read."""
+        """Read a number of elements, up to a limit."""
         found = self.number("<Q")
         if found > limit:
             raise invalid(self._path, f"it says that it has {found} {noun}; at most {limit} are read")
         return found
 
     def string(self) -> str:
-        """A string of UTF-8."""
+        """Read a UTF-8 string."""
         try:
             return self.take(self.count(MAX_STRING_BYTES, "bytes in one string")).decode()
         except UnicodeDecodeError:
@@ -178,7 +178,7 @@ class _Reader:
         return count
 
     def tensor(self) -> _Entry:
-        """An entry of the table of tensors."""
+        """Read an entry of the table of tensors."""
         name, dimensions = self.string(), self.number("<I")
         if not 0 < dimensions <= MAX_DIMENSIONS:
             raise invalid(self._path, f"the tensor {name[:80]!r} has {dimensions} dimensions")
@@ -195,7 +195,7 @@ def _data_start(path: Path, metadata: Mapping[str, Value], table_end: int) -> in
 
 
 def _tensors(path: Path, entries: list[_Entry], start: int, size: int) -> dict[str, GgufTensor]:
-    """Tensors by name, each within the file."""
+    """Return the tensors by name; each must be within the file."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     tensors: dict[str, GgufTensor] = {}

@@ -26,12 +26,12 @@ RESOLVE_SECONDS = 30.0
 
 
 def locate(entry: BaseModelEntry, catalog_path: Path) -> Path:
-    """Folder with the base model's files, downloaded first if it must be."""
+    """Return the folder with the base model's files, downloaded first if necessary."""
     return fetch(entry.source, catalog_path)
 
 
 def fetch(source: LocalSource | HubSource, catalog_path: Path) -> Path:
-    """Folder of a source; see :func:`locate`.
+    """Return the folder of a source; see :func:`locate`.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``: the folder or the repository is not there. Forbidden: ``HUB_ACCESS_DENIED``.
@@ -50,7 +50,7 @@ def fetch(source: LocalSource | HubSource, catalog_path: Path) -> Path:
 
 
 def resolve_commit(repo: str, revision: str = "main") -> str:
-    """The commit (40 hex digits) that a branch, a tag or a commit of a hub repository is now.
+    """Return the commit (40 hex digits) that a branch, a tag or a commit of a hub repository refers to now.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``. Forbidden: ``HUB_ACCESS_DENIED``: gated, and this token may not read it.
@@ -73,7 +73,7 @@ def resolve_commit(repo: str, revision: str = "main") -> str:
 
 
 def _hub_error(repo: str, revision: str, error: Exception) -> MensError:
-    """The coded form of what the hub's client raises."""
+    """Convert an error of the hub's client to ours, with its code."""
     if isinstance(error, GatedRepoError):
         return Forbidden(
             Code.HUB_ACCESS_DENIED,
@@ -109,7 +109,7 @@ def _status(error: Exception) -> int | None:
 
 
 def locate_fetched(entry: BaseModelEntry, catalog_path: Path) -> Path:
-    """Folder of a base model that a tier has fetched already: a control plane downloads no weights in a request.
+    """Return the folder of a base that a tier has fetched already: a control plane downloads no weights in a request.
 
     Raises:
         NotFound: ``MODEL_NOT_FOUND``: a local folder is not there.

@@ -21,12 +21,13 @@ COMPOSITE_NAMESPACE = "model.language_model"
 
 
 def default_namespace(config: ModelConfig) -> str:
-    """Namespace in which transformers writes such a model."""
+    """Return the namespace in which transformers saves such a model."""
     return COMPOSITE_NAMESPACE if config.composite else config.spec.namespace
 
 
 def detect_namespace(config: ModelConfig, names: Iterable[str]) -> str:
-    """Namespace that the tensors really use: text-only weights under a composite config are common, and sound.
+    """Return the namespace that the tensors really use: text-only weights under a composite config are common, and
+    valid.
 
     The default when none of the family's namespaces occurs.
     """
@@ -40,7 +41,7 @@ def detect_namespace(config: ModelConfig, names: Iterable[str]) -> str:
 
 
 def expected_tensors(config: ModelConfig, namespace: str | None = None) -> dict[str, Shape]:
-    """Every stored tensor of the language model, name → shape.
+    """Return every stored tensor of the language model, name → shape.
 
     Rotary frequencies are left out (they follow from the config), and so is the head of a tied model.
     """
@@ -63,7 +64,7 @@ def expected_tensors(config: ModelConfig, namespace: str | None = None) -> dict[
 
 
 def middle_keys(config: ModelConfig, namespace: str) -> list[str]:
-    """One key per layer whose presence shows that the layer is there: its attention's output projection."""
+    """Return one key per layer whose presence proves the layer's: its attention's output projection."""
     return [
         f"{_block_prefix(config, namespace, layer)}.{config.spec.mixers[kind].output}.weight"
         for layer, kind in enumerate(config.layer_types)
@@ -71,7 +72,7 @@ def middle_keys(config: ModelConfig, namespace: str) -> list[str]:
 
 
 def linear_layers(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Every linear layer but the head, full module name → (in, out) features, as the trainer names them.
+    """Return every linear layer but the head, full module name → (in, out) features, as the trainer names them.
 
     The trainer loads the text-only class, so a composite model's layers are under ``model`` there.
     """
@@ -84,7 +85,9 @@ def linear_layers(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def lora_modules(config: ModelConfig, target_modules: Sequence[str] | None = None) -> dict[str, tuple[int, int]]:
-    """The linear layers that get a LoRA pair: all, or those that PEFT matches with the names (equal, or last parts)."""
+    """Return the linear layers that get a LoRA pair: all, or those that PEFT matches with the names (equal, or last
+    parts).
+    """
     layers = linear_layers(config)
     if target_modules is None:
         return layers
@@ -103,7 +106,7 @@ def parameter_count(tensors: Mapping[str, Shape]) -> int:
 
 
 def _block_prefix(config: ModelConfig, namespace: str, layer: int) -> str:
-    """``model.layers.3`` and the like."""
+    """Return the prefix of a block's tensors, such as ``model.layers.3``."""
     return join_name(namespace, f"{config.spec.block}.{layer}")
 
 

@@ -28,7 +28,7 @@ DTYPE_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor's entry in the header; where its data are in the file does not make it another tensor."""
+    """One tensor's entry in the header; the position of its data does not count when entries are compared."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -41,10 +41,11 @@ Header = dict[str, dict[str, object]]
 
 
 def read_tensors(path: Path) -> Tensors:
-    """Tensors of a safetensors file by name.
+    """Return the tensors of a safetensors file by name.
 
     Raises:
-        ArtifactInvalid: ``SAFETENSORS_INVALID``: truncated, oversized or malformed, or data that does not fill the file.
+        ArtifactInvalid: ``SAFETENSORS_INVALID``: truncated, oversized or malformed, or data that does not fill the
+            file.
     """
     with path.open("rb") as file:
         size = file.seek(0, 2)
@@ -66,7 +67,7 @@ def read_tensors(path: Path) -> Tensors:
 
 
 def read_folder_tensors(folder: Path) -> Tensors:
-    """Tensors of every ``*.safetensors`` file in a model folder, by name."""
+    """Return the tensors of every ``*.safetensors`` file in a model folder, by name."""
     tensors: Tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         tensors.update(read_tensors(path))
@@ -107,12 +108,12 @@ def find_shards(folder: Path) -> dict[str, list[str] | None]:
 
 
 def pickled_files(folder: Path) -> list[str]:
-    """Files of a folder that may be pickle: never opened."""
+    """Return the files of a folder that may be pickle: never opened."""
     return sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLE_SUFFIXES)
 
 
 def json_object(raw: bytes, name: str, code: Code) -> dict[str, Any]:
-    """A JSON object from bytes.
+    """Parse a JSON object.
 
     Raises:
         ArtifactInvalid: the given code, when the bytes are not a JSON object.
@@ -127,7 +128,7 @@ def json_object(raw: bytes, name: str, code: Code) -> dict[str, Any]:
 
 
 def read_shards(folder: Path, shards: dict[str, list[str] | None]) -> Tensors:
-    """Tensors by name; one that the index puts into a shard that does not hold it is left out."""
+    """Return the tensors by name; a tensor that is missing in the index's shard is left out."""
     tensors: Tensors = {}
     for shard, names in shards.items():
         found = read_tensors(folder / shard)
@@ -136,7 +137,7 @@ def read_shards(folder: Path, shards: dict[str, list[str] | None]) -> Tensors:
 
 
 def _check_offsets(path: Path, header: Header, data_bytes: int) -> None:
-    """The tensors' data follow one another and fill the file: no gap, no overlap, nothing behind them."""
+    """Check that the tensors' data are contiguous and fill the file: no gap, no overlap, nothing after them."""
     offsets = []
     for name, entry in header.items():
         match entry.get("data_offsets"):

@@ -25,7 +25,7 @@ class AnswerCode:
 
 
 def code_of(answer: str) -> AnswerCode:
-    """The code of an answer. Of several fenced blocks all are taken, in order; a block without an end reaches to the end."""
+    """Return the code of an answer: all fenced blocks, in order; a block without an end reaches to the end."""
     code: list[str] = []
     prose = 0
     fence = ""

@@ -64,7 +64,7 @@ class Check:
 
     @property
     def signature(self) -> tuple[tuple[str, str], ...]:
-        """The faults without their places: equal when the same mistakes were made again elsewhere."""
+        """The faults without their positions: equal when the same mistakes are repeated elsewhere."""
         return tuple(sorted({(fault.code, fault.message) for fault in self.diagnostics}))
 
 

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
-    """Check text after text; what one needs too much memory for ends the process, whose successor begins afresh."""
+    """Check one piece of code after another; one that needs too much memory ends the process, which is replaced."""
     checkers: dict[str, Checker] = {}
     for line in requests:
         request = json.loads(line)

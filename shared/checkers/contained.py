@@ -92,7 +92,7 @@ class ContainedCheckers:
         return answer
 
     def _read_line(self, child: subprocess.Popen[bytes]) -> bytes | None:
-        """An answer; without its end when the child ended; None when the time is over."""
+        """Read an answer; it is incomplete if the child ended, and None if the time is over."""
         assert child.stdout
         deadline, line = time.monotonic() + self._seconds, b""
         while not line.endswith(b"\n"):

@@ -76,7 +76,7 @@ class SqlChecker:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Statements with the lines where they begin; the last one may lack its semicolon."""
+    """Split into statements, with the lines where they begin; the last one may lack its semicolon."""
     line, begin = 1, 1
     statement = ""
     for piece in re.split(r"(?<=;)", text):

@@ -44,7 +44,7 @@ def require_language(language: str) -> None:
 
 
 def load_checker(language: str) -> Checker:
-    """The checker of a language.
+    """Return the checker of a language.
 
     Raises:
         InvalidRequest: as :func:`require_language`.
@@ -64,7 +64,7 @@ def _entry_point(language: str) -> EntryPoint | None:
 
 @lru_cache(maxsize=64)
 def _found_entry_point(language: str, _search_path: tuple[str, ...]) -> EntryPoint | None:
-    """Kept, because every grade needs it; a package that is installed later is found after a restart."""
+    """Find an entry point; cached for all grades, so a package that is installed later needs a restart."""
     return next(iter(entry_points(group=GROUP, name=language)), None)
 
 

@@ -1,4 +1,4 @@
-"""Python: parsed, compiled, and its names looked up; its types checked where mypy is installed. Nothing is executed."""
+"""Check Python: parse it, compile it, look up its names, check its types if mypy is installed. It is never run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _TYPE_FAULT = re.compile(r"^[^:]*:(?P<line>\d+):(?P<column>\d+): error: (?P<mess
 
 
 class PythonChecker:
-    """Python of the version that runs this."""
+    """Checks Python of the running version."""
 
     def check(self, text: str) -> Check:
         """See :class:`shared.checkers.checker.Checker`."""
@@ -78,7 +78,7 @@ class PythonChecker:
 
 
 class TypedPythonChecker:
-    """Python whose types mypy finds no fault with, in its lenient default mode and without looking at other packages."""
+    """Also checks types with mypy, in its lenient default mode and without reading other packages."""
 
     def __init__(self) -> None:
         import mypy.api
@@ -111,7 +111,7 @@ def _constructs(tree: ast.Module) -> Iterator[str]:
 
 
 def _code_lines(tree: ast.Module) -> Iterator[int]:
-    """Lines of statements that do something: no docstring, no ``pass``, no ``...``."""
+    """Count lines of statements that do something: no docstring, no ``pass``, no ``...``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             continue

@@ -122,7 +122,9 @@ class _Running:
         return self._report.read().decode(errors="replace")
 
     def end(self) -> None:
-        """Kill every process of it, and wait until they are gone: the first one is, once all of its namespace are; then bubblewrap ends."""
+        """Kill all its processes and wait for their end: first the namespace's, by killing the first one, then
+        bubblewrap.
+        """
         for pid in (self.first, self.process.pid):
             if self.process.poll() is None:
                 with suppress(ProcessLookupError):
@@ -190,7 +192,7 @@ def _program() -> str:
 
 
 def _watch(running: _Running, limits: Limits, sandbox: Sandbox, output: bytearray) -> str:
-    """Read what is printed until the compiler ends; why it must be ended, or nothing."""
+    """Read the output until the compiler ends; return the reason to kill it, or an empty string."""
     assert running.process.stdout
     descriptor, deadline = running.process.stdout.fileno(), time.monotonic() + limits.wall_seconds
     poll = select.poll()
@@ -214,7 +216,7 @@ def _watch(running: _Running, limits: Limits, sandbox: Sandbox, output: bytearra
 
 
 def _memory_of(pid: int) -> int:
-    """Bytes of memory that a process and all that it has started hold; what two of them share counts twice."""
+    """Return the memory of a process and its descendants; shared memory counts for each of them."""
     total, waiting = 0, [pid]
     while waiting:
         folder = Path("/proc", str(waiting.pop()))

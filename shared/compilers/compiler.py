@@ -45,7 +45,7 @@ class Compiler:
 
     @property
     def executables(self) -> list[Path]:
-        """The program with the links that lead to it, and the folders; those that exist."""
+        """The existing paths of the program, the links that lead to it, and the folders."""
         paths = [Path(self.command[0])]
         while paths[-1].is_symlink():
             paths.append(paths[-1].parent / paths[-1].readlink())
@@ -54,13 +54,13 @@ class Compiler:
 
 
 def installed_compilers() -> list[str]:
-    """Languages that :func:`find_compiler` finds a compiler of."""
+    """Return the languages for which :func:`find_compiler` finds a compiler."""
     own = (language for language, make in _OWN.items() if make())
     return sorted({*own, *(point.name for point in entry_points(group=GROUP))})
 
 
 def find_compiler(language: str) -> Compiler | None:
-    """The compiler of a language; None when this machine has none.
+    """Return the compiler of a language; None if this machine has none.
 
     Raises:
         Unavailable: ``CHECKER_FAILED``: a package offers one that cannot be made.
@@ -70,7 +70,7 @@ def find_compiler(language: str) -> Compiler | None:
 
 @lru_cache(maxsize=64)
 def _found(language: str, _search_path: tuple[str, ...]) -> Compiler | None:
-    """Kept, because every grade needs it; one that is installed later is found after a restart."""
+    """Find a compiler; cached for all grades, so one that is installed later needs a restart."""
     if language in _OWN:
         return _OWN[language]()
     point = next(iter(entry_points(group=GROUP, name=language)), None)

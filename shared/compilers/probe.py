@@ -15,10 +15,10 @@ from shared.sandbox.levels import Attack, Level, Limits
 from shared.sandbox.probe import missing, targets
 
 LEVEL: Level = "bubblewrap"
-"""The only level that compilers run at: at the other one nothing ends the processes that they leave behind."""
+"""The only level at which compilers run: at the other one nothing ends the processes that they leave behind."""
 PROBE_LIMITS = Limits(wall_seconds=30, memory_bytes=1 << 30, file_bytes=1 << 20, tmpfs_bytes=64 << 20)
 TAKEN_OVER = Compiler((sys.executable, "-s", "-P", "main.py"), "main.py", (sys.prefix, sys.base_prefix))
-"""Python in the place of a compiler whose text has taken it over."""
+"""Python in place of a compiler that its input controls completely."""
 
 _TRY_EACH = """
 import json, os, shutil
@@ -52,7 +52,7 @@ print(json.dumps(found))
 
 
 def attack_program(target: Target) -> str:
-    """A Python program that tries every attack, each in a process of its own, and prints what each has returned, as JSON."""
+    """Return a Python program that tries every attack, each in a process of its own, and prints the results as JSON."""
     sources = {each.__name__: source_of(each) for each in ATTACKS}
     return f"SOURCES = {sources!r}\nTARGET = {target!r}\n{_TRY_EACH}"
 
@@ -81,7 +81,7 @@ def attack_compiler() -> tuple[Attack, ...]:
 
 @cache
 def _reason() -> str:
-    """Why this machine does not contain compilers; empty when it does. Found once in a process."""
+    """Return why this machine does not contain compilers; empty when it does. Computed once in a process."""
     if reason := missing(LEVEL):
         return reason
     try:

@@ -26,13 +26,13 @@ def auto_batch_size(rows: int) -> int:
 
 
 def auto_epochs(rows: int, batch_size: int, rate_of_base: float | None) -> int:
-    """Passes over the file; ``rate_of_base`` is the catalogue's, None when it has none for the base."""
+    """Return the passes over the file; ``rate_of_base`` is the catalogue's, None if the base has none there."""
     most = MAX_EPOCHS_AT_HIGH_RATE if auto_learning_rate(rate_of_base) >= HIGH_RATE else MAX_EPOCHS
     return max(1, min(most, math.ceil(TARGET_STEPS * batch_size / max(1, rows))))
 
 
 def auto_exec(rows: int, rate_of_base: float | None) -> dict[str, float]:
-    """The contract's ``exec`` section by the auto rules; explicit values override it."""
+    """Return the contract's ``exec`` section by the auto rules; explicit values override it."""
     batch_size = auto_batch_size(rows)
     return {
         "batch_size": batch_size,
@@ -43,7 +43,7 @@ def auto_exec(rows: int, rate_of_base: float | None) -> dict[str, float]:
 
 
 def auto_learning_rate(of_base: float | None) -> float:
-    """Peak learning rate; ``of_base`` is the catalogue's, None when it has none for the base."""
+    """Return the peak learning rate; ``of_base`` is the catalogue's, None if the base has none there."""
     return of_base or DEFAULT_LEARNING_RATE
 
 

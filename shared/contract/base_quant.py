@@ -1,11 +1,7 @@
-"""Adapter method and base precision are one choice: the half that is written decides the half that is open.
+"""Adapter method and base precision are one choice: a half that is set decides the other.
 
-written                     means
-qlora, or backend candle    the base in NF4
-lora, or backend burn       the base unquantised
-nf4                         qlora
-none                        lora
-nothing                     open: `shared/preflight/base_precision.py` decides by the machine; until then it counts as QLoRA
+written means qlora, or backend candle the base in NF4 lora, or backend burn the base unquantised nf4 qlora none lora
+nothing open: `shared/preflight/base_precision.py` decides by the machine; until then it counts as QLoRA
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ def is_open(contract: FineTuneContract) -> bool:
 
 
 def pair_of(contract: FineTuneContract, open_base: HeldBase = BaseQuant.NF4) -> tuple[TrainedMethod, HeldBase]:
-    """Method and precision, neither of them ``auto``; a pair that is written stays as it is, whether or not it can run.
+    """Return method and precision, neither of them ``auto``; a pair that is set stays, whether or not it can run.
 
     Args:
         open_base: the precision where nothing is written.
@@ -48,13 +44,13 @@ def pair_of(contract: FineTuneContract, open_base: HeldBase = BaseQuant.NF4) -> 
 
 
 def pair_values(contract: FineTuneContract, open_base: HeldBase = BaseQuant.NF4) -> dict[str, Any]:
-    """The same by field path."""
+    """Return the pair's values by field path."""
     method, base = pair_of(contract, open_base)
     return {"adapter.method": method, "quant.base": base}
 
 
 def settled(contract: FineTuneContract, open_base: HeldBase = BaseQuant.NF4) -> FineTuneContract:
-    """The contract with its pair decided; the same object where it is."""
+    """Return the contract with its pair decided; the same object if it already is."""
     method, base = pair_of(contract, open_base)
     if (method, base) == (contract.adapter.method, contract.quant.base):
         return contract
@@ -62,7 +58,7 @@ def settled(contract: FineTuneContract, open_base: HeldBase = BaseQuant.NF4) -> 
 
 
 def with_pair(contract: FineTuneContract, method: TrainedMethod, base: HeldBase) -> FineTuneContract:
-    """The contract with another pair of method and precision."""
+    """Return the contract with another pair of method and precision."""
     changes = {
         "adapter": contract.adapter.model_copy(update={"method": method}),
         "quant": contract.quant.model_copy(update={"base": base}),

@@ -54,7 +54,7 @@ def phase_of(contract: FineTuneContract, epoch: int) -> str | None:
 
 
 def admitted_per_epoch(difficulties: Histogram, contract: FineTuneContract) -> list[int]:
-    """Rows of the training file in each epoch.
+    """Count the rows of the training file in each epoch.
 
     Raises:
         ContractRejected: ``CORPUS_TOO_SMALL``: an epoch would have none.
@@ -76,7 +76,7 @@ def admitted_per_epoch(difficulties: Histogram, contract: FineTuneContract) -> l
 
 
 def replayed_rows(rows: int, available: int, ratio: float) -> int:
-    """Rows of the replay file in an epoch of ``rows`` other rows: ⌈ratio·rows⌉, and at most the whole file."""
+    """Return the replay file's rows in an epoch of ``rows`` other rows: ⌈ratio·rows⌉, at most the whole file."""
     # Rounded first, because in floating point 0.1 · 70 is a little over 7.
     return min(math.ceil(round(ratio * rows, 9)), available)
 

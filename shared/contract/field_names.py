@@ -15,7 +15,7 @@ from pydantic import AliasChoices
 from shared.contract.sections import ContractValue, FineTuneContract
 
 LONGEST_NAME = 100
-"""Characters of an unknown name that are compared."""
+"""Most characters of an unknown name that are compared."""
 _ALIASES = {
     "model": "model.hf_repo",
     "base_model": "model.hf_repo",
@@ -54,7 +54,7 @@ _AMBIGUOUS = {"base", "enabled", "experiment", "hook", "kind"}
 
 
 def contract_paths() -> list[str]:
-    """The path of every field, ``section.field``, in the contract's order."""
+    """Return the path of every field, ``section.field``, in the contract's order."""
     paths: list[str] = []
     for name, field in FineTuneContract.model_fields.items():
         kind = field.annotation
@@ -65,7 +65,7 @@ def contract_paths() -> list[str]:
 
 @cache
 def flat_names() -> dict[str, str]:
-    """The path that each flat key means: a field's own name where only one section has it, and the aliases."""
+    """Return the path of each flat key: a field's own name if only one section has it, and the aliases."""
     names = {path: path.rpartition(".")[2] for path in contract_paths()}
     counts = Counter(names.values())
     own = {name: path for path, name in names.items() if counts[name] == 1 and name not in _AMBIGUOUS}
@@ -91,7 +91,7 @@ def _classes(annotation: Any) -> frozenset[Any]:
 
 @cache
 def other_spellings(section: str) -> dict[str, str]:
-    """The fields of a section by the names that they may have there besides their own, e.g. ``r`` for ``rank``."""
+    """Return the fields of a section by their other spellings, e.g. ``r`` for ``rank``."""
     kind = FineTuneContract.model_fields[section].annotation
     fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, ContractValue) else {}
     choices = {name: field.validation_alias for name, field in fields.items()}

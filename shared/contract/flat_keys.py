@@ -1,4 +1,4 @@
-"""Parses contracts: sectioned JSON, or the flat keys of the original command line.
+"""Parse contracts: sectioned JSON, or the flat keys of the original command line.
 
 ``{"r": 16, "lora_alpha": 32, "target_modules": ["q_proj"], "batch_size": 4}`` becomes
 ``{"adapter": {"rank": 16, "alpha": 32, "target_modules": ["q_proj"]}, "exec": {"batch_size": 4}}``.
@@ -23,7 +23,7 @@ _METHODS = {Kernel.BURN_LORA: ("lora", "none"), Kernel.CANDLE_QLORA: ("qlora", "
 
 
 def parse_backend(name: str) -> Backend:
-    """The kernel that a backend's name means.
+    """Return the kernel of a backend's name.
 
     Raises:
         ContractRejected: ``UNKNOWN_BACKEND``.
@@ -40,7 +40,7 @@ def parse_backend(name: str) -> Backend:
 
 
 def parse_contract(sections: Mapping[str, Any]) -> FineTuneContract:
-    """A contract from JSON.
+    """Parse a contract from JSON.
 
     Raises:
         ContractRejected: ``CONTRACT_INVALID``, or ``NAME_INVALID`` when that is the first fault, with its path;
@@ -86,7 +86,7 @@ def from_flat(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lifted(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The fields that one key sets, with their paths."""
+    """Iterate over the fields that one key sets, with their paths."""
     name = key.lstrip("-").replace("-", "_")
     if isinstance(value, Mapping) and name in FineTuneContract.model_fields:
         others = other_spellings(name)

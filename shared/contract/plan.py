@@ -185,10 +185,10 @@ def plan_finetune(
         contract: resolved, its presets applied; a precision that is still open is NF4.
         base: the base model by content.
         train: the training file.
-        validation: the validation file, if there is one.
+        validation: the validation file, if any.
         adapter_name: left part of the adapter's id.
         context: facts about machine and base for the refusals; without it, they only know the number of rows.
-        replay: the replay file, if there is one.
+        replay: the replay file, if any.
         difficulties: of the training file's rows, for a curriculum.
 
     Raises:
@@ -237,7 +237,9 @@ def plan_finetune(
 
 
 def validation_split(rows: int, ratio: float) -> int:
-    """Rows held out for validation: ⌊rows·ratio⌋, and for more than 20 rows at least 10 and at most half of them."""
+    """Return the rows held out for validation: ⌊rows·ratio⌋, and for more than 20 rows at least 10 and at most half of
+    them.
+    """
     if ratio == 0.0:
         return 0
     held_out = math.floor(rows * ratio)
@@ -261,12 +263,12 @@ def planned_steps(epochs: Sequence[int], contract: FineTuneContract) -> int:
 
 
 def warmup_steps(configured: int, total_steps: int) -> int:
-    """Warm-up that is used: the configured one, but at most 10 % of the run and at least one step."""
+    """Return the effective warm-up: the configured one, but at most 10 % of the run and at least one step."""
     return min(configured, max(1, total_steps // 10))
 
 
 def reject_unsupported(contract: FineTuneContract, *, accepted: bool = False) -> None:
-    """Refuse what would not be done as the contract says.
+    """Refuse settings that this release's trainer would not honour.
 
     Args:
         accepted: see :class:`shared.contract.refusals.RefusalContext`.

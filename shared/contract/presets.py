@@ -37,11 +37,13 @@ DEFAULT_PRESET = "4080"
 VRAM_SLACK = 0.97
 
 Source = Literal["explicit", "auto", "data", "machine", "domain", "ladder", "preset", "default"]
-"""``auto``: a rule of `shared/contract/auto_hyperparameters.py` has set it, before presets; it stands like an explicit one."""
+"""Source of a field's value. ``auto``: a rule of `shared/contract/auto_hyperparameters.py` set it, before presets; it
+has the same precedence as an explicit one.
+"""
 
 
 class Resolution(ContractValue):
-    """A complete contract, what decided each of its fields, and which value of a chosen preset or domain was not kept."""
+    """A complete contract, the source of each field, and changed values of a chosen preset or domain."""
 
     contract: FineTuneContract
     sources: dict[str, Source]
@@ -59,7 +61,7 @@ def domain_names() -> list[str]:
 
 
 def preset_values(name: str, vram_mb: int | None = None) -> Values:
-    """A preset's values by field path.
+    """Return a preset's values by field path.
 
     Raises:
         ContractRejected: ``UNKNOWN_PRESET`` with the nearest name; ``details["known"]`` lists them.
@@ -73,7 +75,7 @@ def preset_values(name: str, vram_mb: int | None = None) -> Values:
 
 
 def domain_values(name: str) -> Values:
-    """A domain's values by field path, its file's defaults among them.
+    """Return a domain's values by field path, with its file's defaults.
 
     Raises:
         ContractRejected: ``UNKNOWN_DOMAIN`` with the nearest name; ``details["known"]`` lists them.
@@ -192,7 +194,7 @@ class _Draft:
             self.sources[path] = "explicit" if is_set else "default"
 
     def take(self, values: Values, source: Source) -> None:
-        """Set the fields that are not explicit, to what somebody chose by a name."""
+        """Set the fields that are not explicit, to values of a preset or domain that somebody chose by name."""
         open_ = {path: value for path, value in values.items() if self.sources[path] != "explicit"}
         self.decide(open_, source)
         self._chosen |= {path: (value, source) for path, value in open_.items()}
@@ -232,7 +234,7 @@ class _Draft:
         self.values[path], self.sources[path] = value, source
 
     def contract(self) -> FineTuneContract:
-        """The decided contract; parsed again only when something was decided."""
+        """Return the decided contract; parsed again only if something was decided."""
         if not self._decided:
             return self._contract
         # Not a copy with updates: presets and bounds come from data files, and must keep to the contract's ranges.

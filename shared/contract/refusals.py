@@ -58,7 +58,7 @@ class RefusalContext:
 
     @property
     def layout(self) -> str:
-        """The original's bucket of an architecture, and its model type."""
+        """The original's group for an architecture, and its model type."""
         kind = self.model_type or ""
         bucket = "Qwen35-like" if any(name in kind for name in QWEN35_LIKE) else "another"
         return f"{'GPT-2' if kind == GPT2_MODEL_TYPE else bucket} ({kind or 'unknown model_type'})"
@@ -123,7 +123,7 @@ def check_refusals(contract: FineTuneContract, context: RefusalContext) -> list[
 
 
 def infer_kernel(contract: FineTuneContract, context: RefusalContext = UNKNOWN) -> Kernel:
-    """The kernel that a contract means: NF4 or QLoRA is Candle's; LoRA is Burn's where a backend names it, else PEFT's."""
+    """Return the kernel of a contract: NF4 or QLoRA is Candle's; LoRA is Burn's if a backend names it, else PEFT's."""
     method, base = pair_of(contract)
     if base is BaseQuant.NF4 or method is AdapterMethod.QLORA:
         return Kernel.CANDLE_QLORA
@@ -131,7 +131,7 @@ def infer_kernel(contract: FineTuneContract, context: RefusalContext = UNKNOWN) 
 
 
 def target_device(contract: FineTuneContract, context: RefusalContext) -> Device:
-    """The device that the contract names, or what ``auto`` comes to."""
+    """Return the device that the contract names; ``auto`` is resolved."""
     return Device(context.device) if contract.device.device is Device.AUTO else contract.device.device
 
 
@@ -155,7 +155,7 @@ def _is_lora(c: FineTuneContract) -> bool:
 
 
 def _backends(c: FineTuneContract, x: RefusalContext) -> list[Kernel]:
-    """The backends that contract and caller name."""
+    """Return the backends that contract and caller name."""
     forced = [] if x.force_kernel is None else [parse_backend(x.force_kernel)]
     return [*forced, *([c.exec.backend] if c.exec.backend else [])]
 
@@ -322,4 +322,4 @@ REFUSALS: tuple[Refusal, ...] = (
         "Leave exec.qlora_proxy_max_layers out.",
     ),
 )
-"""Every refusal, in the order in which they are tried."""
+"""Every refusal, in the order of checking."""

@@ -87,7 +87,7 @@ _Item = TypeVar("_Item")
 
 
 class FrozenDict(dict[str, _Item]):
-    """A dictionary that is never changed: part of a value that others have a digest of."""
+    """An immutable dictionary: part of a value whose digest others have."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("a plan is not changed")
@@ -111,7 +111,7 @@ TemplateArguments = Annotated[
 
 
 def describe_arguments(arguments: Mapping[str, Any]) -> str:
-    """Template arguments for a person to read, e.g. ``enable_thinking = false``."""
+    """Describe template arguments for a person, e.g. ``enable_thinking = false``."""
     return ", ".join(f"{name} = {json.dumps(value)}" for name, value in sorted(arguments.items()))
 
 
@@ -338,7 +338,7 @@ def _backend(name: object) -> object:
 
 
 def backend_key(name: str) -> str:
-    """A backend's name as :data:`BACKENDS` spells it."""
+    """Return a backend's name as :data:`BACKENDS` spells it."""
     return name.strip().lower().replace("_", "-")
 
 

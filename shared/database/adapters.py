@@ -1,4 +1,4 @@
-"""Adapters: those that jobs registered, found by id or alias, and the state of each."""
+"""Adapters: registered by jobs, found by id or alias, each with its state."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Adapters:
         return Adapters(self._db, tenant)
 
     def get(self, name: str, *, deleted: bool = False) -> Adapter:
-        """An adapter by its id or by an alias: of several that share an alias, the one with the most weight.
+        """Return an adapter by its id or by an alias; if an alias has several, the one with the most weight.
 
         Args:
             deleted: whether an adapter that is being or has been deleted is found too: its record stays.
@@ -110,7 +110,9 @@ class Adapters:
             return Adapter.model_validate(row)
 
     def list(self, *, ids: Sequence[str] | None = None, published_only: bool = False) -> Sequence[Adapter]:
-        """Adapters, newest first: all, or those with the given ids; none that is being or has been deleted."""
+        """List adapters, newest first: all, or those with the given ids; without those that are being or have been
+        deleted.
+        """
         query = select(AdapterRow).where(AdapterRow.tenant.in_(self._tenants), AdapterRow.deleting_at.is_(None))
         query = query.order_by(AdapterRow.created_at.desc(), AdapterRow.step.desc(), AdapterRow.id)
         if ids is not None:

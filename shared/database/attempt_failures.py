@@ -36,7 +36,7 @@ def fail_attempt(session: Session, row: JobRow, error: MensError, now: datetime)
 
 
 def requeue(session: Session, row: JobRow, now: datetime, event: NewEvent) -> None:
-    """Queue a job again, unless its owner has requested a cancel or a pause, which is then done instead."""
+    """Queue a job again, unless its owner has requested a cancel or a pause, which is carried out instead."""
     verb = {"cancel": Verb.STOP, "pause": Verb.PAUSE_CONFIRMED}.get(row.requested or "", Verb.REQUEUE)
     transition(session, row, verb, now, event)
 
@@ -50,7 +50,7 @@ def _fail_for_good(session: Session, row: JobRow, error: MensError, now: datetim
 
 
 def expire_attempt(session: Session, row: JobRow, now: datetime) -> None:
-    """End an attempt whose lease has expired. A cancel or a pause that was requested is done for the lost worker."""
+    """End an attempt whose lease has expired. A requested cancel or pause is carried out for the lost worker."""
     if row.requested == "cancel":
         transition(session, row, Verb.STOP, now, NewEvent(message="Job cancelled; its worker no longer responded."))
         return

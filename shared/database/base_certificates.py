@@ -68,7 +68,7 @@ class BaseCertificates:
 
 
 def _as_json(value: Any) -> Any:
-    """A certificate with null for each number that is not finite, which PostgreSQL's JSON does not have."""
+    """Convert a certificate to JSON, with null for non-finite numbers, which PostgreSQL's JSON does not have."""
     if isinstance(value, dict):
         return {key: _as_json(one) for key, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

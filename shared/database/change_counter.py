@@ -1,4 +1,4 @@
-"""The change counter: by it a process that caches keys, aliases or adapters sees that another one has changed them."""
+"""The change counter: shows a process that caches keys, aliases or adapters that another process has changed them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ What = Literal["keys", "adapters", "aliases", "policies", "queue", "certificates
 
 
 class Changes:
-    """The counter as its readers see it."""
+    """Read access to the counter."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -59,7 +59,7 @@ def _dialect(session: Session) -> str:
 
 @cache
 def _counting(dialect: str) -> UpdateBase:
-    """The statement that counts; built once, because that takes longer than to run it."""
+    """Return the counting statement; built once, because building takes longer than running it."""
     insert = sqlite.insert if dialect == "sqlite" else postgresql.insert
     number = bindparam("number", type_=ChangeRow.count.type)
     first = insert(ChangeRow).values(what=bindparam("kind"), count=number)

@@ -22,7 +22,7 @@ from shared.errors import Code, Unavailable
 
 SQLITE_BUSY_SECONDS = 30
 SQLITE_SYNCHRONOUS = "FULL"
-"""A commit survives a power cut. Tests set OFF, which is faster."""
+"""SQLite's ``synchronous``: a commit survives a power cut. Tests set OFF, which is faster."""
 SERVER_OPTIONS = {
     # Strings arrive as strings whatever the database's own encoding is: from SQL_ASCII they would be bytes.
     "client_encoding": "utf8",
@@ -32,8 +32,9 @@ SERVER_OPTIONS = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
-"""The rest: a server that vanished without closing its connections is noticed after about 10 s (`tcp_user_timeout` is in milliseconds),
-not after the system's 15 min."""
+"""Options of PostgreSQL connections. The timeouts detect a vanished server after about 10 s instead of the system's 15
+min (`tcp_user_timeout` is in milliseconds).
+"""
 
 
 class Database:
@@ -58,7 +59,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A transaction that writes nothing.
+        """Open a transaction that writes nothing.
 
         Raises:
             Unavailable: ``DATABASE_UNAVAILABLE``.
@@ -69,7 +70,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A transaction that commits when the block ends, with its audit events, and rolls back when it raises.
+        """Open a transaction that commits when the block ends, with its audit events, and rolls back if it raises.
 
         Raises:
             Unavailable: ``DATABASE_UNAVAILABLE``.
@@ -95,7 +96,7 @@ class Database:
         return RecordingSession(self.engine, expire_on_commit=False, info={CLOCK: self.now})
 
     def now(self, session: Session) -> datetime:
-        """The database's clock, so that leases do not depend on the clocks of the machines around it."""
+        """Return the database's time, so that leases do not depend on the clocks of other machines."""
         if self.is_sqlite:
             return whole_milliseconds(datetime.now(UTC))
         return whole_milliseconds(session.execute(text("SELECT clock_timestamp()")).scalar_one())
@@ -120,7 +121,7 @@ class Database:
 
 
 def whole_milliseconds(moment: datetime) -> datetime:
-    """A time as the tables keep it, so that a verb returns what the next read will return."""
+    """Round a time as the tables store it, so that a verb returns the same value as a later read."""
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 

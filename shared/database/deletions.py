@@ -44,9 +44,9 @@ class DeletionStep(Enum):
     """Outcome of one step of a deletion."""
 
     ALONE = auto()
-    """Carried out: nothing else needs the stored folder."""
+    """The step was carried out: nothing else needs the stored folder."""
     KEPT = auto()
-    """Not carried out: a job is about to store the same content; wait for its end."""
+    """The step was not carried out: a job is about to store the same content; wait for its end."""
     OVER = auto()
     """Nothing is left to do: done, trained again, or another tenant has the same content."""
 
@@ -91,7 +91,7 @@ class Deletions:
             withdraw(session, row, self._db.now(session))
 
     def pending(self, limit: int = 1000) -> list[PendingDeletion]:
-        """Every tenant's adapters whose deletion has not finished, the oldest first."""
+        """List every tenant's adapters whose deletion has not finished, the oldest first."""
         query = select(AdapterRow).where(AdapterRow.deleting_at.is_not(None), AdapterRow.deleted_at.is_(None))
         with self._db.read() as session:
             now = self._db.now(session)
@@ -204,7 +204,7 @@ def _refuse_lent(session: Session, row: AdapterRow) -> None:
 
 
 def users_of(session: Session, row: AdapterRow) -> tuple[list[AliasRow], list[str]]:
-    """Aliases and foreign names that name an adapter, and ids of the unfinished jobs that need it."""
+    """Return the aliases and foreign names that name an adapter, and the unfinished jobs that need it."""
     existing = select(AliasRow).order_by(AliasRow.tenant, AliasRow.name)
     found = [alias for alias in session.scalars(existing) if _sees(alias.tenant, row) and row.id in named_by(alias)]
     jobs = [
@@ -251,7 +251,7 @@ def _sees(tenant: str, row: AdapterRow) -> bool:
 
 
 def open_jobs(session: Session, *, lock: bool = False) -> list[JobRow]:
-    """Every tenant's unfinished jobs; ``lock`` holds their rows until the transaction ends."""
+    """Return every tenant's unfinished jobs; ``lock`` locks their rows until the transaction ends."""
     query = select(JobRow).where(JobRow.state.not_in([str(state) for state in FINAL])).order_by(JobRow.id)
     return list(session.scalars(query.with_for_update() if lock else query))
 

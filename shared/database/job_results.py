@@ -18,8 +18,9 @@ from shared.database.tables.jobs import JobRow
 from shared.errors import Code, MensError
 
 CHECKPOINT_TIMES = "checkpoint_times"
-"""Key of a fine-tuning job's result: ids of its checkpoints' adapters, and when each was written (Unix seconds). Their rows are all
-made when the job ends."""
+"""Key of a fine-tuning job's result: ids of its checkpoints' adapters, with the time of writing (Unix seconds). Their
+rows are all created when the job ends.
+"""
 JUDGED_FOR = "judged_for"
 """Key of a running job's result: the alias that its published adapter is judged for."""
 
@@ -40,7 +41,7 @@ def complete_result(
     adapters: Sequence[NewAdapter],
     files: Sequence[ResultFile],
 ) -> dict[str, Any]:
-    """A job's result with the ids of its adapters and files. Files are added once, however often the job is published."""
+    """Complete a job's result with the ids of its adapters and files. Repeated publishing adds files only once."""
     stored = row.result.get("result_files") or [
         add_file(session, row.tenant, file.filename, "fine-tune-results", file.bytes, file.sha256).id for file in files
     ]
@@ -56,7 +57,7 @@ def outlives(row: JobRow, error: MensError) -> bool:
 
 
 def finish_unjudged(session: Session, row: JobRow, error: MensError, now: datetime) -> None:
-    """End a job with success whose adapter is published and could not be judged; its alias stays, and the result says why."""
+    """End a job with success, although its published adapter was not judged; its alias stays, the result says why."""
     kept = dict(row.result)
     alias, adapter = kept.pop(JUDGED_FOR), kept["adapter_id"]
     told = error.as_dict()

@@ -75,7 +75,7 @@ TRANSITIONS: dict[tuple[JobState, Verb], JobState] = {
 
 
 def next_state(job_id: str, state: JobState, verb: Verb) -> JobState:
-    """State after a verb.
+    """Return the state after a verb.
 
     Raises:
         Conflict: ``JOB_STATE_CONFLICT``; the pair is not in the table.

@@ -162,7 +162,7 @@ class Jobs:
             return [Job.model_validate(row) for row in session.scalars(query.limit(limit + 1))]
 
     def preflight(self, job_id: str) -> dict[str, Any]:
-        """The job's preflight record; see `shared/preflight/pipeline.py`.
+        """Return the job's preflight record; see `shared/preflight/pipeline.py`.
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``.
@@ -171,7 +171,7 @@ class Jobs:
             return self._row(session, job_id).preflight
 
     def memory_accuracy(self) -> Sequence[MemoryAccuracy]:
-        """Errors of the memory estimates so far, by kind of device."""
+        """Return the errors of the memory estimates so far, by kind of device."""
         errors: dict[str, list[float]] = defaultdict(list)
         with self._db.read() as session:
             for result in session.scalars(self._results()):
@@ -181,7 +181,7 @@ class Jobs:
         return [memory_accuracy(device, found) for device, found in sorted(errors.items())]
 
     def training_rate(self, base_model: str) -> TrainingRate | None:
-        """Speed of the last job that tuned a base on this installation; None when none has."""
+        """Return the speed of the last job that tuned a base on this installation; None without one."""
         query = self._results().add_columns(JobRow.id).where(JobRow.base_model == base_model)
         with self._db.read() as session:
             row = session.execute(query.order_by(JobRow.id.desc()).limit(1)).first()
@@ -243,7 +243,7 @@ class Jobs:
             return Job.model_validate(row)
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Event]:
-        """Events of a job with ``seq`` above ``after``, oldest first."""
+        """Return events of a job with ``seq`` above ``after``, oldest first."""
         query = self._events(job_id).where(EventRow.seq > after)
         with self._db.read() as session:
             return [Event.model_validate(row) for row in session.scalars(query.order_by(EventRow.seq).limit(limit))]
@@ -314,7 +314,7 @@ class Jobs:
 
 
 class JobVersion(NamedTuple):
-    """A job's version, which changes with every write to it, its events among them; whose job it is; whether it is queued."""
+    """A job's version, which changes with every write to it or its events; its tenant; whether it is queued."""
 
     version: int
     tenant: TenantName
@@ -322,7 +322,7 @@ class JobVersion(NamedTuple):
 
 
 def job_versions(database: Database, job_ids: Collection[str]) -> dict[str, JobVersion]:
-    """The versions of jobs of any tenant; what does not exist is left out."""
+    """Return the versions of jobs of any tenant; missing jobs are left out."""
     query = select(JobRow.id, JobRow.version, JobRow.tenant, JobRow.state).where(JobRow.id.in_(job_ids))
     with database.read() as session:
         return {
@@ -331,7 +331,7 @@ def job_versions(database: Database, job_ids: Collection[str]) -> dict[str, JobV
 
 
 def memory_accuracy(device: str, errors: list[float]) -> MemoryAccuracy:
-    """Median, 95th percentile and worst of the relative memory errors of one kind of device."""
+    """Return the median, 95th percentile and worst of the relative memory errors of one kind of device."""
     absolute = sorted(map(abs, errors))
     return MemoryAccuracy(
         device=device,
@@ -343,7 +343,7 @@ def memory_accuracy(device: str, errors: list[float]) -> MemoryAccuracy:
 
 
 def job_row(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
-    """A job's row; ``lock`` holds it until the transaction ends.
+    """Return a job's row; ``lock`` locks it until the transaction ends.
 
     Raises:
         NotFound: ``JOB_NOT_FOUND``.

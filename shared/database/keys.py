@@ -37,7 +37,7 @@ DAY_SECONDS = 86_400
 LONGEST_OVERLAP_SECONDS = 90 * DAY_SECONDS
 KEY_NAME_PATTERN = r"^[^\x00-\x1f\x7f]{1,64}$"
 KEY_NAME_RULE = "1 to 64 characters in one line"
-"""The pattern, for error messages."""
+"""Description of the pattern, for error messages."""
 
 
 def _check_key_name(name: object) -> object:
@@ -78,7 +78,7 @@ class KeyChange(KeyLimits):
 
 
 class AcceptedSecret(NamedTuple):
-    """A key, found by one of its secrets, and until when that one is accepted; None: as long as nobody changes the key."""
+    """A key, found by one of its secrets, and the secret's end; None: valid until somebody changes the key."""
 
     key: Key
     until: datetime | None
@@ -132,7 +132,7 @@ class Keys:
             return Key.model_validate(row), secret
 
     def revoke_abandoned(self) -> list[str]:
-        """Revoke the keys of attempts that have ended without doing so: their worker died. Returns the keys' ids."""
+        """Revoke the keys of ended attempts whose worker died before revoking them. Returns the keys' ids."""
         ended = or_(JobRow.state != JobState.RUNNING, JobRow.attempt != KeyRow.attempt)
         query = select(KeyRow).join(JobRow, JobRow.id == KeyRow.job_id).where(KeyRow.revoked_at.is_(None), ended)
         with self._db.read() as session:
@@ -148,7 +148,7 @@ class Keys:
             return tenant_keys(session, tenant)
 
     def get(self, key_id: str, tenant: TenantName) -> Key:
-        """A tenant's key, revoked or not.
+        """Return a tenant's key, revoked or not.
 
         Raises:
             NotFound: ``KEY_NOT_FOUND``.
@@ -246,7 +246,7 @@ class Keys:
             return revoked
 
     def authenticate(self, secret: str) -> Key:
-        """The key of a secret.
+        """Return the key of a secret.
 
         Raises:
             Unauthenticated: ``KEY_INVALID``: unknown or revoked; ``KEY_EXPIRED``.
@@ -287,7 +287,7 @@ def tenant_keys(session: Session, tenant: TenantName | None = None) -> list[Key]
 
 
 def expired(key: Key, until: datetime) -> Unauthenticated:
-    """The error for a key, or for the secret that another has replaced, from ``until`` on."""
+    """Return the error for a key, or a replaced secret, that expired at ``until``."""
     # OpenAI's words first, as above.
     if until == key.expires_at:
         message = f"Incorrect API key provided: the key {key.name!r} expired at {until:%Y-%m-%dT%H:%M:%SZ}."
@@ -354,7 +354,7 @@ def _check_free(session: Session, name: str, tenant: str) -> None:
 
 
 def _unrevoked_row(session: Session, key_id: str, tenant: str | None) -> KeyRow:
-    """A key's row, held until the transaction ends.
+    """Return the row of an unrevoked key, locked until the transaction ends.
 
     Raises:
         NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``.

@@ -63,7 +63,8 @@ class Leases:
         self._lease = timedelta(seconds=lease_seconds)
 
     def claim_next(self, worker: str, gpus: int = 1) -> Lease | None:
-        """Take the queued job that the rule of the queue says (`shared/scheduling/fair_queue.py`), and hold its GPU time.
+        """Claim the next queued job by the rule of the queue (`shared/scheduling/fair_queue.py`), and hold its GPU
+        time.
 
         Claims are made one after the other, so that two workers together pass no quota.
 
@@ -96,7 +97,9 @@ class Leases:
             return self._begin(session, row, worker, gpus, now) if row is not None else None
 
     def may_run(self, tenant: TenantName) -> str | None:
-        """A queued job of a tenant that has a limit of running jobs: it may have waited for the one that has just ended."""
+        """Return a queued job whose tenant has a limit of running jobs: it may have waited for the job that has just
+        ended.
+        """
         limited = select(TenantQuotaRow.tenant).where(
             TenantQuotaRow.tenant == tenant, TenantQuotaRow.running_jobs.is_not(None)
         )
@@ -107,7 +110,7 @@ class Leases:
             return session.scalar(waiting.order_by(JobRow.created_at, JobRow.id).limit(1))
 
     def heartbeat(self, lease: Lease) -> Literal["cancel", "pause"] | None:
-        """Extend the lease; returns what the job's owner has requested.
+        """Extend the lease; return the pending request of the job's owner.
 
         Raises:
             LeaseLost: another attempt owns the job.
@@ -254,7 +257,7 @@ class Leases:
             row.version += 1
 
     def now(self) -> datetime:
-        """The time, by the database's clock."""
+        """Return the time by the database's clock."""
         with self._db.read() as session:
             return self._db.now(session)
 
@@ -325,7 +328,7 @@ class Leases:
             requeue(session, self._held(session, lease), now, event)
 
     def sweep(self, on_expired: Callable[[str], None] = lambda _: None) -> list[str]:
-        """End attempts whose lease has expired; returns the queued jobs that may be enqueued again, oldest first.
+        """End attempts whose lease has expired; return the queued jobs that may be enqueued again, oldest first.
 
         Args:
             on_expired: called with the kind of each job whose attempt is ended.
@@ -367,7 +370,7 @@ class Leases:
 
 
 def _ready_row(session: Session, job_id: str, now: datetime) -> JobRow | None:
-    """A queued job's row, locked; None when it is not queued, not ready, or being claimed or cancelled at this moment."""
+    """Return a queued job's row, locked; None if it is not queued, not ready, or being claimed or cancelled now."""
     row = session.scalar(UNLOCKED, {"job_id": job_id})
     is_ready = row is not None and row.state == JobState.QUEUED and not (row.not_before and row.not_before > now)
     return row if is_ready else None

@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 
 class Value(BaseModel):
-    """A frozen value, which can be read from a row."""
+    """A frozen value that can be read from a row."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
 
@@ -125,7 +125,7 @@ class Submission(Value):
     idempotency_key: str | None = None
     request_digest: str = ""
     eval_id: str | None = None
-    """The eval that an ``evaluate`` job is a run of."""
+    """The eval of an ``evaluate`` job."""
     run_name: str = ""
     """The run's name, which may be longer than a job's."""
     events: list[NewEvent] = []
@@ -148,5 +148,5 @@ class MemoryAccuracy(Value):
 
 
 def new_id(prefix: str) -> str:
-    """A sortable, unguessable id: prefix and a lower-case ULID."""
+    """Return a sortable, unguessable id: prefix and a lower-case ULID."""
     return f"{prefix}-{str(ULID()).lower()}"

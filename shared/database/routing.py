@@ -71,7 +71,7 @@ class Routing(Value):
 
     @classmethod
     def to(cls, adapter_id: str) -> Routing:
-        """All requests to one adapter."""
+        """Route all requests to one adapter."""
         return cls(targets=(Target(adapter=adapter_id, weight=PLAIN_WEIGHT),))
 
     @property
@@ -85,10 +85,10 @@ class Routing(Value):
         return [target.adapter for target in self.targets] + ([self.shadow.adapter] if self.shadow else [])
 
     def choose(self, point: float) -> str:
-        """The adapter for a point in [0, 1).
+        """Return the adapter for a point in [0, 1).
 
-        The targets lie side by side in the order of their ids, each as wide as its share. So a weight that moves between
-        neighbours (any two targets) moves exactly that share of points and leaves all others where they are.
+        The targets lie side by side in the order of their ids, each as wide as its share. So a weight that moves
+        between neighbours (any two targets) moves exactly that share of points and leaves all others where they are.
         """
         ordered = sorted(self.targets, key=lambda target: target.adapter)
         left = point * sum(target.weight for target in ordered)

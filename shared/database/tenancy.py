@@ -18,7 +18,7 @@ SHARED = "shared"
 LARGEST_LIMIT, MOST_TOKENS = 1_000_000, 1_000_000_000
 TENANT_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}$"
 TENANT_RULE = "1 to 63 of a-z, 0-9 and -, and not - first"
-"""The pattern, for error messages."""
+"""Description of the pattern, for error messages."""
 
 BEFORE_TENANTS = "default"
 """Owner of jobs older than tenants; no tenant may have this name."""
@@ -97,12 +97,12 @@ NO_QUOTA = FileQuota()
 
 
 def visible_to(tenant: str) -> tuple[str, ...]:
-    """Tenants whose things a tenant sees, its own first: where two use the same name, the first one's is found."""
+    """Return the tenants whose objects a tenant sees, its own first: for equal names the first one's is found."""
     return (tenant,) if tenant == SHARED else (tenant, SHARED)
 
 
 def check_owner(thing: str, owner: str, tenant: str) -> None:
-    """Refuse a change of what belongs to another tenant.
+    """Refuse a change of another tenant's object.
 
     Args:
         thing: what would be changed, for the message, e.g. ``The file file-1``.

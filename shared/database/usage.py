@@ -28,13 +28,13 @@ GROUPS: dict[Group, InstrumentedAttribute[str]] = {
 """Columns that usage can be grouped by, in the order of the lines."""
 SEPARATOR = ","
 REMOVED_KEY = "(of an evaluation)"
-"""Name of a key without a record: only those that an attempt at a job had made for itself are removed."""
-"""Between the parts of a line's id. The model comes last, because it alone could hold a comma."""
+"""Name of a key without a record: only keys that an attempt at a job had made for itself are removed."""
+"""Separator of the parts of a line's id. The model comes last, because it alone could contain a comma."""
 FIGURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 class Account(NamedTuple):
-    """The key of a usage row: what is counted together."""
+    """The key of a usage row."""
 
     day: str
     """A day in UTC, as in 2026-11-21."""

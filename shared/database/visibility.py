@@ -12,7 +12,7 @@ from shared.database.tables.names import AliasRow
 
 
 def storable(text: str) -> str:
-    """Text without NUL, which PostgreSQL accepts neither in a value nor in a query."""
+    """Return a string without NUL, which PostgreSQL accepts neither in a value nor in a query."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
@@ -57,7 +57,7 @@ def aliases_by_name(session: Session, tenants: Sequence[str], name: str | None =
 
 
 def foreign_name_rows(session: Session, tenants: Sequence[str], name: str | None = None) -> list[AliasRow]:
-    """Foreign names, all or one, in the order of names: of each the first tenant's."""
+    """Return foreign names, all or one, in the order of names: of each the first tenant's."""
     query = select(AliasRow).where(
         AliasRow.tenant.in_(tenants), AliasRow.stands_for.is_not(None), AliasRow.adapter_id.is_(None)
     )

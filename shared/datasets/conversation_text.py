@@ -1,4 +1,4 @@
-"""A conversation as one text, as conversations are compared by (``fingerprints.py``)."""
+"""A conversation as one string, in the form in which conversations are compared (``fingerprints.py``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TAGS = {role: f"<{role}>" for role in get_args(Role)}
 
 
 def written(messages: Iterable[Message]) -> str:
-    """A conversation as one text: its roles, thoughts, contents and calls."""
+    """Join a conversation into one string: its roles, thoughts, contents and calls."""
     return " ".join(
         [
             _with_more(message)
@@ -26,7 +26,7 @@ def written(messages: Iterable[Message]) -> str:
 
 
 def written_together(roles: Sequence[str], contents: Sequence[str], turns: Iterable[int], before: str) -> str:
-    """Conversations without calls as one text, with ``before`` in front of each.
+    """Join conversations without calls into one string, with ``before`` in front of each.
 
     Args:
         turns: how many of the roles and contents each conversation has.

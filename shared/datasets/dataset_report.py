@@ -58,7 +58,7 @@ class DatasetReport:
     max_keys: int = MAX_KEYS
 
     def add_unused(self, keys: Iterable[str], rows: int = 1) -> None:
-        """Count keys of rows that are not used: names that a stranger chose, so their number and length are bounded."""
+        """Count unused keys of rows: their names are untrusted, so their number and length are bounded."""
         for key in keys:
             name = key[:MAX_KEY_CHARACTERS]
             known = name in self.unused_keys or len(self.unused_keys) < self.max_keys
@@ -73,7 +73,7 @@ class DatasetReport:
             self.errors.append(LineError(line, error.reason, error.code, error.field))
 
     def extend(self, later: DatasetReport) -> None:
-        """Add what was found in later lines of the same file."""
+        """Add the findings on later lines of the same file."""
         self.rows += later.rows
         self.trainable_rows += later.trainable_rows
         self.error_count += later.error_count
@@ -98,7 +98,7 @@ class Quarantine:
 
 
 def line_errors(report: DatasetReport, param: str = "data.train_file") -> DatasetInvalid:
-    """The error of a file with bad lines."""
+    """Return the error of a file with bad lines."""
     first, advice = report.errors[0], report.advice
     message = f"has {report.error_count} bad line(s); the first is line {first.line}: {first.reason}"
     if advice:
@@ -137,6 +137,6 @@ def nothing_to_train_on(report: DatasetReport, filters: RowFilter, param: str = 
 
 
 def _kind(param: str) -> str:
-    """``training`` of ``data.train_file``, ``replay`` of ``data.replay_file``: a job has up to three files."""
+    """Return the kind of a file's field, ``training`` for ``data.train_file``: a job has up to three files."""
     kind = param.removeprefix("data.").removesuffix("_file")
     return "training" if kind == "train" else kind

@@ -54,7 +54,7 @@ class PairReport:
 
     @classmethod
     def of(cls, found: list[Pairs]) -> PairReport:
-        """The report of pairs in any order."""
+        """Make the report of pairs given in any order."""
         report, pairs = cls(), _joined(found)
         report.extend(pairs.where(np.argsort(pairs.second)))
         return report
@@ -78,7 +78,7 @@ class Pairs:
         return len(self.second)
 
     def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Pairs:
-        """Those that are chosen, in that order."""
+        """Return the chosen lines, in that order."""
         return Pairs(self.second[chosen], self.first[chosen], self.similarity[chosen])
 
 
@@ -116,7 +116,7 @@ class SketchedRows:
         return SketchedRows(sketches, self.digests[begin:end], self.lines[begin:end])
 
     def parts(self) -> Iterator[SketchedRows]:
-        """All of them, a bounded number at a time."""
+        """Iterate over the rows, a bounded number at a time."""
         for begin in range(0, len(self), _ROWS_AT_ONCE):
             yield self.part(begin, begin + _ROWS_AT_ONCE)
 
@@ -146,13 +146,13 @@ class ExactIndex:
         self._lines += other._lines
 
     def digests_of(self, lines: Lines) -> Digests:
-        """Digests of rows that are here, by their lines."""
+        """Return the digests of rows in this index, by their lines."""
         digests, known = np.frombuffer(self._digests, np.uint64), np.frombuffer(self._lines, np.uint32)
         found: Digests = digests[np.searchsorted(known, lines)]
         return found
 
     def repeats(self) -> PairReport:
-        """Rows that repeat an earlier one of the same file."""
+        """Find the rows that repeat an earlier one of the same file."""
         found = []
         for share in range(shares := _shares(len(self))):
             digests, lines = self._share(share, shares)
@@ -163,7 +163,7 @@ class ExactIndex:
         return PairReport.of(found)
 
     def shared_with(self, training: ExactIndex) -> PairReport:
-        """Rows of this file that are in the training file too."""
+        """Find the rows of this file that are in the training file too."""
         found = []
         for share in range(shares := _shares(max(len(self), len(training)))):
             digests, lines = self._share(share, shares)
@@ -182,7 +182,7 @@ class ExactIndex:
 
 
 def _shares(rows: int) -> int:
-    """In how many shares rows are compared: what is sorted at once is bounded."""
+    """Return the number of shares in which rows are compared, to bound the rows that are sorted at once."""
     return 1 + rows // _SORTED_ROWS
 
 
@@ -194,7 +194,7 @@ def _first_lines(digests: Digests, lines: Lines, wanted: Digests) -> Lines:
 
 
 def _pairs(digests: Digests, lines: Lines, wanted: Digests, firsts: Lines) -> Pairs:
-    """The lines with a wanted digest, each with that digest's first line."""
+    """Return the lines with a wanted digest, each with that digest's first line."""
     inside = _are_in(digests, wanted)
     return Pairs(lines[inside], firsts[np.searchsorted(wanted, digests[inside])], np.ones(np.count_nonzero(inside)))
 
@@ -217,7 +217,7 @@ class NearIndex:
     def __init__(self, expected_rows: int = MAX_NEAR_ROWS) -> None:
         self._slots = 1 << max(10, min(expected_rows, MAX_NEAR_ROWS).bit_length())
         self._table = np.zeros(BANDS * self._slots, np.uint32)
-        """Numbers of rows, from 1, by band and place; 0 is an empty place."""
+        """The band table: numbers of rows, from 1, by band and place; 0 is an empty place."""
         self._rows = SketchedRows()
 
     def __len__(self) -> int:
@@ -229,7 +229,7 @@ class NearIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that grow with the rows, without the band table."""
+        """Bytes of the parts that grow with the rows, without the band table."""
         return self._rows.nbytes
 
     @property
@@ -281,7 +281,7 @@ class NearIndex:
         return (bands & np.uint32(self._slots - 1)) + np.arange(BANDS) * self._slots
 
     def _find(self, rows: SketchedRows, candidates: NDArray[np.uint32]) -> Pairs:
-        """The best of the candidates: of equally similar ones the first row. None if one of them is equal to the row."""
+        """Find the best candidate, the first row of equally similar ones; None if one of them is equal to the row."""
         there = np.flatnonzero(candidates.ravel())
         row, chosen = there // BANDS, candidates.ravel()[there].astype(np.int64) - 1
         kept = np.frombuffer(self._rows.sketches, np.uint8).reshape(-1, SLOTS)

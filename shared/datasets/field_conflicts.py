@@ -14,10 +14,10 @@ _FUNCTION_KEYS = frozenset(("name", "description", "parameters", "strict"))
 
 
 def refuse_conflicts(record: Record) -> None:
-    """Refuse a row of which a part would have to be left out.
+    """Refuse a row if a part of it would have to be left out.
 
-    Beside ``messages``, a prompt may be there if a turn before an answer says the same, and a response if an answer does; so
-    may a system text.
+    Beside ``messages``, a prompt may be there if a turn before an answer says the same, and a response if an answer
+    does; so may a system text.
 
     Raises:
         RowError: ``ROW_FIELD_CONFLICT``.

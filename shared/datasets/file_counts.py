@@ -67,7 +67,7 @@ class RowCounts:
     def read(
         self, rows: PlainBlock | Records, filters: RowFilter, *, near: bool, observer: Observer | None = None
     ) -> bool:
-        """Count the next rows, with all of their labels; returns whether there may be more.
+        """Count the next rows, with all of their labels; return whether there may be more.
 
         Of records, they are ``ROWS_AT_ONCE`` at most, and fewer if they are long; of a block they are all.
 
@@ -139,7 +139,7 @@ class RowCounts:
         self.longest = max(self.longest, (int(sizes[longest]), -lines[longest]))
 
     def extend(self, later: RowCounts) -> None:
-        """Add the counts of later rows; of new labels only as many as ``MAX_LABELS`` leaves room for."""
+        """Add the counts of later rows; new labels are added only up to ``MAX_LABELS``."""
         for name in ("turns", "ratings", "difficulties", "trainable", "lengths"):
             getattr(self, name).update(getattr(later, name))
         for name in ("categories", "lanes", "task_families"):

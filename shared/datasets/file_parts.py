@@ -1,4 +1,4 @@
-"""A large file in parts that begin and end with a line, so that several processes can read it at once."""
+"""Split a large file into parts of whole lines, so that several processes can read it at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEPT_BYTES = 32 << 20
 NEW_OBJECTS = 200_000
 """Number of new objects after which a reading process collects garbage."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""glibc's <malloc.h>."""
+"""Options of ``mallopt``, from glibc's <malloc.h>."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -110,7 +110,7 @@ def reading_processes(total_bytes: int) -> Iterator[Executor | None]:
 
 
 def _processors() -> int:
-    """Processors that this process may use; elsewhere than on Linux one, because there a fork is not safe."""
+    """Return the number of usable processors; one on other systems than Linux, because a fork is not safe there."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
@@ -128,7 +128,7 @@ def _prepare() -> None:
 
 
 def ahead(items: Iterable[T], start: Callable[[T], U], count: int = 8) -> Iterator[tuple[T, U]]:
-    """Each item with what was started for it, in their order; ``count`` further ones are started by then."""
+    """Yield each item with the task started for it, in order; ``count`` further tasks are started by then."""
     started: deque[tuple[T, U]] = deque()
     for item in items:
         started.append((item, start(item)))

@@ -1,4 +1,4 @@
-"""Row filters: which rows are trained on, by their metadata. One rule for planner, worker and command line.
+"""Row filters: choose the rows to train on, by their metadata. One rule for planner, worker and command line.
 
 A row without a rating or difficulty passes those bounds, because a missing label is not a bad mark. A row without
 category, lane and task family does not match a category filter, which requires one.
@@ -42,7 +42,7 @@ class RowFilter:
 
     @classmethod
     def of(cls, data: DataSection) -> RowFilter:
-        """The filter of a contract; the stricter of its two rating bounds counts."""
+        """Return the filter of a contract; the stricter of its two rating bounds counts."""
         return cls.combine(data.min_rating, data.context_filter or ContextFilter())
 
     @classmethod
@@ -62,19 +62,19 @@ class RowFilter:
         )
 
     def admits(self, row: Labelled) -> bool:
-        """Whether the row is trained on."""
+        """Return whether the row is trained on."""
         return self.admits_marks(row.rating, row.difficulty) and self.has_category(
             row.category, row.lane, row.task_family
         )
 
     def admits_marks(self, rating: int | None, difficulty: int | None) -> bool:
-        """Whether rows with these marks are trained on, if their category is."""
+        """Return whether rows with these marks are trained on, if their category is."""
         if rating is not None and rating < self.min_rating:
             return False
         return difficulty is None or self.min_difficulty <= difficulty <= self.max_difficulty
 
     def has_category(self, *labels: str | None) -> bool:
-        """Whether a row with these labels has one of the categories; every row does if none is required."""
+        """Return whether a row with these labels has one of the categories; always true if none is required."""
         if not self.categories:
             return True
         there = [label.lower() for label in labels if label]

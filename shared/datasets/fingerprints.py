@@ -29,7 +29,7 @@ SLOTS = 32
 MAX_WORDS = 4_000
 """Words of a string that its sketch is drawn from; the rest of a longer string is not compared for likeness."""
 LONG_WORD = 24
-"""Mean length of words from which the script is taken to write no spaces."""
+"""Mean length of words from which on a script counts as one without spaces."""
 HASHED_BYTES = 64
 """Longest word that is hashed in bulk; longer ones are hashed one by one."""
 BYTES_AT_ONCE, TEXTS_AT_ONCE = 1 << 17, 1 << 12
@@ -134,12 +134,12 @@ class _Texts:
         return cls(data, offsets)
 
     def digests(self) -> list[int]:
-        """The digest of each text."""
+        """Return the digest of each string."""
         data = self.data.data
         return [xxh3_64_intdigest(data[begin:end]) for begin, end in pairwise(self.offsets.tolist())]
 
     def least(self) -> NDArray[np.uint32]:
-        """By text, the least hash in each part of the ring."""
+        """Return, by string, the least hash in each part of the ring."""
         spaces = np.flatnonzero(self.data == _SPACE)
         begins, sizes = spaces[:-1] + 1, np.diff(spaces) - 1
         units = _hashed(self.data, begins, sizes)

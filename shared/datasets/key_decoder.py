@@ -83,7 +83,7 @@ class KeyDecoder:
 
 
 def _wider(name: str, base: type[msgspec.Struct], keys: list[str], **others: Any) -> type[msgspec.Struct]:
-    """A type with more fields; their values are not decoded."""
+    """Derive a type with more fields, whose values are not decoded."""
     extra = [(f"unused_{index}", _RAW, _ABSENT) for index in range(len(keys))]
     replaced = [(field, kind, None) for field, kind in others.items()]
     names = {f"unused_{index}": key for index, key in enumerate(keys)}
@@ -93,7 +93,7 @@ def _wider(name: str, base: type[msgspec.Struct], keys: list[str], **others: Any
 
 
 def _said(values: list[Any], keys: list[str]) -> Iterator[str]:
-    """The keys that say something in one of the values; most do in the first."""
+    """Return the keys that have a value in one of the objects; most do in the first."""
     for index, key in enumerate(keys):
         name = f"unused_{index}"
         for value in values:

@@ -31,15 +31,15 @@ from shared.datasets.written_rows import says_something
 BLOCK_BYTES, MAX_BLOCKS = 1 << 19, 8
 Records = Iterator[tuple[int, Record]]
 _Said = tuple[str, NDArray[np.bool_]]
-"""A name, and of each row whether it says something in it."""
+"""A key's name, and for each row whether it has a value there."""
 _ABSENT = msgspec.Raw(b"")
 _SAYS_SOMETHING = len(b"null")
-"""A longer value does."""
+"""A raw value longer than this has content."""
 _NEWLINE, _OPENS, _CLOSES = b"\n{}"
 
 
 class PlainTurn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A turn of role and content; one with thoughts is left to the slow path."""
+    """A turn of role and content; turns with thoughts are left to the slow path."""
 
     role: Role
     content: Annotated[str, msgspec.Meta(min_length=1)]
@@ -49,7 +49,7 @@ class PlainTurn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
 
 class PlainChat(Labels, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
-    """A line with labels and such turns; spans are left to the slow path."""
+    """A line with labels and such turns; lines with spans are left to the slow path."""
 
     messages: list[PlainTurn]
     syntax_spans: None = None
@@ -121,7 +121,7 @@ class PlainDecoder:
         self._decode: Callable[[bytes], list[Any]] = msgspec.json.Decoder(PlainChat).decode_lines
 
     def decode(self, block: bytes, first_line: int) -> PlainBlock | None:
-        """The chats of a block of whole lines; None unless every line is a plain chat."""
+        """Decode the chats of a block of whole lines; None unless every line is a plain chat."""
         if not (lines := _objects(block)):
             return None
         self._learn()
@@ -169,7 +169,7 @@ class PlainDecoder:
 
 
 def _wider(name: str, base: type[msgspec.Struct], keys: list[str], *others: tuple[str, Any]) -> type[msgspec.Struct]:
-    """A type with more fields; their values are not decoded."""
+    """Derive a type with more fields, whose values are not decoded."""
     extra = [(f"unused_{index}", msgspec.Raw, _ABSENT) for index in range(len(keys))]
     names = {f"unused_{index}": key for index, key in enumerate(keys)}
     return msgspec.defstruct(
@@ -195,13 +195,15 @@ def _saying(values: Iterable[Any], index: int) -> NDArray[np.bool_]:
 
 
 def _response_modes(chats: list[Any]) -> list[_Said]:
-    """The rows with a response mode, which nothing uses."""
+    """Return the rows with a response mode, which nothing uses."""
     modes = list(map(attrgetter("response_mode"), chats))
     return [("response_mode", np.array([mode is not None for mode in modes]))] if any(modes) else []
 
 
 def _in_order(keys: list[_Said], fields: list[_Said]) -> list[tuple[str, int]]:
-    """Rows by what is not used in them: by the first such row, and in a row unknown keys by name before known fields."""
+    """Count rows by unused key, ordered by the first such row, and within a row unknown keys by name before known
+    fields.
+    """
     found = [
         (int(said.argmax()), kind, name, int(np.count_nonzero(said)))
         for kind, names in enumerate((keys, fields))
@@ -212,10 +214,10 @@ def _in_order(keys: list[_Said], fields: list[_Said]) -> list[tuple[str, int]]:
 
 
 def _objects(block: bytes) -> int:
-    """The number of lines, if each of them begins and ends as an object does and none is too long; else 0.
+    """Return the number of lines, if each of them begins and ends like an object and none is too long; else 0.
 
-    Where it is, and the block decodes into as many values, each line has exactly one: between ``}`` and ``{`` nothing inside of
-    a value can be a line end, so every value ends with its line.
+    Where it is, and the block decodes into as many values, each line has exactly one: between ``}`` and ``{`` nothing
+    inside of a value can be a line end, so every value ends with its line.
     """
     data = np.frombuffer(block, np.uint8)
     ends = places(data == _NEWLINE)

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 READ_BYTES = MAX_LINE_BYTES + 3
-"""The longest line with CR and LF, and one byte more to see that a line is longer."""
+"""Bytes to read for a line: the longest one with CR and LF, and one byte more to detect a longer line."""
 BUFFER_BYTES = 1 << 18
 COUNT_BYTES = 1 << 20
 EVERYTHING = RowFilter()
@@ -69,7 +69,7 @@ class Hasher(Protocol):
 
 
 class HashingFile(io.RawIOBase):
-    """A file that hashes its bytes while they are read, so that content is checked without a second read."""
+    """A file that hashes its bytes while they are read, so that content is verified without a second read."""
 
     def __init__(self, path: Path, hasher: Hasher) -> None:
         self._file = path.open("rb", buffering=0)
@@ -158,7 +158,7 @@ def _look_closely(
     report: DatasetReport,
     quarantine: Quarantine | None,
 ) -> Record | None:
-    """The record of a line that is written in another form; None, and the error reported, when something is wrong with it."""
+    """Return the record of a line in another form; if it has a fault, report that and return None."""
     try:
         if not isinstance(failure, msgspec.ValidationError):
             raise failure

@@ -256,7 +256,7 @@ def _read_parts(
     progress: Progress | None,
     found: _FileFindings,
 ) -> None:
-    """The same with several processes."""
+    """Read a file with several processes; the result is the same."""
 
     def read(part: FilePart) -> Future[_PartFindings]:
         return executor.submit(

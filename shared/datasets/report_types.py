@@ -51,7 +51,7 @@ class Repeats(ReportPart):
 
 
 class FormAdvice(ReportPart):
-    """The form of a file of another program, as the end of a sentence that begins with the file, and what to do."""
+    """The form of a file of another program, as the end of a sentence that begins with the file, and a remedy."""
 
     finding: str
     remedy: str

@@ -34,7 +34,9 @@ MAX_LINE_BYTES = 1_000_000
 ROLES: tuple[str, ...] = get_args(Role)
 
 decode = msgspec.json.Decoder(Record).decode
-"""Types, ranges and roles are checked in C; the rest by :func:`check_record`. Other keys: see ``written_rows.py``."""
+"""Decoder of lines: checks types, ranges and roles in C, :func:`check_record` the rest. Other keys:
+``written_rows.py``.
+"""
 FAILURES = (RowError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # msgspec names the field at the end of its messages.
 _LOCATED = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -75,7 +77,7 @@ def parse_row(line: bytes, number: int) -> TrainingRow:
 
 
 def decode_line(line: bytes) -> Record:
-    """Decode and check one line, as it was written.
+    """Decode and check one line, in its own form.
 
     Raises:
         RowError: what is wrong with it.
@@ -103,7 +105,7 @@ def decode_strictly(line: bytes) -> Record:
 
 
 def check_record(record: Record, line: bytes) -> None:
-    """Check what the types do not: length, turns, tools, spans.
+    """Check the parts that the types do not cover: length, turns, tools, spans.
 
     Raises:
         RowError: what is wrong with it.
@@ -136,7 +138,7 @@ def explain(line: bytes, failure: Exception) -> RowError:
 
 
 def _naming_its_form(error: RowError, line: bytes) -> RowError:
-    """The same error, with the form of another program if the row is in one."""
+    """Return the same error, with the form of another program if the row has one."""
     if error.code not in _CODES_OF_OTHER_FORMS or error.form:
         return error
     try:
@@ -219,7 +221,7 @@ def _type_error(line: bytes, failure: str) -> RowError:
 
 
 def _bad_value(field: str, what: str) -> RowError:
-    """The error of one field's value, from msgspec's message."""
+    """Return the error of one field's value, from msgspec's message."""
     name = field.rpartition(".")[2]
     if (chosen := re.match(r"Invalid enum value (.*)", what)) and name in _CHOICES:
         code, allowed = _CHOICES[name]

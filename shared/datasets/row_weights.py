@@ -18,7 +18,7 @@ FAILURE_MARKS = ("fail", "error")
 
 
 def row_weight(row: Labelled, section: TrajectorySection) -> tuple[float, bool]:
-    """The factor on a row's part of the step's loss.
+    """Return the factor on a row's part of the step's loss.
 
     Args:
         row: its category (compared without case) and its rating; a row without one of them gets none of its boosts.
@@ -38,7 +38,7 @@ def row_weight(row: Labelled, section: TrajectorySection) -> tuple[float, bool]:
 
 
 def stored_weight(weight: float) -> float:
-    """A row's weight as the trainer stores it, in float32: a very small one is 0 there."""
+    """Return a row's weight as the trainer stores it, in float32, where a very small one is 0."""
     return ctypes.c_float(weight).value
 
 

@@ -70,7 +70,7 @@ Rating = Annotated[int, msgspec.Meta(ge=1, le=5)]
 Difficulty = Annotated[int, msgspec.Meta(ge=1, le=10)]
 Offset = Annotated[int, msgspec.Meta(ge=0)]
 MAX_SPAN_WEIGHT = 100
-"""So that no token drowns all others of its step, and no product overflows."""
+"""Largest weight of a span, so that no token dominates its step, and no product overflows."""
 END_OF_THOUGHTS = "</think>"
 """End of the thoughts in an answer's content."""
 SpanWeight = Annotated[float, msgspec.Meta(ge=0, le=MAX_SPAN_WEIGHT)]
@@ -138,7 +138,7 @@ class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
         return not (others or answers or self.tools or self.syntax_spans or self.response_mode)
 
     def conversation(self) -> list[Message]:
-        """The turns, from ``messages`` or from prompt and response; empty when neither is complete."""
+        """Return the turns, from ``messages`` or from prompt and response; empty if neither is complete."""
         turns = self.messages or self.turns
         if not turns:
             prompt, answer = self.pair()
@@ -162,7 +162,7 @@ class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 def _first(*texts: str | None) -> str | None:
-    """The first text that says something; else the first that is there."""
+    """Return the first string with content; else the first that is not None."""
     there = [text for text in texts if text is not None]
     return next((text for text in there if text), there[0] if there else None)
 
@@ -189,7 +189,7 @@ class TrainingRow(msgspec.Struct, frozen=True, gc=False):
 
 
 def as_row(record: Record, number: int) -> TrainingRow:
-    """A checked record in its internal form."""
+    """Convert a checked record to its internal form."""
     return TrainingRow(
         number,
         record.conversation(),

@@ -36,7 +36,7 @@ WRITTEN_ROLES: tuple[str, ...] = get_args(WrittenRole)
 FLAGS = ("train", "training", "trainable", "loss")
 """Keys by which a turn or a row says whether to train on it."""
 ROW_FLAGS = ("label", *FLAGS)
-"""The same of a row; KTO's ``label`` too."""
+"""The same for a row, with KTO's ``label``."""
 KEYS_THAT_REFUSE = frozenset((*ROW_FLAGS, "history", *MEDIA))
 """Other keys of a row whose value may refuse it."""
 _EMPTY = [msgspec.Raw(value) for value in (b"null", b'""', b"[]", b"{}")]
@@ -195,7 +195,7 @@ def _refuse_by_keys(row: _Keys, written: _WrittenRecord) -> None:
 
 
 def _unknown_keys(row: _Keys) -> Iterator[tuple[str, bool]]:
-    """Keys that mean nothing here, and whether each says something; one that does comes last."""
+    """Return unknown keys, and whether each has a value; if a key occurs twice, one with a value comes last."""
     keys = [(key, says_something(row[key])) for key in row.keys() - _RECORD_KEYS]
     for name in ("messages", "turns"):
         if name in row and says_something(row[name]):
@@ -205,7 +205,7 @@ def _unknown_keys(row: _Keys) -> Iterator[tuple[str, bool]]:
 
 
 def _unknown_nested_keys(row: _Keys) -> Iterator[str]:
-    """Keys inside the objects of a row and of its turns that mean nothing here, and say something."""
+    """Return unknown keys with values inside the objects of a row and of its turns."""
     yield from _unknown(_items(row, "syntax_spans"), _SPAN_KEYS, "syntax_spans[]")
     for name in ("messages", "turns"):
         for turn in _items(row, name):
@@ -215,7 +215,7 @@ def _unknown_nested_keys(row: _Keys) -> Iterator[str]:
 
 
 def _items(of: _Keys, key: str) -> list[_Keys]:
-    """The objects of a list; none where the value is another."""
+    """Return the objects of a list; empty for any other value."""
     return _decode_items_keys(of[key]) if key in of and bytes(of[key]).startswith(b"[") else []
 
 
@@ -244,7 +244,7 @@ def says_something(value: msgspec.Raw) -> bool:
 
 
 def _turns(written: list[_WrittenMessage] | None, name: str, found: Translated) -> list[Message] | None:
-    """The turns in their present form; ids of calls count from 1 in a row."""
+    """Convert turns to the present form; ids of calls count from 1 in a row."""
     if written is None:
         return None
     turns: list[Message] = []
@@ -296,7 +296,7 @@ def _weight(turn: _WrittenMessage, name: str, place: str, found: Translated) -> 
 
 
 def _thoughts(turn: _WrittenMessage, name: str, index: int, found: Translated) -> str | None:
-    """A turn's thoughts, by whichever of their names it has."""
+    """Return a turn's thoughts, under any of their names."""
     thoughts = turn.reasoning_content
     for key in ("reasoning", "thinking"):
         value = getattr(turn, key)

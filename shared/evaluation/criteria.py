@@ -100,13 +100,13 @@ def check_for_traffic(spec: EvalSpec) -> None:
 
 
 def paths_of_criterion(criterion: Criterion) -> Iterator[Path]:
-    """Every path in the templates of a criterion."""
+    """Iterate over every path in the templates of a criterion."""
     for template in _templates(criterion):
         yield from paths_of(template)
 
 
 def models_that_judge(spec: EvalSpec) -> dict[str, int]:
-    """Models that criteria ask, and the number of the first criterion that asks each."""
+    """Return the models that criteria use as judges, each with the number of its first criterion."""
     found: dict[str, int] = {}
     for number, criterion in enumerate(spec.testing_criteria):
         if isinstance(criterion, LabelModel | ScoreModel):
@@ -129,7 +129,7 @@ def line_schema(config: DataSourceConfig) -> dict[str, Any]:
 
 
 def written(path: Path) -> str:
-    """A path as it is written: ``item.tags[0]``."""
+    """Return a path in its written form: ``item.tags[0]``."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
 
 
@@ -167,7 +167,7 @@ def _alternatives(root: Mapping[str, Any], schema: Mapping[str, Any]) -> list[An
 
 
 def _inside(schema: Mapping[str, Any], step: str | int) -> Any:
-    """The schema of what a value has under a name or number; False: it has nothing there."""
+    """Return the schema of a value's field or element; False if it cannot have one."""
     if not _may_be(schema, "array" if isinstance(step, int) else "object"):
         return False
     if isinstance(step, int):

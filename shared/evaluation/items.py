@@ -20,7 +20,7 @@ from shared.graders.templates import value_at
 MAX_LINE_BYTES = 4 << 20
 MAX_ERRORS = 20
 CHARACTERS_PER_TOKEN = 4
-"""For estimates alone."""
+"""Characters per token, for estimates only."""
 
 _LINE = msgspec.json.Decoder(dict[str, Any])
 

@@ -23,11 +23,12 @@ Endpoint = Literal["chat", "responses"]
 
 
 class ModelTarget(GraderValue):
-    """A model that is asked.
+    """A model that answers the items.
 
     Attributes:
         name: as the run names it.
-        served: the name that is sent: for an alias the adapter that it had when the run was made, so that all answers are one's.
+        served: the name to send: for an alias the adapter that it had when the run was created, so that one model gives
+            all answers.
     """
 
     name: str
@@ -75,7 +76,7 @@ class EvaluationPlan(GraderValue):
 
     @property
     def answers(self) -> int:
-        """Output items of the run: one for each answer to each item."""
+        """Number of the run's output items: one for each answer to each item."""
         return self.items.count * self.samples
 
     @property

@@ -1,4 +1,4 @@
-"""From an item to a request, and from a response to a sample. Pure: who sends is the caller."""
+"""Convert an item to a request, and a response to a sample. Pure: the caller sends requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def messages_of(prompt: InputMessages, item: Mapping[str, Any]) -> list[dict[str
 
 
 def prompt_paths(prompt: InputMessages) -> Iterator[Path]:
-    """Every path that a prompt names."""
+    """Iterate over every path that a prompt names."""
     if isinstance(prompt, MessageTemplate):
         for turn in prompt.template:
             for template in message_templates(turn):
@@ -65,13 +65,13 @@ def prompt_paths(prompt: InputMessages) -> Iterator[Path]:
 def request_of(
     plan: EvaluationPlan, target: ModelTarget, messages: list[dict[str, Any]], sample_index: int
 ) -> dict[str, Any]:
-    """The body of a request to the plan's endpoint; the same for both models but for the name."""
+    """Return the body of a request to the plan's endpoint; both models' differ only in the name."""
     field = "messages" if plan.endpoint == "chat" else "input"
     return {**plan.sampling, "model": target.served, field: messages, "seed": seed_of(plan, sample_index)}
 
 
 def seed_of(plan: EvaluationPlan, sample_index: int) -> int:
-    """The seed of an answer to an item: the same for every item and model."""
+    """Return the seed of an answer to an item: the same for every item and model."""
     return (plan.seed + sample_index) % 2**31
 
 

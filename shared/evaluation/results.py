@@ -28,7 +28,7 @@ class ModelTotals(BaseModel):
 
 
 class CriterionTotals(BaseModel):
-    """Answers that a criterion has judged so far; one that it could not judge is neither passed nor failed."""
+    """Answers that a criterion has judged so far; one that it could not judge neither passed nor failed."""
 
     passed: int = 0
     failed: int = 0
@@ -59,7 +59,7 @@ class Totals(BaseModel):
 
     @classmethod
     def of(cls, plan: EvaluationPlan) -> Totals:
-        """Before the first item: each criterion and model is there already."""
+        """Return the totals before the first item, with each criterion and model."""
         names = [criterion.name for criterion in plan.testing_criteria]
         return cls(
             criteria={name: CriterionTotals() for name in names},
@@ -72,7 +72,7 @@ class Totals(BaseModel):
 
         Args:
             judges: usage of the models that judged it.
-            unrepeatable: criteria of code that gave another score the second time, once for each answer.
+            unrepeatable: criteria that run code and scored differently the second time, once for each answer.
         """
         for name in unrepeatable:
             self.unrepeatable[name] = self.unrepeatable.get(name, 0) + 1
@@ -107,8 +107,8 @@ class PairedScores:
 
     Attributes:
         groups: index of each pair's item: the answers to one item are a group.
-        unpaired: items of which one model has no score; they are in no comparison.
-        repeated: the incumbent's scores when it was asked once more, where a run did that.
+        unpaired: items without a score of one model; they are in no comparison.
+        repeated: the incumbent's scores of its second answers, if the run has them.
     """
 
     criterion: str
@@ -140,7 +140,7 @@ class RunOutcome:
     comparisons: dict[str, Comparison]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON form, as a job's result has it."""
+        """Return the JSON form, as in a job's result."""
         compared = {name: asdict(comparison) for name, comparison in self.comparisons.items()}
         for name, comparison in compared.items():
             comparison["unpaired"] = self.pairs[name].unpaired

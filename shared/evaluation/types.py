@@ -38,7 +38,7 @@ DEFAULT_MARGIN = 0.03
 Criterion = Annotated[
     StringCheck | TextSimilarity | LabelModel | ScoreModel | PythonGrader, Field(discriminator="type")
 ]
-"""A grader that judges an eval's answers. OpenAI has no ``multi`` here."""
+"""A grader that judges an eval's answers; as at OpenAI, without ``multi``."""
 
 
 class CustomConfig(GraderValue):

@@ -33,8 +33,8 @@ def judge(policy: GatePolicy, evidence: Evidence, name: str = "policy") -> Recei
     """Judge an adapter by a policy. The same policy and evidence give the same receipt.
 
     Args:
-        policy: what is asked.
-        evidence: what is known.
+        policy: its gates and runs.
+        evidence: on the adapter.
         name: that the policy is stored under.
     """
     alpha = spent_alpha(1 - CONFIDENCE, evidence.attempt) if evidence.attempt else 1 - CONFIDENCE

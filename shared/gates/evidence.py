@@ -44,8 +44,9 @@ class ScoredAnswer(Evidenced):
 
 
 class AnswerPair(Evidenced):
-    """Two models' answers to one item, drawn with the same seeds. ``incumbent`` is empty where nothing is compared, ``repeated`` where
-    the incumbent was not asked once more.
+    """Two models' answers to one item, drawn with the same seeds.
+
+    ``incumbent`` is empty without a comparison, ``repeated`` if the incumbent did not answer twice.
     """
 
     item_index: int

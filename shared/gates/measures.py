@@ -21,7 +21,8 @@ MOST_ERRORS = 0.1
 Relation = Literal["at_least", "at_most"]
 """Side of the bound on which a number passes."""
 Measure = Callable[[Sequence[ScoredAnswer], bool], float]
-"""An item's number from a model's answers to it, from 0 to 1; the flag says what an answer without a score counts as."""
+"""Computes an item's number, from 0 to 1, from a model's answers; the flag is the value of an answer without a score.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Loss:
 
 
 def against(measure: str, relation: Relation, value: float | None, bound: float) -> GateCheck:
-    """A check of one number without items, such as a share of tokens."""
+    """Check one number without items, such as a share of tokens."""
     if value is None or not math.isfinite(value):
         return missing(measure, relation, bound, f"{measure}: it was not measured")
     holds = value >= bound if relation == "at_least" else value <= bound
@@ -105,7 +106,8 @@ def _holds(interval: tuple[float, float], relation: Relation, bound: float) -> b
 
 
 def _items_that_show(mean: float, items: int, relation: Relation, bound: float, confidence: float) -> int | None:
-    """The least number of items with this mean whose interval lies within a bound; None: no sensible number's does."""
+    """Return the least number of items with this mean whose interval satisfies a bound; None beyond a sensible number.
+    """
 
     def is_enough(count: int) -> bool:
         return _holds(wilson_interval(mean * count, count, confidence), relation, bound)
@@ -115,7 +117,7 @@ def _items_that_show(mean: float, items: int, relation: Relation, bound: float, 
 
 
 def loss_of(measure: str, pairs: Sequence[AnswerPair], of_item: Measure, margin: float) -> Loss:
-    """A comparison of both models' items. Where an answer has no score it counts against the candidate, on either side."""
+    """Make the comparison of both models' items. A missing score counts against the candidate, on either side."""
     old = tuple(of_item(pair.incumbent, True) for pair in pairs)
     new = tuple(of_item(pair.candidate, False) for pair in pairs)
     again = [of_item(pair.repeated, True) for pair in pairs if pair.repeated]
@@ -168,7 +170,7 @@ def missing(
 
 
 def score_of(criterion: str | None) -> Measure:
-    """The mean of an item's answers by a criterion; of the share that pass all criteria where none is named."""
+    """Return the mean of an item's answers by a criterion; without one, the share that passes all criteria."""
 
     def of_item(answers: Sequence[ScoredAnswer], unscored: bool) -> float:
         return math.fsum(_score(answer, criterion, unscored) for answer in answers) / len(answers)
@@ -177,7 +179,7 @@ def score_of(criterion: str | None) -> Measure:
 
 
 def pass_at(k: int, criterion: str | None) -> Measure:
-    """The unbiased estimate of an item being solved by one of k answers; see :func:`shared.graders.pass_at_k.pass_at_k`."""
+    """Return the unbiased estimate of pass@k for an item; see :func:`shared.graders.pass_at_k.pass_at_k`."""
 
     def of_item(answers: Sequence[ScoredAnswer], unscored: bool) -> float:
         solved = sum(_score(answer, criterion, unscored) >= 1.0 for answer in answers)
@@ -187,7 +189,7 @@ def pass_at(k: int, criterion: str | None) -> Measure:
 
 
 def without(criterion: str) -> Measure:
-    """The share of an item's answers that a criterion did not find something in."""
+    """Return the share of an item's answers without a finding of a criterion."""
     found = score_of(criterion)
     return lambda answers, unscored: 1.0 - found(answers, not unscored)
 

@@ -33,7 +33,9 @@ LEAST_ITEMS = 20
 
 
 def without_later(fields: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """Fields but for those that came after policies were first stored and have their defaults: so what asks the same keeps its digest."""
+    """Leave out later fields with default values, so that the digest of a policy stored before these fields stays the
+    same.
+    """
     return {name: value for name, value in fields.items() if name not in later or value != later[name]}
 
 
@@ -44,7 +46,7 @@ class Closed(BaseModel):
 
 
 class RunTemplate(Closed):
-    """A run of an eval that is made with the candidate as its model, and the incumbent beside it."""
+    """A run of an eval, with the candidate as its model and the incumbent for comparison."""
 
     eval: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(description="Id of the eval.")
     file: Annotated[str, StringConstraints(min_length=1, max_length=128)] = Field(
@@ -76,7 +78,7 @@ class RunTemplate(Closed):
 
 
 class Gate(Closed):
-    """What every gate has."""
+    """Fields of every gate."""
 
     block: StrictBool = Field(
         True, description="Whether an adapter that does not pass is kept from the alias; else it is a warning."
@@ -150,7 +152,7 @@ class PassAtK(RunGate):
 
 
 class CollateralDamage(RunGate):
-    """What the model could do before, it still can: on a run of other tasks than it was trained for."""
+    """The model keeps its earlier skills: checked on a run of other tasks than it was trained for."""
 
     max_degradation: Margin = Field(0.05, description="Largest relative loss of the mean score.")
     criterion: str | None = None
@@ -166,7 +168,7 @@ class ContextGate(RunGate):
 
 
 class McpToolSchema(RunGate):
-    """Tool calls fit their schemas. The original never turned it on by itself."""
+    """Tool calls conform to their schemas. The original never enabled this gate by default."""
 
     block: StrictBool = False
     applies: StrictBool = False
@@ -175,7 +177,7 @@ class McpToolSchema(RunGate):
 
 
 class AntiStub(RunGate):
-    """Answers are work, not placeholders."""
+    """Answers do the task; they are not placeholders."""
 
     min_pass_rate: Share = 0.92
     max_placeholder_rate: Share = 0.08
@@ -188,7 +190,7 @@ class AntiStub(RunGate):
 
 
 class ReviewRecurrence(RunGate):
-    """Findings of reviews come back seldom, and more seldom than with the incumbent."""
+    """Findings of reviews recur rarely, and less often than with the incumbent."""
 
     max_repeated_rate: Share = 0.30
     max_post_regression_rate: Share = 0.15
@@ -198,7 +200,7 @@ class ReviewRecurrence(RunGate):
 
 
 class EvalGate(RunGate):
-    """A gate of one's own on an eval: a least score, a largest loss against the incumbent, or both."""
+    """A custom gate on an eval: a least score, a largest loss against the incumbent, or both."""
 
     criterion: str | None = Field(None, description="Name of one criterion; left out, that all criteria pass.")
     min_score: Share | None = None
@@ -212,7 +214,7 @@ class EvalGate(RunGate):
 
 
 class Gates(Closed):
-    """The gates of a policy. One that is not given is not configured, and has no row."""
+    """The gates of a policy. A missing one is not configured, and has no row."""
 
     supervised_ratio: SupervisedRatio | None = None
     truncation: Truncation | None = None
@@ -233,7 +235,7 @@ class Gates(Closed):
         return without_later(dump(self), {"shadow": None})
 
     def configured(self) -> Iterator[tuple[str, Gate]]:
-        """Every gate that is in the file, with the name of its row: `throughput`, `per_context.web`, `evals.quality`."""
+        """Return every gate in the file, with the name of its row: `throughput`, `per_context.web`, `evals.quality`."""
         for field in type(self).model_fields:
             value = getattr(self, field)
             if isinstance(value, dict):
@@ -243,7 +245,7 @@ class Gates(Closed):
 
 
 class GatePolicy(Closed):
-    """A policy file. What it does not say has the original's value."""
+    """A policy file. Missing fields have the original's values."""
 
     version: Literal["1"]
     max_age_days: Positive = Field(30.0, description="Oldest evidence that may move an alias, in days.")

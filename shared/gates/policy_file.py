@@ -1,4 +1,4 @@
-"""Reading a policy file: YAML, of which JSON is a part. Every error names the field's path and its line."""
+"""Read a policy file: YAML, which includes JSON. Every error names the field's path and its line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read_policy(text: str) -> GatePolicy:
 
 
 def read_policy_file(path: Path) -> str:
-    """The text of the file that a setting names.
+    """Read the file that a setting names.
 
     Raises:
         InvalidRequest: ``SETTINGS_INVALID``.
@@ -74,7 +74,7 @@ def policy_digest(policy: GatePolicy) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Without references, which let a short text be an endless one, and without depth, which is slow."""
+    """YAML without references, which can make a short file endless, and without deep nesting, which is slow."""
 
     depth = 0
 
@@ -92,7 +92,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _plain(node: yaml.Node, path: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> Any:
-    """A node's value; ``lines`` gets the line of every path."""
+    """Return a node's value; ``lines`` gets the line of every path."""
     line = node.start_mark.line + 1
     lines.setdefault(path, line)
     if isinstance(node, yaml.MappingNode):

@@ -1,4 +1,4 @@
-"""The gate on shadow traffic: how a candidate's answers to real requests compared with those that the callers got."""
+"""The gate on shadow traffic: compares a candidate's answers to real requests with those that the callers got."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MOST_ITEMS_NAMED = 1_000_000
 
 
 def shadow_check(gate: ShadowGate, evidence: Evidence) -> GateCheck:
-    """The check of a gate on shadow traffic: by an interval that holds however often and whenever it is looked at.
+    """Check a gate on shadow traffic, by an interval that is valid however often and whenever it is looked at.
 
-    It passes when the interval lies above -bound, and fails when the candidate was shown to be worse, or the whole interval lies
-    below -bound.
+    It passes when the interval lies above -bound, and fails when the candidate was shown to be worse, or the whole
+    interval lies below -bound.
     """
     counts = evidence.shadows.get(gate.eval)
     if counts is None:

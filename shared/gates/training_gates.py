@@ -1,4 +1,4 @@
-"""Gates that read how an adapter was trained: the typed report that the job ledger has of the run."""
+"""Gates on an adapter's training: they read the job ledger's typed report of the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.gates.policy import Gate, ModalMix, SupervisedRatio, Throughput, Tru
 from shared.gates.receipt import GateCheck
 
 PROFILES = (("cpu", "cpu"), ("4080", "rtx_4080_super"), ("4090", "rtx_4090"))
-"""The original's names of devices, by what a device's own name has in it."""
+"""The original's names of devices, by a part of a device's own name."""
 SPOKEN = ("speech", "voice", "asr")
 """Words in a lane or category that mark a row as spoken, such as the original's lane ``vox_speech``."""
 NOT_SAID = frozenset({"(none)", "(other)"})
@@ -19,7 +19,7 @@ NOT_SAID = frozenset({"(none)", "(other)"})
 
 
 def training_check(gate: Gate, report: TrainingReport | None) -> GateCheck | None:
-    """The check of a gate on training; None: the gate reads no training."""
+    """Check a gate on training; return None if the gate does not read the training."""
     match gate:
         case SupervisedRatio():
             # Without a token nothing is supervised; without a report nothing is known.

@@ -1,4 +1,4 @@
-"""Checks that OpenAI has no grader for: regular expressions, JSON Schema, tool calls. Expressions and schemas may be hostile."""
+"""Checks without a grader at OpenAI: regular expressions, JSON Schema, tool calls. Their expressions may be hostile."""
 
 from __future__ import annotations
 

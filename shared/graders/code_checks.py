@@ -18,7 +18,7 @@ from shared.sandbox.client import Sandbox
 
 
 def compiled_language(check: CodeCheck) -> str | None:
-    """The check's language where a compiler judges it; None where a checker does, which also knows what code is made of."""
+    """Return the check's language if a compiler judges it; None if a checker does, which also analyses the code."""
     is_compiled = isinstance(check, CompilesCheck) and not is_checked(check.language) and find_compiler(check.language)
     return check.language if is_compiled else None
 

@@ -14,7 +14,7 @@ from shared.errors import Code, InvalidRequest
 
 LONGEST = 1_000
 DEEPEST = 50
-"""Brackets within brackets."""
+"""Deepest nesting of brackets."""
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_]\w*)|(?P<sign>[-+*/^(),]))"
 )
@@ -33,7 +33,7 @@ _OPERATORS: dict[str, Callable[[float, float], float]] = {
 
 
 class Formula:
-    """A formula that was read once and is computed often.
+    """A formula that is parsed once and computed often.
 
     Attributes:
         names: of the scores that it needs.
@@ -51,7 +51,7 @@ class Formula:
             raise _invalid(text, f"{self._tokens[0]!r} is not expected where it stands")
 
     def __call__(self, scores: Scores) -> float:
-        """The value for some scores.
+        """Compute the value for some scores.
 
         Raises:
             InvalidRequest: ``GRADER_RESULT_INVALID``: it has none, as a division by zero.

@@ -40,8 +40,9 @@ from shared.sandbox.client import Sandbox
 Item = Mapping[str, Any]
 Sample = Mapping[str, Any]
 OF_THE_ANSWER = frozenset({Code.GRADER_SAMPLE_INVALID, Code.GRADER_FAILED, Code.GRADER_TIMEOUT})
-"""Why a criterion has no score when the answer is to blame: it has failed. Code that raises or takes too long counts so, as it does at
-OpenAI: else an answer that makes a grader run without end would be in no comparison."""
+"""Codes of a missing score for which the answer is to blame: it has failed. They include code that raises or takes too
+long, as at OpenAI: else an answer that makes a grader run without end would be in no comparison.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Grade:
 
 
 def make_sample(text: str, tool_calls: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """The ``sample`` of an answer; ``output_json`` is there only when the answer is JSON."""
+    """Make the ``sample`` of an answer; it has ``output_json`` only if the answer is JSON."""
     message = {"role": "assistant", "content": text, "tool_calls": [*tool_calls]}
     sample: dict[str, Any] = {
         "output_text": text,

@@ -1,4 +1,4 @@
-"""Graders that ask a model: what is sent to it, and what its answer means. Who sends is the caller's."""
+"""Graders that use a model: its request, and the meaning of its answer. The caller sends the request."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _closed(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def message_text(turn: GraderMessage, item: Values, sample: Values) -> str:
-    """A message's text, its parts joined and filled in.
+    """Return a message's text, its parts joined and filled in.
 
     Raises:
         InvalidRequest: as :func:`shared.graders.templates.render` and :func:`check_text_alone`.
@@ -81,7 +81,7 @@ def check_text_alone(turn: GraderMessage) -> None:
 
 
 def score_of(grader: ScoreModel | LabelModel, completion: Values) -> float:
-    """The score that a completion gives: a number within the range, or whether the label passes.
+    """Return the score of a completion: a number within the range, or whether the label passes.
 
     Raises:
         InvalidRequest: ``GRADER_MODEL_REFUSED``, ``GRADER_MODEL_ANSWER_INVALID``.

@@ -1,4 +1,4 @@
-"""pass@k: the chance that at least one of k answers passes.
+"""pass@k: the probability that at least one of k answers passes.
 
 It is never "any of k": of 10 answers with 1 that passes, "any of 10" is 1, and pass@1 is .1.
 """

@@ -1,4 +1,4 @@
-"""Models of other servers that graders may ask, as the operator has named them: models that judge, and one that makes embeddings."""
+"""Models of other servers for graders, as configured by the operator: judges, and one for embeddings."""
 
 from __future__ import annotations
 
@@ -65,10 +65,11 @@ class RemoteModels:
         return self._post("/chat/completions", name, self._judges[name], request)
 
     def embed(self, texts: list[str]) -> list[list[float]]:
-        """An embedding of each text.
+        """Return an embedding of each string.
 
         Raises:
-            InvalidRequest: ``GRADER_UNSUPPORTED``: no model for embeddings is named here. And what :meth:`complete` raises.
+            InvalidRequest: ``GRADER_UNSUPPORTED``: no model for embeddings is named here. And what :meth:`complete`
+                raises.
         """
         if self._embeddings is None:
             raise no_embeddings()

@@ -1,4 +1,4 @@
-"""Templates of graders: text with ``{{ item.path }}`` and ``{{ sample.path }}``. Nothing in them is ever run."""
+"""Templates of graders: strings with ``{{ item.path }}`` and ``{{ sample.path }}``. They are never executed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def paths_of(template: str) -> list[Path]:
 
 
 def parse_path(path: str) -> Path:
-    """A path as it stands between braces.
+    """Parse a path from between braces.
 
     Raises:
         InvalidRequest: ``GRADER_INVALID``.

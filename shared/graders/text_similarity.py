@@ -80,7 +80,7 @@ def cosine(vector: Sequence[float], reference: Sequence[float]) -> float:
 
 
 def no_embeddings() -> InvalidRequest:
-    """The error of ``cosine`` where no model makes embeddings."""
+    """Return the error of ``cosine`` without a model for embeddings."""
     return InvalidRequest(
         Code.GRADER_UNSUPPORTED,
         "cosine compares embeddings, and no model makes them here.",
@@ -95,7 +95,9 @@ _METRICS: dict[str, Callable[[str, str], float]] = {
 
 
 def _rouge(kind: str, text: str, reference: str) -> float:
-    """The F-measure of ROUGE-N or ROUGE-L. Source: Lin, "ROUGE: a Package for Automatic Evaluation of Summaries" (2004)."""
+    """Return the F-measure of ROUGE-N or ROUGE-L. Source: Lin, "ROUGE: a Package for Automatic Evaluation of Summaries"
+    (2004).
+    """
     words, wanted = _rouge_words(text), _rouge_words(reference)
     if kind == "l":
         return _f_measure(LCSseq.similarity(words, wanted), len(words), len(wanted))

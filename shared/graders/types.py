@@ -1,4 +1,6 @@
-"""OpenAI's graders as they are sent: six types, and a block ``mens`` for the checks that OpenAI has no type for.
+"""OpenAI's graders in their wire format: six types, and a block ``mens`` for the checks without an OpenAI type.
+
+Unknown keys are refused, because an ignored misspelt setting would change the judgement.
 
 Unknown keys are refused, because a setting that is misspelt and ignored would judge otherwise than it was meant to.
 """
@@ -49,7 +51,7 @@ class GraderValue(BaseModel):
 
 
 class NamedGrader(GraderValue):
-    """What every grader has; OpenAI's own examples leave the name out, and then it is the type."""
+    """Fields of every grader; OpenAI's own examples leave out the name, which is the type then."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
@@ -219,7 +221,9 @@ class ToolCallCheck(GraderValue):
 
 
 class CodeCheck(GraderValue):
-    """What the checks of code share. Code is what stands in the input's Markdown fences; without a fence, all of it."""
+    """Fields that the checks of code share. Code is the content of Markdown fences in the input; without a fence, all
+    of it.
+    """
 
     language: Annotated[str, StringConstraints(min_length=1, max_length=32)] = Field(
         "python", description="python, python-types, json, sql, or one that an installed package checks."

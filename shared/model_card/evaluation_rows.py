@@ -21,14 +21,14 @@ from shared.statistics.paired import CONFIDENCE, PADDING
 from shared.statistics.resampling import bca_interval
 
 MIN_ROWS = 8
-"""Fewer give no interval."""
+"""Fewest rows that give an interval."""
 SAMPLE_TOKENS = 64
 """Most tokens of a sample answer."""
 ANSWERS_AT_ONCE = 4
 SHARE_OF_TRAINING = 0.1
 """Share of the training's time that a self-evaluation with its answers may take."""
 LEAST_SECONDS = 15.0
-"""For it, however short the training was."""
+"""Least time of a self-evaluation, however short the training was."""
 TOO_LONG = "more would have taken over a tenth of the training's time"
 MAX_CHARACTERS = 600
 """Most characters of a stored string."""
@@ -94,7 +94,7 @@ class RowScore(NamedTuple):
 
 
 def compare_losses(base: Sequence[RowScore], tuned: Sequence[RowScore]) -> PairedMeasure | None:
-    """Nats per supervised token; None when a loss is not finite."""
+    """Compare nats per supervised token; None if a loss is not finite."""
     differences = [(new.loss - old.loss) / old.weight for old, new in zip(base, tuned, strict=True) if old.weight]
     weight = sum(score.weight for score in base)
     if not differences or not all(math.isfinite(score.loss) for score in (*base, *tuned)):
@@ -108,7 +108,7 @@ def compare_losses(base: Sequence[RowScore], tuned: Sequence[RowScore]) -> Paire
 
 
 def compare_accuracies(base: Sequence[RowScore], tuned: Sequence[RowScore]) -> PairedMeasure | None:
-    """Share of supervised tokens that the arg-max predicts; None without any."""
+    """Compare the share of supervised tokens that the arg-max predicts; None without any."""
     pairs = [(old, new) for old, new in zip(base, tuned, strict=True) if old.targets]
     if not pairs:
         return None
@@ -125,7 +125,7 @@ def compare_accuracies(base: Sequence[RowScore], tuned: Sequence[RowScore]) -> P
 def compare_answers(
     prompts: Sequence[SamplePrompt], base: Sequence[WrittenAnswer], tuned: Sequence[WrittenAnswer]
 ) -> tuple[SampleAnswer, ...]:
-    """The answers of base and adapter to each prompt, shortened."""
+    """Pair the answers of base and adapter to each prompt, shortened."""
     return tuple(
         SampleAnswer(
             line=prompt.line,
@@ -143,7 +143,7 @@ def compare_answers(
 
 
 class Asker(Protocol):
-    """Asks base and adapter."""
+    """Gets answers of base and adapter."""
 
     def __call__(
         self, prompts: Sequence[list[int]], max_tokens: int, /
@@ -189,12 +189,12 @@ def answer_in_time(
 
 
 def judge_general(base: Sequence[WrittenAnswer], tuned: Sequence[WrittenAnswer]) -> tuple[GeneralAnswer, ...]:
-    """The answers of base and adapter to the general questions, judged and shortened."""
+    """Judge the answers of base and adapter to the general questions; they are shortened."""
     pairs = zip(general_questions(), base, tuned, strict=True)
     return tuple(question.judge(shorten(old.text), shorten(new.text)) for question, old, new in pairs)
 
 
 def shorten(text: str) -> str:
-    """At most ``MAX_CHARACTERS``, the beginning and the end of a longer text."""
+    """Shorten a string to ``MAX_CHARACTERS``, keeping its beginning and end."""
     half = MAX_CHARACTERS // 2
     return text if len(text) <= MAX_CHARACTERS else f"{text[:half]} … {text[-half:]}"

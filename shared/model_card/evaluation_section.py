@@ -1,4 +1,4 @@
-"""The card's section on the self-evaluation: a table of base and adapter, and their sample answers side by side."""
+"""The card's section on the self-evaluation: a table of base and adapter, and their sample answers in pairs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _measures(evaluation: SelfEvaluation) -> str:
 
 
 def _general(evaluation: SelfEvaluation) -> str:
-    """A table of the general questions."""
+    """Write a table of the general questions."""
     known = evaluation.known_answers
     kept = sum(answer.kept is True for answer in known)
     words = {True: "yes", False: "no", None: "the base does not know it"}

@@ -1,8 +1,8 @@
-"""Eight fixed questions that have nothing to do with a job's data: what a tuned model can still do of what its base could.
+"""Eight fixed questions unrelated to a job's data: they show how much of its base's skills a tuned model keeps.
 
-An answer counts where it names what is right, in prose: a model that was tuned on JSON and writes ``{"city": "Paris"}`` has
-forgotten how to answer the question, though it has not forgotten the fact. Only questions that the base itself answers count, so the
-number says what tuning has cost and not how good the base is.
+An answer counts where it names what is right, in prose: a model that was tuned on JSON and writes ``{"city": "Paris"}``
+has forgotten how to answer the question, though it has not forgotten the fact. Only questions that the base itself
+answers count, so the number says what tuning has cost and not how good the base is.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ HUB_LICENSES = frozenset(
 
 
 def license_fields(license_: str | None) -> list[tuple[str, object]]:
-    """Fields of the front matter for a licence; none where it is not known."""
+    """Return the front matter's fields for a licence; empty if it is unknown."""
     if not license_:
         return []
     known = license_.strip().lower()
@@ -45,30 +45,30 @@ def license_fields(license_: str | None) -> list[tuple[str, object]]:
 
 
 def front_matter_of(fields: Sequence[tuple[str, object]]) -> str:
-    """YAML for the hub. Strings are written as JSON, which YAML reads as they are."""
+    """Return YAML for the hub. Strings are written as JSON, which is valid YAML."""
     lines = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in fields)
     return f"---\n{lines}---\n"
 
 
 def inline(value: object) -> str:
-    """Any value as one line of plain Markdown text: nothing in it is markup, HTML or a table's border."""
+    """Return any value as one line of plain Markdown: nothing in it is markup, HTML or a table's border."""
     text = one_line(str(value)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|~#]|^[-+])", r"\\\1", text)
 
 
 def one_line(text: str) -> str:
-    """Printable characters only, runs of white space as one space."""
+    """Return printable characters only, and runs of white space as one space."""
     return "".join(character for character in " ".join(text.split()) if character.isprintable())
 
 
 def table(rows: Sequence[Sequence[object]], head: Sequence[str] = ("", "")) -> str:
-    """A Markdown table; every cell is escaped."""
+    """Return a Markdown table; every cell is escaped."""
     lines = ["| " + " | ".join(map(inline, row)) + " |" for row in (head, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
 
 
 def quotation(text: str) -> str:
-    """A text as it is, in an indented code block: its lines stay lines, and nothing in it is markup."""
+    """Return a string unchanged in an indented code block: its lines stay lines, and nothing in it is markup."""
     lines = text.splitlines() or [""]
     printable = (
         "".join(character for character in line if character.isprintable() or character == "\t") for line in lines

@@ -26,7 +26,7 @@ RECIPE = {
 
 
 class CardReceipt(BaseModel):
-    """A receipt as the card names it."""
+    """A receipt, as on the card."""
 
     model_config = ConfigDict(frozen=True)
     id: str
@@ -57,7 +57,7 @@ class AdapterRecord(BaseModel):
 
 
 def write_readme(record: AdapterRecord) -> str:
-    """The card's text. Its front matter is what the Hugging Face hub reads."""
+    """Write the card. The Hugging Face hub reads its front matter."""
     parts = [_front_matter(record), _title(record), _base(record)]
     if record.job:
         parts += [_data(record.job["plan"]), _recipe(record.job["contract"], record.manifest)]
@@ -110,7 +110,7 @@ def _base(record: AdapterRecord) -> str:
 
 
 def _end_tokens(certificates: Mapping[str, Any]) -> list[str]:
-    """Tokens at which every replica that measured the adapter ended its answers; the base's config files need not name them."""
+    """Return the end tokens of every replica that measured the adapter; the base's config files may lack them."""
     reports = (certificate.get("stop") or {} for certificate in certificates.values())
     return list(dict.fromkeys(token for report in reports for token in report.get("tokens", ())))
 

@@ -14,7 +14,7 @@ KEY = "self_evaluation"
 
 
 LEAST_KEPT = 0.75
-"""Share of the general answers; fewer are called forgetting."""
+"""Share of general answers to keep; a smaller one is reported as forgetting."""
 FORGETTING_REMEDY = "the model has forgotten what it could do beside the task: fewer epochs, or --replay FILE with rows of general chats, keep more"
 LEAST_LOSS_SHARE = 0.25
 """Share by which the served model's loss must exceed the trainer's to give a warning."""
@@ -93,7 +93,7 @@ class ServedEvaluation(EvaluationPart):
 
 
 class AnswerSource(StrEnum):
-    """The model that the sample answers and the general ones were asked of."""
+    """The model that gave the sample answers and the general ones."""
 
     TRAINER = "trainer"
     REPLICA = "replica"
@@ -149,7 +149,7 @@ TEXTS = ("sample_answers", "general_answers")
 
 
 def without_samples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A job's result or an adapter's metrics as lists show them: without the answers."""
+    """Return a job's result or an adapter's metrics for a list: without the answers."""
     found = values.get(KEY)
     if not isinstance(found, dict):
         return dict(values)

@@ -27,7 +27,7 @@ class BoundedLabel:
         self._lock = threading.Lock()
 
     def of(self, value: str) -> str:
-        """The label's value."""
+        """Return the label for a value."""
         if value in self._known:
             return value
         if len(value) > LONGEST:

@@ -32,12 +32,12 @@ def log_ids(**ids: str) -> Iterator[None]:
 
 
 def begin_ids(**ids: str) -> Token[Mapping[str, str]]:
-    """Begin such a block where a context manager would cost too much: at every request."""
+    """Begin such a block, where a context manager would cost too much: at every request."""
     return _ids.set({**_ids.get(), **ids})
 
 
 def end_ids(token: Token[Mapping[str, str]]) -> None:
-    """End it."""
+    """End such a block."""
     _ids.reset(token)
 
 
@@ -55,6 +55,6 @@ def to_environment() -> dict[str, str]:
 
 
 def adopt_from_environment() -> None:
-    """Take over the ids of the process that started this one, for its whole life."""
+    """Adopt the ids of the parent process, for the whole life of this one."""
     if text := os.environ.get(VARIABLE):
         _ids.set({name: str(value) for name, value in json.loads(text).items() if name in NAMES})

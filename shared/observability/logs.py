@@ -21,11 +21,13 @@ SECRETS = re.compile(
 """Bearer tokens, passwords in URLs, Mens' own keys (`shared/database/keys.py`), OpenAI's and the hub's."""
 
 MARKS = ("earer", "://", "mens-", "sk-", "sk_", "hf-", "hf_")
-"""One of these is in every text that the pattern finds; most lines have none, and are passed without a search."""
+"""Substrings, one of which is in every match of the pattern; most lines have none, and are not searched."""
 
 
 def redact(text: str) -> str:
-    """A log line without what looks like a secret. No line is meant to have one: this is for errors that quote a URL or a header."""
+    """Remove apparent secrets from a log line. None is meant to have any: this is for errors that quote a URL or a
+    header.
+    """
     if not any(mark in text for mark in MARKS):
         return text
     return SECRETS.sub(lambda found: (found["before"] or found["url"] or "") + REDACTED, text)
@@ -38,7 +40,7 @@ class TextFormatter(logging.Formatter):
         super().__init__(TEXT)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         return redact(super().format(record))
 
 
@@ -67,7 +69,7 @@ def json_formatter() -> logging.Formatter:
 
 
 def configure_logging(kind: LogFormat, level: int = logging.WARNING) -> None:
-    """Make the root logger write so, and whatever libraries have logged to until now write through it.
+    """Make the root logger write in this format, and route the libraries' own loggers through it.
 
     Args:
         kind: the setting.

@@ -87,7 +87,7 @@ class MetricsListener:
 
 
 def listen(registry: CollectorRegistry, settings: ListenerSettings) -> MetricsListener | None:
-    """The listener that a process's settings ask for; None where they ask for none.
+    """Start the listener of a process's settings; None if they request none.
 
     Raises:
         InvalidRequest: ``SETTINGS_INVALID``.
@@ -108,7 +108,7 @@ def process_registry() -> CollectorRegistry:
 
 
 def keyed(application: Application, key: str) -> Application:
-    """An application that answers ``GET /metrics`` with the key, and nothing else."""
+    """Return an application that answers ``GET /metrics`` with the key, and nothing else."""
     expected = f"Bearer {key}".encode()
 
     def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -156,4 +156,4 @@ class _Handler(WSGIRequestHandler):
     timeout = READ_SECONDS
 
     def log_message(self, *_: Any) -> None:
-        """A scrape every few seconds is not worth a line."""
+        """Log nothing: a scrape every few seconds does not need a line."""

@@ -30,7 +30,7 @@ class _Tracing:
 
 
 _tracing = _Tracing()
-"""One in a process, as in OpenTelemetry itself."""
+"""The tracing of this process, a single one as in OpenTelemetry itself."""
 
 
 def start_tracing(endpoint: str, service: str) -> None:
@@ -64,7 +64,7 @@ def start_tracing(endpoint: str, service: str) -> None:
 
 
 def stop_tracing() -> None:
-    """Send what is left, and no more."""
+    """Send the remaining spans, and stop."""
     if _tracing.provider is not None:
         _tracing.provider.shutdown()
     _tracing.tracer = _tracing.provider = None
@@ -104,7 +104,7 @@ def span(name: str, traceparent: str | None = None, ids: Ids | None = None) -> I
 
 
 def enter_span(opened: Any) -> Any:
-    """Make a span of :func:`begin_span` the current one; returns what :func:`leave_span` takes."""
+    """Make a span of :func:`begin_span` the current one; return the argument for :func:`leave_span`."""
     if opened is None:
         return None
     from opentelemetry import context, trace
@@ -113,7 +113,7 @@ def enter_span(opened: Any) -> Any:
 
 
 def leave_span(opened: Any, token: Any) -> None:
-    """End such a span."""
+    """End a span that was entered."""
     if opened is None:
         return
     from opentelemetry import context
@@ -141,7 +141,7 @@ def to_environment() -> dict[str, str]:
 
 @contextmanager
 def traced_child(name: str) -> Iterator[None]:
-    """The whole work of a child process as one span of its parent's trace; nothing where the parent has none."""
+    """Run a child process's whole work in one span of its parent's trace; without a trace, do nothing."""
     traceparent = os.environ.get(VARIABLE)
     if not traceparent:
         yield

@@ -95,7 +95,7 @@ def preflight_model(folder: Path, *, tokenizer_mode: TokenizerMode | str, strict
 
 
 def read_model_type(folder: Path) -> str | None:
-    """``model_type`` of the folder's config.json as it stands there; None where it cannot be read."""
+    """Return ``model_type`` of the folder's config.json, unchecked; None if it cannot be read."""
     try:
         value = json.loads((folder / "config.json").read_bytes()).get("model_type")
     except (OSError, ValueError, RecursionError, AttributeError):

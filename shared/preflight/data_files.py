@@ -52,7 +52,7 @@ class Findings:
 
     Attributes:
         data: on the training file and the validation file.
-        replay: on the replay file, if there is one.
+        replay: on the replay file, if any.
         supervision: by file; the training file's is always there.
         index: of the training file's rows. lines: of those that the trainer will use, as :meth:`trained_on` counts
             them.

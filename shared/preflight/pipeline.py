@@ -52,9 +52,9 @@ def preflight(
     Args:
         request: the contract and its presets.
         base: the catalogue's entry of the base model. base_folder: its files.
-        train: the training file. validation: the validation file, if there is one.
+        train: the training file. validation: the validation file, if any.
         machine: known facts about trainer and server.
-        replay: the replay file, if there is one.
+        replay: the replay file, if any.
 
     Raises:
         MensError: the code of the first fault that makes the job impossible.

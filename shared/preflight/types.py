@@ -148,7 +148,7 @@ PRICE_OF_NF4 = (
 
 
 class BasePrecision(PreflightValue):
-    """What the frozen base is held in while it is trained, and why."""
+    """Precision of the frozen base while it is trained, with the reason."""
 
     precision: Precision
     reason: str
@@ -313,15 +313,15 @@ class Estimate(PreflightValue):
 
 
 class Preflight(PreflightValue):
-    """What the preflight found, and the plan it leads to.
+    """Result of the preflight, with the plan.
 
     Attributes:
-        device: what it is planned for.
-        sources: what decided each field of the contract.
-        warnings: what rows say that will not be learnt as they say it, and held-out rows that are trained on too; the notes
-            have them too.
-        advice: what the caller left open and had better set for this base; the notes have it too.
-        notes: what the operator should know although nothing forbids it.
+        device: that it is planned for.
+        sources: the source of each field of the contract.
+        warnings: row contents that the training will not reproduce as written, and held-out rows that are trained on
+            too; the notes have them too.
+        advice: values that the caller left open and had better set for this base; the notes have it too.
+        notes: allowed but noteworthy settings, for the operator.
     """
 
     plan: ExecutionPlan

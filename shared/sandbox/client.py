@@ -1,4 +1,4 @@
-"""A sandbox: one process that others' code runs behind, started and asked from here.
+"""A sandbox: one process that runs untrusted code; this module starts it and sends it requests.
 
 with Sandbox.open(probe()) as sandbox:
     sandbox.grade("def grade(sample, item): return 1.0", {"output_text": "…"}, {})

@@ -40,7 +40,7 @@ class ScorecardFolder:
         self.path = path
 
     def open_for(self, spec: ScorecardSpec) -> None:
-        """Make the folder, or go on in it when it was begun with the same spec.
+        """Create the folder, or continue in it if it was begun with the same spec.
 
         Raises:
             Conflict: ``SCORECARD_MISMATCH``: it has another scorecard.

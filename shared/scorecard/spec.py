@@ -100,7 +100,9 @@ class ScorecardSpec(ScorecardValue):
         return next((condition for condition in self.conditions if condition.id == condition_id), None)
 
     def items_digest(self) -> str:
-        """Digest of what is asked and expected: the same tasks under other ids, or in another order, are the same items."""
+        """Return the digest of prompts and expected results: tasks with other ids, or in another order, are the same
+        items.
+        """
         items = {digest_json(task.model_dump(exclude={"id"})) for task in self.tasks}
         return digest_json(sorted(items))
 

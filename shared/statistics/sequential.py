@@ -47,15 +47,15 @@ def is_worse(losses: int, wins: int, alpha: float = 0.05) -> bool:
 
 
 def log_e_within(losses: int, wins: int, ties: int, margin: float) -> float:
-    """The natural logarithm of the e-value against "it loses more than a margin": that the mean of -1 for a loss, 0 for a tie and 1
-    for a win is at most -margin.
+    """Return the natural logarithm of the e-value against the hypothesis that the new model loses more than a margin.
 
-    The mean of ``Π (1 + λ (x + margin))`` over several bets λ, each below ``1 / (1 - margin)``, so that none can lose all.
+    The hypothesis is that the mean of -1 for a loss, 0 for a tie and 1 for a win is at most -margin. The e-value is the
+    mean of ``Π (1 + λ (x + margin))`` over several bets λ, each below ``1 / (1 - margin)``, so that none can lose all.
 
     Source: Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (2024).
 
     Args:
-        margin: above -1 and below 1; a negative one asks for a gain.
+        margin: above -1 and below 1; a negative one requires a gain.
 
     Raises:
         ValueError: a count is negative, or the margin is not between -1 and 1.

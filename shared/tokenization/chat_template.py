@@ -140,7 +140,7 @@ def _stored(node: nodes.Node) -> frozenset[str]:
 
 
 def _tested(expression: nodes.Node) -> frozenset[str]:
-    """Names of which an expression asks whether they are defined, or that it gives a default."""
+    """Return the names that an expression tests for being defined, or gives a default."""
     parts = [expression, *expression.find_all((nodes.Test, nodes.Filter))]
     asked = ("defined", "undefined", "default", "d")
     names = [part.node for part in parts if isinstance(part, nodes.Test | nodes.Filter) and part.name in asked]

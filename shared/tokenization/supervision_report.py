@@ -59,29 +59,29 @@ class Piece(SupervisionPart):
 
 
 class SupervisionReport(SupervisionPart):
-    """What a base model would be trained on in a file.
+    """The tokens of a file that a base model would be trained on.
 
     Attributes:
         lines: lines of the file.
-        rows: rows looked at; ``sampled`` says that these are a random sample and not the whole file.
+        rows: rows examined; ``sampled`` says that these are a random sample and not the whole file.
         filtered_rows: rows left out by their rating.
         tokens, supervised_tokens, truncated_tokens: sums over the rows; tokens and supervised_tokens are counted after
             truncation.
         truncation_fraction: truncated tokens per token before truncation.
-        longest_row: tokens of the longest row before truncation, among the rows looked at and the largest of the others.
+        longest_row: tokens of the longest row before truncation, among the rows examined and the largest of the others.
         method: how answers were found; offsets if any row needed them.
         end_token: the token that the template writes after an answer.
-        end_token_note: what to know where the base's config files do not name it (`shared/tokenization/end_tokens.py`).
+        end_token_note: note if the base's config files do not name it (`shared/tokenization/end_tokens.py`).
         row_table: the first rows.
         cut: the rows that are longer than the limit.
         nothing_supervised, unsupported, without_embedding: rows for which the file is refused, or which are skipped.
-        tools_unsupported: how many of the unsupported rows have tools, of which the base's template knows nothing.
+        tools_unsupported: number of unsupported rows with tools, which the base's template does not know.
         lost_difficulties: of these rows, as a curriculum counts them.
         end_not_learnt: rows whose end token is not supervised: they do not teach the model to stop.
-        last_turn_only: rows of which only the last answer can be supervised, because of the template.
-        prompt_differs: rows whose prompt at serving time is not how their answer's turn begins in training.
+        last_turn_only: rows whose last answer alone can be supervised, because of the template.
+        prompt_differs: rows whose prompt at serving time differs from the beginning of their answer's turn in training.
         developer_as_system: rows with a developer's turn that the template writes as the system's.
-        thoughts_left_out, names_left_out: rows of which the template does not write an answer's thoughts, or a name.
+        thoughts_left_out, names_left_out: rows with an answer's thoughts, or a name, that the template does not write.
         sample: one row in pieces, to show in colours.
         template_arguments: names of the arguments that the base's chat template knows.
     """

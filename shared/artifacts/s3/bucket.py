@@ -87,7 +87,7 @@ class S3Bucket:
             )
 
     def begin_upload(self, name: str) -> PartUpload:
-        """An object that is written in parts, and that is not there before :meth:`PartUpload.complete`."""
+        """Begin an object that is written in parts; it does not exist before :meth:`PartUpload.complete`."""
         with coded(self.name, name):
             made = self._client.create_multipart_upload(**self._at(name), ChecksumAlgorithm="SHA256")
         return self._upload(name, str(made["UploadId"]))
@@ -100,21 +100,21 @@ class S3Bucket:
                 return body.read(limit), str(found["ETag"])
 
     def open(self, name: str) -> BinaryIO:
-        """An object as a stream; a connection that breaks is made again where it broke."""
+        """Open an object as a stream; a broken connection is reopened at the same position."""
         get = partial(self._client.get_object, **self._at(name))
         return io.BufferedReader(_ObjectReader(get, self.name, name), READ_BYTES)
 
     def fetch(self, name: str, target: Path) -> None:
-        """Copy an object into a local file, which is there when all of it is."""
+        """Copy an object into a local file, which appears once it is complete."""
         with coded(self.name, name):
             self._client.download_file(self.name, self._prefix + name, str(target), Config=TRANSFER)
 
     def holds(self, name: str) -> bool:
-        """Whether the object exists."""
+        """Return whether the object exists."""
         return self.size(name) is not None
 
     def size(self, name: str) -> int | None:
-        """Bytes of an object; None when it does not exist."""
+        """Return the size of an object; None if it does not exist."""
         with coded(self.name, name):
             try:
                 return int(self._client.head_object(**self._at(name))["ContentLength"])
@@ -124,7 +124,7 @@ class S3Bucket:
                 raise
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        """The objects whose names begin so."""
+        """List the objects whose names begin with a prefix."""
         for page in self._pages("list_objects_v2", prefix):
             for found in page.get("Contents", ()):
                 yield StoredObject(found["Key"][len(self._prefix) :], found["Size"], found["LastModified"])
@@ -140,7 +140,7 @@ class S3Bucket:
                 raise to_error(ClientError({"Error": failed}, "DeleteObjects"), self.name, failed["Key"])
 
     def abort_uploads(self, before: datetime) -> None:
-        """Give up what was begun before that moment and never completed; its parts are freed."""
+        """Abort uploads that were begun before that moment and never completed; their parts are freed."""
         for page in self._pages("list_multipart_uploads", ""):
             for found in page.get("Uploads") or ():
                 # Not every server looks at the prefix here.
@@ -204,7 +204,7 @@ class PartUpload:
             self._client.complete_multipart_upload(**self._upload, MultipartUpload={"Parts": self._parts})
 
     def abort(self) -> None:
-        """Give it up; the parts are freed."""
+        """Abort the upload; its parts are freed."""
         with coded(self._bucket, self._name):
             self._client.abort_multipart_upload(**self._upload)
 
@@ -213,7 +213,7 @@ class _ObjectReader(io.RawIOBase):
     """One object from its beginning to its end, over as many connections as that takes.
 
     Args:
-        get: asks for it; boto3's answer.
+        get: requests it; returns boto3's response.
         bucket: the bucket's name. name: the object's.
     """
 

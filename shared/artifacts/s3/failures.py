@@ -28,12 +28,12 @@ DENIED = frozenset(
 )
 NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, TokenRetrievalError)
 FAULTS = (ClientError, BotoCoreError, Boto3Error, TransportError)
-"""Everything that the client raises for a request that failed; faults of a local disk are not among them."""
+"""Exceptions of the client for a failed request; errors of a local disk are not among them."""
 
 
 @contextmanager
 def coded(bucket: str, name: str) -> Iterator[None]:
-    """Turn the client's errors into ours.
+    """Convert the client's errors to ours.
 
     Args:
         bucket: its name, for the message.
@@ -50,7 +50,7 @@ def coded(bucket: str, name: str) -> Iterator[None]:
 
 
 def to_error(error: Exception, bucket: str, name: str) -> MensError:
-    """Our error for one of the client's."""
+    """Return our error for one of the client's."""
     cause = error.__cause__ or error.__context__
     if isinstance(error, Boto3Error) and isinstance(cause, FAULTS):
         # boto3 wraps a failed transfer; what failed is inside.

@@ -84,7 +84,7 @@ class S3BlobWriter(TemporaryBlob):
 
 
 class S3Storage(Storage):
-    """The storage in the bucket of the settings; what is wanted as a local file comes from a cache of copies."""
+    """Storage in the settings' bucket; local files come from a cache of copies."""
 
     def __init__(self, settings: Settings) -> None:
         self.bucket = S3Bucket(settings)
@@ -163,7 +163,7 @@ class S3Storage(Storage):
         self.bucket.abort_uploads(datetime.now(UTC) - timedelta(seconds=ABANDONED_SECONDS))
 
     def _publish(self, name: str, content: bytes) -> None:
-        """Write a manifest unless it is there; one with other bytes, which somebody has damaged, is replaced."""
+        """Write a manifest unless it exists; one with other bytes, which somebody has damaged, is replaced."""
         sha256 = hashlib.sha256(content).hexdigest()
         condition = {"IfNoneMatch": "*"}
         for left in reversed(range(PUBLISH_TRIES)):
@@ -183,7 +183,7 @@ class S3Storage(Storage):
 
 
 def check_plain(name: str) -> None:
-    """Refuse what is not the plain name of a file; it would become part of a key.
+    """Refuse anything but the plain name of a file; it would become part of a key.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``.
@@ -193,7 +193,7 @@ def check_plain(name: str) -> None:
 
 
 def blob_name(sha256: str) -> str:
-    """Key of a blob."""
+    """Return the key of a blob."""
     return f"blobs/sha256/{sha256[:2]}/{sha256}"
 
 

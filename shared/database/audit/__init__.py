@@ -1,4 +1,4 @@
-"""The audit log as it is written: who acts, which rows count, and what of them is kept.
+"""Writing the audit log: the actor, the audited rows, and their logged fields.
 
 Start with `recorder.py`. Imports `shared.database.tables` and `shared.observability`.
 """

@@ -39,13 +39,13 @@ _actor: ContextVar[AuditActor | None] = ContextVar("audit_actor", default=None)
 
 
 def act_as(actor: AuditActor) -> None:
-    """From now on, in this task and the threads that it starts, changes are this actor's."""
+    """Set the actor of changes from now on, in this task and the threads that it starts."""
     _actor.set(actor)
 
 
 @contextmanager
 def acting(actor: AuditActor) -> Iterator[None]:
-    """Changes inside the block are this actor's."""
+    """Set the actor of changes inside the block."""
     token = _actor.set(actor)
     try:
         yield

@@ -55,7 +55,7 @@ class AuditedTable:
     recorded: Callable[[Any], dict[str, Values]] | None = None
 
     def changes(self, row: Any, change: Change) -> dict[str, Values]:
-        """A change as the log has it: field by field, the values before and after."""
+        """Return a change in the log's form: field by field, the values before and after."""
         if self.recorded:
             return self.recorded(row)
         hidden = self.concealed if change.kind != "changed" else frozenset()
@@ -105,7 +105,7 @@ def _adapter_action(_: AdapterRow, change: Change) -> str:
 
 
 def _run_action(_: EvalRunRow, change: Change) -> str | None:
-    """Its job's creation is in the log, so its own would be there twice."""
+    """Log no creation of a run, because the creation of its job is logged."""
     return "eval_run.deleted" if change.kind == "deleted" else None
 
 
@@ -136,7 +136,7 @@ def _recorded(values: str) -> Callable[[Any], dict[str, Values]]:
 
 
 def _host(url: str) -> str:
-    """A URL without its path and query, in which some receivers want a secret."""
+    """Return a URL without its path and query, which hold a secret for some receivers."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname}"
 
@@ -188,4 +188,4 @@ AUDITED: dict[type[Base], AuditedTable] = {
         shortened={"url": _host},
     ),
 }
-"""By the class of the rows."""
+"""Rules of auditing, by the class of the rows."""

@@ -1,4 +1,4 @@
-"""A change of one row: what a transaction did to it, and the values before and after."""
+"""A transaction's change of one row, with the values before and after."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Change:
     after: Values
 
     def then(self, later: Change) -> Change | None:
-        """Both together, as one change; None: nothing is left of them."""
+        """Combine two changes into one; None if they cancel out."""
         if later.kind == "created":  # again, after it was deleted
             return later
         if self.kind == "created":

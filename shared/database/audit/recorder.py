@@ -1,7 +1,7 @@
-"""The recorder: an audit event for each audited row that a transaction of `Database.write()` has changed, in that transaction.
+"""The recorder: writes an audit event for each audited row that a `Database.write()` changed, in the same transaction.
 
-Changes are noted at every flush and written once, just before the commit: so what several flushes did to a row is one event, and
-transactions wait for each other only where they are about to end.
+Changes are noted at every flush and written once, just before the commit: so what several flushes did to a row is one
+event, and transactions wait for each other only where they are about to end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLOCK = "clock"
 LOCK = "audit log"
 _NOTES = "audit_notes"
 Notes = dict[tuple[Any, ...], tuple[Any, Change]]
-"""A row and what happened to it, by class and primary key."""
+"""A row and its change, by class and primary key."""
 
 
 class RecordingSession(Session):
@@ -55,7 +55,7 @@ def _write_events(session: Session) -> None:
 
 
 def record(session: Session, tenant: str, action: str, object_id: str, changes: dict[str, Values]) -> None:
-    """Write the event of a change that is made by a statement and not by rows, before it is made."""
+    """Write the event of a change by a statement instead of rows, before the change."""
     _add(session, [_event(tenant, action, object_id, changes)])
 
 

@@ -1,4 +1,4 @@
-"""Evals: what is judged, and by what. A run of one is a job, which `runs.py` finds."""
+"""Evals: a data source and criteria. A run of one is a job, which `runs.py` finds."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class NewItem(Value):
 
 
 class StoredItem(NewItem):
-    """The same, as it was stored."""
+    """Stored result of an item."""
 
     run_id: str
     created_at: datetime
@@ -41,12 +41,12 @@ class EvalItems:
         self._db = database
 
     def positions(self, run_id: str) -> set[int]:
-        """Positions that have a result."""
+        """Return the positions with a result."""
         with self._db.read() as session:
             return set(session.scalars(select(EvalItemRow.position).where(EvalItemRow.run_id == run_id)))
 
     def totals(self, run_id: str) -> dict[str, Any]:
-        """The totals up to the last item that was stored; empty before the first."""
+        """Return the totals up to the last stored item; empty before the first."""
         with self._db.read() as session:
             return session.scalar(select(EvalRunRow.totals).where(EvalRunRow.id == run_id)) or {}
 

@@ -43,7 +43,7 @@ class EvalRuns:
         self._tenants = visible_to(tenant)
 
     def get(self, eval_id: str, run_id: str) -> tuple[EvalRun, Job]:
-        """A run and the job that carries it out.
+        """Return a run and the job that carries it out.
 
         Raises:
             NotFound: ``EVAL_RUN_NOT_FOUND``.
@@ -114,7 +114,7 @@ class EvalRuns:
 
 
 def add_run(session: Session, job: JobRow, eval_id: str, name: str) -> None:
-    """Add the run that an ``evaluate`` job is, in the transaction that adds the job.
+    """Add the run of an ``evaluate`` job, in the transaction that adds the job.
 
     Raises:
         NotFound: ``EVAL_NOT_FOUND``: it was deleted meanwhile.
@@ -123,7 +123,7 @@ def add_run(session: Session, job: JobRow, eval_id: str, name: str) -> None:
 
 
 def open_run(session: Session, job: JobRow, eval_id: str, name: str, plan: dict[str, Any], now: datetime) -> EvalRun:
-    """The run of an eval that a job of another kind carries out; a later attempt finds that of an earlier one.
+    """Return the eval run within a job of another kind; a later attempt gets the run of an earlier one.
 
     Raises:
         NotFound: ``EVAL_NOT_FOUND``.
@@ -134,7 +134,7 @@ def open_run(session: Session, job: JobRow, eval_id: str, name: str, plan: dict[
 
 
 def unfinished_run(session: Session, eval_id: str) -> str | None:
-    """A run of an eval that has not ended; None: all have."""
+    """Return an unfinished run of an eval; None if all have ended."""
     query = select(EvalRunRow.id).join(JobRow, JobRow.id == EvalRunRow.job_id).where(EvalRunRow.eval_id == eval_id)
     return session.scalar(query.where(JobRow.state.not_in([str(state) for state in FINAL])).limit(1))
 

@@ -34,7 +34,7 @@ class IdempotencyKey(NamedTuple):
     request_digest: str
 
     def check(self, request_digest: str | None, thing: str) -> None:
-        """Refuse another request than the one that made the thing.
+        """Refuse a request that differs from the first one with this key.
 
         Raises:
             Conflict: ``IDEMPOTENCY_CONFLICT``.
@@ -49,7 +49,7 @@ class IdempotencyKey(NamedTuple):
 
 
 def room(session: Session, tenant: TenantName, quota: FileQuota) -> int | None:
-    """Bytes that a tenant may still store; None: any number. ``shared`` has no quota.
+    """Return the bytes that a tenant may still store; None: unlimited. ``shared`` has no quota.
 
     A pending upload counts as the file that it is to become.
 
@@ -71,7 +71,7 @@ def room(session: Session, tenant: TenantName, quota: FileQuota) -> int | None:
 
 
 def check_room(session: Session, tenant: TenantName, quota: FileQuota, size: int, param: str = "file") -> None:
-    """Refuse what does not fit into a tenant's quota.
+    """Refuse a size that exceeds a tenant's quota.
 
     Raises:
         Forbidden: ``QUOTA_EXCEEDED``.
@@ -82,12 +82,12 @@ def check_room(session: Session, tenant: TenantName, quota: FileQuota, size: int
 
 
 def is_pending() -> ColumnElement[bool]:
-    """The condition of uploads that still take parts."""
+    """Return the SQL condition of uploads that still accept parts."""
     return and_(UploadRow.status == "pending", UploadRow.expires_at > datetime.now(UTC))
 
 
 def over_quota(tenant: str, quota: str, param: str = "file") -> Forbidden:
-    """The error for a file that does not fit into a tenant's quota."""
+    """Return the error for a file that exceeds a tenant's quota."""
     return Forbidden(
         Code.QUOTA_EXCEEDED,
         f"The tenant {tenant!r} may store {quota}, and this file does not fit in.",
@@ -111,16 +111,16 @@ def remove_unneeded(session: Session, sha256: str, remove: Remove) -> bool:
 
 
 def lock_content(session: Session, sha256: str) -> None:
-    """Hold a content until the transaction ends: adding and removing blobs with it wait for each other."""
+    """Lock a content until the transaction ends: adding and removing its blobs wait for each other."""
     _lock(session, sha256)
 
 
 def lock_tenant(session: Session, tenant: TenantName) -> None:
-    """Hold a tenant's quota and its idempotency keys until the transaction ends."""
+    """Lock a tenant's quota and its idempotency keys until the transaction ends."""
     _lock(session, f"files of {tenant}")
 
 
 def _lock(session: Session, name: str) -> None:
-    """Hold a name until the transaction ends. On SQLite all writers wait for each other anyhow."""
+    """Lock a name until the transaction ends. On SQLite all writers wait for each other anyhow."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))

@@ -1,4 +1,4 @@
-"""Files: what was uploaded or produced, and who may delete it."""
+"""Files: uploaded or produced ones, and the rules for deleting them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Files:
         return Files(self._db, tenant)
 
     def room(self, quota: FileQuota) -> int | None:
-        """Bytes that the tenant may still store; None: any number. ``shared`` has no quota.
+        """Return the bytes that the tenant may still store; None: unlimited. ``shared`` has no quota.
 
         Raises:
             Forbidden: ``QUOTA_EXCEEDED``: no file, or not one byte.
@@ -66,7 +66,7 @@ class Files:
             return room(session, self._tenant, quota)
 
     def made_with(self, idempotency_key: str) -> File | None:
-        """The file that a request with this key made, if it still exists."""
+        """Return the file of an earlier request with this key, if it still exists."""
         with self._db.read() as session:
             row = _made_with(session, self._tenant, idempotency_key)
             return File.model_validate(row) if row else None
@@ -83,7 +83,7 @@ class Files:
         store: Store = lambda: None,
         idempotency_key: IdempotencyKey | None = None,
     ) -> File:
-        """Add a file, and make its blob visible with it: while either is missing, neither is there.
+        """Add a file, and make its blob visible in the same step: neither exists without the other.
 
         Args:
             filename: shown to people. purpose: OpenAI's.
@@ -109,7 +109,7 @@ class Files:
             return File.model_validate(row)
 
     def get(self, file_id: str, field: str = "file_id") -> File:
-        """A file, by its id.
+        """Return a file by its id.
 
         Args:
             field: the caller's field that holds the id, for the error.

@@ -1,7 +1,8 @@
-"""Uploads in parts: create, add parts, complete or cancel; and what is left of those that are over.
+"""Uploads in parts: create, add parts, complete or cancel; and remove leftovers of ended ones.
 
-An upload takes parts until it is completed, is cancelled or expires. Each part is a blob. The upload's bytes count in its tenant's
-quota from the beginning, and its parts have no more bytes together, so that nobody stores more than a file of that size.
+An upload takes parts until it is completed, is cancelled or expires. Each part is a blob. The upload's bytes count in
+its tenant's quota from the beginning, and its parts have no more bytes together, so that nobody stores more than a file
+of that size.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class Uploads:
             return _upload(self._row(session, upload_id))
 
     def parts(self, upload_id: str) -> Sequence[UploadPart]:
-        """The parts that have come, oldest first; none when the upload is over.
+        """Return the parts so far, oldest first; empty after the upload's end.
 
         Raises:
             NotFound: ``UPLOAD_NOT_FOUND``.
@@ -154,7 +155,7 @@ class Uploads:
             return [UploadPart.model_validate(row) for row in session.scalars(query)]
 
     def check_pending(self, upload_id: str) -> None:
-        """Refuse what adds to an upload that is over.
+        """Raise an error if an upload no longer accepts parts.
 
         Raises:
             NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``.
@@ -163,7 +164,7 @@ class Uploads:
             _check_pending(self._row(session, upload_id))
 
     def add_part(self, upload_id: str, size: int, sha256: str, store: Store = lambda: None) -> UploadPart:
-        """Add a part, and make its blob visible with it. A content that the upload has already is the part that has it.
+        """Add a part, and make its blob visible in the same step. For known content, the existing part is returned.
 
         Args:
             upload_id: of the upload.
@@ -314,7 +315,7 @@ class Uploads:
 
 
 def size_mismatch(message: str, param: str) -> InvalidRequest:
-    """The error for parts that do not make the file that was announced."""
+    """Return the error for parts that do not add up to the announced file."""
     remedy = "Cancel the upload, and begin another with the file's own size and larger parts."
     return InvalidRequest(Code.UPLOAD_SIZE_MISMATCH, message, remedy=remedy, param=param)
 
@@ -327,7 +328,7 @@ def _stored(session: Session, upload_id: str) -> tuple[int, int]:
 
 
 def _upload(row: UploadRow) -> Upload:
-    """An upload as it is now: one whose time is over has expired, whether that was written already or not."""
+    """Return an upload in its present state: expired after its time, whether that was already stored or not."""
     upload = Upload.model_validate(row)
     if upload.status is UploadStatus.PENDING and upload.expires_at <= datetime.now(UTC):
         return upload.model_copy(update={"status": UploadStatus.EXPIRED})

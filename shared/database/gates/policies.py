@@ -1,7 +1,8 @@
-"""Policies: stored under a name, by the digest of what they ask; and which of them governs an alias, a tenant, the server.
+"""Policies: stored by name and digest of their content; and their assignments to an alias, a tenant, the server.
 
-An alias is governed by its own policy, else by its tenant's, else by the server's. Every change of that is recorded. It waits for
-the moves that are in flight, and moves wait for it, so that each is judged by the policy that governs when it commits.
+An alias is governed by its own policy, else by its tenant's, else by the server's. Every change of that is recorded. It
+waits for the moves that are in flight, and moves wait for it, so that each is judged by the policy that governs when it
+commits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from shared.errors import Code, Forbidden, InvalidRequest, NotFound
 
 TENANT_SCOPE, SERVER_SCOPE, ALIAS_PREFIX = "tenant", "server", "alias:"
 SERVER = (SHARED, SERVER_SCOPE)
-"""Owner and scope of what governs where nothing nearer does."""
+"""Owner and scope of the assignment that applies without a nearer one."""
 DIGEST = re.compile(r"[0-9a-f]{12,64}")
 
 
@@ -84,7 +85,7 @@ class Author(Value):
 
     @classmethod
     def of_settings(cls, variable: str) -> Author:
-        """The operator, by a setting of the server."""
+        """Return the operator as an author, by a setting of the server."""
         return cls(id="", name=variable, is_admin=True)
 
 
@@ -114,7 +115,7 @@ class Policies:
             return StoredPolicy.model_validate(row)
 
     def all(self) -> list[StoredPolicy]:
-        """All policies: by name, the newest of a name first."""
+        """Return all policies: by name, the newest of a name first."""
         query = select(PolicyRow).where(PolicyRow.tenant.in_(self._tenants))
         with self._db.read() as session:
             rows = session.scalars(query.order_by(PolicyRow.name, PolicyRow.created_at.desc()))
@@ -130,7 +131,7 @@ class Policies:
             return StoredPolicy.model_validate(policy_row(session, self._tenants, name))
 
     def exactly(self, policy: PolicyName) -> StoredPolicy:
-        """The policy of a name and a digest.
+        """Return the policy with this name and digest.
 
         Raises:
             NotFound: ``POLICY_NOT_FOUND``.
@@ -232,7 +233,7 @@ def first_assignment(session: Session, scopes: Sequence[tuple[str, str]]) -> Ass
 
 
 def policy_row(session: Session, tenants: Sequence[str], name: str) -> PolicyRow:
-    """The policy that a name or digest means: the newest, a tenant's own before one of ``shared``.
+    """Return the policy of a name or digest: the newest, a tenant's own before one of ``shared``.
 
     Raises:
         NotFound: ``POLICY_NOT_FOUND``.
@@ -264,7 +265,9 @@ def _locked(session: Session, tenant: str, scope: str) -> PolicyAssignmentRow:
 
 
 def _check_may_change(session: Session, tenant: str, scope: str, after: dict[str, Any] | None, by: Author) -> None:
-    """A policy where none governs is for every trainer; to change, remove or go round one takes an admin."""
+    """Check that the author may assign: any trainer may set a first policy; changing, removing or overriding takes an
+    admin.
+    """
     names = [scope] if scope.startswith(ALIAS_PREFIX) else []
     for row in foreign_name_rows(session, visible_to(tenant), scope.removeprefix(ALIAS_PREFIX)) if names else ():
         # Until it has a policy of its own, a foreign name is governed by that of the alias that it maps to.

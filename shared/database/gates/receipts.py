@@ -1,4 +1,4 @@
-"""Receipts: stored by the job that judged an adapter, found by those who ask whether it may move."""
+"""Receipts: stored by the job that judged an adapter, read when the adapter is to be moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons of shadow adapters with what answers: counts of judged copies, by tenant, alias, both adapters and eval."""
+"""Comparisons of shadow adapters with answering ones: counts of judged copies, by tenant, alias, adapters, eval."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.database.visibility import storable
 
 
 class ShadowPair(Value):
-    """Two adapters whose answers to the same requests are compared, and by what."""
+    """Two adapters whose answers to the same requests are compared, and the eval that judges them."""
 
     alias: str
     incumbent_id: str
@@ -35,7 +35,7 @@ class PairCounts(Value):
     last_error: str | None = Field(None, description="Code of the last error.")
 
     def plus(self, other: PairCounts) -> PairCounts:
-        """Both together."""
+        """Return the sum of both."""
         return PairCounts(
             wins=self.wins + other.wins,
             losses=self.losses + other.losses,
@@ -46,7 +46,7 @@ class PairCounts(Value):
 
 
 class ShadowComparison(ShadowPair, PairCounts):
-    """A comparison as it stands."""
+    """A comparison's present state."""
 
     tenant: str
     first_at: datetime
@@ -55,7 +55,7 @@ class ShadowComparison(ShadowPair, PairCounts):
 
 
 class ShadowComparisons:
-    """Comparisons of a tenant's own requests: no tenant's show in another's, on a shared alias either."""
+    """Comparisons of a tenant's own requests: other tenants do not see them, even on a shared alias."""
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database
@@ -89,7 +89,7 @@ class ShadowComparisons:
             return ShadowComparison.model_validate(row)
 
     def of_alias(self, alias: str) -> list[ShadowComparison]:
-        """An alias's comparisons, the last one first."""
+        """Return an alias's comparisons, the latest first."""
         query = select(ShadowComparisonRow).where(
             ShadowComparisonRow.tenant == self._tenant, ShadowComparisonRow.alias == storable(alias)
         )
@@ -98,7 +98,7 @@ class ShadowComparisons:
             return [ShadowComparison.model_validate(row) for row in rows]
 
     def find(self, pair: ShadowPair) -> ShadowComparison | None:
-        """A comparison; None: no copy was judged."""
+        """Return a comparison; None if no copy was judged."""
         with self._db.read() as session:
             row = session.get(ShadowComparisonRow, (self._tenant, *pair.model_dump().values()))
             return ShadowComparison.model_validate(row) if row else None

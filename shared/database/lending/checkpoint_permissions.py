@@ -49,13 +49,13 @@ class CheckpointPermissions:
     def of_adapter(
         self, adapter_id: str, order: Order = "descending", project: str | None = None
     ) -> list[CheckpointPermission]:
-        """Permissions for an adapter, by the time at which they were given: all, or that of one tenant."""
+        """Return the permissions for an adapter, ordered by time: all, or that of one tenant."""
         with self._db.read() as session:
             self._own(session, adapter_id)
             return [CheckpointPermission.model_validate(row) for row in self._rows(session, adapter_id, order, project)]
 
     def grant(self, adapter_id: str, projects: Sequence[TenantName]) -> list[CheckpointPermission]:
-        """Let tenants use an adapter; who has a permission already keeps it.
+        """Let tenants use an adapter; existing permissions stay.
 
         The samples of the owner's rows in the adapter's metrics are not lent.
 
@@ -87,10 +87,12 @@ class CheckpointPermissions:
             return [CheckpointPermission.model_validate(known[project]) for project in dict.fromkeys(projects)]
 
     def revoke(self, adapter_id: str, permission_id: str) -> None:
-        """Take a permission back; no request of that tenant is routed to the adapter from then on, unless it trained the same itself.
+        """Revoke a permission; no request of that tenant is routed to the adapter any more, unless it trained the same
+        itself.
 
         Raises:
-            NotFound: ``PERMISSION_NOT_FOUND``. Conflict: ``MODEL_IN_USE``: aliases or unfinished jobs of that tenant need the adapter.
+            NotFound: ``PERMISSION_NOT_FOUND``. Conflict: ``MODEL_IN_USE``: aliases or unfinished jobs of that tenant
+                need the adapter.
         """
         with self._db.write() as session:
             self._own(session, adapter_id, lock=True)

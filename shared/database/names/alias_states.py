@@ -18,5 +18,5 @@ def state_of(row: AliasRow) -> Routing | StandsFor | None:
 
 
 def stored_state(state: Routing | StandsFor | None) -> dict[str, Any] | None:
-    """A state as the tables keep it."""
+    """Convert a state to its stored form."""
     return state.model_dump(mode="json") if state else None

@@ -1,4 +1,4 @@
-"""Aliases: names that point to adapters, and the record of their moves, which foreign names have in common with them.
+"""Aliases: names that point to adapters, and the history of moves, which they share with foreign names.
 
 Adapters never change, so promotion, canary and rollback are moves of an alias. Every move is numbered and recorded with
 actor and reason, in the transaction that makes it.
@@ -60,7 +60,7 @@ class Move(Value):
 
 
 class Governed(Value):
-    """The policy that governs a name, and the adapter that a new one is compared with; None: none."""
+    """The policy that governs a name, and the adapter to compare a new one with; None if missing."""
 
     policy: Assignment | None
     incumbent: str | None
@@ -74,7 +74,7 @@ class Actor(Value):
 
     @classmethod
     def job(cls, job_id: str) -> Actor:
-        """A job that succeeded."""
+        """Return a succeeded job as an actor."""
         return cls(id=job_id, name=job_id)
 
 
@@ -91,12 +91,12 @@ class Aliases:
         return Aliases(self._db, tenant)
 
     def all(self) -> list[Alias]:
-        """All aliases in the order of names."""
+        """Return all aliases in the order of names."""
         with self._db.read() as session:
             return self._seen(session)
 
     def find(self, name: str) -> Alias | None:
-        """An alias, or None."""
+        """Return an alias, or None."""
         with self._db.read() as session:
             return next(iter(self._seen(session, name)), None)
 
@@ -171,7 +171,7 @@ class Aliases:
         expected: int | None = None,
         forbidden: frozenset[str] = frozenset(),
     ) -> Alias:
-        """Move an alias back to before its last move, or to what it was at a version; a deleted alias exists again.
+        """Move an alias back to its state before the last move, or at a version; a deleted alias exists again.
 
         Args:
             forbidden: as in :meth:`set`: a base may have got the name of a deleted alias.
@@ -234,7 +234,7 @@ class Aliases:
             return Governed(policy=governing(session, before), incumbent=before.incumbent and before.incumbent.id)
 
     def _seen(self, session: Session, name: str | None = None) -> list[Alias]:
-        """The aliases that the tenant sees, all or the one of a name."""
+        """Return the aliases that the tenant sees, all or the one of a name."""
         found = []
         for row, *hidden in aliases_by_name(session, self._tenants, name).values():
             routing = state_of(row)
@@ -262,7 +262,7 @@ class Aliases:
         return row
 
     def _own(self, session: Session, name: str) -> AliasRow:
-        """The row of an alias that belongs to the tenant, locked until the transaction ends."""
+        """Return the row of an alias that belongs to the tenant, locked until the transaction ends."""
         row = self._ever(session, name, lock=True)
         check_owner(f"The alias {name!r}", row.tenant, self._tenant)
         return row
@@ -293,7 +293,7 @@ def move_alias(
 
 
 def lock_alias(session: Session, tenant: TenantName, name: str, now: datetime) -> AliasRow:
-    """The alias's row, inserted when it is new, and locked until the transaction ends: moves happen one after the other.
+    """Return the alias's row, inserted if new, and locked until the transaction ends, so that moves are sequential.
 
     A transaction that also locks adapters locks its alias first, so that no two wait for each other.
     """
@@ -314,7 +314,7 @@ def move(
     now: datetime,
     gate: dict[str, Any] | None = None,
 ) -> None:
-    """Move a name and record the move; nothing else moves one. ``after`` is None where it is deleted.
+    """Move a name and record the move; the only function that moves names. ``after`` is None for a deletion.
 
     Args:
         gate: what the move rests on, as `move_evidence.check` returns it.
@@ -337,7 +337,7 @@ def move(
 
 
 def moves_of(session: Session, tenant: str, name: str, before: int | None, limit: int) -> list[Move]:
-    """Moves of a tenant's name, newest first, up to ``limit``; those before a version if one is given."""
+    """Return moves of a tenant's name, newest first, up to ``limit``; those before a version if one is given."""
     query = select(AliasMoveRow).where(AliasMoveRow.tenant == tenant, AliasMoveRow.alias == name)
     if before is not None:
         query = query.where(AliasMoveRow.version < before)

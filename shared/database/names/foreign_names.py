@@ -27,7 +27,7 @@ from shared.database.visibility import adapter_row, alias_rows, foreign_name_row
 from shared.errors import Code, InvalidRequest, NotFound
 
 CHECKPOINT = re.compile(r"(?P<model>.+):ckpt-step-(?P<step>[0-9]{1,9})")
-"""OpenAI's name of a checkpoint: its model's, and the step."""
+"""Pattern of OpenAI's checkpoint names: the model's name, and the step."""
 
 
 class ForeignName(Value):
@@ -56,12 +56,12 @@ class ForeignNames:
         return ForeignNames(self._db, tenant)
 
     def all(self) -> list[ForeignName]:
-        """All of them, in the order of names."""
+        """Return all foreign names, in the order of names."""
         with self._db.read() as session:
             return [_view(row) for row in foreign_name_rows(session, self._tenants)]
 
     def find(self, name: str) -> ForeignName | None:
-        """A foreign name, or None."""
+        """Return a foreign name, or None."""
         with self._db.read() as session:
             return next(map(_view, foreign_name_rows(session, self._tenants, name)), None)
 
@@ -186,7 +186,7 @@ class ForeignNames:
         )
 
     def _checkpoint(self, session: Session, model: AliasRow, step: int) -> Destination:
-        """The adapter of a step of the job whose adapter answers for a foreign name."""
+        """Return the adapter of a step of the job whose adapter answers for a foreign name."""
         destination = self._follow(session, model)
         answering = destination.routing and adapter_row(session, self._tenants, destination.routing.main)
         made: dict[int, str] = {}

@@ -31,7 +31,7 @@ from shared.errors import Code, Conflict, InvalidRequest
 from shared.gate_outcome import GateStatus, overall_outcome
 
 TOLERANCE = 1e-9
-"""Shares are quotients of weights: one that has not grown may differ in its last digits."""
+"""Tolerance of shares, which are quotients of weights: an unchanged one may differ in its last digits."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def standing(session: Session, row: AliasRow) -> Standing:
     """Read the state of a name before a move; the caller's transaction has locked ``row``, and no adapter yet."""
     tenants = visible_to(row.tenant)
     others = [tenant for tenant in tenants if tenant != row.tenant]
-    # One that is hidden governs on: else the first move would be the only one that its policy is asked about.
+    # The policy of a hidden name still applies: else it would only govern the first move.
     hidden = [*alias_rows(session, others, row.name), *foreign_name_rows(session, others, row.name)][:1]
     own = state = state_of(row)
     if state is None and hidden:
@@ -98,7 +98,7 @@ def standing(session: Session, row: AliasRow) -> Standing:
 
 
 def governing(session: Session, before: Standing) -> Assignment | None:
-    """The assignment of the policy that governs a name; None: none does."""
+    """Return the assignment of the policy that governs a name; None without one."""
     return first_assignment(session, before.scopes)
 
 
@@ -210,7 +210,7 @@ def _scopes(*rows: AliasRow) -> tuple[tuple[str, str], ...]:
 def _receipt(
     session: Session, before: Standing, assignment: Assignment, adapter: AdapterRow, terms: Terms, now: datetime
 ) -> StoredReceipt:
-    """The receipt that lets an adapter answer."""
+    """Return the receipt that allows an adapter to answer."""
     policy = assignment.policy
     receipts = receipts_of(session, before.tenant, adapter.id, adapter.digest, policy.digest)
     if not receipts:
@@ -307,7 +307,7 @@ def _ungoverned(before: Standing, assignment: Assignment, name: str) -> Conflict
 
 
 def _hold(session: Session, row: AliasRow) -> Routing | StandsFor | None:
-    """The state of another name's row, which stays as it is until the transaction ends."""
+    """Return the state of another name's row, locked until the transaction ends."""
     held = session.get_one(AliasRow, (row.tenant, row.name), with_for_update={"read": True}, populate_existing=True)
     return state_of(held)
 

@@ -1,4 +1,4 @@
-"""A finished job's adapter becomes what an alias points to, unless a policy keeps the alias where it is."""
+"""Point an alias to a finished job's adapter, unless a policy prevents it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit log as it is read: page by page, and pruned when it has been exported."""
+"""Reading the audit log, page by page, and pruning it after an export."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shared.database.visibility import storable
 from shared.errors import Code, Conflict
 
 PRUNED = "audit.pruned"
-"""The event by which the database lets older ones be deleted (migration 0015); its object is the number of the last of them."""
+"""Event that lets the database delete older ones (migration 0015); its object is the number of the last of them."""
 
 
 class AuditEvent(Value):

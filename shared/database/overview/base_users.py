@@ -50,7 +50,7 @@ def refuse_taken_name(database: Database, name: str) -> None:
 
 
 def refuse_needed_base(database: Database, name: str) -> None:
-    """Refuse to take a base away that adapters, foreign names or unfinished jobs of any tenant need.
+    """Refuse to remove a base that adapters, foreign names or unfinished jobs of any tenant need.
 
     Raises:
         Conflict: ``MODEL_IN_USE``; ``details`` names them. Unavailable: ``DATABASE_UNAVAILABLE``.
@@ -87,7 +87,7 @@ class Needed(NamedTuple):
 
 
 def aliases_by_base(database: Database) -> dict[Needed, list[str]]:
-    """Every tenant's aliases by the base that their adapters need.
+    """Return every tenant's aliases by the base that their adapters need.
 
     Raises:
         Unavailable: ``DATABASE_UNAVAILABLE``.
@@ -108,14 +108,14 @@ def aliases_by_base(database: Database) -> dict[Needed, list[str]]:
 
 
 def _aliases_of(session: Session, name: str) -> list[AliasRow]:
-    """Every tenant's alias or foreign name that is called so; aliases first."""
+    """Return every tenant's alias or foreign name with this name; aliases first."""
     exists = or_(AliasRow.adapter_id.is_not(None), AliasRow.stands_for.is_not(None))
     rows = session.scalars(select(AliasRow).where(AliasRow.name == name, exists).order_by(AliasRow.tenant))
     return sorted(rows, key=lambda row: row.adapter_id is None)
 
 
 def _jobs_for(session: Session, alias: str) -> list[str]:
-    """Ids of the unfinished jobs that move an alias of that name when they publish."""
+    """Return the ids of the unfinished jobs that move an alias of that name when they publish."""
     return [job.id for job in open_jobs(session) if _artifact(job.contract).get("alias") == alias]
 
 

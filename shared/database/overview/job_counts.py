@@ -1,4 +1,4 @@
-"""Counts of jobs over all tenants, for an operator's metrics; no tenant's view."""
+"""Counts of jobs over all tenants, for an operator's metrics; tenants do not see them."""
 
 from __future__ import annotations
 

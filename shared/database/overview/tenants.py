@@ -1,4 +1,4 @@
-"""Tenants side by side: what each has of its quota, its keys and files, and when it was last active."""
+"""Overview of tenants: each one's use of its quota, its keys and files, and its last activity."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Tenants:
         self._db = database
 
     def all(self) -> Sequence[TenantOverview]:
-        """Every tenant that has or had a key, a quota, a job, or files, by name."""
+        """Return every tenant that has or had a key, a quota, a job, or files, by name."""
         with self._db.read() as session:
             return _overviews(session, _names(session), self._db.now(session))
 
     def get(self, tenant: TenantName) -> TenantRecord:
-        """One of them, with its keys.
+        """Return one tenant, with its keys.
 
         Raises:
             NotFound: ``TENANT_NOT_FOUND``.

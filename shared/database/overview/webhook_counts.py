@@ -1,4 +1,4 @@
-"""Counts of webhooks over all tenants, for an operator's metrics; no tenant's view."""
+"""Counts of webhooks over all tenants, for an operator's metrics; tenants do not see them."""
 
 from __future__ import annotations
 

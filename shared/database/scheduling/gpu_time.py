@@ -1,4 +1,4 @@
-"""GPU time: what an attempt holds when it begins and has used when it ends, and what tenants have used.
+"""GPU time: the hold of an attempt at its beginning, its use at its end, and the use of tenants.
 
 Holds and their settlement are in the transactions that begin and end attempts, so none can be lost or counted twice.
 """
@@ -22,7 +22,7 @@ from shared.scheduling.types import PRIORITY_SECONDS, RECENT_SECONDS, UNKNOWN_SE
 PAST_JOBS = 20
 """Number of past jobs of a kind that the duration of the next one is estimated from."""
 ABANDONED = "abandoned"
-"""Outcome of an attempt whose end a process of another release has written."""
+"""Outcome of an attempt whose end a process of another release recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ NOTHING_SPENT = Spent()
 
 
 def gpu_hold(max_gpu_minutes: float | None, expected_seconds: float | None, gpus: int) -> float:
-    """GPU-seconds that a job holds while it runs: its budget if it has one, else what it is expected to use."""
+    """Return the GPU-seconds that a job holds while it runs: its budget if it has one, else its expected use."""
     if max_gpu_minutes is not None:
         return 60.0 * max_gpu_minutes
     return gpus * (UNKNOWN_SECONDS if expected_seconds is None else expected_seconds)
 
 
 def begin_hold(session: Session, row: JobRow, gpus: int, now: datetime) -> None:
-    """Hold the GPU time of the attempt that begins."""
+    """Record the hold of an attempt that begins."""
     hold = {
         "job_id": row.id,
         "attempt": row.attempt,
@@ -59,7 +59,7 @@ def begin_hold(session: Session, row: JobRow, gpus: int, now: datetime) -> None:
 
 
 def settle_hold(session: Session, row: JobRow, outcome: JobState, now: datetime) -> None:
-    """Put what the job's attempt has used in place of what it held."""
+    """Replace the hold of the job's attempt by its use."""
     held = session.get(GpuTimeRow, (row.id, row.attempt))
     if held is not None and held.ended_at is None:
         held.ended_at, held.outcome = now, str(outcome)
@@ -67,7 +67,7 @@ def settle_hold(session: Session, row: JobRow, outcome: JobState, now: datetime)
 
 
 def settle_abandoned(session: Session, now: datetime) -> None:
-    """Settle the holds of attempts that have ended without it: a worker or an API of the release before has written that."""
+    """Settle the holds of ended attempts that are still open: a worker or an API of the previous release ended them."""
     owner = select(JobRow.id).where(
         JobRow.id == GpuTimeRow.job_id, JobRow.state == JobState.RUNNING, JobRow.attempt == GpuTimeRow.attempt
     )
@@ -111,7 +111,7 @@ RECENT = (
     .where(GpuTimeRow.ended_at > bindparam("oldest"))
     .group_by(GpuTimeRow.tenant)
 )
-"""Built once, as every statement of a claim: that takes longer than to run it."""
+"""Statement of the recent use; built once, like all of a claim, because building takes longer than running it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,5 +162,5 @@ def month_use(session: Session, now: datetime) -> dict[str, MonthUse]:
 
 
 def minutes(gpu_seconds: float) -> float:
-    """GPU-minutes, rounded up to a tenth, as callers see them."""
+    """Convert to GPU-minutes, rounded up to a tenth, as callers see them."""
     return math.ceil(gpu_seconds / 6.0) / 10

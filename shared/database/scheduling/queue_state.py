@@ -23,14 +23,14 @@ PAST_STARTS = 200
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The place of every queued job, by its id, and how far such estimates of starts were off."""
+    """The place of every queued job, by its id, and the error of such estimates of starts."""
 
     of_job: Mapping[str, Place]
     error: StartError | None
 
 
 class QueueReader:
-    """The queue as those see it who claim nothing."""
+    """Read access to the queue, without claims."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -95,7 +95,7 @@ RUNNING = (
 
 
 def read_queue(session: Session, now: datetime, gpus: int) -> QueueState:
-    """The queue at this moment.
+    """Read the queue's present state.
 
     Args:
         now: the database's time.
@@ -105,7 +105,7 @@ def read_queue(session: Session, now: datetime, gpus: int) -> QueueState:
 
 
 def read_claimable(session: Session, now: datetime, gpus: int) -> QueueState:
-    """As much of the queue as a claim needs: a job that waits alone, where no tenant has a quota, is compared with nothing.
+    """Read the part of the queue that a claim needs: without quotas, a job that waits alone needs no comparison.
 
     That is what a worker finds that has waited for a job, so its start does not wait for what it does not need.
 
@@ -170,7 +170,7 @@ def _allowances(session: Session, now: datetime, quotas: Sequence[TenantQuotaRow
 
 
 def _start_errors(session: Session) -> list[float]:
-    """Seconds by which the last jobs with an estimate started later than it said."""
+    """Return by how many seconds the last jobs started later than estimated."""
     query = select(JobRow.started_at, JobRow.estimated_start_at).where(
         JobRow.started_at.is_not(None), JobRow.estimated_start_at.is_not(None)
     )

@@ -1,4 +1,4 @@
-"""Quotas of tenants: how many jobs they may run and queue, and the GPU-minutes of a month."""
+"""Quotas of tenants: limits of running and queued jobs, and of GPU-minutes per month."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RETRY_SECONDS = 60
 MOST_MINUTES = 1e9
 _quotas = TenantQuotaRow.__table__
 QUOTA = select(_quotas).where(_quotas.c.tenant == bindparam("of_tenant")).with_for_update()
-"""Built once, because that takes longer than to run it."""
+"""Statement that reads a quota; built once, because building takes longer than running it."""
 
 
 class Quota(BaseModel):
@@ -59,18 +59,18 @@ class QuotaUse(Value):
 
 
 class Quotas:
-    """Verbs of those who read and set quotas; each is one transaction."""
+    """Verbs for reading and setting quotas; each is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     def use(self, tenant: TenantName) -> QuotaUse:
-        """A tenant's quota and use; one without a quota is unlimited."""
+        """Return a tenant's quota and use; without a quota it is unlimited."""
         with self._db.read() as session:
             return quota_uses(session, [tenant], self._db.now(session))[0]
 
     def all(self) -> Sequence[QuotaUse]:
-        """Every tenant that has a quota, a job in the queue or GPU time in this month, by name."""
+        """Return every tenant that has a quota, a job in the queue or GPU time in this month, by name."""
         with self._db.read() as session:
             now = self._db.now(session)
             unfinished = select(JobRow.tenant).where(JobRow.state.in_([str(JobState.QUEUED), str(JobState.RUNNING)]))
@@ -139,7 +139,7 @@ def _exhausted(tenant: str, limit: float, month: MonthUse, hold: float, resets_a
 
 
 def quota_uses(session: Session, tenants: Sequence[str], now: datetime) -> list[QuotaUse]:
-    """Quotas of tenants and what they have of them, in the order given."""
+    """Return quotas of tenants and their use, in the order given."""
     quotas = {row.tenant: row for row in session.scalars(select(TenantQuotaRow))}
     running, queued = (_count(session, tenants, state) for state in (JobState.RUNNING, JobState.QUEUED))
     used, resets_at = month_use(session, now), next_month(now)

@@ -1,4 +1,4 @@
-"""Adapters, who else may use them, and what was measured of merged models."""
+"""Tables of adapters, permissions to use them, and measurements of merged models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AdapterRow(Base):
 
 
 class CheckpointPermissionRow(Base):
-    """One tenant's permission for another one to use its adapter; ``project`` is the other one, as OpenAI calls it."""
+    """One tenant's permission for another one to use its adapter; ``project`` is the other one, in OpenAI's term."""
 
     __tablename__ = "checkpoint_permissions"
     __table_args__ = (UniqueConstraint("tenant", "adapter_id", "project"),)

@@ -1,4 +1,4 @@
-"""The audit log: who changed what. Triggers of the database refuse to change its rows (migration 0015)."""
+"""Table of the audit log: actors and changes. Triggers of the database refuse to change its rows (migration 0015)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NAMING = {
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """An aware UTC time, stored as whole milliseconds since 1970: the same order and value in every database."""
+    """An aware UTC time, stored as whole milliseconds since 1970: equal in order and value in every database."""
 
     impl = BigInteger
     cache_ok = True

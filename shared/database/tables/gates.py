@@ -13,7 +13,7 @@ from shared.database.tables.jobs import JobRow
 
 
 class PolicyRow(Base):
-    """A policy as it was stored: never changed. The newest of a name is what the name means."""
+    """A stored policy: never changed. A name refers to its newest one."""
 
     __tablename__ = "policies"
 

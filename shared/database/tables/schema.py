@@ -1,4 +1,4 @@
-"""Every table: what migrations and tests compare a database with."""
+"""Metadata of every table, with which migrations and tests compare a database."""
 
 from shared.database.tables import adapters, audit, evaluation, files, gates, jobs, keys, names, webhooks
 from shared.database.tables.base import Base

@@ -31,7 +31,7 @@ class WebhookEndpointRow(Base):
 
     @property
     def signing_secret_hint(self) -> str:
-        """The secret's end, by which its owner knows it again."""
+        """Return the secret's end, by which its owner recognises it."""
         return f"whsec_…{self.secret[-4:]}"
 
 

@@ -19,11 +19,11 @@ from shared.database.visibility import storable
 from shared.database.webhooks.outbox import disable
 
 RETRY_SECONDS = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
-"""Between one attempt and the next: Standard Webhooks' schedule, ten attempts in three days."""
+"""Delays between attempts: Standard Webhooks' schedule, ten attempts in three days."""
 JITTER = 0.2
 """Largest random share added to a delay, so that deliveries that failed together are not retried together."""
 LEASE = timedelta(seconds=120)
-"""Longer than an attempt can take; then another worker may send it again."""
+"""Lease of a delivery, longer than an attempt can take; then another worker may send it again."""
 KEPT = timedelta(days=7)
 """How long an ended delivery stays listed."""
 GONE = 410
@@ -71,8 +71,8 @@ class Deliveries:
         self._jitter = jitter
 
     def claim(self, limit: int) -> list[ClaimedDelivery]:
-        """Take deliveries that are due, of each endpoint the one that has been due for longest and none while another one is
-        being sent: so a receiver that hangs holds one thread, however much waits for it.
+        """Claim due deliveries: for each endpoint only the one that has been due for longest, and none while another
+        one is being sent. So a receiver that hangs blocks one thread, however many deliveries wait for it.
 
         Args:
             limit: of deliveries.
@@ -132,7 +132,7 @@ class Deliveries:
             return reason
 
     def prune(self) -> int:
-        """Delete deliveries that ended long ago; returns how many."""
+        """Delete deliveries that ended long ago; return their number."""
         with self._db.write() as session:
             ended = WebhookDeliveryRow.ended_at < self._db.now(session) - KEPT
             return len(session.scalars(delete(WebhookDeliveryRow).where(ended).returning(WebhookDeliveryRow.id)).all())
@@ -156,14 +156,14 @@ class Deliveries:
 
 
 def is_due(now: datetime) -> ColumnElement[bool]:
-    """The condition of deliveries that may be sent now, as far as they themselves go."""
+    """Return the SQL condition of due deliveries, without regard to their endpoints."""
     row = WebhookDeliveryRow
     is_free = or_(row.lease_expires_at.is_(None), row.lease_expires_at <= now)
     return and_(row.status == "pending", row.next_attempt_at <= now, is_free)
 
 
 def sending(now: datetime) -> Select[str]:
-    """Ids of the endpoints that are being sent something."""
+    """Return the query of endpoints that are receiving a delivery now."""
     row = WebhookDeliveryRow
     return select(row.endpoint_id).where(row.status == "pending", row.lease_expires_at > now)
 

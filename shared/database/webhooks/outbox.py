@@ -1,4 +1,4 @@
-"""The outbox: for each event and endpoint a row, written in the transaction that ends the job, so neither is there without the other."""
+"""The outbox: a row for each event and endpoint, written in the transaction that ends the job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOB_EVENTS = {
     JobState.CANCELLED: EventType.JOB_CANCELLED,
 }
 BY_TENANT = "disabled by its tenant"
-"""Why an endpoint is disabled that has not failed."""
+"""Reason of an endpoint that is disabled without a failure."""
 RUN_EVENTS = {
     JobState.SUCCEEDED: EventType.RUN_SUCCEEDED,
     JobState.FAILED: EventType.RUN_FAILED,
@@ -29,7 +29,7 @@ RUN_EVENTS = {
 
 
 def add_end_of_job(session: Session, job: JobRow, state: JobState, now: datetime) -> None:
-    """Put what the end of a job means into the outbox: its own event, and those of the runs that it carried out.
+    """Put the events of a job's end into the outbox: its own event, and those of the runs that it carried out.
 
     Args:
         session: of the transaction that ends the job.
@@ -65,7 +65,7 @@ def new_delivery(
     *,
     is_test: bool = False,
 ) -> WebhookDeliveryRow:
-    """A row of the outbox that is due at once."""
+    """Return a row of the outbox that is due at once."""
     return WebhookDeliveryRow(
         id=new_id("whdelivery"),
         endpoint_id=endpoint.id,
@@ -82,7 +82,7 @@ def new_delivery(
 
 
 def disable(session: Session, endpoint: WebhookEndpointRow, reason: str, now: datetime) -> None:
-    """Send an endpoint, whose row the transaction holds, nothing more until its tenant enables it; what waits for it has failed."""
+    """Disable an endpoint, whose row is locked, until its tenant enables it; waiting deliveries fail."""
     endpoint.disabled_at, endpoint.disabled_reason = now, reason
     waiting = update(WebhookDeliveryRow).where(
         WebhookDeliveryRow.endpoint_id == endpoint.id, WebhookDeliveryRow.status == "pending"

@@ -18,19 +18,19 @@ _REMEDIES = {
     RowForm.KTO: f"`{CONVERT}` keeps the rows whose label is true and counts the others.",
 }
 COMMON = 0.5
-"""Share of the bad lines from which on their form is the file's."""
+"""Share of the bad lines from which on their form counts as the file's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The form of a file, as the end of a sentence that begins with the file, and what to do."""
+    """The form of a file, as the end of a sentence that begins with the file, and a remedy."""
 
     finding: str
     remedy: str
 
 
 def advise(path: Path, bad_lines: int, forms: Mapping[str, int]) -> Advice | None:
-    """Advice on a file with bad lines; None when it is in no form that is known.
+    """Return advice on a file with bad lines; None if its form is unknown.
 
     Args:
         bad_lines: how many of its lines are not rows.

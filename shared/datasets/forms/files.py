@@ -74,7 +74,7 @@ def recognise_file(path: Path) -> FileForm:
 
 
 def recognise_head(head: bytes) -> FileForm:
-    """The form of a file that begins with these bytes."""
+    """Return the form of a file that begins with these bytes."""
     if compression(head):
         return FileForm.COMPRESSED
     if form := next((form for magic, form in _FORMS if head.startswith(magic)), None):
@@ -89,7 +89,7 @@ def recognise_head(head: bytes) -> FileForm:
 
 
 def compression(head: bytes) -> str:
-    """The program that a file was compressed with; empty when none is known."""
+    """Return the program that a file was compressed with; empty if unknown."""
     return next((name for magic, name in _MAGIC if head.startswith(magic)), "")
 
 

@@ -46,7 +46,7 @@ ROLES: dict[str, str] = {
     "developer": "developer",
     "function": "function",
 }
-"""Names that programs give to speakers; ``function_call`` is a turn of the assistant that is nothing but a call."""
+"""Names that programs give to speakers; ``function_call`` is an assistant's turn with only a call."""
 OWN_ROLES = frozenset({"user", "assistant", "tool", "system", "developer", "function"})
 QUESTIONS = ("question", "query", "prompt", "instruction", "input", "q", "human", "user")
 ANSWERS = ("answer", "response", "output", "completion", "a", "assistant", "gpt", "reply", "target")
@@ -57,7 +57,7 @@ PLACEHOLDERS = ("<image>", "<video>", "<audio>")
 
 
 def recognise(row: Row) -> RowForm | None:
-    """The form of a row; None when it has no form that is known."""
+    """Return the form of a row; None if it is unknown."""
     keys = {key.lower(): row[key] for key in row if row[key] is not None}
     contents = keys.get("contents")
     if {CHOSEN, REJECTED} <= keys.keys() or ("input" in keys and not keys.keys().isdisjoint(PREFERRED)):
@@ -74,7 +74,7 @@ def recognise(row: Row) -> RowForm | None:
 
 
 def _form_of_pair(keys: Row) -> RowForm | None:
-    """The form of a row without a list of turns; its keys are in small letters."""
+    """Return the form of a row without a list of turns; its keys are in lower case."""
     if {"prompt", "completion"} <= keys.keys() and any(
         isinstance(keys[name], list) for name in ("prompt", "completion")
     ):
@@ -93,7 +93,7 @@ def has_pair(keys: Iterable[str]) -> bool:
 
 
 def turns_of(row: Row) -> tuple[str, list[Any]] | None:
-    """The list of turns of a row and its key; None when it has none."""
+    """Return the list of turns of a row and its key; None if it has none."""
     for name in TURN_LISTS:
         turns = row.get(name)
         if isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns):
@@ -102,7 +102,7 @@ def turns_of(row: Row) -> tuple[str, list[Any]] | None:
 
 
 def speaker_of(turn: Row) -> Any:
-    """The name of a turn's speaker as it is written; None when the turn names none."""
+    """Return the name of a turn's speaker, unchanged; None if the turn names none."""
     return next((turn[name] for name in SPEAKERS if turn.get(name) is not None), None)
 
 
@@ -113,7 +113,7 @@ def refers_to_media(row: Row, texts: Iterable[Any]) -> bool:
 
 
 def is_foreign(row: Row) -> RowForm | None:
-    """The form of a row that the reader of training files does not take as it is; None when it takes the form."""
+    """Return the form of a row if the reader of training files does not accept it unchanged; else None."""
     form = recognise(row)
     if form is RowForm.MESSAGES:
         return None

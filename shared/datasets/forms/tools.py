@@ -71,7 +71,7 @@ _NAMED = ("properties", "$defs", "definitions", "patternProperties")
 
 
 class WrittenOtherwise(msgspec.ValidationError):
-    """A row that the strict decoder takes, and that has to be translated all the same (``written_rows.translate``)."""
+    """A row that the strict decoder accepts, but that has to be translated (``written_rows.translate``)."""
 
 
 def refuse_foreign_tools(record: Record) -> None:
@@ -216,7 +216,7 @@ def _wrapped(tool: Tool) -> Tool:
 
 
 def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema without the properties and the keywords whose value is null."""
+    """Return a schema without the properties and the keywords whose value is null."""
     found: dict[str, Any] = {}
     for key, value in schema.items():
         if value is None and key not in _MEANINGFUL_NULLS:
@@ -236,7 +236,7 @@ def _cleaned(value: Any) -> Any:
 
 
 def _schema_fault(schema: Any) -> str:
-    """Why parameters are not the schema of an object; empty when they are."""
+    """Return why parameters are not the schema of an object; empty if they are."""
     if not isinstance(schema, dict):
         return f"it is {_kind(schema)}"
     kind, properties, required = schema.get("type", "object"), schema.get("properties", {}), schema.get("required", [])
@@ -290,7 +290,9 @@ def _hashable(name: Any) -> str | None:
 
 
 def _without_null_arguments(value: dict[str, Any], schema: Any) -> dict[str, Any]:
-    """Arguments without the nulls that the tool's schema has no place for; of a tool without properties they stay."""
+    """Return arguments without the nulls that the tool's schema does not accept; for a tool without properties all
+    stay.
+    """
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict) or not properties:
         return value
