@@ -146,8 +146,7 @@ def _group_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
 
 
 def _group_use(folder: Path, use_name: str, reclaimable: str) -> int:
-    """Return the bytes in use, without the file cache that the kernel reclaims first: reading a model's files fills it.
-    """
+    """Return the bytes in use, without the file cache that the kernel reclaims first: reading models fills it."""
     use = folder / use_name
     if not use.is_file():
         return 0

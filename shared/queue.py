@@ -55,13 +55,13 @@ class Channel(redis.Channel):
 
 
 class Transport(redis.Transport):
-    """kombu's transport with that channel."""
+    """kombu's transport with this channel."""
 
     Channel = Channel
 
 
 def make_celery(broker_url: str) -> Celery:
-    """The Celery application, configured alike where messages are sent and where they are received."""
+    """Make the Celery application, configured in the same way for senders and receivers of messages."""
     # kombu finds a transport by the URL's scheme.
     TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), f"{__name__}:Transport"))
     celery = Celery("mens", broker=broker_url)

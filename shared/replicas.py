@@ -1,4 +1,5 @@
-"""The serving replicas: where they are (URLs, the addresses behind a DNS name, or both), and what their own routes return.
+"""The serving replicas: their locations (URLs, the addresses behind a DNS name, or both), and responses of their own
+routes.
 
 The gateway and the publisher both discover replicas here, so adapters are certified on the replicas that get requests.
 """
@@ -17,11 +18,11 @@ from pydantic import BaseModel, ConfigDict
 from shared.errors import Code, Unavailable
 
 TENANT_SALT_CHARS = 64
-"""The beginning of a request's ``cache_salt`` that says whose it is; what follows is the caller's own."""
+"""Length of the prefix of a request's ``cache_salt`` that identifies the tenant; the rest is the caller's own."""
 
 
 class ServedBaseName(NamedTuple):
-    """Name of a served base, as an error message has it.
+    """Name of a served base, in the form for an error message.
 
     Attributes:
         name: its own.
@@ -36,18 +37,18 @@ class ServedBaseName(NamedTuple):
 
 
 Weights = Literal["original", "twin"]
-"""A base as it was added, or the dequantised twin that holds what NF4 training computes with."""
+"""A base as it was added, or its dequantised twin with the values that NF4 training computes with."""
 
 
 class Fit(IntEnum):
     """How well a replica's weights suit an adapter; higher is better."""
 
     NONE = 0
-    """The twin, to an adapter of the unquantised base: another base than it was trained on."""
+    """The twin, for an adapter of the unquantised base: another base than it was trained on."""
     SHIFTED = 1
-    """The original, or a twin of another quantisation, to an adapter trained over NF4: served with a base shift."""
+    """The original, or a twin of another quantisation, for an adapter trained over NF4: served with a base shift."""
     EXACT = 2
-    """The weights that its training computed with, or nothing is known of these."""
+    """The weights that its training computed with, or unknown ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class ReplicaCapabilities(BaseModel):
 
     @property
     def adapters_digest(self) -> str:
-        """Digest of the base whose adapters it serves."""
+        """Digest of the base whose adapters the replica serves."""
         return self.base_digest or self.served_digest
 
     @property
@@ -172,7 +173,7 @@ def discover(urls: Sequence[str], dns: str = "") -> list[str]:
 
 
 def describe_unserved(base: str, served: Iterable[ServedBaseName]) -> str:
-    """Say that no replica serves a base, and which bases are served instead.
+    """Return the message that no replica serves a base, with the bases that are served.
 
     Args:
         base: its name.
@@ -215,12 +216,12 @@ def rank_remedy(rank: int) -> str:
 
 
 def replica_name(url: str) -> str:
-    """A replica's name where its address must not be shown: always the same, and nothing to connect to."""
+    """Return a replica's name for places that must not show its address: stable, and useless for connecting."""
     return f"replica-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 
 def _addresses(dns: str) -> list[str]:
-    """Addresses of the name in a stable order."""
+    """Resolve the name to addresses, in a stable order."""
     host, _, port = dns.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)

@@ -174,7 +174,7 @@ class RetentionSettings(Settings):
 
 
 def read_settings(kind: type[AnySettings]) -> AnySettings:
-    """Settings of a tier from the environment.
+    """Read the settings of a tier from the environment.
 
     Raises:
         InvalidRequest: ``SETTINGS_INVALID`` naming the first variable that is wrong.

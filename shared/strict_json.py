@@ -51,7 +51,7 @@ def _float(text: str) -> float | _NoNumber:
 
 
 def _texts(parsed: object) -> Iterator[tuple[str, str]]:
-    """Every text, and every key with the path of its object, in the order of the body."""
+    """Iterate over every string, and every key with the path of its object, in the order of the body."""
     left: list[tuple[str, object]] = [("", parsed)]
     while left:
         path, value = left.pop()

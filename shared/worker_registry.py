@@ -47,7 +47,7 @@ class WorkerMachine(BaseModel):
 
 
 class _Entry(BaseModel):
-    """A report and when it was made, by Valkey's clock."""
+    """A report and its time, by Valkey's clock."""
 
     seen_at: float
     machine: WorkerMachine
@@ -65,7 +65,7 @@ class WorkerRegistry:
         )
 
     def report(self, worker: str, machine: WorkerMachine) -> bool:
-        """Say what a worker's machine is; False when Valkey does not take it."""
+        """Report a worker's machine; return False if Valkey does not accept it."""
         try:
             entry = _Entry(seen_at=self._now(), machine=machine)
             self._redis.hset(KEY, worker, entry.model_dump_json())
@@ -75,14 +75,14 @@ class WorkerRegistry:
         return True
 
     def forget(self, worker: str) -> None:
-        """Take a worker out that stops."""
+        """Remove a worker that stops."""
         try:
             self._redis.hdel(KEY, worker)
         except RedisError as error:
             logger.warning("%s could not be taken out: %s", worker, error)
 
     def machines(self) -> list[WorkerMachine]:
-        """Machines of the workers that live; none when Valkey does not answer."""
+        """Return the machines of live workers; empty if Valkey does not respond."""
         try:
             since = self._now() - LIVE_SECONDS
             entries = {name: _parse(raw) for name, raw in self._redis.hgetall(KEY).items()}

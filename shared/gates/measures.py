@@ -21,8 +21,7 @@ MOST_ERRORS = 0.1
 Relation = Literal["at_least", "at_most"]
 """Side of the bound on which a number passes."""
 Measure = Callable[[Sequence[ScoredAnswer], bool], float]
-"""Computes an item's number, from 0 to 1, from a model's answers; the flag is the value of an answer without a score.
-"""
+"""Computes an item's number, from 0 to 1, from a model's answers; the flag is the value of an unscored answer."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,7 @@ def _holds(interval: tuple[float, float], relation: Relation, bound: float) -> b
 
 
 def _items_that_show(mean: float, items: int, relation: Relation, bound: float, confidence: float) -> int | None:
-    """Return the least number of items with this mean whose interval satisfies a bound; None beyond a sensible number.
-    """
+    """Return the fewest items with this mean whose interval satisfies a bound; None beyond a sensible number."""
 
     def is_enough(count: int) -> bool:
         return _holds(wilson_interval(mean * count, count, confidence), relation, bound)

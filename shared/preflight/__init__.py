@@ -1,4 +1,5 @@
-"""Everything that can be known before training: the same checks for API, worker and command line.
+"""Checks before training: the same ones for API, worker and command line.
 
-Start with `pipeline.py`; `types.py` has what goes in and out. Imports every package of `shared` but `database` and `retention`.
+Start with `pipeline.py`; `types.py` has what goes in and out. Imports every package of `shared` but `database` and
+`retention`.
 """

@@ -1,4 +1,4 @@
-"""Checks whether a base model's folder can be tuned, in order, before a GPU is needed; the first failure wins.
+"""Check whether a base model's folder can be tuned, in order, before a GPU is needed; the first failure wins.
 
 Reads config.json, the shard index and safetensors *headers*: no weight, no GPU library, milliseconds for any model.
 transformers fills a tensor that it does not find with random numbers and continues; here a missing or misshapen tensor

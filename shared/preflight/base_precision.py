@@ -16,9 +16,9 @@ from shared.preflight.estimate import memory_limit, vram_parts
 from shared.preflight.types import BasePrecision, Configuration, Machine
 
 HEADROOM = 0.85
-"""Share of the job's memory that full precision may fill by the estimate."""
+"""Share of the job's memory that full precision may fill, by the estimate."""
 MAX_TOKENS = 8_192
-"""Tokens of the micro-batch that must fit; larger ones are faster on a GPU, and not worth NF4."""
+"""Tokens of the micro-batch that must fit; larger ones are faster on a GPU, but do not justify NF4."""
 
 
 def decide(
@@ -60,7 +60,7 @@ def needed_bytes(contract: FineTuneContract, config: ModelConfig, tokens: int, *
 
 
 def room_bytes(contract: FineTuneContract, machine: Machine, *, on_gpu: bool) -> int | None:
-    """Bytes that a run over the unquantised base may take; None where the machine's memory is not known."""
+    """Return the bytes that a run on the unquantised base may use; None if the machine's memory is unknown."""
     memory = machine.memory(on_gpu=on_gpu)
     if memory is None:
         return None

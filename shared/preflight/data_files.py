@@ -1,7 +1,7 @@
-"""A job's data files, read once each: their rows, and what the base would be trained on in them.
+"""A job's data files, read once each: their rows, and the tokens in them that the base would be trained on.
 
-Every file goes through the same checks: rows that are validated on or replayed are written with the same template as those
-that are trained on, and would fail the trainer in the same way.
+Every file goes through the same checks: rows that are validated on or replayed are written with the same template as
+those that are trained on, and would fail the trainer in the same way.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Findings:
         return max(report.longest_row for report in self.supervision.values())
 
     def trained_on(self, kind: Kind) -> dict[int, int]:
-        """Rows of a file that is there which the trainer will use, by difficulty: those that it must skip are left out.
+        """Count the rows of an existing file that the trainer will use, by difficulty, without those that it must skip.
 
         Of a sampled file only the skipped rows of the sample are known.
         """
@@ -112,15 +112,15 @@ class Findings:
 def read_files(
     contract: FineTuneContract, seq_len: int, tokenizer: Tokenizer, files: JobFiles, machine: Machine
 ) -> Findings:
-    """Read each file once: content, rows, duplicates, and what is supervised.
+    """Read each file once: content, rows, duplicates, and supervised tokens.
 
     Args:
         seq_len: at which rows are cut.
 
     Raises:
         ArtifactInvalid: ``STORAGE_OBJECT_MISSING``: a file is not what was uploaded.
-        DatasetInvalid: ``DATASET_LINE_INVALID``, ``DATASET_EMPTY``. ContractRejected: ``NOTHING_SUPERVISED``: every row that is
-            trained on weighs 0.
+        DatasetInvalid: ``DATASET_LINE_INVALID``, ``DATASET_EMPTY``. ContractRejected: ``NOTHING_SUPERVISED``: every row
+            that is trained on weighs 0.
     """
     filters, train, validation = RowFilter.of(contract.data), files.train, files.validation
     passes = _Passes(contract, seq_len, tokenizer, machine)

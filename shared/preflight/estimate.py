@@ -37,7 +37,7 @@ from shared.tokenization.supervision_report import SupervisionReport
 RUNTIME_BYTES = 1 << 30
 """Allowance for the device context, library workspaces and the allocator's slack: stated, not measured by this module."""
 CPU_RUNTIME_BYTES = 440 << 20
-"""Resident set of Python with torch, transformers and peft, and what loading a base leaves, measured."""
+"""Resident set of Python with torch, transformers and peft, and remains of loading a base, as measured."""
 CPU_TOKENS = 8_192
 """Most tokens of a micro-batch of several rows on a CPU."""
 CPU_CACHE_FRACTION = 0.25
@@ -156,11 +156,11 @@ def vram_parts(
     most_tokens: int | None = None,
     supervised: float = 1.0,
 ) -> Vram:
-    """Memory of one process in a configuration, whatever batch, accumulation and length the contract itself has.
+    """Return the memory of one process in a configuration, whatever batch, accumulation and length the contract has.
 
     Args:
-        on_gpu: the trainer computes in two bytes there and in four on a CPU, and takes another share for itself: a stated
-            allowance, or the resident set of Python with torch and transformers, as measured.
+        on_gpu: the trainer computes in two bytes there and in four on a CPU, and takes another share for itself: a
+            stated allowance, or the resident set of Python with torch and transformers, as measured.
         most_tokens: that a micro-batch can have, where the rows are known.
         supervised: fraction of them that has logits.
     """
@@ -200,7 +200,9 @@ def vram_parts(
 
 
 def cpu_tokens(contract: FineTuneContract) -> int:
-    """Most tokens of a micro-batch on a CPU with enough memory: the contract's batch, padded, within a bound."""
+    """Return the most tokens of a micro-batch on a CPU with enough memory: the contract's batch, padded, within a
+    bound.
+    """
     exec_ = contract.exec
     return max(exec_.seq_len, min(CPU_TOKENS, exec_.batch_size * exec_.seq_len))
 
@@ -252,7 +254,7 @@ def memory_limit(contract: FineTuneContract, memory_bytes: int) -> int:
 
 
 def disk_parts(contract: FineTuneContract, config: ModelConfig) -> Disk:
-    """Storage of a job; checkpoints only as many as the run makes can be fewer, so this is the upper end."""
+    """Return the storage of a job; a run may write fewer checkpoints, so this is the upper end."""
     lora = lora_tensors(config, contract.adapter.rank, contract.adapter.target_modules)
     base = merged_bytes(config)
     return Disk(
@@ -302,7 +304,7 @@ def _same_result(requested: Configuration, devices: int) -> Iterator[Configurati
 
 
 def same_effective_batch(batch_size: int, grad_accum: int) -> list[tuple[int, int]]:
-    """(batch, accumulation) pairs of one product, the batch halved as often as it is even; then one row at a time."""
+    """Return (batch, accumulation) pairs with one product: the batch is halved while it is even; then single rows."""
     pairs = [(batch_size, grad_accum)]
     while pairs[-1][0] % 2 == 0:
         pairs.append((pairs[-1][0] // 2, pairs[-1][1] * 2))

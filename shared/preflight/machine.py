@@ -1,4 +1,4 @@
-"""The machine that a job is planned for, from what its worker reports."""
+"""The machine that a job is planned for, from its worker's report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def machine_of(
     quant_base: str = BaseQuant.AUTO,
     thorough: bool = True,
 ) -> Machine:
-    """A preflight's machine.
+    """Make a preflight's machine from a worker's report.
 
     Args:
         worker: where the job will train; None: nothing is known of it.

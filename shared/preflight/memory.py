@@ -26,7 +26,7 @@ RNG_STATE_BYTES = 5056
 """``torch.get_rng_state()``: the CPU generator."""
 
 HEADER_BYTES_PER_TENSOR = 128
-"""Upper bound of what one tensor adds to the header of a checkpoint's optimizer file."""
+"""Upper bound of one tensor's entry in the header of a checkpoint's optimizer file."""
 
 CHECKPOINT_TEXT_BYTES = 1 << 20
 """Allowance for a checkpoint's JSON files: manifest, PEFT's config, metrics."""
@@ -36,7 +36,7 @@ CHUNK_ELEMENTS = 1 << 25
 
 
 def nf4_bytes(weights: int, *, double_quant: bool) -> int:
-    """Bytes of one linear layer's weight in memory, quantisation state and code books included."""
+    """Return the bytes of one linear layer's weight in memory, quantisation state and code books included."""
     packed, blocks = math.ceil(weights / 2), math.ceil(weights / NF4_BLOCK)
     if not double_quant:
         return packed + 4 * blocks + NF4_CODE_BYTES
@@ -46,13 +46,13 @@ def nf4_bytes(weights: int, *, double_quant: bool) -> int:
 
 
 def unquantised_bytes(config: ModelConfig, compute_bytes: int) -> int:
-    """Bytes of everything but the NF4 layers: embeddings, head, norms, biases, convolutions."""
+    """Return the bytes of everything but the NF4 layers: embeddings, head, norms, biases, convolutions."""
     linear = sum(inputs * outputs for inputs, outputs in linear_layers(config).values())
     return (parameter_count(expected_tensors(config)) - linear) * compute_bytes
 
 
 def lora_tensors(config: ModelConfig, rank: int, target_modules: Sequence[str] | None = None) -> dict[str, Shape]:
-    """PEFT's tensors of an adapter, name → shape."""
+    """Return PEFT's tensors of an adapter, name → shape."""
     tensors: dict[str, Shape] = {}
     for module, (inputs, outputs) in lora_modules(config, target_modules).items():
         a, b = peft_keys(f"{module}.weight")
@@ -61,7 +61,7 @@ def lora_tensors(config: ModelConfig, rank: int, target_modules: Sequence[str] |
 
 
 def adapter_file_bytes(lora: Mapping[str, Shape]) -> int:
-    """Exact size of ``adapter_model.safetensors``: fp32 tensors in the order of their names, and the header."""
+    """Return the exact size of ``adapter_model.safetensors``: fp32 tensors ordered by name, and the header."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, shape in sorted(lora.items()):
@@ -74,19 +74,24 @@ def adapter_file_bytes(lora: Mapping[str, Shape]) -> int:
 
 
 def checkpoint_bytes(lora: Mapping[str, Shape]) -> int:
-    """Upper bound of one checkpoint: the adapter, AdamW's moments and step counters, RNG state, headers and JSON."""
+    """Return an upper bound of one checkpoint: the adapter, AdamW's moments and step counters, RNG state, headers,
+    JSON.
+    """
     # Three entries a parameter: two moments and a step counter.
     headers = HEADER_BYTES_PER_TENSOR * 3 * (len(lora) + 1)
     return adapter_file_bytes(lora) + optimizer_state_bytes(lora) + headers + CHECKPOINT_TEXT_BYTES
 
 
 def optimizer_state_bytes(lora: Mapping[str, Shape]) -> int:
-    """Exact tensor bytes of a checkpoint's ``trainer_state.safetensors`` written on a CPU, the header aside."""
+    """Return the exact tensor bytes of a checkpoint's ``trainer_state.safetensors`` written on a CPU, without the
+    header.
+    """
     return 8 * parameter_count(lora) + 4 * len(lora) + RNG_STATE_BYTES
 
 
 def moment_bytes(elements: int, *, eight_bit: bool) -> int:
-    """Device memory of AdamW's two moments of one tensor: fp32, or a byte each and an fp32 scale a block of 256.
+    """Return the device memory of AdamW's two moments of a tensor: fp32, or a byte each and an fp32 scale a block of
+    256.
 
     The 8-bit optimizer keeps small tensors in fp32 too.
     """
@@ -96,7 +101,7 @@ def moment_bytes(elements: int, *, eight_bit: bool) -> int:
 
 
 def merged_bytes(config: ModelConfig) -> int:
-    """Tensor bytes of the language model in its own dtype (bf16 when the config names none)."""
+    """Return the tensor bytes of the language model in its own dtype (bf16 when the config names none)."""
     return parameter_count(expected_tensors(config)) * DTYPE_BYTES.get(config.dtype or "", 2)
 
 
@@ -106,20 +111,23 @@ def chunk_rows(vocab: int) -> int:
 
 
 def head_bytes(config: ModelConfig, compute_bytes: int) -> int:
-    """Bytes a token for logits in compute dtype and fp32, where they are not the same, and the fp32 exponentials of their sum."""
+    """Return bytes per token for logits in compute dtype, in fp32 if that differs, and for the fp32 exponentials of
+    their sum.
+    """
     return config.vocab * (8 if compute_bytes == 4 else compute_bytes + 8)
 
 
 def activation_bytes(
     config: ModelConfig, rank: int, compute_bytes: int, *, checkpointing: bool, fused: bool = False
 ) -> int:
-    """Bytes a token that the forward pass saves for the backward pass.
+    """Return the bytes per token that the forward pass saves for the backward pass.
 
     With checkpointing: one block's input a layer, and while a block is recomputed, all that this block saves.
 
     Args:
         fused: as the trainer computes on packed rows. Of the MLP's four wide intermediates two are kept
-            (`worker/training/model/fused_functions.py`); each document's attention output is kept, and all of them end to end.
+            (`worker/training/model/fused_functions.py`); each document's attention output is kept, and all of them end
+            to end.
     """
     unit = config.spec.activations[compute_bytes]
     full = (
@@ -141,7 +149,7 @@ def activation_bytes(
 
 
 def cache_bytes(contract: FineTuneContract, config: ModelConfig, element_bytes: int) -> int:
-    """Size of all quantised weights when they are kept dequantised; 0 where none is quantised."""
+    """Return the size of all quantised weights when kept dequantised; 0 without any."""
     if contract.quant.base is BaseQuant.NONE:
         return 0
     return element_bytes * sum(inputs * outputs for inputs, outputs in linear_layers(config).values())
@@ -156,7 +164,9 @@ def is_fused(contract: FineTuneContract, config: ModelConfig) -> bool:
 
 
 def _linear_attention_bytes(config: ModelConfig, rank: int, compute_bytes: int) -> int:
-    """Fitted to counts for rows of 64 tokens and more on the library's plain PyTorch path; within a few per cent."""
+    """Estimate linear attention's bytes, fitted to counts for rows of 64 tokens and more on the library's plain PyTorch
+    path; accurate within a few per cent.
+    """
     linear = config.linear
     assert linear is not None
     # In fp32 the LoRA layers of a block share their inputs; below it each saves its own fp32 copy.

@@ -1,5 +1,5 @@
-"""Everything that can be known before training, in one pass: for the API at submission, the worker as its first stage,
-and the command line offline. Reads headers, config, tokenizer and data; no weight, no GPU library.
+"""All checks before training, in one pass: for the API at submission, the worker as its first stage, and the command
+line offline. Reads headers, config, tokenizer and data; no weight, no GPU library.
 
     contract ─► refusals ─► model folder ─► presets ─► refusals ─► length, targets, servability ─► tokenizer
              ─► data and supervision, each file read once ─► presets, refusals and plan, with rows and their length ─► estimate
@@ -177,7 +177,7 @@ def preflight(
 
 
 def _with_backend(request: JobRequest) -> JobRequest:
-    """The request, whose backend decides a pair of method and precision that the contract leaves open."""
+    """Return the request; its backend decides a pair of method and precision that the contract leaves open."""
     contract = request.contract
     if request.backend is None or not is_open(contract):
         return request
@@ -217,7 +217,7 @@ def _check_alone(contract: FineTuneContract, facts: RefusalContext) -> None:
 
 
 def _check_resolved(resolution: Resolution, facts: RefusalContext) -> None:
-    """The same for fields that presets decided; the error names the preset or profile that set the field."""
+    """Refuse a contract by fields that presets decided; the error names the preset or profile that set the field."""
     try:
         _check_alone(resolution.contract, facts)
     except ContractRejected as error:

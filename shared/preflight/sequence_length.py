@@ -1,7 +1,7 @@
-"""``exec.seq_len`` where nobody wrote one: the data's longest row, within what the base and the memory allow.
+"""Decide ``exec.seq_len`` if it is left out: the data's longest row, within the bounds of base and memory.
 
-The contract's own default would silently cut the beginning of longer rows, system text first. Pure arithmetic: which rows
-are cut all the same is in the supervision report.
+The contract's own default would silently cut the beginning of longer rows, system text first. Pure arithmetic: which
+rows are cut all the same is in the supervision report.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from shared.preflight.memory import chunk_rows
 from shared.preflight.types import Configuration, JobRequest, Machine
 
 STEP = 256
-"""A length is a multiple of this many tokens, so that data which differs a little has the same plan."""
+"""Granularity of a length in tokens, so that slightly different data gets the same plan."""
 UNKNOWN_MEMORY_TOKENS = 4_096
-"""Longest row on a device whose memory is not known."""
+"""Longest row on a device with unknown memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLength:
-    """A length that is still to be decided by the data.
+    """A length that the data is to decide.
 
     Attributes:
         limit: most tokens of a row.

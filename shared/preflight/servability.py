@@ -1,6 +1,7 @@
-"""Refuses contracts whose adapter could be trained but not served: at submission, before a GPU-hour is spent. Pure.
+"""Refuse contracts whose adapter could be trained but not served: at submission, before a GPU-hour is spent. Pure.
 
-The facts about the serving engine are vLLM 0.32's: which architectures take LoRA, and for which of them ``lm_head`` too.
+The facts about the serving engine are vLLM 0.32's: which architectures take LoRA, and for which of them ``lm_head``
+too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shared.replicas import ServedBaseName, describe_unserved, rank_remedy, serv
 def check_servable(
     contract: FineTuneContract, config: ModelConfig, limits: ServingLimits, *, base_digest: str | None = None
 ) -> None:
-    """Refuse a contract whose adapter could be trained but not served; one that is not published may be anything.
+    """Refuse a contract whose adapter could be trained but not served; an unpublished one may have any form.
 
     Args:
         base_digest: of the base that the contract names; compared only when both sides know theirs.
@@ -53,7 +54,7 @@ def check_servable(
 
 
 def base_not_servable(base: str, served: Iterable[ServedBaseName]) -> ContractRejected:
-    """The refusal of a job whose base no replica serves; ``served``: the bases that are served."""
+    """Return the refusal of a job whose base no replica serves; ``served`` are the served bases."""
     return ContractRejected(
         Code.NOT_SERVABLE_BASE,
         describe_unserved(base, served),
@@ -63,7 +64,7 @@ def base_not_servable(base: str, served: Iterable[ServedBaseName]) -> ContractRe
 
 
 def check_served_weights(contract: FineTuneContract, limits: ServingLimits) -> None:
-    """Refuse an adapter of the unquantised base where only the base's twin is served, which is another base to it.
+    """Refuse an adapter of the unquantised base if only the base's twin is served, which is another base to it.
 
     Args:
         contract: its precision is decided.
@@ -84,7 +85,9 @@ def check_served_weights(contract: FineTuneContract, limits: ServingLimits) -> N
 
 
 def serving_notes(contract: FineTuneContract, limits: ServingLimits) -> list[str]:
-    """Notes on facts that are not faults: rows longer than the served context, and a base that is served as it was not trained."""
+    """Return notes on facts that are not faults: rows longer than the served context, and a base served in another
+    precision than it was trained in.
+    """
     if not contract.artifact.publish:
         return []
     notes = []
@@ -102,7 +105,7 @@ def serving_notes(contract: FineTuneContract, limits: ServingLimits) -> list[str
 
 
 def _check_target(target: str, config: ModelConfig, limits: ServingLimits) -> None:
-    """Refuse a head among ``adapter.target_modules`` that cannot be adapted."""
+    """Refuse a head in ``adapter.target_modules`` that cannot be adapted."""
     if HEAD not in lora_modules(config, [target]):
         return
     if config.tied:

@@ -17,9 +17,9 @@ from shared.preflight.memory import lora_tensors
 from shared.preflight.types import Machine, TrainingTime
 
 SECONDS_PER_STEP = 0.2
-"""The original's last tier."""
+"""Seconds per step in the original's last tier."""
 GPU_SHARE = 0.3
-"""Share of a GPU's dense bf16 peak that training of an adapter is expected to reach."""
+"""Share of a GPU's dense bf16 peak that training an adapter is expected to reach."""
 CPU_CORE_FLOPS = 40e9
 """FLOP/s in fp32 that one core of a server is expected to reach."""
 
@@ -40,11 +40,11 @@ DENSE_BF16_PEAKS = (
     (r"\bRTX 4090\b", 165e12),  # NVIDIA Ada architecture paper, appendix A: bf16 with fp32 accumulation
     (r"\bRTX 3090\b(?! Ti)", 71e12),  # NVIDIA GA102 architecture paper: bf16 with fp32 accumulation
 )
-"""Pattern of a device's name → dense bf16 FLOP/s. The first that fits counts; a device that is not here has no MFU."""
+"""Pattern of a device's name → dense bf16 FLOP/s. The first match counts; a device without one has no MFU."""
 
 
 def dense_bf16_peak(device_name: str) -> float | None:
-    """Peak of a device in FLOP/s by the name that torch gives it; None when it is not known."""
+    """Return the peak of a device in FLOP/s by its name in torch; None if it is unknown."""
     return next((peak for pattern, peak in DENSE_BF16_PEAKS if re.search(pattern, device_name)), None)
 
 
@@ -68,7 +68,7 @@ class Workload:
     checkpointing: bool
 
     def flops_per_token(self, attended: float, supervised: float) -> float:
-        """FLOPs of forward and backward pass for a token.
+        """Return the FLOPs of forward and backward pass for a token.
 
         ``4N + 6·lora + 3·(4·n_h·d·L·K) + 4·h·V·t``: a frozen layer has a forward product and one for the gradient of
         its input, a trained one also one for its weight; the head is computed for supervised positions only. With
@@ -84,7 +84,7 @@ class Workload:
 
 
 def workload(config: ModelConfig, adapter: AdapterSection, *, checkpointing: bool) -> Workload:
-    """The costs of tuning a base model with an adapter."""
+    """Return the costs of tuning a base model with an adapter."""
     return Workload(
         linears=sum(inputs * outputs for inputs, outputs in linear_layers(config).values()),
         lora=parameter_count(lora_tensors(config, adapter.rank, adapter.target_modules)),
@@ -140,7 +140,7 @@ def training_time(
 
 
 def _device_flops(machine: Machine, *, on_gpu: bool) -> float | None:
-    """FLOP/s that training is expected to reach; None where the device is not known."""
+    """Return the FLOP/s that training is expected to reach; None if the device is unknown."""
     if on_gpu:
         peak = dense_bf16_peak(machine.device_name)
         return None if peak is None else GPU_SHARE * peak * max(1, machine.devices)

@@ -138,7 +138,7 @@ class Machine:
         return self.vram_bytes if on_gpu else self.host_bytes
 
     def sharers(self, contract: FineTuneContract, *, on_gpu: bool) -> int:
-        """GPUs that share a job: never more than a step has rows."""
+        """Return the number of GPUs that share a job: at most the rows of a step."""
         return min(self.devices, contract.exec.batch_size * contract.exec.grad_accum) if on_gpu else 1
 
 
@@ -156,14 +156,14 @@ class BasePrecision(PreflightValue):
     room_bytes: int | None = Field(description="What that may take at most; null: the machine's memory is not known.")
 
     def describe(self) -> str:
-        """One line for an operator: what the base is held in, and for NF4 what that costs."""
+        """Describe in one line, for an operator, the base's precision, and for NF4 its price."""
         if self.precision == "nf4":
             return f"base held in NF4, because {self.reason}; {PRICE_OF_NF4}"
         return f"base held in {self.precision}, because {self.reason}; served base = trained base"
 
     @property
     def base_quant(self) -> HeldBase:
-        """The contract's word for it."""
+        """The precision in the contract's terms."""
         return BaseQuant.NF4 if self.precision == "nf4" else BaseQuant.NONE
 
 
@@ -180,7 +180,7 @@ class PlannedDevice(PreflightValue):
 
 
 class TrainingTime(PreflightValue):
-    """Expected seconds of training, and what the figure rests on."""
+    """Expected seconds of training, and the basis of the figure."""
 
     seconds: float
     basis: Literal["measured", "flops", "steps"] = Field(
@@ -255,7 +255,7 @@ class Vram(PreflightValue):
 
 
 class Disk(PreflightValue):
-    """Storage by part."""
+    """Storage of a job by part."""
 
     base: int = Field(description="The base model's weights at its own dtype.")
     checkpoints: int = Field(description="All that are kept at a time.")
@@ -268,7 +268,7 @@ class Disk(PreflightValue):
 
 
 class Configuration(PreflightValue):
-    """The knobs that decide memory."""
+    """The settings that decide memory."""
 
     batch_size: int
     grad_accum: int
@@ -287,7 +287,7 @@ class NearestFit(PreflightValue):
 
 
 class Estimate(PreflightValue):
-    """Needs of a job. ``fits`` is None when the device is not known; ``time`` says what ``seconds`` rest on."""
+    """Needs of a job. ``fits`` is None if the device is unknown; ``time`` has the basis of ``seconds``."""
 
     configuration: Configuration
     vram: Vram
@@ -337,7 +337,9 @@ class Preflight(PreflightValue):
     notes: list[str]
 
     def record(self) -> dict[str, Any]:
-        """Content of ``training-preflight.json``: the original's four fields, and each result under its name."""
+        """Return the content of ``training-preflight.json``: the original's four fields, and each result under its
+        name.
+        """
         results: dict[str, BaseModel] = {
             "model": self.model,
             "data": self.data,

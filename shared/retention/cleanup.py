@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class Finding(Value):
-    """Something that the policy deletes. An adapter's ``bytes`` are freed when every replica has unloaded it."""
+    """Something that the policy deletes. An adapter's ``bytes`` are freed once every replica has unloaded it."""
 
     what: What
     name: str
@@ -86,7 +86,7 @@ class RetentionRunner:
         return [*in_database, *self._unreferenced(), *self._prepared(known)]
 
     def remove(self, finding: Finding) -> bool:
-        """Delete what was found, or begin to; False when something needs it now, or it is absent by now."""
+        """Delete a finding, or begin to; return False if something needs it now, or it is gone already."""
         match finding.what:
             case "merged model" | "leftover model" if finding.name in self._bases():
                 return False
@@ -103,11 +103,11 @@ class RetentionRunner:
                 return _discard(self._settings.prepared_dir / finding.name)
 
     def apply(self) -> list[Finding]:
-        """Delete everything that the policy deletes now; returns what was deleted."""
+        """Delete everything that the policy covers now; return the deleted findings."""
         return self._remove(self.find())
 
     def apply_on_this_machine(self) -> list[Finding]:
-        """Delete what the policy deletes on this machine's own disk: run folders and encoded data files.
+        """Delete what the policy covers on this machine's own disk: run folders and encoded data files.
 
         For a worker whose disk the control worker does not see.
         """
@@ -208,7 +208,7 @@ class RetentionRunner:
 
 
 def policy_of(settings: RetentionSettings) -> Policy:
-    """The policy of the settings."""
+    """Return the policy of the settings."""
     return Policy(
         checkpoints=settings.retain_checkpoints,
         unaliased=_days(settings.retain_unaliased_days),

@@ -88,18 +88,18 @@ def take_inventory(database: Database, alias_moves: int) -> Inventory:
 
 
 def prepared_files(folder: Path) -> list[PreparedFile]:
-    """The encoded data files of a cache; a trainer that reads one sets the time of one of its files."""
+    """List the encoded data files of a cache; a trainer that reads one updates the time of one of its files."""
     return [PreparedFile(path.name, *measure_folder(path)) for path in _folders(folder) if path.name[0] != "."]
 
 
 def run_folders(folder: Path) -> list[str]:
-    """Ids of the jobs that have a run folder."""
+    """Return the ids of the jobs that have a run folder."""
     return [path.name for path in _folders(folder)]
 
 
 def models_that_are_bases(catalog_path: Path, storage: Storage) -> frozenset[str]:
-    """Digests of the stored models that the catalogue has as bases: their files are trained on and served in place, or fetched
-    by machines that have no copy.
+    """Return the digests of stored models that are bases of the catalogue: their files are trained on and served in
+    place, or fetched by machines without a copy.
 
     Raises:
         InvalidRequest: ``CATALOG_INVALID``.

@@ -35,7 +35,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class StoredAdapter:
-    """An adapter of a tenant that is not being deleted. ``final`` marks a job's result, the others are its checkpoints."""
+    """A tenant's adapter that is not being deleted. ``final`` marks a job's result, the others are its checkpoints."""
 
     tenant: str
     id: str
@@ -88,7 +88,7 @@ class PreparedFile:
 def adapters_to_delete(
     adapters: Iterable[StoredAdapter], uses: Uses, policy: Policy, now: datetime
 ) -> list[tuple[StoredAdapter, str]]:
-    """Adapters to delete, each with the reason, in the order given."""
+    """Return the adapters to delete, each with the reason, in the order given."""
     found = list(adapters)
     surplus = _surplus_checkpoints(found, policy.checkpoints)
     deleted = []
@@ -107,12 +107,13 @@ def adapters_to_delete(
 
 
 def run_folders_to_remove(jobs: Iterable[PastJob], policy: Policy, now: datetime) -> list[str]:
-    """Ids of the finished jobs whose run folders are removed."""
+    """Return the ids of the finished jobs whose run folders are removed."""
     return [job.id for job in jobs if _is_older(job.finished_at, policy.run_folders, now)]
 
 
 def models_to_delete(jobs: Iterable[PastJob], needed: Collection[str], policy: Policy, now: datetime) -> list[str]:
-    """Digests of the merged models to delete; the age of a model that several jobs made counts from the last of them.
+    """Return the digests of the merged models to delete; if several jobs made a model, its age counts from the last
+    one.
 
     Args:
         jobs: all finished ones.
@@ -130,7 +131,7 @@ def models_to_delete(jobs: Iterable[PastJob], needed: Collection[str], policy: P
 def unreferenced_to_remove(
     stored: Iterable[StoredFolder], known: Collection[str], policy: Policy, now: datetime
 ) -> list[str]:
-    """Digests of the stored folders to remove.
+    """Return the digests of the stored folders to remove.
 
     Args:
         stored: all of a kind.

@@ -37,7 +37,7 @@ def references(database: Database) -> list[Reference]:
 
 
 def models(session: Session) -> list[Reference]:
-    """The merged models that jobs have made and that were not deleted."""
+    """Return the merged models that jobs have made and that were not deleted."""
     merges = session.scalars(select(JobRow).where(JobRow.kind == Kind.MERGE).order_by(JobRow.id))
     return [
         Reference(what="merged model", name=job.id, tenant=job.tenant, digest=job.result[MODEL])

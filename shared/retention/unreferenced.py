@@ -28,7 +28,7 @@ KINDS: tuple[ArtifactKind, ...] = ("adapters", "models")
 
 
 def unreferenced_folders(database: Database, storage: Storage, policy: Policy) -> list[tuple[ArtifactKind, str]]:
-    """Kind and digest of the unreferenced folders that the policy removes."""
+    """Return kind and digest of the unreferenced folders that the policy removes."""
     if policy.unreferenced is None:
         return []
     # The storage is read before the database: what is stored in between is known by then.
@@ -60,7 +60,7 @@ def unreferenced_folders(database: Database, storage: Storage, policy: Policy) -
 
 
 def remove_unreferenced(database: Database, storage: Storage, kind: ArtifactKind, digest: str) -> bool:
-    """Remove a stored folder, unless something needs it by now; returns whether it was removed."""
+    """Remove a stored folder, unless something needs it by now; return whether it was removed."""
     # A disk that hangs does so here, where no job's row is locked.
     if storage.measure(kind, digest) is None:
         return False
@@ -74,7 +74,7 @@ def remove_unreferenced(database: Database, storage: Storage, kind: ArtifactKind
 
 
 def _known_digests(session: Session, kind: ArtifactKind, unfinished: Sequence[JobRow]) -> set[str] | None:
-    """Digests that a job accounts for; None while a job runs that does not say beforehand what it will store."""
+    """Return the digests that a job accounts for; None while a job runs that does not announce what it will store."""
     if kind == "adapters":
         reserved = {digest for job in unfinished for digest in job.progress.get(STORING, [])}
         return reserved | set(session.scalars(select(AdapterRow.digest).where(AdapterRow.deleted_at.is_(None))))

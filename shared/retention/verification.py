@@ -28,11 +28,11 @@ ARTIFACTS: dict[str, tuple[ArtifactKind, str]] = {
     "merged model": ("models", MODEL_MANIFEST_NAME),
     "checkpoint": ("checkpoints", CHECKPOINT_MANIFEST_NAME),
 }
-"""Kind and manifest of what is stored as several files; everything else is one blob."""
+"""Kind and manifest of objects that are stored as several files; all others are one blob."""
 
 
 class Verified(Reference):
-    """A reference, and what is wrong with what it names; None: nothing is."""
+    """A reference, and the fault of the object that it names; None without a fault."""
 
     error: str | None
 
@@ -44,7 +44,7 @@ class ListedFiles(BaseModel):
 
 
 def verify_references(database: Database, storage: Storage) -> Iterator[Verified]:
-    """Read everything that rows name, each content once, and compare it with its digest. Nothing is changed.
+    """Read every object that rows name, each content once, and compare it with its digest. Nothing is changed.
 
     It may be done while the installation works: what is deleted meanwhile is left out.
 

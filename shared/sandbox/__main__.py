@@ -1,4 +1,4 @@
-"""``python -m shared.sandbox CONFIG``: the fork server; its standard input is the socket of the one who started it."""
+"""``python -m shared.sandbox CONFIG``: the fork server; its standard input is its parent's socket."""
 
 from __future__ import annotations
 

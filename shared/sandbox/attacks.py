@@ -1,7 +1,8 @@
-"""Attempts to break out, each a function whose own source is sent in as a grader. One that returns true has succeeded.
+"""Attempts to break out: functions whose own source is sent in as a grader. One that returns true has succeeded.
 
-Each is refused by an ``OSError``, a ``MemoryError``, a ``RuntimeError`` (no thread) or by being killed; anything else is a fault of
-the attack. Without a sandbox each of them succeeds (`tests/shared/sandbox/test_attacks.py`), so that holding one means something.
+Each is refused by an ``OSError``, a ``MemoryError``, a ``RuntimeError`` (no thread) or by being killed; anything else
+is a fault of the attack. Without a sandbox each of them succeeds (`tests/shared/sandbox/test_attacks.py`), so that
+holding one means something.
 """
 
 from __future__ import annotations
@@ -256,7 +257,7 @@ ATTACKS: tuple[Callable[[Target], bool], ...] = (
 
 
 def source_of(attack: Callable[[Target], bool]) -> str:
-    """A grader that tries an attack: 1 when it has succeeded, 0 when it was refused."""
+    """Return the source of a grader that tries an attack: its score is 1 when it succeeded, 0 when it was refused."""
     body = textwrap.dedent(inspect.getsource(attack))
     return f"""from __future__ import annotations
 {body}

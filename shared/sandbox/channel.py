@@ -1,4 +1,4 @@
-"""Messages over a stream socket: a length of four bytes, then JSON. Both ends use it; what comes from inside is bounded."""
+"""Messages over a stream socket: a length of four bytes, then JSON, for both ends. Those from inside are bounded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ChannelClosed(Exception):
 
 
 def send(end: socket.socket, message: Any) -> None:
-    """Send a message; waits while the other end does not read.
+    """Send a message; wait while the other end does not read.
 
     Raises:
         ChannelClosed: the other end is gone, or has not read within the socket's timeout.
@@ -30,10 +30,11 @@ def send(end: socket.socket, message: Any) -> None:
 
 
 def receive(end: socket.socket, limit: int = MAX_MESSAGE_BYTES) -> Any:
-    """The next message.
+    """Receive the next message.
 
     Raises:
-        ChannelClosed: the other end is gone or silent beyond the socket's timeout, the message is longer than the limit, or no JSON.
+        ChannelClosed: the other end is gone or silent beyond the socket's timeout, the message is longer than the
+            limit, or no JSON.
     """
     (length,) = _LENGTH.unpack(_read(end, _LENGTH.size))
     if length > limit:

@@ -27,7 +27,8 @@ _MAX_HELLO_BYTES = 4096
 
 
 class ForkServer:
-    """The running ``python -m shared.sandbox``. It ends when the control socket is closed, so with this process, however that ends.
+    """The running ``python -m shared.sandbox``. It ends when the control socket is closed, so at the latest with this
+    process.
 
     Args:
         disks: file systems for graders' files at the level bubblewrap, each of ``limits.tmpfs_bytes``.
@@ -111,7 +112,9 @@ class ForkServer:
             raise ChannelClosed(str(error)) from None
 
     def end(self) -> None:
-        """Close the socket, and kill what does not end by that: with namespaces their first process, else the group."""
+        """Close the socket, and kill processes that do not end then: with namespaces their first process, else the
+        group.
+        """
         self._control.close()
         try:
             self._process.wait(2)

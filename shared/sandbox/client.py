@@ -30,11 +30,11 @@ RETRY_SECONDS = (0.1, 0.5)
 MAX_ANSWER_BYTES = 8 * MAX_OUTPUT_BYTES
 LEAST_MEMORY_BYTES = 256 << 20
 DISKS_OF_ITEM = 4
-"""File systems for each item that may run at once; one that nobody uses takes no memory."""
+"""File systems per concurrent item; unused ones take no memory."""
 
 
 class Sandbox:
-    """Grades items, each in a process of its own that can reach nothing. Its methods may be called from several threads at once.
+    """Grades items, each in a process of its own that can reach nothing. Thread-safe.
 
     Args:
         level: what the code is held by. That it holds here is the caller's claim: :meth:`open` takes the probe's.
@@ -128,12 +128,12 @@ class Sandbox:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for a turn, as an item does, for something else that is contained as items are."""
+        """Wait for a turn, as an item does, for other work that is contained in the same way."""
         with self._slots:
             yield
 
     def forget(self) -> None:
-        """End the processes that wait for more items of their grader, so that the next caller finds none of another's."""
+        """End the processes that wait for more items of their grader, so that no caller gets another one's process."""
         with self._lock:
             for _, channel in self._idle:
                 self._end(channel)
@@ -197,7 +197,7 @@ class Sandbox:
         return dict(outcome)
 
     def _take(self, source: str) -> socket.socket | None:
-        """A process of this source that waits for an item."""
+        """Return a waiting process of this source."""
         with self._lock:
             for place, (compiled, channel) in enumerate(self._idle):
                 if compiled == source:
@@ -246,14 +246,14 @@ class Sandbox:
             self._end(channel)
 
     def _end(self, channel: socket.socket) -> None:
-        """Close a channel, with which its process ends; the file system that it had is the last to be used again."""
+        """Close a channel, which ends its process; its file system is reused last."""
         channel.close()
         if (disk := self._disk_of.pop(channel, None)) is not None:
             self._disks.append(disk)
 
 
 class _CompilerEnded(ChannelClosed):
-    """A process has ended while it compiled."""
+    """A process has ended while compiling."""
 
 
 def _compiled(channel: socket.socket) -> dict[str, Any]:
@@ -288,7 +288,7 @@ _ERRORS: dict[str, tuple[Code, str, str]] = {
 
 
 def unavailable(report: SandboxReport) -> InvalidRequest:
-    """The refusal of code where nothing contains it."""
+    """Return the refusal of code on a machine that cannot contain it."""
     message = f"This machine has no sandbox to run Python code in ({report.statement})."
     remedy = "Use another grader, or a check in its block `mens`; docs/evaluation.md says what a sandbox needs."
     return InvalidRequest(Code.SANDBOX_UNAVAILABLE, message, remedy=remedy, param="grader")

@@ -13,7 +13,7 @@ from shared.sandbox import landlock, seccomp
 from shared.sandbox.levels import Limits
 
 FIRST_UID = 0x4D00_0000
-"""Users of graders are numbers that no system gives to people or services."""
+"""First user id of graders: above all ids that systems give to people or services."""
 UIDS = 1 << 26
 _FIRST_UID_OF_CONTAINER = 20_000
 _UIDS_OF_CONTAINER = 40_000
@@ -25,7 +25,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def own_uid(number: int) -> int:
-    """A user for a grader: one that this machine, or the container, has room for.
+    """Return a user id for a grader, one that this machine, or the container, has mapped.
 
     Args:
         number: at random, so that two graders that run at once have two users.
@@ -67,14 +67,16 @@ def become(uid: int, *, read_everything: bool) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent ends. To be called after a change of user, which forgets it."""
+    """Ask the kernel to kill this process when its parent ends. Call it after a change of user, which clears the
+    setting.
+    """
     _checked(_libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0))
     if os.getppid() != parent:
         os._exit(1)
 
 
 def limit_server(limits: Limits) -> None:
-    """Bound memory, files and dumps of this process and its children."""
+    """Limit memory, files and dumps of this process and its children."""
     _limit(resource.RLIMIT_AS, limits.memory_bytes)
     _limit(resource.RLIMIT_FSIZE, limits.file_bytes)
     _limit(resource.RLIMIT_NOFILE, limits.files)
@@ -84,7 +86,7 @@ def limit_server(limits: Limits) -> None:
 
 
 def limit_item(limits: Limits, threads: int) -> None:
-    """Bound processor time, and tasks of this process's user."""
+    """Limit processor time, and tasks of this process's user."""
     # One second more than its wall time, which ends it first unless it has threads.
     _limit(resource.RLIMIT_CPU, int(limits.wall_seconds) + 1)
     if threads:
@@ -100,7 +102,8 @@ def _limit(kind: int, value: int) -> None:
 def close_in(
     readable: Iterable[Path], writable: Iterable[Path], program: bytes, executable: Iterable[Path] = ()
 ) -> None:
-    """Give up every file but these and every system call but the program's. With programs to execute, files may also be moved.
+    """Give up every file but these and every system call but the program's. If programs may be executed, files may be
+    moved.
 
     Raises:
         OSError: the kernel refuses.

@@ -34,7 +34,9 @@ def environment() -> dict[str, str]:
 
 
 def readable_paths() -> list[Path]:
-    """Python's library, the installed packages and the data of nltk: what an import may read. No program, no configuration."""
+    """Return the paths that an import may read: Python's library, installed packages, nltk's data. No programs, no
+    settings.
+    """
     paths = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     for prefix in (sys.prefix, sys.base_prefix):
         paths += [Path(prefix, "nltk_data"), Path(prefix, "share", "nltk_data"), Path(prefix, "lib", "nltk_data")]

@@ -1,7 +1,7 @@
-"""One grader: its source is compiled once in a process that is closed in, and run for each item in a fork of it.
+"""One grader: its source is compiled once in a confined process, and run for each item in a fork of it.
 
-The top level of the source runs for each item too. So nothing that one item does, with an answer that is an attack, is there for
-the next one, and nothing that is written by another runs in the process that reads the items.
+The top level of the source runs for each item too. So nothing that one item does, with an answer that is an attack, is
+there for the next one, and nothing that is written by another runs in the process that reads the items.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ OWN_ERRORS = ("source", "raised")
 _RESULT_FD = 3
 
 Outcome = dict[str, Any]
-"""``score``; or ``error``, one of source, raised, time, limit, with ``message`` and ``detail``. Besides ``output``: what was printed."""
+"""Outcome of an item: ``score``; or ``error``, one of source, raised, time, limit, with ``message`` and ``detail``.
+``output`` has the printed text.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Inheritance:
 
 
 def serve_items(inheritance: Inheritance, channel: socket.socket, parent: int, number: int, disk: int) -> None:
-    """Close this process in, compile the source that comes first, and judge items until the channel is closed."""
+    """Confine this process, compile the source that comes first, and judge items until the channel is closed."""
     try:
         folder = _close_in(inheritance, parent, number, disk)
     except OSError as error:
@@ -101,7 +103,7 @@ def _close_in(inheritance: Inheritance, parent: int, number: int, disk: int) -> 
 
 
 def _compile(source: str) -> CodeType | Outcome:
-    """The source's code, or what is wrong with it. A source that takes too long ends the process."""
+    """Compile the source; return its code or its fault. A source that takes too long ends the process."""
     signal.setitimer(signal.ITIMER_REAL, COMPILE_SECONDS)
     try:
         code = compile(source, FILE_NAME, "exec")
@@ -117,7 +119,7 @@ def _compile(source: str) -> CodeType | Outcome:
 
 
 def _judge(inheritance: Inheritance, code: CodeType, request: dict[str, Any], channel: socket.socket) -> Outcome:
-    """Run one item in a process of its own, and end that whatever it does."""
+    """Run one item in a process of its own, and end that process whatever it does."""
     result_end, result = os.pipe()
     output_end, output = os.pipe()
     parent = os.getpid()
@@ -150,7 +152,7 @@ def _wait_for_exit(pid: int) -> None:
 
 
 class _Watch:
-    """Reads what an item writes until it ends, or has to be ended."""
+    """Reads an item's output until it ends, or has to be ended."""
 
     def __init__(self, result_end: int, output_end: int, channel: socket.socket, limits: Limits) -> None:
         self.result, self.output = bytearray(), bytearray()
@@ -182,7 +184,7 @@ class _Watch:
                 return {"error": "limit", "message": message, "detail": ""}
 
     def _keep(self, descriptor: int) -> bool:
-        """Read what is there and keep the beginning of it; False at the end."""
+        """Read available output and keep its beginning; return False at the end."""
         content = os.read(descriptor, MAX_OUTPUT_BYTES)
         if not content:
             self._poll.unregister(descriptor)
@@ -228,7 +230,7 @@ def _parse_result(content: bytes) -> Outcome | None:
 def _be_item(
     inheritance: Inheritance, parent: int, code: CodeType, request: dict[str, Any], result: int, output: int
 ) -> None:
-    """Run the code; never returns. From the call of ``exec`` on nothing here can be relied on."""
+    """Run the code; never returns. After the call of ``exec`` nothing here can be relied on."""
     outcome: Outcome = {"error": "raised", "message": "its process could not be closed in", "detail": ""}
     try:
         confinement.end_with_parent(parent)
@@ -275,12 +277,12 @@ def _run(code: CodeType, request: dict[str, Any]) -> Outcome:
 
 
 def _message(error: BaseException) -> str:
-    """The last line of a traceback."""
+    """Return the last line of a traceback."""
     return "".join(traceback.format_exception_only(error)).strip()[-MAX_MESSAGE_CHARACTERS:]
 
 
 def _formatted(error: BaseException) -> str:
-    """A traceback that begins in the grader's source."""
+    """Format a traceback from the grader's source on."""
     frame = error.__traceback__
     while frame and frame.tb_frame.f_code.co_filename != FILE_NAME:
         frame = frame.tb_next

@@ -34,7 +34,7 @@ def is_over(folder: Path, limits: Limits) -> bool:
 
 
 def empty(folder: Path) -> None:
-    """Remove all that is in a folder, however deep; one folder is entered at a time, because a path can be too long."""
+    """Remove all contents of a folder, however deep; it enters one folder at a time, because a path can be too long."""
     os.chdir(folder)
     depth: list[str] = []
     while True:

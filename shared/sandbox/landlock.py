@@ -1,4 +1,5 @@
-"""Landlock: a process gives up every file but those named, TCP, and signals to others. Three system calls, no library.
+"""Landlock: a process gives up all files but the named ones, TCP, and signals to others. Three system calls, no
+library.
 
 Source: Linux' `Documentation/userspace-api/landlock.rst`, `include/uapi/linux/landlock.h`.
 """
@@ -31,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def abi_version() -> int:
-    """The kernel's Landlock version; 0 when it has none, or none is switched on."""
+    """Return the kernel's Landlock version; 0 if it is missing or switched off."""
     return max(0, int(_libc.syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)))
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Level = Literal["bubblewrap", "landlock"]
 LEVELS: tuple[Level, ...] = ("bubblewrap", "landlock")
-"""The stronger one first."""
+"""Levels, the strongest first."""
 Choice = Literal["auto", "bubblewrap", "landlock", "off"]
 
 MAX_SOURCE_BYTES = 256_000
@@ -72,7 +72,7 @@ class SandboxReport:
     attacks: tuple[Attack, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON form."""
+        """Return the JSON form."""
         return asdict(self)
 
     @property

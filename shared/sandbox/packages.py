@@ -29,7 +29,7 @@ PACKAGES = frozenset(
         "jsonschema_rs",
     ]
 )
-"""Those of OpenAI's image, by the names that they are imported by, and two that Mens' own checks use."""
+"""Packages of OpenAI's image, by their import names, and two that Mens' own checks use."""
 _IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)((?:\.[A-Za-z_]\w*)*)", re.MULTILINE)
 
 

@@ -20,13 +20,13 @@ from shared.sandbox.environment import environment
 from shared.sandbox.levels import LEVELS, Attack, Choice, Level, Limits, SandboxReport
 
 PROBE_LIMITS = Limits(wall_seconds=10, memory_bytes=1 << 30, file_bytes=1 << 20)
-"""Files small enough that filling the disk takes no time."""
+"""Limits of the probe: files are so small that filling the disk takes no time."""
 _MACHINES = ("x86_64", "aarch64")
 _WORK = "import fractions\ndef grade(sample, item): return float(fractions.Fraction(1, item['denominator']))"
 
 
 def probe(choice: Choice = "auto") -> SandboxReport:
-    """Find the strongest level that holds every attack here; about a second.
+    """Find the strongest level that holds every attack here; takes about a second.
 
     Args:
         choice: ``auto``, the one level that may be taken, or ``off``.
@@ -72,7 +72,7 @@ def missing(level: Level) -> str:
 
 
 def attack(level: Level) -> tuple[Attack, ...]:
-    """Try every attack at a level, and that honest code runs.
+    """Try every attack at a level, and check that honest code runs.
 
     Raises:
         MensError: no code runs at this level.

@@ -43,10 +43,12 @@ ALLOWED_WITH: dict[str, tuple[int, tuple[int, ...]]] = {
     # A thread's name.
     "prctl": (0, (15, 16)),
 }
-"""Calls that are allowed with some values of one argument: its place, the values."""
+"""Calls that are allowed with some values of one argument: its position, the values."""
 _OF_OWNER = 0o700
 ALLOWED_MODES = {"mkdir": (1, _OF_OWNER), "mkdirat": (2, _OF_OWNER), "umask": (0, 0)}
-"""Calls that must leave folders open to their owner: one that cannot be listed is neither measured nor removed. Place, owner's bits."""
+"""Calls that must leave folders open to their owner, as unlistable ones cannot be measured or removed: position,
+owner's bits.
+"""
 REFUSED = """
 socket socketpair connect bind listen accept accept4 sendto sendmsg sendmmsg recvfrom recvmsg recvmmsg execve execveat fork vfork kill
 tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_getfd pidfd_send_signal ptrace process_vm_readv process_vm_writev
@@ -70,7 +72,7 @@ class _Program(ctypes.Structure):
 
 
 def load_library() -> ctypes.CDLL:
-    """libseccomp.
+    """Load libseccomp.
 
     Raises:
         OSError: it is not installed.
@@ -83,13 +85,15 @@ def load_library() -> ctypes.CDLL:
 
 
 def item_program(*, threads: bool) -> bytes:
-    """The program of a process that runs another's code: no process, no exec, no socket, no signal; threads as said."""
+    """Compile the program of a process that runs untrusted code: no process, exec, socket or signal; threads as
+    requested.
+    """
     values = [_masked(0, _CLONE_THREAD | _CLONE_NEW, _CLONE_THREAD)] if threads else []
     return _compile([*ALLOWED], values)
 
 
 def server_program() -> bytes:
-    """The program of the process that compiles another's code and forks for each item."""
+    """Compile the program of the process that compiles untrusted code and forks for each item."""
     return _compile([*ALLOWED, *OF_SERVER, "clone", "prctl"], [])
 
 

@@ -19,7 +19,7 @@ from shared.scheduling.types import PRIORITY_SECONDS, Allowance, Blocked, Queued
 
 
 class FairQueue:
-    """A queue that jobs are taken from, one after the other.
+    """A queue from which jobs are taken, one after the other.
 
     Args:
         state: is not changed.
@@ -38,12 +38,12 @@ class FairQueue:
         self._too_large: list[QueuedJob] = []  # for what is left of their tenant's month, which only falls
 
     def next(self, now: float) -> QueuedJob | None:
-        """The job that a free worker takes; None when none may be taken now. It stays in the queue until :meth:`start`."""
+        """Return the job for a free worker; None if none may be taken now. It stays queued until :meth:`start`."""
         firsts = [self._first_of(tenant, now) for tenant in self._waiting]
         return min((job for job in firsts if job), key=lambda job: self._order(job, now), default=None)
 
     def start(self, job: QueuedJob) -> None:
-        """Take a job out because it runs now; its hold counts as used."""
+        """Remove a job that runs now; its hold counts as used."""
         self.drop(job)
         share = self._shares.setdefault(job.tenant, Share())
         share.running += 1
@@ -58,11 +58,11 @@ class FairQueue:
         share.running, share.served_at = share.running - 1, now
 
     def drop(self, job: QueuedJob) -> None:
-        """Take a job out that does not wait any more."""
+        """Remove a job that no longer waits."""
         self._waiting[job.tenant].remove(job)
 
     def blocked(self, job: QueuedJob) -> Blocked | None:
-        """Why a job could not be taken now whatever else waits."""
+        """Return why a job cannot be taken now, regardless of other waiting jobs."""
         may = self._allowances.get(job.tenant)
         if may is None:
             return None
@@ -73,7 +73,7 @@ class FairQueue:
         return None
 
     def level(self, job: QueuedJob, now: float) -> int:
-        """Priority, and one more for every twelve hours that it has waited while no job of its tenant ran."""
+        """Return the priority, plus one for every twelve hours that it has waited while no job of its tenant ran."""
         share = self._share(job.tenant)
         since = now if share.running else max(job.queued_at, share.served_at or 0.0)
         return job.priority + int(max(0.0, now - since) // PRIORITY_SECONDS)
@@ -83,7 +83,7 @@ class FairQueue:
         return self._share(tenant).used
 
     def waiting(self) -> Iterable[QueuedJob]:
-        """The jobs that are left, in no order that means anything."""
+        """Return the remaining jobs, in arbitrary order."""
         return [*self._too_large, *(job for jobs in self._waiting.values() for job in jobs)]
 
     def _first_of(self, tenant: str, now: float) -> QueuedJob | None:

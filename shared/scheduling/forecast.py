@@ -51,7 +51,7 @@ class _Started:
 
 @dataclass(frozen=True, order=True)
 class _Slot:
-    """A worker that becomes free: when, and whether every duration until then was known."""
+    """A worker that becomes free: the time, and whether every duration until then was known."""
 
     free_at: float
     guessed: bool
@@ -112,7 +112,7 @@ def _next_chance(queue: FairQueue, slots: Sequence[_Slot], now: float) -> float 
 
 
 def _own_reason(queue: FairQueue, job: QueuedJob, now: float) -> Reason | None:
-    """Why a job would wait now even if it stood first."""
+    """Return why a job would wait now even at the head of the queue."""
     if job.ready_at > now:
         return Reason.RETRY
     return Reason.RUNNING_JOBS if queue.blocked(job) is Blocked.RUNNING_JOBS else None
@@ -144,7 +144,7 @@ class StartError:
 
 
 def start_error(errors: Sequence[float]) -> StartError | None:
-    """Median and 90th percentile of the absolute errors; None without any."""
+    """Return median and 90th percentile of the absolute errors; None without any."""
     if not errors:
         return None
     absolute = sorted(map(abs, errors))

@@ -19,17 +19,17 @@ UNKNOWN_SECONDS = 3600.0
 
 
 class Blocked(StrEnum):
-    """Why a job is not claimed though a worker is free."""
+    """Reason why a job is not claimed although a worker is free."""
 
     RUNNING_JOBS = "running_jobs"
-    """Its tenant runs as many jobs as it may."""
+    """Its tenant has reached its limit of running jobs."""
     GPU_MINUTES = "gpu_minutes"
     """Its hold would exceed the rest of its tenant's GPU-minutes of the month."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job that waits.
+    """A waiting job.
 
     Attributes:
         queued_at: when it was submitted or resumed.
@@ -49,7 +49,7 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job that a worker has; ``seconds`` are what it is expected to still need, None when that is unknown."""
+    """A running job; ``seconds`` is its expected remaining time, None if unknown."""
 
     tenant: str
     seconds: float | None = None

@@ -52,7 +52,7 @@ class ScorecardFolder:
         _write(self.path / SPEC, spec.model_dump_json(indent=2) + "\n")
 
     def events(self, condition_id: str) -> list[ScorecardEvent]:
-        """Events of a condition so far. A last line that was cut off is dropped, so that its task runs again.
+        """Read the events of a condition so far. A truncated last line is dropped, so that its task runs again.
 
         Raises:
             InvalidRequest: ``SCORECARD_INVALID``, with file and line.
@@ -67,7 +67,7 @@ class ScorecardFolder:
         return list(read_events(path))
 
     def add(self, event: ScorecardEvent, answers: Sequence[ModelAnswer]) -> None:
-        """Keep a task's answers, then its event: what has an event is complete."""
+        """Store a task's answers, then its event: a task with an event is complete."""
         outputs = self.path / event.condition_id / OUTPUTS
         outputs.mkdir(parents=True, exist_ok=True)
         for number, answer in enumerate(answers, start=1):
@@ -94,7 +94,8 @@ class ScorecardFolder:
         return summary
 
     def faults(self, check: CheckText) -> Iterator[str]:
-        """Everything that is wrong with a finished scorecard: files, schemas, sums, and events that their answers do not give.
+        """Find all faults of a finished scorecard: files, schemas, sums, and events that do not follow from their
+        answers.
 
         Args:
             check: of the spec's validator.
@@ -144,7 +145,7 @@ class ScorecardFolder:
 
 
 def read_events(path: Path) -> Iterator[ScorecardEvent]:
-    """Events of a JSONL file.
+    """Read the events of a JSONL file.
 
     Raises:
         InvalidRequest: ``SCORECARD_INVALID``, with file, line and field.
@@ -157,7 +158,7 @@ def read_events(path: Path) -> Iterator[ScorecardEvent]:
 
 
 def read_summary(path: Path) -> ScorecardSummary:
-    """The summary of a file.
+    """Read a summary file.
 
     Raises:
         InvalidRequest: ``SCORECARD_INVALID``, with file and field.
@@ -194,7 +195,7 @@ def _in_order(spec: ScorecardSpec, events: Iterable[ScorecardEvent]) -> list[Sco
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all: a process that ends while it writes leaves the old file."""
+    """Write a file atomically: a process that ends while writing leaves the old file."""
     draft = path.with_name(path.name + ".draft")
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)

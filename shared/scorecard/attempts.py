@@ -40,7 +40,7 @@ def run_task(
     generate: Generate,
     check: CheckText,
 ) -> tuple[ScorecardEvent, list[ModelAnswer]] | None:
-    """Ask until the answer compiles, the retries are used up, or the same errors come again.
+    """Send requests until the answer compiles, the retries are used up, or the same errors recur.
 
     Returns:
         The event and the answers in order; None without any answer.
@@ -85,7 +85,7 @@ def make_event(
     checks: Sequence[Check],
     check: CheckText,
 ) -> ScorecardEvent:
-    """The event of a task's attempts."""
+    """Make the event of a task's attempts."""
     found, text = checks[-1], answers[-1].text
     answer = code_of(text)
     substance = measure_substance(answer.code, found)

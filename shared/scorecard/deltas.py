@@ -1,4 +1,4 @@
-"""KPIs of two conditions on the same tasks: what each has, the difference with its interval, and whether it may be so."""
+"""KPIs of two conditions on the same tasks: their values, the difference with its interval, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class KpiDelta(ScorecardValue):
 
 
 def compare_kpis(candidate: Mapping[str, ScorecardEvent], incumbent: Mapping[str, ScorecardEvent]) -> list[KpiDelta]:
-    """Every KPI that has values under both conditions. Events are by task."""
+    """Compare every KPI with values under both conditions. Events are by task."""
     found = []
     for name, kpi in KPIS.items():
         values = [(kpi.value(candidate[task]), kpi.value(incumbent[task])) for task in sorted(candidate)]

@@ -1,4 +1,4 @@
-"""Runs a scorecard: every task under every condition, each kept as soon as it is done, so that it can be gone on with."""
+"""Run a scorecard: every task under every condition, each stored when it is done, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_scorecard(
     report: Report,
     git_sha: str | None = None,
 ) -> ScorecardSummary:
-    """Run what has not been run yet, and write the summary.
+    """Run the remaining tasks, and write the summary.
 
     Raises:
         InvalidRequest: ``CHECKER_NOT_FOUND``; ``SCORECARD_INVALID``: a recorded answer is missing.
@@ -57,7 +57,7 @@ def run_scorecard(
 
 
 def recorded(spec_path: Path, condition: ScorecardCondition, task: ScorecardTask) -> Generate:
-    """Answers from files: TASK.txt or TASK.1.txt, then TASK.2.txt, …"""
+    """Make a generator of answers from files: TASK.txt or TASK.1.txt, then TASK.2.txt, …"""
     folder = spec_path.parent / (condition.fixture_dir or "")
 
     def generate(_messages: list[Message], attempt: int) -> ModelAnswer | None:

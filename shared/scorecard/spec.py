@@ -20,7 +20,7 @@ MAX_TASKS = 2_000
 ConditionId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{1,63}$")]
 TaskId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]
 Text = Annotated[str, StringConstraints(max_length=100_000)]
-"""With a constraint, because without one a lone surrogate is let in, which no answer can be written with."""
+"""A string with a constraint: without one pydantic accepts lone surrogates, which no answer file can contain."""
 Backend = Literal["base", "qlora", "burn", "other"]
 Expected = list[Annotated[str, StringConstraints(min_length=1)]]
 
@@ -96,7 +96,7 @@ class ScorecardSpec(ScorecardValue):
         return self
 
     def condition(self, condition_id: str) -> ScorecardCondition | None:
-        """The condition of an id, or None."""
+        """Return the condition with this id, or None."""
         return next((condition for condition in self.conditions if condition.id == condition_id), None)
 
     def items_digest(self) -> str:
@@ -108,7 +108,7 @@ class ScorecardSpec(ScorecardValue):
 
 
 def read_spec(path: Path) -> ScorecardSpec:
-    """The spec of a JSON file.
+    """Read the spec of a JSON file.
 
     Raises:
         InvalidRequest: ``SCORECARD_INVALID``, with the field and what is wrong with it.

@@ -1,4 +1,4 @@
-"""A condition's events as one row of numbers."""
+"""Summarise a condition's events as one row of numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.scorecard.spec import ScorecardCondition
 
 
 def summarize(condition: ScorecardCondition, events: Sequence[ScorecardEvent]) -> ConditionSummary:
-    """The numbers of a condition.
+    """Return the numbers of a condition.
 
     Raises:
         ValueError: it has no events.

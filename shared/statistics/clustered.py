@@ -1,4 +1,4 @@
-"""Values that come in groups: k samples of one prompt, or questions about one document. Groups are drawn, not values.
+"""Grouped values: k samples of one prompt, or questions about one document. Resampling draws groups, not values.
 
 Values of one group are alike, so that n of them say less than n values of n groups; to count them as if they were
 independent makes intervals too narrow.
@@ -37,7 +37,7 @@ def clusters_of(values: Sequence[float], groups: Sequence[Hashable]) -> list[Clu
 
 
 def clustered_standard_error(values: Sequence[float], groups: Sequence[Hashable]) -> float:
-    """The standard error of the mean of values in groups; of groups of one value, the usual one.
+    """Return the standard error of the mean of grouped values; for groups of one value, the usual one.
 
     Raises:
         ValueError: fewer than two groups.

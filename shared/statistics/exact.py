@@ -10,7 +10,7 @@ _NORMAL = NormalDist()
 
 
 def mcnemar_p_value(losses: int, wins: int) -> float:
-    """The exact two-sided p-value of McNemar's test: a fair coin's over the items on which the models differ."""
+    """Return the exact two-sided p-value of McNemar's test: a fair coin's, over the items where the models differ."""
     total, fewer = losses + wins, min(losses, wins)
     tail = sum(math.comb(total, count) for count in range(fewer + 1))
     return min(1.0, float(2 * tail / 2**total))
@@ -50,7 +50,7 @@ def items_needed(difference: float, spread: float, alpha: float = 0.05, power: f
 
 
 def smallest_visible(items: int, spread: float, alpha: float = 0.05, power: float = POWER) -> float | None:
-    """The smallest difference that a number of items shows, within a thousandth of itself; None when they show none.
+    """Return the smallest difference that a number of items detects, within a thousandth of itself; None if none.
 
     Arguments are as in :func:`items_needed`, whose inverse this is.
     """

@@ -17,8 +17,10 @@ from shared.statistics.resampling import bca_interval, sign_flip_p_value
 
 CONFIDENCE = 0.95
 PADDING = (-1.0, 1.0)
-"""Two pairs that are added to every comparison, in which each model wins wholly: so that a few equal answers do not give an
-interval of no width. After Agresti and Min, "Simple improved confidence intervals for comparing matched proportions" (2005)."""
+"""Two pairs, in each of which one model wins wholly, that are added to every comparison: so that a few equal answers do
+not give an interval of no width. After Agresti and Min, "Simple improved confidence intervals for comparing matched
+proportions" (2005).
+"""
 
 
 class Status(StrEnum):
@@ -116,7 +118,7 @@ def noise_floor(first: Sequence[float], again: Sequence[float]) -> float | None:
 
 
 def within_bounds(old: Sequence[float], new: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Scores as :func:`compare` takes them: where some leave 0 to 1, the smallest to the largest becomes that."""
+    """Scale scores for :func:`compare`: if some are outside 0 to 1, their range is mapped to it."""
     scores = [*old, *new]
     low, high = min(scores, default=0.0), max(scores, default=1.0)
     if low >= 0 and high <= 1:

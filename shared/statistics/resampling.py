@@ -58,7 +58,7 @@ def drawn_sums(columns: Sequence[Sequence[float]], resamples: int) -> list[NDArr
 
 
 def in_order(values: NDArray[np.float64]) -> list[float]:
-    """Values in rising order."""
+    """Return values in ascending order."""
     import numpy as np
 
     ordered: list[float] = np.sort(values).tolist()
@@ -66,7 +66,7 @@ def in_order(values: NDArray[np.float64]) -> list[float]:
 
 
 def _seeded_bits() -> np.random.MT19937:
-    """The generator of `random.Random(SEED)`, for many numbers at a time."""
+    """Return the generator of `random.Random(SEED)`, for many numbers at a time."""
     import numpy as np
 
     *key, position = random.Random(SEED).getstate()[1]
@@ -100,7 +100,9 @@ def bca_ends(
 
 
 def sign_flip_p_value(differences: Sequence[float], resamples: int = RESAMPLES) -> float:
-    """The two-sided p-value of a mean difference of 0: how often random signs give one as large. Exact for few differences."""
+    """Return the two-sided p-value of a mean difference of 0: how often random signs give one as large. Exact for few
+    differences.
+    """
     sizes = [abs(difference) for difference in differences if difference]
     # A hair less, because sums in another order differ in their last digits.
     observed = abs(math.fsum(differences)) * (1 - 1e-12)
@@ -115,7 +117,7 @@ def sign_flip_p_value(differences: Sequence[float], resamples: int = RESAMPLES) 
 
 
 def _signed_sums(sizes: Sequence[float], resamples: int) -> NDArray[np.float64]:
-    """Sums of the sizes with random signs, each drawn as `random.Random(SEED).getrandbits(len(sizes))`."""
+    """Return sums of the sizes with random signs, each drawn as `random.Random(SEED).getrandbits(len(sizes))`."""
     import numpy as np
 
     words = math.ceil(len(sizes) / 32)

@@ -20,12 +20,13 @@ STAKES = (0.9, 0.75, *(0.5**power for power in range(1, 10)))
 
 
 def log_e_value(losses: int, wins: int) -> float:
-    """The natural logarithm of the e-value against "the new model loses at most half of what differs".
+    """Return the natural logarithm of the e-value against "the new model loses at most half of the differing items".
 
-    The likelihood ratio to a fair coin, mixed over all coins that lose more often, with the upper half of Jeffreys' prior:
-    ``2^(b+c) · 2 · B(b+½, c+½) · (1 - I_½(b+½, c+½)) / π`` of b losses and c wins.
+    The likelihood ratio to a fair coin, mixed over all coins that lose more often, with the upper half of Jeffreys'
+    prior: ``2^(b+c) · 2 · B(b+½, c+½) · (1 - I_½(b+½, c+½)) / π`` of b losses and c wins.
 
-    Source: Ramdas and others, "Game-theoretic statistics and safe anytime-valid inference" (2023), the method of mixtures.
+    Source: Ramdas and others, "Game-theoretic statistics and safe anytime-valid inference" (2023), the method of
+    mixtures.
 
     Raises:
         ValueError: a count is negative.
@@ -79,7 +80,7 @@ def anytime_interval(losses: int, wins: int, ties: int, alpha: float = 0.05) -> 
 
 
 def _least_refuted(losses: int, wins: int, ties: int, alpha: float) -> float:
-    """The least margin that is shown not to be lost; 1 where none is. The e-value grows with the margin."""
+    """Return the least margin that is shown not to be lost; 1 without any. The e-value grows with the margin."""
     low, high = -1.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -91,7 +92,7 @@ def _least_refuted(losses: int, wins: int, ties: int, alpha: float) -> float:
 
 
 def _continued_fraction(a: float, b: float) -> float:
-    """The continued fraction of the incomplete beta function I_½(a, b) for a ≥ b, by Lentz's method.
+    """Compute the continued fraction of the incomplete beta function I_½(a, b) for a ≥ b, by Lentz's method.
 
     Source: DLMF 8.17.22.
     """

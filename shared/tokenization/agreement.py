@@ -12,7 +12,7 @@ TAKE_AS_IT_IS = (
     'Set "tokenizer_class": "PreTrainedTokenizerFast" in the model\'s tokenizer_config.json, so that transformers takes tokenizer.json'
     " as it is, and add the base again."
 )
-"""Remedy: a class of a family puts its own rules in the place of tokenizer.json's."""
+"""Remedy: the tokenizer class of a family replaces tokenizer.json's rules by its own."""
 
 
 def first_difference(

@@ -57,7 +57,7 @@ class Chat:
 
 
 def find_assistant_spans(tokenizer: Tokenizer, row: TrainingRow, *, compare_prompt: bool = True) -> Chat:
-    """Write a row with the base's template and find its supervised spans.
+    """Render a row with the base's template and find its supervised spans.
 
     Args:
         tokenizer: the base's.
@@ -133,7 +133,7 @@ class _WrittenRow:
     # -- marks
 
     def by_marks(self, compare_prompt: bool) -> Chat | None:
-        """The chat with the spans that the template marks; None when it marks nothing of this chat."""
+        """Return the chat with the spans that the template marks; None if it marks nothing of this chat."""
         spans = self.whole.assistant_spans
         if not spans:
             return None
@@ -151,7 +151,7 @@ class _WrittenRow:
         return Chat(self.line, self.whole.text, spans, "marks", prompt_differs=prompt_differs)
 
     def _turns_of_marks(self, spans: list[Span]) -> list[int]:
-        """The turn of every mark: the one with which it first appears when the chat is written turn by turn."""
+        """Return the turn of every mark: the one with which it first appears when the chat is rendered turn by turn."""
         turns: list[int] = []
         for turn in self.answers:
             marks = self.tokenizer.render(self.messages[: turn + 1], self.tools).assistant_spans or []
@@ -165,7 +165,7 @@ class _WrittenRow:
     # -- offsets
 
     def by_offsets(self) -> Chat:
-        """The chat with every answer that follows its generation prompt, or with the last one alone."""
+        """Return the chat with every answer that follows its generation prompt, or with the last one alone."""
         if not self.supervised:
             return Chat(self.line, self.whole.text, [], "offsets")
         answers = [self._find(self.supervised[-1])]
@@ -247,7 +247,7 @@ class _WrittenRow:
         return max(start, self._content_start(turn, text, **more))
 
     def _text(self, turns: int, prompt: bool = False) -> str:
-        """The text of the row's first turns."""
+        """Render the row's first turns."""
         if turns == len(self.messages) and not prompt:
             return self.whole.text
         key = (turns, prompt)

@@ -88,7 +88,8 @@ class ChatTemplate:
 
     @cached_property
     def argument_names(self) -> frozenset[str]:
-        """Names of the arguments that the template knows: those that it reads and does not set, or sets where they are not given.
+        """Names of the arguments that the template knows: those that it reads and does not set, or for which it sets a
+        default.
 
         vLLM passes on what jinja calls undeclared, which are these and local variables that one branch alone sets.
         """
@@ -99,13 +100,13 @@ class ChatTemplate:
         return frozenset(name for name in read if not name.endswith("_token"))
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> ChatTemplate:
-        """The same template with other arguments."""
+        """Return the same template with other arguments."""
         return ChatTemplate(self.text, self.special_tokens, arguments)
 
     def render(
         self, messages: Sequence[Turn], tools: Sequence[Turn] | None = None, add_generation_prompt: bool = False
     ) -> Rendered:
-        """The text of a chat.
+        """Render a chat.
 
         Raises:
             InvalidRequest: ``TEMPLATE_UNSUPPORTED`` with the template's own message: it does not accept this chat.
@@ -126,7 +127,7 @@ class ChatTemplate:
 
 
 def _local_names(source: nodes.Template) -> frozenset[str]:
-    """Names that a template sets, but for arguments with a default: names that it sets where it has looked whether they are given."""
+    """Return the names that a template sets, except arguments that it only sets after testing for them."""
     defaulted: set[str] = set()
     for assignment in source.find_all(nodes.Assign):
         defaulted |= _stored(assignment) & _tested(assignment.node)
@@ -149,7 +150,7 @@ def _tested(expression: nodes.Node) -> frozenset[str]:
 
 @dataclass(slots=True)
 class _Output:
-    """The text that one rendering has written so far, within its limits."""
+    """The output of one rendering so far, within its limits."""
 
     deadline: float
     pieces: list[str] = field(default_factory=list)
@@ -157,7 +158,7 @@ class _Output:
     marked: list[tuple[int, str]] = field(default_factory=list)
 
     def write(self, pieces: Iterator[str]) -> None:
-        """Collect what the template writes."""
+        """Collect the template's output."""
         # Checked here, because a call of `check` per piece would cost a fifth of the time.
         keep, clock, deadline = self.pieces.append, time.monotonic, self.deadline
         for piece in pieces:
@@ -228,7 +229,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _environment() -> _Sandbox:
-    """The sandbox with the filters, functions and options that transformers gives its templates."""
+    """Return the sandbox with the filters, functions and options that transformers gives its templates."""
 
     def to_json(
         value: Any,

@@ -90,7 +90,7 @@ def _parts(messages: Sequence[dict[str, Any]], tools: list[Any] | None) -> Itera
 
 
 def _functions(calls: Any) -> Iterator[dict[str, Any]]:
-    """The functions of tool calls or tools."""
+    """Return the functions of tool calls or tools."""
     for call in calls or ():
         function = call.get("function", call) if isinstance(call, dict) else None
         if isinstance(function, dict) and isinstance(function.get("name"), str):
@@ -143,7 +143,7 @@ def _tool_shape(function: dict[str, Any]) -> tuple[bool, ...]:
 
 
 def _find_omissions(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: list[Any] | None) -> _Omissions:
-    """Write a chat of the same shape with words that occur nowhere else."""
+    """Render a chat of the same shape with words that occur nowhere else, and find the missing ones."""
     marked = [_marked_turn(message, f"q{index}z") for index, message in enumerate(messages)]
     marked_tools = [_marked_tool(tool, f"q{index}t") for index, tool in enumerate(tools or ())] or None
     try:
@@ -198,7 +198,7 @@ def _marked_turn(message: dict[str, Any], mark: str) -> dict[str, Any]:
 
 
 def _marked_call(call: Any, mark: str) -> Any:
-    """A call with another name, and other arguments if it has any."""
+    """Return a call with another name, and other arguments if it has any."""
     if (function := _named_function(call)) is None:
         return call
     marked: dict[str, Any] = {"name": f"Wf{mark}"}
@@ -208,7 +208,7 @@ def _marked_call(call: Any, mark: str) -> Any:
 
 
 def _marked_tool(tool: Any, mark: str) -> Any:
-    """A tool with another name, and one parameter more if it has any, described if one of them is."""
+    """Return a tool with another name, and one more parameter if it has any, described if one of them is."""
     if (function := _named_function(tool)) is None:
         return tool
     marked: dict[str, Any] = {"name": f"Wf{mark}"}
@@ -221,7 +221,7 @@ def _marked_tool(tool: Any, mark: str) -> Any:
 
 
 def _named_function(call: Any) -> dict[str, Any] | None:
-    """The function of a call or tool in the form that clients send; None of another form, which is left as it is."""
+    """Return the function of a call or tool in the clients' form; None for another form, which is left as it is."""
     function = call.get("function") if isinstance(call, dict) else None
     return function if isinstance(function, dict) and "name" in function else None
 

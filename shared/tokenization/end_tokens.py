@@ -27,7 +27,7 @@ def end_token_note(tokenizer: Tokenizer) -> str | None:
 
 
 def folder_end_token_note(folder: Path) -> str | None:
-    """The same of a model folder; None where it has no usable tokenizer or chat template, which others say."""
+    """Return the note of a model folder; None if it has no usable tokenizer or chat template, which others report."""
     try:
         return end_token_note(Tokenizer.load(folder))
     except InvalidRequest:
@@ -35,13 +35,13 @@ def folder_end_token_note(folder: Path) -> str | None:
 
 
 def end_token_texts(tokenizer: Tokenizer, ids: frozenset[int]) -> list[str]:
-    """The tokens as the vocabulary writes them, in the order of their ids; ids that it lacks are left out."""
+    """Return the tokens as the vocabulary writes them, in the order of their ids; unknown ids are left out."""
     texts = (tokenizer.backend.id_to_token(token) for token in sorted(ids))
     return [text for text in texts if text]
 
 
 def with_end_tokens(generation_config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """A generation config that names every end token; unchanged where the base's config files name them all."""
+    """Return a generation config that names every end token; unchanged if the base's config files name them all."""
     if tokenizer.end_ids == tokenizer.configured_ends:
         return dict(generation_config)
     return {**generation_config, "eos_token_id": sorted(tokenizer.end_ids)}

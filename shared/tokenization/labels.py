@@ -44,7 +44,7 @@ class Example:
 
     @property
     def targets(self) -> int:
-        """Number of positions that carry loss: no position predicts the first token."""
+        """Count the positions that carry loss: no position predicts the first token."""
         return sum(label != IGNORED for label in self.labels[1:])
 
 
@@ -63,7 +63,7 @@ class LabelledChat:
     supervised: list[bool]
 
     def example(self, seq_len: int, last_k: int = 0) -> Example:
-        """Keep the last ``seq_len`` tokens, and of the supervised ones the last ``last_k`` (0: all)."""
+        """Keep the last ``seq_len`` tokens, and the last ``last_k`` supervised ones (0: all)."""
         kept = [index for index, supervised in enumerate(self.supervised) if supervised][-last_k:]
         labels = [IGNORED] * len(self.ids)
         for index in kept:
@@ -72,7 +72,7 @@ class LabelledChat:
 
 
 def label_chats(tokenizer: Tokenizer, chats: Sequence[Chat]) -> list[LabelledChat]:
-    """Tokenise chats, and find which of the tokens are supervised."""
+    """Tokenise chats, and find the supervised tokens."""
     encodings = tokenizer.encode_batch([chat.text for chat in chats])
     return [
         LabelledChat(chat, found.ids, found.offsets, _supervised(found, chat.spans, tokenizer.end_ids))
@@ -81,14 +81,14 @@ def label_chats(tokenizer: Tokenizer, chats: Sequence[Chat]) -> list[LabelledCha
 
 
 def in_batches(rows: Iterable[T], size: int = BATCH_ROWS) -> Iterator[list[T]]:
-    """Cut a stream into lists."""
+    """Split a stream into lists."""
     iterator = iter(rows)
     while batch := list(itertools.islice(iterator, size)):
         yield batch
 
 
 def format_line_numbers(skipped: list[int], shown: int = 10) -> str:
-    """Line numbers for a message, at most ``shown`` of them."""
+    """Format line numbers for a message, at most ``shown`` of them."""
     more = f" and {len(skipped) - shown} more" if len(skipped) > shown else ""
     return ", ".join(str(line) for line in itertools.islice(skipped, shown)) + more
 

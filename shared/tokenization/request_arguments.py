@@ -1,4 +1,4 @@
-"""Template arguments of a request to an adapter: the adapter's own as defaults, under those that the request brings. Pure."""
+"""Merge a request's template arguments with its adapter's, which are the defaults. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 CHAT_PATHS = frozenset(("/v1/chat/completions", "/v1/responses", "/tokenize"))
-"""A replica's paths whose requests are written with the chat template."""
+"""A replica's paths whose requests use the chat template."""
 EFFORT = frozenset(("enable_thinking", "reasoning_effort", "thinking", "thinking_effort"))
-"""Names by which templates take whether and how much to think: a request that names an effort has decided all of them."""
+"""Names of templates' arguments on whether and how much to think: a request that sets one of them has decided all."""
 
 
 def with_template_arguments(path: str, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a request to an adapter as a replica gets it; the body itself where nothing is added.
+    """Return the body of a request to an adapter, for a replica; the same object if nothing is added.
 
     Args:
         path: of the replica.

@@ -18,10 +18,10 @@ _OURS = frozenset(("weight", "reasoning_content"))
 
 
 def served_roles(messages: Sequence[Message], template: str) -> list[Message]:
-    """Turns with the roles that vLLM gives to a template.
+    """Return turns with the roles that vLLM passes to a template.
 
-    A developer's turn is a system turn where the template has no developer. Several system turns, or one that is not the
-    first, are then one at the beginning, without a name, because many templates take no other.
+    A developer's turn is a system turn where the template has no developer. Several system turns, or one that is not
+    the first, are then one at the beginning, without a name, because many templates take no other.
     """
     if not any(message.role == "developer" for message in messages) or _knows_developer(template):
         return list(messages)
@@ -33,19 +33,21 @@ def served_roles(messages: Sequence[Message], template: str) -> list[Message]:
 
 
 def _knows_developer(template: str) -> bool:
-    """vLLM's own test."""
+    """Return whether the template knows developers, by vLLM's own test."""
     return '"developer"' in template or "'developer'" in template
 
 
 def trained_turns(messages: Sequence[Message], thoughts: ThoughtsRule) -> list[Message]:
-    """A row's turns as a contract trains on them: with their thoughts, or without."""
+    """Return a row's turns in the contract's form: with their thoughts, or without."""
     if thoughts is not ThoughtsRule.DROP:
         return list(messages)
     return [replace(message, reasoning_content=None) if message.reasoning_content else message for message in messages]
 
 
 def plain_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Turns as vLLM gives them to a template: content is text, tool arguments are objects, thoughts have both of their names."""
+    """Return turns as vLLM passes them to a template: content is a string, tool arguments are objects, thoughts have
+    both of their names.
+    """
     plain = []
     for message in messages:
         turn: dict[str, Any] = {"role": message.role, "content": message.content or ""}
@@ -77,7 +79,7 @@ def _with_object_arguments(call: Any) -> Any:
 
 
 def served_tools(tools: list[Any] | None) -> list[Any] | None:
-    """Tool definitions as vLLM gives them to a template: its keys, its order, null for what is left out."""
+    """Return tool definitions as vLLM passes them to a template: its keys, its order, null for missing ones."""
     served = []
     for tool in tools or ():
         function = tool.get("function") if isinstance(tool, dict) else None

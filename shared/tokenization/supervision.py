@@ -82,7 +82,7 @@ def sample_lines(lines: int, limit: int | None) -> frozenset[int] | None:
 
 
 class SupervisionPass:
-    """A supervision report in the making: rows are added one by one, by the code that reads the file."""
+    """Builds a supervision report: rows are added one by one, by the code that reads the file."""
 
     def __init__(self, tokenizer: Tokenizer, *, seq_len: int, last_k: int, filters: RowFilter) -> None:
         self._tokenizer, self._filters = tokenizer, filters
@@ -100,8 +100,8 @@ class SupervisionPass:
             self._label()
 
     def measure(self, row: TrainingRow) -> None:
-        """Let a row that is not in the sample count for the longest one. Only rows with more text than all before are
-        tokenised: of a file in random order a dozen.
+        """Take a row outside the sample into account for the longest one. Only rows with more characters than all
+        before are tokenised: in a file in random order about a dozen.
         """
         size = sum(len(turn.content or "") + len(turn.reasoning_content or "") for turn in row.messages)
         if size <= self._largest or not self._filters.admits(row):
@@ -115,7 +115,7 @@ class SupervisionPass:
 
     @property
     def lost_lines(self) -> Collection[int]:
-        """Lines of the rows so far that cannot be trained on; of all rows once the report is made."""
+        """Line numbers of rows so far that cannot be trained on; complete after the report."""
         return self._counts.lost_lines
 
     def report(self, lines: int, *, sampled: bool) -> SupervisionReport:
@@ -124,7 +124,7 @@ class SupervisionPass:
         return self._counts.report(self._tokenizer, lines, sampled)
 
     def _label(self) -> None:
-        """Label the waiting rows together: the tokenizer takes a batch at once."""
+        """Label the waiting rows together, because the tokenizer processes batches."""
         rows = {row.line: row for row in self._batch}
         for labelled in label_chats(self._tokenizer, list(_chats(self._tokenizer, self._batch, self._counts))):
             self._counts.add(labelled, rows[labelled.chat.line], self._tokenizer)

@@ -1,4 +1,4 @@
-"""Counts and notes of a supervision report in the making: its size does not grow with the file, but for the lines of lost rows."""
+"""Counts and notes for a supervision report: their size is constant, except for the lines of lost rows."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class SupervisionCounts:
         self._lose(row)
 
     def add(self, labelled: LabelledChat, row: TrainingRow, tokenizer: Tokenizer) -> None:
-        """Count a row and what of it is supervised."""
+        """Count a row and its supervised tokens."""
         example = labelled.example(self.seq_len, self.last_k)
         supervised = example.targets
         self.rows += 1
@@ -186,7 +186,7 @@ def text_pieces(labelled: LabelledChat, example: Example) -> list[tuple[str, boo
 
 
 def _missing_end(labelled: LabelledChat, example: Example, tokenizer: Tokenizer) -> str:
-    """Why the end token of a supervised answer is not a label; empty when it is one."""
+    """Return why the end token of a supervised answer is not a label; empty if it is one."""
     # Tokens are cut off at the beginning only, so an answer that is supervised at all keeps its end.
     flags = [label != IGNORED for label in example.labels]
     ends = [i for i, flag in enumerate(flags) if flag and not (i + 1 < len(flags) and flags[i + 1])]
@@ -200,13 +200,13 @@ def _missing_end(labelled: LabelledChat, example: Example, tokenizer: Tokenizer)
 
 
 def _unknown_tokens(tokenizer: Tokenizer, first: int) -> str:
-    """Why a row that holds such a token cannot be trained on."""
+    """Return why a row with such a token cannot be trained on."""
     token = tokenizer.tokens_without_embedding[first]
     return f"its token {token!r} has the id {first}, and the base's embedding has {tokenizer.embedding_rows} rows"
 
 
 def _bucket(size: int) -> int:
-    """The smallest power of two that is not smaller; 0 for 0."""
+    """Return the smallest power of two that is at least the number; 0 for 0."""
     return 1 << (size - 1).bit_length() if size else 0
 
 

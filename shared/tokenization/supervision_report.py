@@ -52,7 +52,7 @@ class Bucket(SupervisionPart):
 
 
 class Piece(SupervisionPart):
-    """A piece of text, and whether it is supervised."""
+    """A piece of a chat, and whether it is supervised."""
 
     text: str
     learnt: bool
@@ -156,7 +156,7 @@ class SupervisionReport(SupervisionPart):
 
     @property
     def lost(self) -> int:
-        """Rows that cannot be trained on."""
+        """Number of rows that cannot be trained on."""
         return self.unsupported.count + self.without_embedding.count + self.nothing_supervised.count
 
     def refuse(self, param: str = "data.train_file", *, lenient: bool = False) -> None:

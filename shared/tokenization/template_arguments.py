@@ -28,7 +28,7 @@ _PROBES: tuple[tuple[Turn, ...], ...] = (
         {"role": "tool", "content": "A mistake.", "tool_call_id": "call00001"},
     ),
 )
-"""Chats that show what an argument changes: prompts, thoughts before and after the last question, calls."""
+"""Chats that show an argument's effect: prompts, thoughts before and after the last question, calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class ChatOptions:
 
     @staticmethod
     def of(data: DataSection) -> ChatOptions:
-        """The options of a contract's data section."""
+        """Return the options of a contract's data section."""
         return ChatOptions(data.template_arguments, data.thoughts)
 
     def content(self) -> dict[str, Any]:
-        """The options that are not the defaults, for digests."""
+        """Return the options that differ from the defaults, for digests."""
         arguments = {"arguments": dict(self.arguments)} if self.arguments else {}
         return arguments | ({} if self.thoughts is ThoughtsRule.LEARN else {"thoughts": self.thoughts})
 
@@ -58,19 +58,19 @@ DEFAULT_OPTIONS = ChatOptions()
 
 
 def known_arguments(templates: Iterable[ChatTemplate]) -> list[str]:
-    """Names of the arguments that a base's templates know, in order."""
+    """Return the names of the arguments that a base's templates know, in order."""
     return sorted(frozenset[str]().union(*(template.argument_names for template in templates)))
 
 
 def check_arguments(templates: Sequence[ChatTemplate], arguments: Mapping[str, ArgumentValue]) -> None:
-    """Refuse arguments that a base's templates do not know or do not take.
+    """Refuse arguments that a base's templates do not know or do not accept.
 
     Args:
         templates: compiled with the arguments.
 
     Raises:
-        ContractRejected: ``TEMPLATE_ARGUMENT_UNKNOWN``, with the known names; ``TEMPLATE_ARGUMENT_INVALID``: a name that the
-            server sets, or a value with which a template fails.
+        ContractRejected: ``TEMPLATE_ARGUMENT_UNKNOWN``, with the known names; ``TEMPLATE_ARGUMENT_INVALID``: a name
+            that the server sets, or a value with which a template fails.
     """
     known = known_arguments(templates)
     for name, value in arguments.items():
@@ -104,7 +104,7 @@ def check_arguments(templates: Sequence[ChatTemplate], arguments: Mapping[str, A
 
 
 def idle_arguments(templates: Sequence[ChatTemplate], arguments: Mapping[str, ArgumentValue]) -> list[str]:
-    """Names of arguments without which every probe chat is written the same."""
+    """Return the names of arguments that change no probe chat."""
     return [
         name
         for name in arguments

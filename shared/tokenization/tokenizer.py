@@ -31,7 +31,7 @@ from shared.tokenization.template_arguments import (
 )
 
 _PROBE = "Wq7"
-"""An answer that no template changes, to find what is written after it."""
+"""An answer that no template changes, to find the token written after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Tokenizer:
     def render(
         self, messages: Sequence[Turn], tools: Sequence[Turn] | None = None, add_generation_prompt: bool = False
     ) -> Rendered:
-        """The text of a chat; see :meth:`ChatTemplate.render`."""
+        """Render a chat; see :meth:`ChatTemplate.render`."""
         return self.template_for(tools).render(messages, tools, add_generation_prompt)
 
     @property
@@ -141,7 +141,7 @@ class Tokenizer:
 
     @property
     def templates(self) -> list[ChatTemplate]:
-        """The template, and that of chats with tools where it is another."""
+        """The template, and the one for chats with tools if it differs."""
         return [self.template, *([self.tool_template] if self.tool_template else [])]
 
     @property
@@ -157,7 +157,7 @@ class Tokenizer:
         return [f"The template argument {argument} changes no chat of this base." for argument in idle]
 
     def template_for(self, tools: Sequence[Turn] | None) -> ChatTemplate:
-        """The template of chats with these tools."""
+        """Return the template for chats with these tools."""
         return self.tool_template if tools and self.tool_template else self.template
 
     @cached_property
@@ -175,7 +175,7 @@ class Tokenizer:
         return [Encoding(one.ids, one.offsets) for one in found]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of token ids, special tokens included."""
+        """Decode token ids to a string, special tokens included."""
         return str(self.backend.decode(list(ids), skip_special_tokens=False))
 
 
@@ -203,7 +203,7 @@ def _load_backend(path: Path, config: dict[str, Any], special_tokens: dict[str, 
 
 
 def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Special tokens by name; the older special_tokens_map.json is read where the config lists no added tokens."""
+    """Return special tokens by name; the older special_tokens_map.json is read if the config lists no added tokens."""
     entries = dict(config)
     if "added_tokens_decoder" not in config:
         entries |= _read_json(folder / "special_tokens_map.json")
@@ -236,7 +236,7 @@ def stored_templates(folder: Path, config: dict[str, Any] | None = None) -> dict
 
 
 def _end_of_turn(backend: tokenizers.Tokenizer, template: ChatTemplate) -> str | None:
-    """The special token that the template writes after an assistant's answer, found by writing one."""
+    """Return the special token that the template writes after an assistant's answer, found by rendering one."""
     chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": _PROBE}]
     try:
         tail = template.render(chat).text.rpartition(_PROBE)[2].lstrip()
@@ -258,7 +258,7 @@ def _listed_ends(folder: Path) -> list[Any]:
 
 
 def _embedding_rows(folder: Path) -> int | None:
-    """``vocab_size`` of a config.json, or of its language part; the preflight compares it with the embedding's shape."""
+    """Return ``vocab_size`` of a config.json, or of its language part; the preflight compares it with the embedding."""
     config = _read_json(folder / "config.json")
     text = config.get("text_config")
     rows = (text if isinstance(text, dict) else config).get("vocab_size")

@@ -11,11 +11,11 @@ from standardwebhooks.webhooks import Webhook
 
 SECRET_PREFIX = "whsec_"  # noqa: S105  what every secret begins with
 SECRET_BYTES = 32
-"""The specification asks for 24 to 64."""
+"""Length of a secret; the specification requires 24 to 64 bytes."""
 
 
 def new_secret() -> str:
-    """A random signing secret, as receivers' libraries take it."""
+    """Return a random signing secret, in the format of receivers' libraries."""
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
 
 

@@ -35,7 +35,7 @@ class AllowedTargets:
 
     @classmethod
     def parse(cls, entries: Sequence[str]) -> AllowedTargets:
-        """Read the entries of the setting: addresses and networks where they are such, else names of hosts.
+        """Parse the entries of the setting: addresses, networks, and names of hosts.
 
         Raises:
             ValueError: an entry is neither.
@@ -100,7 +100,7 @@ def check_url(url: str, allowed: AllowedTargets) -> SplitResult:
 
 
 def parse_address(host: str) -> Address | None:
-    """The address that a host is; None for a name."""
+    """Return the address if the host is one; None for a name."""
     try:
         return ip_address(host)
     except ValueError:
