@@ -60,7 +60,8 @@ class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
         Args:
             y: rows by output columns, changed in place.
             x: rows by input columns.
-            lora_a_stacked, lora_b_stacked: for each slice the matrices of all slots: slots, 1, rank, input; slots, 1, output, rank.
+            lora_a_stacked, lora_b_stacked: for each slice the matrices of all slots: slots, 1, rank, input; slots, 1,
+                output, rank.
             output_slices: width of each slice, in the order of ``y``'s columns.
         """
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])

@@ -23,7 +23,7 @@ from shared.base_models.tensors import HEAD
 
 
 def apply_patch() -> None:
-    """Leave ``lm_head`` out of the modules that vLLM wraps, in this process, unless it computes on a CPU. Idempotent."""
+    """Exclude ``lm_head`` from the modules that vLLM wraps in this process, unless it computes on a CPU. Idempotent."""
     is_supported = model_manager.is_supported_lora_module
     if current_platform.is_cpu() or getattr(is_supported, "leaves_head_out", False):
         return

@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 RESERVATIONS = frozenset({"storing", "stored_checkpoints"})
-"""Keys of contents that the job keeps from deletion (`shared/database/deletions.py`, `shared/retention/checkpoints.py`)."""
+"""Keys of contents that the job keeps from deletion (`shared/database/deletions.py`,
+`shared/retention/checkpoints.py`).
+"""
 
 
 class ProgressPart(BaseModel):

@@ -31,7 +31,7 @@ CHATML = "<|im_start|>"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A way to write a tool call: the parser that reads it, a pattern that finds it, the token that the parser needs."""
+    """A way to write a tool call: the parser that reads it, a pattern that finds it, the token that it needs."""
 
     parser: str
     pattern: re.Pattern[str]

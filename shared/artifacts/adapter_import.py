@@ -64,7 +64,8 @@ def import_adapter(request: ImportRequest, target: Path) -> Imported:
     """Write the adapter's three files into a new folder, and verify them against the base.
 
     Raises:
-        ArtifactInvalid: a code of :func:`original_contents`, `peft_import.py` or :func:`verify_adapter`, naming what is wrong.
+        ArtifactInvalid: a code of :func:`original_contents`, `peft_import.py` or :func:`verify_adapter`, naming what is
+            wrong.
     """
     base, description = read_base(request.base_folder), request.sidecar
     if isinstance(description, PeftOptions):

@@ -1,7 +1,7 @@
-"""Local copies of stored files, named by their SHA-256, bounded in bytes; the one that was not used for longest goes first.
+"""Local copies of stored files, named by their SHA-256, bounded in bytes; the least recently used is removed first.
 
-Many threads and processes of a machine may share a folder. Who uses a copy holds a shared lock on it, and who removes one
-holds the exclusive lock, so that no path goes while somebody reads from it. Locks end with their process.
+Many threads and processes of a machine may share a folder. Using a copy takes a shared lock on it, removing one takes
+the exclusive lock, so that no path disappears while somebody reads from it. Locks end with their process.
 """
 
 from __future__ import annotations

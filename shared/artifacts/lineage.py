@@ -1,4 +1,4 @@
-"""Lineage: the code and packages that an adapter was trained by. Data, contract and base are the manifest's own fields."""
+"""Lineage: code and packages of an adapter's training. Data, contract and base are the manifest's own fields."""
 
 from __future__ import annotations
 

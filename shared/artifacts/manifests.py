@@ -1,4 +1,4 @@
-"""Manifests: the v3 adapter manifest, which lists an adapter's origin and the digest of each file, and a merged model's.
+"""Manifests: an adapter's (v3), which lists its origin and the digest of each file, and a merged model's.
 
 The manifest's bytes are canonical JSON, and their SHA-256 is the adapter's identity: a published adapter is named
 ``<name>@<digest>``, and that name never changes meaning. Logical tensor names (``l0.q``) follow the original's schema;
@@ -168,8 +168,8 @@ def verify_adapter(folder: Path, manifest: AdapterManifest, base_tensors: dict[s
 
     Raises:
         ArtifactInvalid: ``ADAPTER_DIGEST_MISMATCH``, ``ADAPTER_SHAPE_MISMATCH``, ``ADAPTER_DTYPE_UNSUPPORTED``,
-            ``ADAPTER_VALUES_INVALID``, ``ADAPTER_NOT_SERVABLE``, ``ADAPTER_MANIFEST_INVALID`` or ``SAFETENSORS_INVALID``,
-            naming the file or tensor.
+            ``ADAPTER_VALUES_INVALID``, ``ADAPTER_NOT_SERVABLE``, ``ADAPTER_MANIFEST_INVALID`` or
+            ``SAFETENSORS_INVALID``, naming the file or tensor.
     """
     for name, expected in manifest.files.items():
         path = folder / name

@@ -83,8 +83,8 @@ class BlobWriter(Protocol):
 class Storage(Protocol):
     """Blobs and artifacts. Safe to use from many threads and processes.
 
-    Where it is not a local disk, every verb can also raise ``Unavailable``: ``STORAGE_UNAVAILABLE``, ``STORAGE_DENIED`` or
-    ``STORAGE_BUCKET_NOT_FOUND``.
+    Where it is not a local disk, every verb can also raise ``Unavailable``: ``STORAGE_UNAVAILABLE``, ``STORAGE_DENIED``
+    or ``STORAGE_BUCKET_NOT_FOUND``.
     """
 
     def writer(self) -> BlobWriter:
@@ -146,8 +146,8 @@ class Storage(Protocol):
         """Copy an artifact's named files into an existing folder of the caller's own.
 
         Raises:
-            NotFound: ``STORAGE_OBJECT_MISSING``. ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``: a name that is not a plain
-                file of the artifact. Unavailable: ``STORAGE_FULL``: the target's disk is full.
+            NotFound: ``STORAGE_OBJECT_MISSING``. ArtifactInvalid: ``ADAPTER_MANIFEST_INVALID``: a name that is not a
+                plain file of the artifact. Unavailable: ``STORAGE_FULL``: the target's disk is full.
         """
         ...
 

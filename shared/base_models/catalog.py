@@ -85,7 +85,7 @@ class TwinOf(ModelValue):
 
 
 class MergedFrom(ModelValue):
-    """The merged model that a base is a copy of. Such a base is offered once its replicas were measured (docs/certificates.md)."""
+    """The merged model of a base. Such a base is offered once its replicas were measured (docs/certificates.md)."""
 
     digest: Sha256 = Field(description="Of the merged model's manifest.")
     adapter_id: str

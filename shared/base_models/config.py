@@ -289,7 +289,7 @@ def _checked_dtype(dtype: str | None) -> str | None:
 
 
 def _refuse_quantised(quantised: object) -> NoReturn:
-    """Refuse a checkpoint whose weights are quantised already, with the method's name (gptq, awq, bitsandbytes, fp8)."""
+    """Refuse a checkpoint with quantised weights, naming the method (gptq, awq, bitsandbytes, fp8)."""
     method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
     raise ArtifactInvalid(
         Code.MODEL_CONFIG_INVALID,

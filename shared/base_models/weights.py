@@ -1,4 +1,4 @@
-"""Safetensors headers, and the weight files of a base model's folder, as transformers would choose them. No weights are read."""
+"""Safetensors headers, and the weight files of a base's folder, chosen as transformers does. No weights are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ file take a minute and gigabytes to be refused."""
 MAX_DIMENSIONS = 64
 """Most dimensions of a tensor, as in NumPy; a weight of a model has at most five."""
 MAX_DIMENSION = (1 << 63) - 1
-"""Largest size of a dimension, as in PyTorch. A header may have numbers of thousands of digits, whose product takes minutes."""
+"""Largest size of a dimension, as in PyTorch. A product of numbers with thousands of digits would take minutes."""
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
     "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,

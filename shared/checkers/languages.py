@@ -13,7 +13,7 @@ from shared.checkers.checker import Checker
 from shared.errors import Code, InvalidRequest
 
 GROUP = "mens.checkers"
-"""The entry points of other packages: the name is the language, the value a callable without parameters that makes a checker."""
+"""Entry points of other packages: a language's name → a callable without parameters that makes a checker."""
 LANGUAGE = re.compile(r"^[a-z0-9][a-z0-9_+#-]{0,31}$")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from shared.errors import Code, Unavailable
 
 GROUP = "mens.compilers"
-"""The entry points of other packages: the name is the language, the value a callable without parameters that makes a compiler."""
+"""Entry points of other packages: a language's name → a callable without parameters that makes a compiler."""
 LANGUAGE = re.compile(r"^[a-z0-9][a-z0-9_+#-]{0,31}$")
 _OF_GCC = ("/usr/lib/gcc", "/usr/libexec/gcc", "/usr/include", "/usr/local/include")
 

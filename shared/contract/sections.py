@@ -2,7 +2,8 @@
 
 Names and nesting are those of the original system's contract (model, provenance, data, adapter, quant, exec, artifact);
 its flat extras have sections of their own (device, trajectory, optimizer, curriculum, chatml, reward). Shape and ranges
-are checked here; which well-formed contracts may run is decided in `shared/contract/refusals.py` and `shared/contract/plan.py`.
+are checked here; which well-formed contracts may run is decided in `shared/contract/refusals.py` and
+`shared/contract/plan.py`.
 """
 
 from __future__ import annotations

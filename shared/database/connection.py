@@ -1,7 +1,7 @@
 """The database: SQLite (WAL) or PostgreSQL behind the same two methods, `read()` and `write()`.
 
-One `with` block is one transaction. On SQLite a write block takes the write lock when it begins, so two writers queue up
-instead of failing halfway; on PostgreSQL verbs lock the rows they change.
+One `with` block is one transaction. On SQLite a write block takes the write lock when it begins, so two writers queue
+up instead of failing halfway; on PostgreSQL verbs lock the rows they change.
 """
 
 from __future__ import annotations

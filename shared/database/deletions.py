@@ -145,7 +145,7 @@ class Deletions:
 
 
 def withdraw(session: Session, row: AdapterRow, now: datetime) -> None:
-    """Mark an adapter, whose row is locked, as being deleted: no request is routed to it from the transaction's end on."""
+    """Mark an adapter, whose row is locked, as being deleted: after the transaction no request is routed to it."""
     row.deleting_at, row.published = now, False
     session.flush()
     bump(session, "adapters")
@@ -178,7 +178,7 @@ def reserve_adapters(session: Session, job: JobRow, digests: Sequence[str]) -> N
 
 
 def lock_contents(session: Session, digests: Sequence[str]) -> None:
-    """Lock the rows of all tenants until the transaction ends, so that one at a time begins or carries out a deletion."""
+    """Lock the rows of all tenants until the transaction ends, so that steps of a deletion are sequential."""
     session.scalars(_with_digest(digests).with_for_update()).all()
 
 

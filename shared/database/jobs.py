@@ -55,7 +55,8 @@ class Jobs:
         return Jobs(self._db, tenant)
 
     def submit(self, submission: Submission) -> tuple[Job, bool]:
-        """Queue a job of the tenant. With an idempotency key the same request returns the same job; keys are the tenant's own.
+        """Queue a job of the tenant. With an idempotency key the same request returns the same job; keys are the
+        tenant's own.
 
         Returns:
             the job, and whether this call created it.
@@ -192,8 +193,8 @@ class Jobs:
         """Cancel a job that is not running at once; request that a running job's worker stops.
 
         Raises:
-            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``: it has finished, or
-                is already being cancelled.
+            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``: it has
+                finished, or is already being cancelled.
         """
         return self._request(job_id, Verb.CANCEL, "cancel")
 
@@ -225,7 +226,8 @@ class Jobs:
         """Change the priority of a job that has not finished; it counts the next time that the job waits.
 
         Raises:
-            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``: it has finished.
+            NotFound: ``JOB_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``JOB_STATE_CONFLICT``: it has
+                finished.
         """
         with self._db.write() as session:
             row = self._own_row(session, job_id)

@@ -104,7 +104,8 @@ class Keys:
             the key's record, and the secret, which is stored only as a hash and can never be shown again.
 
         Raises:
-            InvalidRequest: ``NAME_INVALID``, ``KEY_EXPIRY_INVALID``. Conflict: ``KEY_NAME_TAKEN``: the tenant has an unrevoked key of that name.
+            InvalidRequest: ``NAME_INVALID``, ``KEY_EXPIRY_INVALID``. Conflict: ``KEY_NAME_TAKEN``: the tenant has an
+                unrevoked key of that name.
         """
         _check_name("name", name, KEY_NAME_PATTERN, KEY_NAME_RULE)
         _check_name("tenant", tenant, TENANT_PATTERN, TENANT_RULE)
@@ -162,14 +163,16 @@ class Keys:
             return session.scalar(select(KeyRow.id).where(KeyRow.tenant == tenant).limit(1)) is not None
 
     def change(self, key_id: str, change: KeyChange, tenant: TenantName | None = None) -> Key:
-        """Change a key's name, role, limits or expiry, from its next request on. An expired key is valid again with a later expiry.
+        """Change a key's name, role, limits or expiry, from its next request on. An expired key is valid again with a
+        later expiry.
 
         Args:
             change: only the fields that were set count (``model_fields_set``).
             tenant: the tenant that the key must belong to; None: any.
 
         Raises:
-            NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``, ``KEY_NAME_TAKEN``. InvalidRequest: ``KEY_EXPIRY_INVALID``.
+            NotFound: ``KEY_NOT_FOUND``. Conflict: ``KEY_REVOKED``, ``KEY_NAME_TAKEN``. InvalidRequest:
+                ``KEY_EXPIRY_INVALID``.
         """
         given = change.model_dump(exclude_unset=True)
         given = {field: value for field, value in given.items() if value is not None or field not in ("name", "role")}

@@ -147,7 +147,8 @@ class Leases:
             add_events(session, row, self._db.now(session), *events)
 
     def keep_adapters(self, lease: Lease, digests: list[str]) -> None:
-        """Reserve the adapters that the job is about to store: the same content is not removed until the job has finished.
+        """Reserve the adapters that the job is about to store: the same content is not removed until the job has
+        finished.
 
         Raises:
             LeaseLost: another attempt owns the job.
@@ -198,9 +199,11 @@ class Leases:
         files: list[ResultFile] | None = None,
         terms: Terms = WITH_EVIDENCE,
     ) -> Job:
-        """Finish a job with success: its state, and its tenant's new adapters, result files and alias, in one transaction.
+        """Finish a job with success: its state, and its tenant's new adapters, result files and alias, in one
+        transaction.
 
-        An alias whose policy the adapter does not satisfy stays where it is; the job succeeds, and its result says why under ``alias``.
+        An alias whose policy the adapter does not satisfy stays where it is; the job succeeds, and its result says why
+        under ``alias``.
 
         Raises:
             LeaseLost: another attempt owns the job; nothing was written.
@@ -235,8 +238,8 @@ class Leases:
     ) -> None:
         """Register published adapters before the job has ended, so that the front door serves what is to be evaluated.
 
-        From here on the job has what it was made for: what failed until then no longer counts, and if judging never comes to its end,
-        the job succeeds without a receipt.
+        From here on the job has what it was made for: what failed until then no longer counts, and if judging never
+        comes to its end, the job succeeds without a receipt.
 
         Args:
             lease: of the job that made them.
@@ -272,7 +275,8 @@ class Leases:
             return add_receipt(session, row.tenant, row.id, receipt, self._db.now(session))
 
     def quarantine(self, lease: Lease, adapter: NewAdapter) -> None:
-        """Register an adapter whose certificates failed: its record can be read, but it can be neither used nor aliased.
+        """Register an adapter whose certificates failed: its record can be read, but it can be neither used nor
+        aliased.
 
         Raises:
             LeaseLost: another attempt owns the job; nothing was written.
@@ -282,7 +286,8 @@ class Leases:
             register_adapters(session, row.tenant, row.id, [adapter], self._db.now(session))
 
     def fail(self, lease: Lease, error: MensError) -> Job:
-        """End the attempt with an error: queue the job again if the error is retryable and attempts are left, else fail it.
+        """End the attempt with an error: queue the job again if the error is retryable and attempts are left, else fail
+        it.
 
         Raises:
             LeaseLost: another attempt owns the job.

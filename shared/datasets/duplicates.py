@@ -241,7 +241,9 @@ class NearIndex:
         return _joined([self._find(part, self._candidates(part)) for part in rows.parts()])
 
     def find_and_add(self, rows: SketchedRows) -> Pairs:
-        """Find the near duplicates of rows among those in the index and each other, and keep the rows until the index is full."""
+        """Find the near duplicates of rows among those in the index and each other, and keep the rows until the index
+        is full.
+        """
         room = max(0, MAX_NEAR_ROWS - len(self))
         found = [self._find_and_add(part) for part in rows.part(0, room).parts()]
         return _joined([*found, self.find(rows.part(room, len(rows)))])

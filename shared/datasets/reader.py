@@ -1,7 +1,7 @@
 """The pass over a training file: every row checked, every bad line reported, memory bounded whatever the file's size.
 
-Strict is the default: one bad line refuses the file (``DATASET_LINE_INVALID``). Lenient skips bad lines, counts them and
-can write them to a quarantine file. The row and the error codes of a line are in ``rows.py``.
+Strict is the default: one bad line refuses the file (``DATASET_LINE_INVALID``). Lenient skips bad lines, counts them
+and can write them to a quarantine file. The row and the error codes of a line are in ``rows.py``.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Lengths(ReportPart):
 
 
 class LinePair(ReportPart):
-    """Two equal or similar lines; in leakage ``first`` is of the training file and ``second`` of the validation file."""
+    """Two equal or similar lines; for leakage, ``first`` is in the training file, ``second`` in the validation file."""
 
     first: int
     second: int
@@ -62,8 +62,8 @@ class FileReport(ReportPart):
 
     ``difficulties`` counts the valid rows as they are labelled, ``trainable_difficulties`` the trainable ones as a
     curriculum counts them. ``unused_keys`` counts rows by key that is not used (of a turn: ``messages[].key``), and
-    ``conversions`` rows by what is read in another form than it is written in. ``forms`` counts bad lines by the form of
-    another program that they are in, and ``advice`` is on the file as a whole.
+    ``conversions`` rows by what is read in another form than it is written in. ``forms`` counts bad lines by the form
+    of another program that they are in, and ``advice`` is on the file as a whole.
     """
 
     bytes: int

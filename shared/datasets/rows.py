@@ -92,7 +92,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
 
 
 class SyntaxSpan(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A range of the answer, in characters, whose tokens count more or less in the loss; its ``kind`` is for readers."""
+    """A range of characters of the answer whose tokens count more or less in the loss; its ``kind`` is for readers."""
 
     start: Offset
     end: Offset

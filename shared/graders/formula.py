@@ -1,6 +1,7 @@
 """The formula of a ``multi`` grader: ``+ - * / ^``, brackets and a few functions over the scores of its parts.
 
-A parser by recursive descent, after the usual rules of precedence: ``^`` binds strongest and to the right, so ``-2 ^ 2`` is -4.
+A parser by recursive descent, after the usual rules of precedence: ``^`` binds strongest and to the right, so ``-2 ^
+2`` is -4.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """OpenAI's graders in their wire format: six types, and a block ``mens`` for the checks without an OpenAI type.
 
 Unknown keys are refused, because an ignored misspelt setting would change the judgement.
-
-Unknown keys are refused, because a setting that is misspelt and ignored would judge otherwise than it was meant to.
 """
 
 from __future__ import annotations

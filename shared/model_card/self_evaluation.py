@@ -1,4 +1,4 @@
-"""The self-evaluation of a run: an adapter against its base on the same rows, and sample answers of both. Values only."""
+"""The self-evaluation of a run: adapter against base on the same rows, and sample answers of both. Values only."""
 
 from __future__ import annotations
 

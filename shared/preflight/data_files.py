@@ -96,7 +96,8 @@ class Findings:
         """Refuse the job if rows cannot be trained, validated on or replayed.
 
         Raises:
-            DatasetInvalid: ``TEMPLATE_UNSUPPORTED``, ``EMBEDDING_ROW_MISSING`` or ``NOTHING_SUPERVISED``, with line numbers.
+            DatasetInvalid: ``TEMPLATE_UNSUPPORTED``, ``EMBEDDING_ROW_MISSING`` or ``NOTHING_SUPERVISED``, with line
+                numbers.
         """
         for kind, report in self.supervision.items():
             report.refuse(f"data.{kind}_file", lenient=self.data.mode is DataMode.LENIENT)

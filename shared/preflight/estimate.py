@@ -35,7 +35,7 @@ from shared.preflight.types import Configuration, Disk, Estimate, Machine, Neare
 from shared.tokenization.supervision_report import SupervisionReport
 
 RUNTIME_BYTES = 1 << 30
-"""Allowance for the device context, library workspaces and the allocator's slack: stated, not measured by this module."""
+"""Allowance for the device context, library workspaces and the allocator's slack: stated, not measured."""
 CPU_RUNTIME_BYTES = 440 << 20
 """Resident set of Python with torch, transformers and peft, and remains of loading a base, as measured."""
 CPU_TOKENS = 8_192

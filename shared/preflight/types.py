@@ -232,7 +232,7 @@ class ModelReport(PreflightValue):
 
 
 class Vram(PreflightValue):
-    """Device memory by part, at the worst moment: a micro-batch of full-length rows; on a CPU, of a step's real rows."""
+    """Device memory by part, at its peak: a micro-batch of full-length rows; on a CPU, of a step's real rows."""
 
     quantised_weights: int = Field(description="NF4 weights with their quantisation state.")
     other_weights: int = Field(

@@ -166,7 +166,8 @@ class SupervisionReport(SupervisionPart):
             param: the field that names the file, for the error.
 
         Raises:
-            DatasetInvalid: ``TEMPLATE_UNSUPPORTED``, ``EMBEDDING_ROW_MISSING`` or ``NOTHING_SUPERVISED``, with line numbers.
+            DatasetInvalid: ``TEMPLATE_UNSUPPORTED``, ``EMBEDDING_ROW_MISSING`` or ``NOTHING_SUPERVISED``, with line
+                numbers.
         """
         if not self.is_refused(lenient=lenient):
             return

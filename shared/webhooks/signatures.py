@@ -1,4 +1,6 @@
-"""Signatures of webhooks: Standard Webhooks (https://www.standardwebhooks.com), symmetric, version 1, through its own library."""
+"""Signatures of webhooks: Standard Webhooks (https://www.standardwebhooks.com), symmetric, version 1, through its own
+library.
+"""
 
 from __future__ import annotations
 

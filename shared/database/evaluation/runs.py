@@ -22,7 +22,9 @@ RUN_ID_PREFIX = "evalrun"
 
 
 class EvalRun(Value):
-    """A run of an eval; ``plan`` is `shared.evaluation.plan.EvaluationPlan`, ``totals`` `shared.evaluation.results.Totals`."""
+    """A run of an eval; ``plan`` is `shared.evaluation.plan.EvaluationPlan`, ``totals``
+    `shared.evaluation.results.Totals`.
+    """
 
     id: str
     job_id: str

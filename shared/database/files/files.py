@@ -142,8 +142,8 @@ class Files:
             that SHA-256; None when the blob stays.
 
         Raises:
-            NotFound: ``FILE_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``FILE_IN_USE`` by an unfinished job of
-                any tenant.
+            NotFound: ``FILE_NOT_FOUND``. Forbidden: ``TENANT_FORBIDDEN``. Conflict: ``FILE_IN_USE`` by an unfinished
+                job of any tenant.
         """
         with self._db.write() as session:
             row = self._row(session, file_id, lock=True)

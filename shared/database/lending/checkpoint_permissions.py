@@ -38,8 +38,8 @@ class CheckpointPermission(Value):
 class CheckpointPermissions:
     """Permissions for the adapters of one tenant. Each verb is one transaction.
 
-    Every verb raises NotFound ``MODEL_NOT_FOUND`` where the tenant sees no such adapter, and Forbidden ``TENANT_FORBIDDEN`` where it is
-    another tenant's: ``shared``'s, or one that was lent.
+    Every verb raises NotFound ``MODEL_NOT_FOUND`` where the tenant sees no such adapter, and Forbidden
+    ``TENANT_FORBIDDEN`` where it is another tenant's: ``shared``'s, or one that was lent.
     """
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:

@@ -79,7 +79,9 @@ class Actor(Value):
 
 
 class Aliases:
-    """Aliases as a tenant sees them: its own, and those of ``shared`` whose names it does not use. Each verb is one transaction."""
+    """Aliases as a tenant sees them: its own, and those of ``shared`` whose names it does not use. Each verb is one
+    transaction.
+    """
 
     def __init__(self, database: Database, tenant: TenantName = SHARED) -> None:
         self._db = database
@@ -278,7 +280,8 @@ def move_alias(
     now: datetime,
     terms: Terms = WITH_EVIDENCE,
 ) -> TenantName | None:
-    """Move an alias whose row the caller's transaction has locked; it has registered the adapters since it read the standing.
+    """Move an alias whose row the caller's transaction has locked; it has registered the adapters since it read the
+    standing.
 
     Returns:
         the tenant whose alias of that name is hidden from the row's tenant by this move; None when none is.

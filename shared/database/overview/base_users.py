@@ -19,7 +19,8 @@ SHOWN = 5
 
 
 def refuse_taken_name(database: Database, name: str) -> None:
-    """Refuse a name for a new base that requests of any tenant use, or will once a job has ended: the base would answer them.
+    """Refuse a name for a new base that requests of any tenant use, or will once a job has ended: the base would answer
+    them.
 
     Raises:
         InvalidRequest: ``NAME_INVALID``. Unavailable: ``DATABASE_UNAVAILABLE``.

@@ -1,4 +1,4 @@
-"""Recognises the form of a row by its keys and their values, so that an error can name it and a conversion can read it."""
+"""Recognise the form of a row by its keys and their values, so that errors can name it and conversions can read it."""
 
 from __future__ import annotations
 
