@@ -4,7 +4,7 @@
                        ─► this base, this rank?
                        ─► copy into a private folder ─► digests, shapes, values, config ─► rename to cache/<digest>
 
-The engine reads only the cache, so what was verified is what is loaded, whatever happens to the storage afterwards. An
+The engine reads only the cache, so it loads exactly the verified files, whatever happens to the storage afterwards. An
 adapter exists as long as the storage has its manifest. A folder is removed from the cache when the manifest is gone and
 the engine cannot need the files any more (`middleware/unloading.py`): an engine that reloads an adapter without its
 files dies.
@@ -94,7 +94,7 @@ class AdapterStore:
         Raises:
             InvalidRequest: ``NAME_INVALID``: not an adapter id.
             NotFound: ``ADAPTER_NOT_FOUND``, or ``STORAGE_OBJECT_MISSING`` for one of its files.
-            ArtifactInvalid: with the code of what is wrong with it; it is never served.
+            ArtifactInvalid: with the code of its fault; it is never served.
             Unavailable: ``STORAGE_FULL``.
         """
         digest = split_adapter_id(adapter_id)[1]
@@ -199,7 +199,7 @@ class AdapterStore:
         if target.is_dir() and not target.is_symlink():
             with suppress(MensError):
                 self._verify(target, manifest)
-                # The engine must find what the manifest names and nothing else, so an extra file is refused too.
+                # The engine must find exactly the files that the manifest names, so an extra file is refused too.
                 if {path.name for path in target.iterdir()} == manifest.files.keys():
                     return target
         with disk_errors(), self._cache.incoming() as private:

@@ -16,7 +16,7 @@
     ├── Unavailable          a part of the system does not respond now; try again
     └── JobFailed            a job attempt failed
 
-The class says who can do something about it, `code` what exactly happened (codes never change), `remedy` what to do.
+The class shows who can act, `code` the exact event (codes never change), `remedy` the action.
 Errors have no HTTP status, because the worker has no HTTP; the table of statuses is in `api/errors.py`.
 """
 

@@ -81,7 +81,7 @@ class CompileCheck:
         """Return when the engine may compile it. Cancelled, it ends the child process.
 
         Args:
-            caller: whose turn it takes.
+            caller: whose grammars are checked one after the other.
 
         Raises:
             GrammarTooCostly: it may not.

@@ -43,7 +43,7 @@ FORMS = (
     Form("hermes", re.compile(rf'<tool_call>\s*{{"name": ?"{FUNCTION}"')),
     Form("mistral", re.compile(rf"\[TOOL_CALLS\].*{FUNCTION}"), "[TOOL_CALLS]"),
     Form("llama3_json", re.compile(rf'{{"name": ?"{FUNCTION}", ?"parameters"'), "<|python_tag|>"),
-    # ChatML alone says nothing of calls; models with such turns are trained on calls in the form of hermes.
+    # ChatML alone does not show the form of calls; models with such turns are trained on calls in the form of hermes.
     Form("hermes", re.compile(re.escape(CHATML))),
 )
 

@@ -71,10 +71,9 @@ def prepare(settings: ServingSettings) -> Launch:
     """Verify the base and complete the settings.
 
     Raises:
-        MensError: the replica may not start: what `find_base`, `verify_model_folder`, `check_signature`,
-            `parse_model_config`, `choose_sizes`, `choose_cache` and `check_free` raise; ``NOT_SERVABLE_FAMILY``,
-            ``NOT_SERVABLE_HEAD_SIZE``;
-            ``SETTINGS_INVALID``.
+        MensError: the replica may not start: the errors of `find_base`, `verify_model_folder`, `check_signature`,
+            `parse_model_config`, `choose_sizes`, `choose_cache` and `check_free`; ``NOT_SERVABLE_FAMILY``,
+            ``NOT_SERVABLE_HEAD_SIZE``; ``SETTINGS_INVALID``.
     """
     entry, folder = find_base(settings)
     check_quantization(settings, entry)

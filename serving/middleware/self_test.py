@@ -95,7 +95,7 @@ class SelfTest:
         Args:
             model: the base's name.
             seconds: between two answers.
-            state: what vLLM's routes find in their scope as ``app``.
+            state: the value of ``app`` in the scope of vLLM's routes.
             on_fault: called once, when the engine is found broken.
         """
         self._fault = "the engine has not answered yet"

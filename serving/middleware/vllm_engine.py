@@ -14,7 +14,7 @@ class Engine:
     """vLLM's engine, in the server's event loop.
 
     Args:
-        app: vLLM's application, as the ASGI scope has it.
+        app: vLLM's application, from the ASGI scope.
     """
 
     def __init__(self, app: Any) -> None:

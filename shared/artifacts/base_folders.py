@@ -45,7 +45,7 @@ def locate_base(entry: BaseModelEntry, settings: Settings) -> Path:
     """Return the folder with a base's files, fetched first if necessary.
 
     Raises:
-        MensError: it is neither here, nor at the hub, nor in the storage, or what is stored is damaged.
+        MensError: it is neither here, nor at the hub, nor in the storage, or its stored files are damaged.
     """
     if not is_elsewhere(entry, settings.catalog_path):
         from shared.base_models.hub import locate  # the hub's client is slow to import

@@ -43,7 +43,7 @@ class FileCache:
 
         Args:
             sha256: of the bytes. They are checked when they have been fetched.
-            size: says how many they are, so that room is made before they are fetched.
+            size: returns their number, so that room is made before they are fetched.
             fetch: writes the bytes into a new file.
             verify: also read a copy that is there already, and fetch it again if it was changed.
 

@@ -2,7 +2,7 @@
 
 The original stores ``candle_qlora_adapter.safetensors`` with tensors ``{logical}.lora_a`` [rank, in] and
 ``{logical}.lora_b`` [out, rank] in float32; its last trainer wrote ``….lora_a.weight``. Logical names are ``mid0…`` and
-``lm_head`` in one era, ``l0.q`` and the like in the next; ``base_key_map`` says which tensor of the base each means.
+``lm_head`` in one era, ``l0.q`` and the like in the next; ``base_key_map`` maps each to a tensor of the base.
 """
 
 from __future__ import annotations

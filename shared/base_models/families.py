@@ -1,7 +1,7 @@
 """Families of base models that can be tuned: one :class:`FamilySpec` per family, and no branch on a family elsewhere.
 
 To add a family, add its name to :class:`Family` and its value to ``SPECS``. The tests build a tiny model of every
-family with transformers and PEFT and compare tensors, LoRA targets and memory with what the spec implies.
+family with transformers and PEFT and compare tensors, LoRA targets and memory with those that the spec implies.
 
 Names and defaults are those of transformers 5.19, support for adapters is that of vLLM 0.32.
 """

@@ -24,7 +24,7 @@ def installed_languages() -> list[str]:
 
 def is_checked(language: str) -> bool:
     """Return whether a language has a checker."""
-    # The packages are looked through only for what is not our own, because that takes a tenth of a second.
+    # Other packages are searched only for languages that are not our own, because that takes a tenth of a second.
     return _is_usable(language) or _entry_point(language) is not None
 
 

@@ -59,7 +59,7 @@ class PlannedBase(ContractValue):
 
     @property
     def digest(self) -> str:
-        """One digest for the whole base, as the catalogue's entry has it."""
+        """One digest for the whole base, equal to that of the catalogue's entry."""
         return digest_json(self.digests)
 
 
@@ -232,7 +232,7 @@ def plan_finetune(
         candle_compat_mode=not is_lora,
         notes=tuple(notes),
     )
-    # Every field is set, as in the stored plan: the digest is of what is set.
+    # Every field is set, as in the stored plan: the digest covers the fields that are set.
     return ExecutionPlan.model_validate(plan.model_dump(mode="json"))
 
 

@@ -45,7 +45,7 @@ class Lease:
     """The right to write one job, until it expires.
 
     Attributes:
-        gpus: that the attempt occupies. spent: what the attempts before it have used.
+        gpus: that the attempt occupies. spent: by the earlier attempts.
     """
 
     job: Job
@@ -236,7 +236,7 @@ class Leases:
         alias: str,
         files: list[ResultFile] | None = None,
     ) -> None:
-        """Register published adapters before the job has ended, so that the front door serves what is to be evaluated.
+        """Register published adapters before the job has ended, so that the API serves them for their evaluation.
 
         From here on the job has what it was made for: what failed until then no longer counts, and if judging never
         comes to its end, the job succeeds without a receipt.

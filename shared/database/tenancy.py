@@ -1,4 +1,4 @@
-"""Tenants, roles and limits: what a key may see, change and request. Pure: no database, no HTTP.
+"""Tenants, roles and limits: the rights of a key to see, change and request. Pure: no database, no HTTP.
 
 A tenant is a team on one installation. ``shared`` is the operator's tenant; what belongs to it, every tenant sees.
 docs/tenants.md has the rules.
@@ -105,7 +105,7 @@ def check_owner(thing: str, owner: str, tenant: str) -> None:
     """Refuse a change of another tenant's object.
 
     Args:
-        thing: what would be changed, for the message, e.g. ``The file file-1``.
+        thing: the object to change, for the message, e.g. ``The file file-1``.
         owner: the tenant that it belongs to, one that ``tenant`` sees.
         tenant: the tenant that would change it.
 

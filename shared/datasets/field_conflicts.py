@@ -16,7 +16,7 @@ _FUNCTION_KEYS = frozenset(("name", "description", "parameters", "strict"))
 def refuse_conflicts(record: Record) -> None:
     """Refuse a row if a part of it would have to be left out.
 
-    Beside ``messages``, a prompt may be there if a turn before an answer says the same, and a response if an answer
+    With ``messages``, a prompt is accepted if a turn before an answer has the same text, and a response if an answer
     does; so may a system text.
 
     Raises:

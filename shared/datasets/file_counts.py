@@ -69,7 +69,7 @@ class RowCounts:
     ) -> bool:
         """Count the next rows, with all of their labels; return whether there may be more.
 
-        Of records, they are ``ROWS_AT_ONCE`` at most, and fewer if they are long; of a block they are all.
+        From records it counts at most ``ROWS_AT_ONCE`` rows, and fewer if they are long; from a block all of them.
 
         Args:
             observer: sees each of the records.

@@ -71,7 +71,7 @@ def parse_row(line: bytes, number: int) -> TrainingRow:
     """Decode and check one line.
 
     Raises:
-        RowError: what is wrong with it; a ``ValueError``.
+        RowError: the line's fault; a ``ValueError``.
     """
     return as_row(decode_line(line), number)
 
@@ -80,7 +80,7 @@ def decode_line(line: bytes) -> Record:
     """Decode and check one line, in its own form.
 
     Raises:
-        RowError: what is wrong with it.
+        RowError: the line's fault.
     """
     try:
         try:
@@ -109,7 +109,7 @@ def check_record(record: Record, line: bytes) -> None:
     """Check the parts that the types do not cover: length, turns, tools, spans.
 
     Raises:
-        RowError: what is wrong with it.
+        RowError: the record's fault.
     """
     _check_length(line)
     if not record.has_messages_only:

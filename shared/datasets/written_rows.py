@@ -112,7 +112,7 @@ class Translated:
         record: as if it had been written so; its turns are not checked yet.
         unused_keys: keys with a value that is not used, those of a turn as ``messages[].key``.
         all_keys: those of the row and of its turns that mean nothing here, also those with an empty value.
-        conversions: what was written in another form.
+        conversions: names of the parts that had another form.
     """
 
     record: Record = field(default_factory=Record)

@@ -233,7 +233,7 @@ class Answer(BaseModel):
         model: the requested name; empty for a row's own answer.
         input: messages that were sent.
         sample: the value of ``sample`` in templates; None: no answer.
-        finish_reason: as the model's server says it.
+        finish_reason: as reported by the model's server.
         usage: token counts of the request.
         error: why it has no answer, in the form of `MensError.as_dict`.
     """

@@ -36,7 +36,7 @@ class TrainingReport(Evidenced):
 
 
 class ScoredAnswer(Evidenced):
-    """Scores of one answer, by criterion; ``error`` says why it has none."""
+    """Scores of one answer, by criterion; ``error`` explains missing ones."""
 
     scores: dict[str, float] = {}
     passed: bool = False

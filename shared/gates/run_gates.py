@@ -86,7 +86,7 @@ def _part(question: Question, pairs: Sequence[AnswerPair], gate: RunGate, alpha:
         return missing(
             question.measure, "loss_at_most", question.bound, "the mean score was 0 before, so no loss can be seen"
         )
-    # Its bound is a share of what was there before.
+    # The bound is a share of the previous value.
     return replace(loss, margin=question.bound * before)
 
 

@@ -181,9 +181,9 @@ def grade(
         embed: makes the embeddings of ``cosine``; without it that is refused.
 
     Raises:
-        InvalidRequest: what :func:`check_runnable`, the templates, formulas, checks, model graders and
-            :meth:`shared.sandbox.client.Sandbox.grade` raise; ``GRADER_UNSUPPORTED`` without ``ask``. And what ``ask``
-            and ``embed`` raise.
+        InvalidRequest: the errors of :func:`check_runnable`, the templates, formulas, checks, model graders and
+            :meth:`shared.sandbox.client.Sandbox.grade`; ``GRADER_UNSUPPORTED`` without ``ask``. Also the errors of
+            ``ask`` and ``embed``.
         Unavailable: ``SANDBOX_FAILED``: not the answer's fault, so it does not get a score.
     """
     if isinstance(grader, StringCheck):

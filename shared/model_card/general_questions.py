@@ -1,8 +1,8 @@
 """Eight fixed questions unrelated to a job's data: they show how much of its base's skills a tuned model keeps.
 
-An answer counts where it names what is right, in prose: a model that was tuned on JSON and writes ``{"city": "Paris"}``
+An answer counts if it names the right words, in prose: a model that was tuned on JSON and writes ``{"city": "Paris"}``
 has forgotten how to answer the question, though it has not forgotten the fact. Only questions that the base itself
-answers count, so the number says what tuning has cost and not how good the base is.
+answers count, so the number measures the cost of tuning and not the quality of the base.
 """
 
 from __future__ import annotations

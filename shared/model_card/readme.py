@@ -40,7 +40,7 @@ class AdapterRecord(BaseModel):
     """Records of a stored adapter.
 
     Attributes:
-        license: of the base, as the catalogue has it.
+        license: of the base, from the catalogue.
         job: the job that made the adapter: its ``plan``, ``contract`` and ``result``; None for one that no job of this
             tenant made.
         certificates: by replica, see docs/certificates.md.

@@ -72,7 +72,7 @@ class Findings:
     def trained_on(self, kind: Kind) -> dict[int, int]:
         """Count the rows of an existing file that the trainer will use, by difficulty, without those that it must skip.
 
-        Of a sampled file only the skipped rows of the sample are known.
+        For a sampled file, only the skipped rows of the sample are known.
         """
         reports = {"train": self.data.training, "validation": self.data.validation, "replay": self.replay}
         report = reports[kind]

@@ -60,7 +60,7 @@ def preflight(
         MensError: the code of the first fault that makes the job impossible.
     """
     request = _with_backend(request)
-    # Before weights and data are opened: what the contract alone forbids.
+    # Before weights and data are opened: refusals by the contract alone.
     model_type = read_model_type(base_folder)
     facts = RefusalContext(
         machine.device, model_type, None, None, force_kernel=request.backend, accepted=request.accepted

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 def remove_abandoned_checkpoints(database: Database, storage: Storage) -> list[str]:
     """Remove the stored checkpoints that no unfinished job's row names; return their digests."""
-    # The storage is read before the database: what is named in between is known by then.
+    # The storage is read before the database, which therefore knows every reference created in between.
     sizes = {digest: storage.measure(KIND, digest) for digest in storage.digests(KIND)}
     with database.read() as session:
         jobs = open_jobs(session)

@@ -31,7 +31,7 @@ def unreferenced_folders(database: Database, storage: Storage, policy: Policy) -
     """Return kind and digest of the unreferenced folders that the policy removes."""
     if policy.unreferenced is None:
         return []
-    # The storage is read before the database: what is stored in between is known by then.
+    # The storage is read before the database, which therefore knows everything stored in between.
     stored = {
         kind: [
             StoredFolder(digest, size.written_at)

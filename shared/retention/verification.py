@@ -46,7 +46,7 @@ class ListedFiles(BaseModel):
 def verify_references(database: Database, storage: Storage) -> Iterator[Verified]:
     """Read every object that rows name, each content once, and compare it with its digest. Nothing is changed.
 
-    It may be done while the installation works: what is deleted meanwhile is left out.
+    It may run while the installation is in use: objects that are deleted meanwhile are left out.
 
     Raises:
         Unavailable: the database or the storage does not respond, so nothing can be said of the rest.

@@ -37,7 +37,7 @@ class Sandbox:
     """Grades items, each in a process of its own that can reach nothing. Thread-safe.
 
     Args:
-        level: what the code is held by. That it holds here is the caller's claim: :meth:`open` takes the probe's.
+        level: that contains the code. The caller must know that it holds here: :meth:`open` takes the probe's.
         limits: of one item.
         parallel: items at once; further calls wait for their turn.
     """

@@ -54,7 +54,7 @@ def serve(config: dict[str, Any]) -> None:
         config: ``level``, and ``limits`` of an item.
     """
     control = socket.socket(fileno=os.dup(0))
-    # Nobody reads what is printed here, and nothing that is forked may hold the socket.
+    # Nobody reads output of this process, and no fork may hold the socket.
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(null, descriptor)
@@ -109,7 +109,7 @@ def _fork(inheritance: Inheritance, control: socket.socket, request: Request) ->
     if pid := os.fork():
         request.channel.close()
         return pid
-    # From here on nothing returns: what this copy would clean up is the parent's.
+    # From here on the function must not return: cleanup belongs to the parent.
     try:
         control.close()
         signal.signal(signal.SIGINT, signal.SIG_DFL)

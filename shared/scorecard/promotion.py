@@ -68,7 +68,7 @@ def evaluate_promotion(cycles: Sequence[PromotionCycle], missing: Sequence[str] 
 
     Args:
         cycles: in any order; the verdict does not depend on it.
-        missing: what else is known to be missing.
+        missing: further known gaps.
     """
     results = [*_results(cycles)]
     distinct = sum(result.repeats is None for result in results)

@@ -34,7 +34,7 @@ def run_scorecard(
     Raises:
         InvalidRequest: ``CHECKER_NOT_FOUND``; ``SCORECARD_INVALID``: a recorded answer is missing.
         Conflict: ``SCORECARD_MISMATCH``.
-        MensError: what ``sample`` raises; what is done so far is kept.
+        MensError: the errors of ``sample``; finished tasks are kept.
     """
     require_language(spec.validator)
     started = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -111,7 +111,7 @@ def read_spec(path: Path) -> ScorecardSpec:
     """Read the spec of a JSON file.
 
     Raises:
-        InvalidRequest: ``SCORECARD_INVALID``, with the field and what is wrong with it.
+        InvalidRequest: ``SCORECARD_INVALID``, with the field and its fault.
     """
     try:
         return ScorecardSpec.model_validate(json.loads(path.read_bytes()))

@@ -30,7 +30,7 @@ def wilson_interval(passed: float, items: float, confidence: float = 0.95) -> tu
     scale = 1 + z * z / items
     center = (rate + z * z / (2 * items)) / scale
     half = z * math.sqrt(rate * (1 - rate) / items + z * z / (4 * items * items)) / scale
-    # Rounding must not push an end over what a rate can be.
+    # Rounding must not push an end beyond 0 or 1.
     return (0.0 if passed == 0 else center - half), (1.0 if passed == items else center + half)
 
 

@@ -70,7 +70,7 @@ def _with_object_arguments(call: Any) -> Any:
     if isinstance(arguments, str):
         with suppress(ValueError):
             arguments = json.loads(arguments if arguments.strip() else "{}")
-    if arguments is None:  # left out, null, or the text of null
+    if arguments is None:  # left out, null, or the string "null"
         arguments = {}
     if not isinstance(function, dict) or not isinstance(arguments, dict):
         return call

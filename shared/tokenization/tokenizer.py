@@ -54,7 +54,7 @@ class Tokenizer:
             None when the template writes none.
         configured_ends: those of ``end_ids`` that the base's config files name; other programs stop at these alone.
         options: a contract's options for rendering chats.
-        embedding_rows: of the base, as its config.json says; None where the folder has none.
+        embedding_rows: of the base, by its config.json; None without that file.
     """
 
     backend: tokenizers.Tokenizer

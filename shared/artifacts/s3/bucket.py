@@ -57,7 +57,7 @@ class StoredObject:
 class S3Bucket:
     """The objects of an installation; their names are keys without the prefix. Safe to use from many threads.
 
-    Every method raises what :func:`shared.artifacts.s3.failures.coded` says.
+    Every method raises the errors of :func:`shared.artifacts.s3.failures.coded`.
     """
 
     def __init__(self, settings: Settings) -> None:

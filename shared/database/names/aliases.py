@@ -141,7 +141,7 @@ class Aliases:
         Args:
             expected: the version that the caller has seen; None moves the alias from any version.
             forbidden: names that no alias may have: those of the base models.
-            terms: what the caller brings to a move that a policy governs.
+            terms: the caller's terms for a move that a policy governs.
             policy: one that governs the alias from now on, this move included, and who assigns it; None leaves it as it
                 is.
 
@@ -320,7 +320,7 @@ def move(
     """Move a name and record the move; the only function that moves names. ``after`` is None for a deletion.
 
     Args:
-        gate: what the move rests on, as `move_evidence.check` returns it.
+        gate: the basis of the move, as `move_evidence.check` returns it.
     """
     before = state_of(row)
     if after == before:

@@ -47,7 +47,7 @@ def publish_to_alias(
     """Point a job's alias, which is locked, to its adapter.
 
     Args:
-        before: what answered for the alias until now.
+        before: state of the alias until now.
     """
     to = Routing.to(adapter_id)
     try:

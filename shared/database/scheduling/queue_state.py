@@ -99,7 +99,7 @@ def read_queue(session: Session, now: datetime, gpus: int) -> QueueState:
 
     Args:
         now: the database's time.
-        gpus: of the worker that would claim a job; what a job holds follows from it.
+        gpus: of the worker that would claim a job; they determine a job's hold.
     """
     return _state(session, now, session.execute(QUEUED).all(), gpus)
 
@@ -107,7 +107,7 @@ def read_queue(session: Session, now: datetime, gpus: int) -> QueueState:
 def read_claimable(session: Session, now: datetime, gpus: int) -> QueueState:
     """Read the part of the queue that a claim needs: without quotas, a job that waits alone needs no comparison.
 
-    That is what a worker finds that has waited for a job, so its start does not wait for what it does not need.
+    This is the usual case of a worker that has waited for a job, so the job starts without needless reads.
 
     Args:
         now: the database's time.

@@ -60,7 +60,8 @@ def insert_rows(session: Session, row: type[Base], values: list[dict[str, Any]])
         row: the class of the rows, which is not audited: the recorder sees objects only.
         values: of the rows, each with the same columns; not empty.
     """
-    # Not `session.execute`, which would flush first: what the transaction changes would be written once for each of its statements.
+    # Not `session.execute`, which would flush first: the transaction's changes would be written once for each of its
+    # statements.
     session.connection().execute(_insert(row), values)
 
 
