@@ -167,7 +167,7 @@ class AdapterStore:
         if self._trusted_keys is not None:
             self._check_signature(digest)
         twin_of = self.base.twin_of
-        # A twin's weights are those that training on its original saw, so the original's adapters belong on it.
+        # A twin has the weights that training on its original used, so the original's adapters belong on it.
         if twin_of is None or manifest.base_digests != twin_of.digests:
             verify_base(manifest, self.base.digests)
         if manifest.rank > self._max_rank:
@@ -217,12 +217,12 @@ class AdapterStore:
         try:
             verify_adapter(folder, manifest, self._base_tensors)
         except ArtifactInvalid as error:
-            # Other bytes than those that were published may be put right.
+            # Bytes that differ from the published ones may be repaired later.
             if error.code is not Code.ADAPTER_DIGEST_MISMATCH:
                 self._refused[manifest.digest] = error
             raise
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            # The digests match, so it was published like this: a file whose content is not what its name promises.
+            # The digests match, so it was published like this: a file's content does not match its name.
             refusal = _broken(str(folder.name), f"a file cannot be read ({type(error).__name__})")
             self._refused[manifest.digest] = refusal
             raise refusal from error

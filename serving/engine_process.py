@@ -47,7 +47,7 @@ class EngineProcess(ForkProcess):
         self._sender.close()
         environment, (target, kwargs) = self._receiver.recv()
         self._receiver.close()
-        # Only what has changed: a process finds the place of its title among the variables that it was started with.
+        # Only changed variables: a process finds the place of its title among the variables that it was started with.
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment.items() - os.environ.items())

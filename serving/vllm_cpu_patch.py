@@ -34,7 +34,7 @@ class PatchedPunicaWrapperCPU(PunicaWrapperCPU):
         super().__init__(*args, **kwargs)
         self._adapters: list[int | None] = []
         self._rows_of_slots: list[tuple[int, Any]] = []
-        # Here, because only the process with the engine makes a wrapper, and the others should not import the runner.
+        # Patched here, because only the engine's process makes a wrapper, and the others should not import the runner.
         patch_model_runner()
 
     def update_metadata(

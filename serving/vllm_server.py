@@ -9,7 +9,7 @@ from __future__ import annotations
 from shared.garbage_collection import without_collections
 
 with without_collections():
-    # Here, because vLLM itself imports the engine later, when it starts it.
+    # Imported here, because vLLM itself imports the engine later, when it starts it.
     import vllm.v1.engine.core  # noqa: F401
     from vllm.entrypoints.launchers.api_server.entry import main
 

@@ -320,7 +320,7 @@ class MensError(Exception):
         retryable: bool | None = None,
     ) -> None:
         super().__init__(message)
-        # An unpickled error brings the code as text.
+        # An unpickled error has the code as a string.
         self.code = Code(code)
         self.message = message
         self.remedy = remedy
@@ -346,7 +346,7 @@ class MensError(Exception):
         }
 
 
-# A function of the module, because pickle finds it by name; errors cross process borders.
+# A module-level function, because pickle finds it by name; errors cross process borders.
 def _rebuild(kind: type[MensError], fields: dict[str, Any]) -> MensError:
     return kind(fields.pop("code"), fields.pop("message"), **fields)
 

@@ -36,12 +36,12 @@ def exit_with_parent(parent: int | None = None, signal_number: signal.Signals = 
         signal_number: the signal.
     """
     if parent is None:
-        # The parent that multiprocessing remembers: the present one may be another already.
+        # The parent that multiprocessing remembers: the present parent may already be another one.
         parent = getattr(multiprocessing.parent_process(), "pid", None)
     if parent is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number)
-    # The parent may have died before the kernel knew of the wish.
+    # The parent may have died before the kernel got the request.
     if os.getppid() != parent:
         os._exit(1)
 
@@ -71,7 +71,7 @@ def storage_full() -> Unavailable:
 def _is_disk_full(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in _DISK_FULL
-    # Libraries written in Rust (safetensors) have errors of their own, which name the system's in their text only.
+    # Libraries written in Rust (safetensors) raise their own errors, which name the system's only in their message.
     found = re.search(r"\(os error (\d+)\)", str(error))
     return found is not None and int(found[1]) in _DISK_FULL
 

@@ -73,9 +73,9 @@ def make_celery(broker_url: str) -> Celery:
         task_routes={RUN_JOB: {"queue": JOBS_QUEUE}, **{task: {"queue": CONTROL_QUEUE} for task in CONTROL_TASKS}},
         accept_content=["json"],
         broker_connection_retry_on_startup=True,
-        # A worker waits for its broker for as long as it takes.
+        # A worker waits indefinitely for its broker.
         broker_connection_max_retries=None,
-        # A request that submits a job waits for the broker no longer than this; the sweeper enqueues what it lost.
+        # A request that submits a job waits for the broker no longer than this; the sweeper enqueues lost messages.
         broker_transport_options={
             "socket_connect_timeout": 2,
             "socket_timeout": 10,

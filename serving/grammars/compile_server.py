@@ -35,7 +35,7 @@ def main() -> None:
 
     control = socket.socket(fileno=int(sys.argv[1]))
     vocabulary = TokenizerInfo.deserialize_json(sys.stdin.read())
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended leave nothing behind
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended forks leave no zombies
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C in a terminal reaches the replica, which then closes the socket
@@ -86,7 +86,7 @@ def _serve(connection: socket.socket, vocabulary: Any) -> None:
         job = json.loads(connection.makefile("rb").readline())
         connection.sendall(STARTED)
         _limit(job["seconds"], job["memory_bytes"])
-        # xgrammar computes without Python's lock, so this thread sees meanwhile that nobody waits any more.
+        # xgrammar computes without Python's lock, so this thread can detect meanwhile that nobody waits any more.
         threading.Thread(target=_compile_and_end, args=(connection, vocabulary, job), daemon=True).start()
         connection.recv(1)
     finally:

@@ -45,12 +45,12 @@ def engine_argv(launch: Launch) -> list[str]:
     flags = {
         "enable-lora": True,
         "disable-fastapi-docs": True,
-        # The guard writes its own, with the requests' ids.
+        # The guard writes its own log, with the requests' ids.
         "disable-uvicorn-access-log": True,
         # The number of a prompt's tokens from the prefix cache: the gateway counts it (docs/usage.md).
         "enable-prompt-tokens-details": True,
         "enable-prefix-caching" if settings.serving_prefix_caching else "no-enable-prefix-caching": True,
-        # Without it `tool_choice: "auto"`, which is the default of clients, is refused.
+        # Without it vLLM refuses `tool_choice: "auto"`, which is the default of clients.
         "enable-auto-tool-choice": parsers.tool is not None,
         # The vision part is neither tuned nor used, and would take memory.
         "language-model-only": launch.config.composite,
@@ -78,7 +78,7 @@ def engine_env(launch: Launch) -> dict[str, str]:
         # Without it vLLM calls no resolver. It also opens the load and unload routes, which the guard closes.
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_SKIP_MODEL_NAME_VALIDATION": "0",
-        # Only ours: vLLM's own file-system resolver would load any path that a request names.
+        # Only our plugin: vLLM's own file-system resolver would load any path that a request names.
         "VLLM_PLUGINS": "mens_lora_resolver",
         # OpenAI's own limit of `n`; vLLM's, 16384, lets one small request keep a replica busy for minutes.
         "VLLM_MAX_N_SEQUENCES": "128",
@@ -92,11 +92,12 @@ def engine_env(launch: Launch) -> dict[str, str]:
     if settings.serving_device != "cpu":
         return environment
     if launch.threads > 1:
-        # By default a thread that waits for the others keeps its core busy. Where another program computes meanwhile, that made a
-        # 135M model six times slower than one thread, at five times the processor time; so it is faster than one thread even there.
+        # By default a thread that waits for the others keeps its core busy. If another program computes meanwhile, that
+        # made a 135M model six times slower than one thread, at five times the processor time; passive waiting is
+        # faster than one thread even then.
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
     return environment | {
-        # Else vLLM turns the executor "uni" into "mp": a worker process more, with its memory and start time.
+        # Else vLLM turns the executor "uni" into "mp": an additional worker process, with its memory and start time.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         # Bound threads stall for many seconds when training runs on the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

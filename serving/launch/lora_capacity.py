@@ -97,7 +97,7 @@ def choose_sizes(
     for rank in ranks:
         need = _Need(settings, config, rank, dtype)
         fitting = need.fitting(room)
-        # A requested number is taken as it is, but then at no larger rank than plans request.
+        # A requested number is used unchanged, but then at no larger rank than plans request.
         if fitting >= least or (requested and rank == ranks[-1]):
             cached = requested or min(fitting, max(least, MAX_CACHED))
             return LoraSizes(rank, in_batch, cached, need.adapter, room)

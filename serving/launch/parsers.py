@@ -22,7 +22,7 @@ QUESTION, ANSWER, FUNCTION = "Qw7 question", "Aw7 answer", "call_w7"
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": FUNCTION, "arguments": {"unit": "w7"}}}
 CALLED: list[dict[str, Any]] = [CHAT[0], {"role": "assistant", "content": "", "tool_calls": [CALL]}]
-# Another name than the call's: templates write the list of tools, and examples of calls, into the prompt.
+# A name other than the call's: templates write the list of tools, and examples of calls, into the prompt.
 TOOLS = [{"type": "function", "function": {"name": "listed_w7", "description": "", "parameters": {"type": "object"}}}]
 
 REASONING = "qwen3"

@@ -131,7 +131,7 @@ class GuardMiddleware:
                 if server_of(scope) is not None:
                     settings = process_settings()
                     self._shutdown.handle_sigterm(settings.drain_seconds)
-                    # Broken answers need no time to end.
+                    # Without a drain: broken answers need no time to end.
                     broken = partial(self._shutdown.begin, 0)
                     self._self_test.start(
                         settings.serving_base, settings.serving_self_test_seconds, scope["app"], broken

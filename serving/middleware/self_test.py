@@ -120,8 +120,9 @@ class SelfTest:
     async def _keep_asking(self, model: str, seconds: float, state: Any, on_fault: Callable[[], None]) -> None:
         while True:
             verdict = await self._ask_until_known(model, state)
-            # Once more, so that an answer that was cut off or rounded otherwise ends no replica. A NaN may be gone the next
-            # time: the request that met it has overwritten it, and other requests will meet the others.
+            # Test again, so that an answer that was cut off or rounded differently does not end the replica. A NaN may
+            # be gone the next time: the request that met it has overwritten it, and other requests will meet the
+            # others.
             if verdict.fault and not verdict.is_certain:
                 verdict = await self._ask(model, state) or verdict
             self._fault = verdict.fault
@@ -217,7 +218,7 @@ def judge(status: int, body: bytes, reference: float | None) -> Verdict:
     try:
         found = [float(one) for one in json.loads(body)["choices"][0]["logprobs"]["token_logprobs"]]
     except (ValueError, LookupError, TypeError):
-        # vLLM refuses to write NaN as JSON, with status 400; to this request it has no other reason.
+        # vLLM refuses to write NaN as JSON, with status 400; it has no other reason to refuse this request.
         return Verdict(f"no log-probabilities (status {status})", is_certain=status == 400)
     if len(found) != 2 or not all(map(math.isfinite, found)):
         return Verdict(f"log-probabilities {found}", is_certain=True)

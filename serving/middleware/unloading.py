@@ -97,7 +97,7 @@ class Unloader:
             store = await asyncio.to_thread(self._open_store)
             await asyncio.to_thread(store.remove, adapter_id)
             ADAPTER_UNLOADS.inc()
-            # From here on the storage decides: it has no such adapter, or has it again once it is published again.
+            # From here on the storage decides: the adapter is gone, or is published again.
             self._in_flight.reopen(adapter_id)
         log.info("%s is unloaded and its files are removed.", adapter_id)
         return UnloadProgress(id=adapter_id, state="unloaded", requests=0)

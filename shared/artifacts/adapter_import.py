@@ -83,7 +83,7 @@ def original_contents(request: ImportRequest, given: SidecarV2 | SidecarV3, base
             ``NOT_SERVABLE_HEAD``, ``ADAPTER_DTYPE_UNSUPPORTED``, ``ADAPTER_VALUES_INVALID`` or ``SAFETENSORS_INVALID``,
             naming what is wrong.
     """
-    from safetensors.numpy import load_file  # not where the control plane is installed alone
+    from safetensors.numpy import load_file  # missing where only the control plane is installed
 
     sidecar, notes = to_v3(given), []
     stored = read_tensors(request.weights)

@@ -101,7 +101,7 @@ def fetch_merged(storage: Storage, digest: str, folder: Path) -> ModelManifest:
         verify_merged_folder(copy, manifest)
         (copy / MODEL_MANIFEST_NAME).write_bytes(manifest.to_bytes())
         for name in BESIDE:
-            with suppress(NotFound):  # it is signed only where workers have a key
+            with suppress(NotFound):  # it is signed only if workers have a key
                 (copy / name).write_bytes(storage.manifest_bytes("models", digest, name))
         try:
             copy.rename(folder)

@@ -85,7 +85,7 @@ class FileCache:
             return None
         fcntl.flock(lock, fcntl.LOCK_SH)
         with suppress(FileNotFoundError):
-            # Not the one that was opened: it was removed before it was locked.
+            # If the inode differs, the file was removed before it was locked.
             if os.path.samestat(os.fstat(lock), path.stat()):
                 os.utime(lock)
                 return lock

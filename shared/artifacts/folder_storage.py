@@ -47,7 +47,7 @@ class FolderBlobWriter(TemporaryBlob):
     def __init__(self, storage: FolderStorage) -> None:
         self._storage = storage
         with disk_errors():
-            # Made at the first write and not with the storage: a reader's mount may be read-only.
+            # Created at the first write and not with the storage: a reader's mount may be read-only.
             storage.incoming.mkdir(parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(dir=storage.incoming, prefix=BLOB_PREFIX)
         self._path = Path(name)

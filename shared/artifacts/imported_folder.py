@@ -144,7 +144,7 @@ def write_imported(request: ImportRequest, found: Contents, base: TargetBase, ta
     Raises:
         ArtifactInvalid: a code of :func:`verify_adapter`, naming what is wrong.
     """
-    from safetensors.numpy import save_file  # not where the control plane is installed alone
+    from safetensors.numpy import save_file  # missing where only the control plane is installed
 
     target.mkdir(parents=True)
     save_file(dict(sorted(found.weights.items())), target / WEIGHTS_NAME, metadata={"format": "pt"})

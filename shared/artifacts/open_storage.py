@@ -11,7 +11,7 @@ def open_storage(settings: Settings) -> Storage:
     """Return the installation's storage; nothing is read or written yet."""
     if not settings.s3_bucket:
         return FolderStorage(settings.storage_dir)
-    # Only here: the client takes half a second to import, and a storage in a folder needs none.
+    # Imported only here: the client takes half a second to import, and a storage in a folder does not need it.
     from shared.artifacts.s3.storage import S3Storage
 
     return S3Storage(settings)

@@ -132,7 +132,7 @@ def _names_of_layers(base: TargetBase) -> dict[str, str]:
 
 def load_float32(path: Path, stored: Tensors) -> dict[str, Any]:
     """Load a file's tensors as float32 arrays, with unchanged values; their types were checked."""
-    import numpy as np  # not where the control plane is installed alone
+    import numpy as np  # missing where only the control plane is installed
 
     values = {}
     with path.open("rb") as file:

@@ -38,7 +38,7 @@ def verify_values(path: Path, tensors: dict[str, TensorInfo]) -> dict[str, float
     Raises:
         ArtifactInvalid: ``ADAPTER_DTYPE_UNSUPPORTED`` or ``ADAPTER_VALUES_INVALID``, naming the tensor.
     """
-    import numpy as np  # not where the control plane is installed alone
+    import numpy as np  # missing where only the control plane is installed
 
     found: dict[str, float] = {}
     with path.open("rb") as file:
@@ -94,6 +94,6 @@ def _as_number(bits: Any, dtype: str) -> float:
     """Return the float with these bits, which are a NumPy integer."""
     import numpy as np
 
-    if dtype == "BF16":  # which NumPy lacks: it is the upper half of a float32
+    if dtype == "BF16":  # NumPy lacks it: it is the upper half of a float32
         return float((bits.astype(np.uint32) << np.uint32(16)).view(np.float32))
     return float(bits.view(np.float32 if dtype == "F32" else np.float16))

@@ -282,7 +282,7 @@ def _dtype(raw: Mapping[str, Any]) -> str | None:
 
 
 def _checked_dtype(dtype: str | None) -> str | None:
-    # `auto` is what some exporters write where they leave the choice to the weights.
+    # Some exporters write `auto` to leave the choice to the weights.
     if dtype not in {None, "auto", *DTYPES}:
         _invalid("dtype", f"is {str(dtype)[:40]!r}; weights of {', '.join(sorted(DTYPES))} can be tuned")
     return dtype

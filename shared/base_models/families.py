@@ -261,7 +261,7 @@ SPECS: Mapping[Family, FamilySpec] = {
             "linear_num_value_heads": 32,
         },
         composite=True,
-        # Text-only weights under a composite config are common, and sound.
+        # Text-only weights under a composite config are common, and valid.
         stored_namespaces=("model.language_model", "model"),
         outer=OUTER,
         mixers={FULL: GATED_MIXER, LINEAR: DELTA_NET},
@@ -315,7 +315,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         tied=True,
         attention_bias=True,
         mlp_bias=True,
-        # The hub's own gpt2 has its tensors without a prefix; what transformers saves has one.
+        # The hub's own gpt2 has tensors without a prefix; transformers saves them with one.
         namespace="transformer",
         stored_namespaces=("transformer", ""),
         block="h",

@@ -31,7 +31,7 @@ def detect_namespace(config: ModelConfig, names: Iterable[str]) -> str:
 
     The default when none of the family's namespaces occurs.
     """
-    # The default first: where tensors of several namespaces occur, the class that transformers builds decides.
+    # The default first: if tensors of several namespaces occur, the class that transformers builds decides.
     default, names = default_namespace(config), list(names)
     for namespace in (default, *config.spec.stored_namespaces):
         prefix = join_name(namespace, config.spec.block) + "."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# Possessive: nothing is tried a second time, so that a long line takes no longer than it is.
+# Possessive quantifiers: without backtracking, time is linear in the line's length.
 _FENCE = re.compile(r"^ {0,3}(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^\n`]*+$")
 
 

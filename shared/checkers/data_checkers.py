@@ -93,7 +93,7 @@ def _faults(database: sqlite3.Connection, line: int, statement: str) -> Iterator
     try:
         database.execute("EXPLAIN " + statement)
         if re.match(r"\s*(create|alter|drop)\b", _NOT_CODE.sub(" ", statement), re.IGNORECASE):
-            # Later statements name what this one makes.
+            # Later statements name the objects that this one creates.
             database.execute(statement)
     except sqlite3.OperationalError as error:
         yield from _operational_fault(database, line, str(error))

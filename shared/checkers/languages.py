@@ -72,7 +72,7 @@ def _is_usable(language: str) -> bool:
     return language in _OWN and (language != "python-types" or find_spec("mypy") is not None)
 
 
-# Each is imported when it is wanted: a process that checks JSON loads no pyflakes.
+# Each is imported when needed: a process that checks JSON does not load pyflakes.
 def _python() -> Checker:
     from shared.checkers.python_checker import PythonChecker
 

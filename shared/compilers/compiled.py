@@ -201,7 +201,7 @@ def _watch(running: _Running, limits: Limits, sandbox: Sandbox, output: bytearra
     while not sandbox.is_closed:
         if poll.poll(CHECK_SECONDS * 1000):
             content = os.read(descriptor, MAX_OUTPUT_BYTES)
-            # Its end is the end of the namespace: every process in it could write.
+            # The end of output is the end of the namespace: every process in it could write.
             if not content:
                 return ""
             output += content[: MAX_OUTPUT_BYTES - len(output)]

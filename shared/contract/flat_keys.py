@@ -49,7 +49,7 @@ def parse_contract(sections: Mapping[str, Any]) -> FineTuneContract:
     try:
         return FineTuneContract.model_validate(sections)
     except ValidationError as error:
-        # pydantic's own error would carry the whole input, and lacks a code.
+        # pydantic's own error would contain the whole input, and lacks a code.
         found = unknown_before_missing(error.errors())
         faults = [{"param": ".".join(map(str, fault["loc"])), "reason": reason_of(fault)} for fault in found]
         first, kind = faults[0], found[0]["type"]

@@ -147,7 +147,7 @@ class ImportPlan(ContractValue):
     @property
     def content_digest(self) -> str:
         """Digest of the import, by content and not by file id: the same files give the same adapter everywhere."""
-        # A template decides only whether it is imported.
+        # The template only decides whether the adapter is imported.
         content = {"weights": self.weights_sha256, "sidecar": self.sidecar_sha256, "base": self.base.digests}
         arguments = self.contract.template_arguments
         content |= {"template_arguments": dict(arguments)} if arguments else {}

@@ -100,7 +100,7 @@ class SmallDataset(ContractValue):
     below_rows: int
     bounds: dict[str, Bound]
 
-    # The number of rows is known only after the file was read, so what decides how rows are read cannot depend on it.
+    # The number of rows is known only after the file was read, so settings for reading rows cannot depend on it.
     @field_validator("bounds")
     @classmethod
     def _bounds_the_schedule_only(cls, bounds: dict[str, Bound]) -> dict[str, Bound]:

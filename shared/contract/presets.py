@@ -237,7 +237,8 @@ class _Draft:
         """Return the decided contract; parsed again only if something was decided."""
         if not self._decided:
             return self._contract
-        # Not a copy with updates: presets and bounds come from data files, and must keep to the contract's ranges.
+        # Validated again instead of copied: presets and bounds come from data files, and must respect the contract's
+        # ranges.
         sections = self._contract.model_dump(mode="json")
         for path in self._decided:
             section, _, field = path.rpartition(".")

@@ -88,7 +88,8 @@ class Database:
                 listener()
 
     def _begin(self, session: Session, statement: str) -> None:
-        # Not by a listener of the engine: with one SQLAlchemy looks for listeners at every statement, which then takes a third longer.
+        # Not in a listener of the engine: with one, SQLAlchemy looks for listeners at every statement, which takes a
+        # third longer.
         if self.is_sqlite:
             session.connection().exec_driver_sql(statement)
 

@@ -366,7 +366,7 @@ def transition(session: Session, row: JobRow, verb: Verb, now: datetime, *events
     if row.state == JobState.RUNNING and state is not JobState.RUNNING:
         settle_hold(session, row, state, now)
     row.state = state
-    # A job that does not run has no worker, so its lease and what was requested of the worker end.
+    # A job that does not run has no worker, so its lease and requests to the worker end.
     if state is not JobState.RUNNING:
         row.stage = row.requested = row.lease_owner = row.lease_expires_at = None
     if state in FINAL:

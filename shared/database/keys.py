@@ -183,7 +183,7 @@ class Keys:
             given = {field: value for field, value in given.items() if value != getattr(row, field)}
             if not given:
                 return Key.model_validate(row)
-            # Before the name is looked for: a transaction that gives another key the name waits here.
+            # Before the name is looked up: a transaction that gives another key the name waits here.
             bump(session, "keys")
             if "name" in given:
                 _check_free(session, given["name"], row.tenant)

@@ -252,7 +252,7 @@ class NearIndex:
         places = self._places(rows)
         candidates = self._table[places]
         numbers = np.arange(len(self) + 1, len(self) + 1 + len(rows), dtype=np.uint32)
-        self._table[places] = numbers[:, None]  # of rows with the same place the last one stays
+        self._table[places] = numbers[:, None]  # the last row with the same place stays
         self._take_earlier(candidates, places, numbers)
         self._rows.extend(rows)
         return self._find(rows, candidates)

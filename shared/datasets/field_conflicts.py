@@ -58,7 +58,7 @@ def unused_fields(record: Record) -> list[str]:
 
 def _unused_tool_keys(record: Record) -> Iterator[str]:
     for tool in record.tools or ():
-        if isinstance(function := tool.get("function"), dict):  # else the template gets it as it is
+        if isinstance(function := tool.get("function"), dict):  # else the template gets it unchanged
             yield from (f"tools[].{key}" for key in tool.keys() - _TOOL_KEYS if tool[key])
             yield from (f"tools[].function.{key}" for key in function.keys() - _FUNCTION_KEYS if function[key])
 

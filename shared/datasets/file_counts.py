@@ -109,7 +109,7 @@ class RowCounts:
         self._count_turns(block.roles, block.contents, block.turns, lines)
         text = written_together(block.roles, block.contents, block.turns, BEGIN.decode())
         found = joined_fingerprints(text.encode(), near=near)
-        if len(found[0]) != len(lines):  # a content has the sign for a begin in it
+        if len(found[0]) != len(lines):  # a content contains the mark
             found = fingerprints([written(_turns(chat)) for chat in block.chats], near=near)
         self._keep(*found, lines, near=near)
 

@@ -231,7 +231,7 @@ def _read_whole(
                     found.add(counts, training)
                     counts = RowCounts()
                 if progress:
-                    # The descriptor's position: the rows come from a buffer, so the file object's is another.
+                    # The descriptor's position: rows come from a buffer, so the file object's position differs.
                     read = os.lseek(file.fileno(), 0, os.SEEK_CUR)
                     progress(read - reported)
                     reported = read

@@ -312,7 +312,7 @@ def _check_turn(message: Message, field: str) -> None:
     if message.tool_calls:
         reason = f"{field}.tool_calls: only the assistant calls tools"
         raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{field}.tool_calls")
-    # A tool may have nothing to say, and OpenAI takes an empty system turn.
+    # A tool's result may be empty, and OpenAI accepts an empty system turn.
     if message.content is None or (not message.content and message.role == "user"):
         raise RowError(RowCode.ROW_CONTENT_EMPTY, f"{field}.content is empty", f"{field}.content")
 

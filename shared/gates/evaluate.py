@@ -44,7 +44,7 @@ def judge(policy: GatePolicy, evidence: Evidence, name: str = "policy") -> Recei
     together = _judge_together(blocking, alpha)
     rows = []
     for row, gate in gates.items():
-        # A warning is judged alone: it keeps nothing back, so it takes nothing from the gates that do.
+        # A warning is judged alone: it blocks nothing, so it takes no error level from the blocking gates.
         alone = {} if gate.block else _judge_together(_losses(parts[row]), alpha)
         judged = together | alone
         checks = [judged[id(part)] if isinstance(part, Loss) else part for part in parts[row]]

@@ -44,7 +44,7 @@ def read_policy(text: str) -> GatePolicy:
         path = tuple(str(part) for part in fault["loc"])
         if fault["type"] == "run_unknown":
             path = ("gates", *str(fault["ctx"]["gate"]).split("."), "run")
-        # A missing field has no line of its own, and a union's branch no key: the nearest that is in the file.
+        # A missing field has no line of its own, and a union's branch no key: use the nearest path that is in the file.
         known = next((path[:end] for end in range(len(path), 0, -1) if path[:end] in lines), ())
         where = ".".join(path[: len(known) + 1] if fault["type"] == "missing" else known or path[:1])
         named = f"{where}: " if where else ""

@@ -66,7 +66,7 @@ def run_parts(row: str, gate: RunGate, policy: GatePolicy, evidence: Evidence) -
         return _all_missing(questions, reason)
     context = row.partition(".")[2] if isinstance(gate, ContextGate) else None
     pairs = [pair for pair in run.pairs if context is None or pair.context == context]
-    # The first time the number itself is judged; a repetition that draws new answers may pass by chance alone.
+    # The first time, the number itself is judged; a repetition that draws new answers may pass by chance.
     alpha = spent_alpha(1 - CONFIDENCE, evidence.attempt) if evidence.attempt > 1 else None
     return [_part(question, pairs, gate, alpha) for question in questions]
 

@@ -127,7 +127,7 @@ def _arguments_equal(text: str, expected: Mapping[str, Any]) -> bool:
         value = parse_json(text)
     except ValueError:
         return False
-    # As text, because Python calls 1, 1.0 and True equal.
+    # Compared as JSON strings, because Python treats 1, 1.0 and True as equal.
     return json.dumps(value, sort_keys=True) == json.dumps(expected, sort_keys=True)
 
 

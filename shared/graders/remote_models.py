@@ -110,7 +110,7 @@ class RemoteModels:
                 wait = float(told) if told.isdecimal() else wait
             if attempt < ATTEMPTS:
                 time.sleep(min(wait, LONGEST_WAIT_SECONDS))
-        # The server's text stays out: behind a wrong address anything may answer.
+        # The response's content stays out: behind a wrong address anything may answer.
         raise Unavailable(
             Code.GRADER_MODEL_UNAVAILABLE,
             f"The server of {name} {reason}.",

@@ -73,7 +73,7 @@ def _pieces(template: str) -> Iterator[str | Path]:
     """Split a template into literal strings and paths, in order."""
     end = 0
     while (begin := template.find("{{", end)) >= 0:
-        # Searched for once: where one is not closed, none that follows is.
+        # Searched for once: if one is not closed, no later one is.
         if (close := template.find("}}", begin + 2)) < 0:
             raise _invalid("A placeholder is not closed.")
         yield template[end:begin]

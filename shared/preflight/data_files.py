@@ -137,7 +137,7 @@ def read_files(
         hashers=hashers,
         index=index,
     )
-    # Changed bytes explain bad lines better than the lines do, so they are refused first.
+    # Changed bytes explain bad lines best, so they are refused first.
     _verify(train, hashers[0])
     _verify(validation, hashers[1])
     if error := refusal(report, filters):

@@ -282,7 +282,7 @@ def nearest_fit(
     parts; last, rows are shortened. The trainer does all but the last on its own
     (`worker/training/model/memory_budget.py`).
     """
-    # Outermost what changes the result, innermost what does not: the first hit is the mildest change.
+    # Changes of the result are outermost, neutral changes innermost: the first hit is the mildest change.
     seq_len = requested.seq_len
     while seq_len == requested.seq_len or seq_len >= MIN_SEQ_LEN:
         for tried in _same_result(requested.model_copy(update={"seq_len": seq_len}), devices):

@@ -78,7 +78,7 @@ def preflight(
         max_positions=model.config.max_positions,
     )
     resolution = resolve()
-    # The same object when presets and ladder decided nothing: then the refusals have seen it already.
+    # Presets and ladder may decide nothing: then it is the same object, and the refusals have seen it already.
     if resolution.contract is not request.contract:
         _check_resolved(resolution, facts)
     on_gpu = target_device(resolution.contract, facts) is not Device.CPU
@@ -103,7 +103,7 @@ def preflight(
     found.refuse()
     difficulties = found.trained_on("train")
     rows = sum(difficulties.values())
-    # Bounds by rows change the schedule only, and a length from the data is the one at which rows were cut above.
+    # Bounds by rows change the schedule only, and a length from the data is the one at which rows were truncated above.
     measured = {
         base: length.decide(resolution.contract, found.longest_row) if length else {}
         for base, length in lengths.items()
@@ -149,7 +149,7 @@ def preflight(
         estimate=needs,
         precision=precision,
         device=_planned_device(contract, machine, context),
-        # A rule's value stands like an explicit one, unless the data has changed it.
+        # A rule's value has the precedence of an explicit one, unless the data has changed it.
         sources={
             path: "auto" if path in request.auto and source == "explicit" else source
             for path, source in resolution.sources.items()

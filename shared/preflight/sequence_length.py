@@ -69,7 +69,7 @@ def open_length(
     else:
         tokens = _tokens_that_fit(contract, config, machine, on_gpu=on_gpu)
         rows = 1 if may_split else contract.exec.batch_size
-        # A job that does not fit at all is refused by the estimate, with what would.
+        # A job that does not fit at all is refused by the estimate, which names a fitting configuration.
         limits.append(max(STEP, tokens // rows // STEP * STEP))
     return OpenLength(min(limits), tokens, may_split)
 

@@ -61,7 +61,7 @@ def unreferenced_folders(database: Database, storage: Storage, policy: Policy) -
 
 def remove_unreferenced(database: Database, storage: Storage, kind: ArtifactKind, digest: str) -> bool:
     """Remove a stored folder, unless something needs it by now; return whether it was removed."""
-    # A disk that hangs does so here, where no job's row is locked.
+    # A hanging disk blocks here, where no job's row is locked.
     if storage.measure(kind, digest) is None:
         return False
     with database.write() as session:
@@ -78,7 +78,7 @@ def _known_digests(session: Session, kind: ArtifactKind, unfinished: Sequence[Jo
     if kind == "adapters":
         reserved = {digest for job in unfinished for digest in job.progress.get(STORING, [])}
         return reserved | set(session.scalars(select(AdapterRow.digest).where(AdapterRow.deleted_at.is_(None))))
-    # A merge knows its model's digest when it has made it, and not before.
+    # A merge knows its model's digest only after it has made the model.
     if any(job.kind == Kind.MERGE for job in unfinished):
         return None
     return {model.digest for model in models(session)}

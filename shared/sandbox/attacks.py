@@ -103,7 +103,7 @@ def set_up_io_uring(_target: Target) -> bool:
     import os
 
     libc = ctypes.CDLL(None, use_errno=True)
-    # 425 is io_uring_setup everywhere. Refused for want of a memory that it can read is not refused by a sandbox.
+    # 425 is io_uring_setup everywhere. A refusal because of unreadable memory does not come from a sandbox.
     if libc.syscall(425, 8, None) < 0 and ctypes.get_errno() in (1, 38):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return True
@@ -150,7 +150,7 @@ def fill_disk(_target: Target) -> bool:
 def hide_files(_target: Target) -> bool:
     import os
 
-    os.mkdir("hidden", 0o300)  # may be written to and not listed, so that what is in it is not measured
+    os.mkdir("hidden", 0o300)  # writable but not listable, so that its content is not measured
     return os.path.isdir("hidden")
 
 

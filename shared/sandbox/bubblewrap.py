@@ -66,7 +66,7 @@ def wrapped(
     for folder in [_FOLDER, *(str(disk(number)) for number in range(disks))]:
         words += ["--perms", "0711", "--size", str(tmpfs_bytes), "--tmpfs", folder]
     paths = _bound(bound)
-    # Made before what they hold, and so that every user within can pass: left to bubblewrap they are for root alone.
+    # Made before their contents, and passable for every user inside: bubblewrap would make them for root alone.
     for parent in dict.fromkeys(folder for path in [*paths, *DEVICES] for folder in [*reversed(path.parents)][1:]):
         words += ["--perms", "0755", "--dir", str(parent)]
     for path in paths:

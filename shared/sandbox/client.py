@@ -52,7 +52,7 @@ class Sandbox:
         self._idle: list[tuple[str, socket.socket]] = []
         self._busy: set[socket.socket] = set()
         self._process: ForkServer | None = None
-        # As many as there may be processes, and some for those that are just ending.
+        # One for each possible process, and some for those that are just ending.
         self._disks = deque(range(DISKS_OF_ITEM * parallel))
         self._disk_of: dict[socket.socket, int] = {}
 
@@ -236,7 +236,7 @@ class Sandbox:
         with self._lock:
             self._busy.discard(channel)
             self._idle.append((source, channel))
-            # A process ends with its channel; the one that has waited longest goes.
+            # Closing its channel ends a process; the one that has waited longest goes first.
             while len(self._idle) > (0 if self._closed else self.parallel):
                 self._end(self._idle.pop(0)[1])
 

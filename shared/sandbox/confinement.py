@@ -87,7 +87,7 @@ def limit_server(limits: Limits) -> None:
 
 def limit_item(limits: Limits, threads: int) -> None:
     """Limit processor time, and tasks of this process's user."""
-    # One second more than its wall time, which ends it first unless it has threads.
+    # One second more than its elapsed time, which ends it first unless it has threads.
     _limit(resource.RLIMIT_CPU, int(limits.wall_seconds) + 1)
     if threads:
         _limit(resource.RLIMIT_NPROC, threads)

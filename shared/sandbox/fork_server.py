@@ -72,7 +72,7 @@ def serve(config: dict[str, Any]) -> None:
         for pid in children:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        # Files of a grader may lie deeper than Python's own removal goes.
+        # Files of a grader may be nested deeper than Python's own removal supports.
         subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
 
 

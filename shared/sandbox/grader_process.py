@@ -82,7 +82,7 @@ def serve_items(inheritance: Inheritance, channel: socket.socket, parent: int, n
             send(channel, _judge(inheritance, code, receive(channel), channel))
             empty(folder)
     except ChannelClosed:
-        # The next grader on this file system has all of it.
+        # Free the file system for its next grader.
         empty(folder)
 
 

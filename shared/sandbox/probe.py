@@ -88,7 +88,8 @@ def _try(sandbox: Sandbox, name: str, source: str, target: Target) -> Attack:
     try:
         succeeded = sandbox.grade(source, {}, target) != 0
     except MensError as error:
-        # Killed: held. An exception that no attack expects, or a sandbox that fails: nothing is shown.
+        # Killed means that the attack was held. An exception that no attack expects, or a failing sandbox, shows
+        # nothing.
         killed = error.code in (Code.GRADER_TIMEOUT, Code.GRADER_FAILED) and not error.details.get("traceback")
         return Attack(name, killed, error.message)
     return Attack(name, not succeeded, "it succeeded" if succeeded else "")

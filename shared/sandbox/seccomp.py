@@ -34,7 +34,7 @@ waitid futex futex_waitv set_robust_list get_robust_list set_tid_address rseq me
 getcpu fadvise64 copy_file_range sendfile restart_syscall timer_create timer_settime timer_gettime timer_getoverrun timer_delete
 """.split()  # noqa: SIM905
 ALLOWED_WITH: dict[str, tuple[int, tuple[int, ...]]] = {
-    # isatty, close-on-exec, bytes waiting. No command that makes another process get signals or a terminal get input.
+    # isatty, close-on-exec, waiting bytes. No command that sends signals to another process or input to a terminal.
     "ioctl": (1, (0x5401, 0x5450, 0x5451, 0x541B)),
     # Copies, flags and locks. Not F_SETOWN and F_SETSIG: with them the kernel signals a process of the caller's choice.
     "fcntl": (1, (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)),

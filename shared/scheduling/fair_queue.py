@@ -35,7 +35,7 @@ class FairQueue:
             self._waiting[job.tenant].append(job)
         for jobs in self._waiting.values():
             jobs.sort(key=_order_in_tenant)
-        self._too_large: list[QueuedJob] = []  # for what is left of their tenant's month, which only falls
+        self._too_large: list[QueuedJob] = []  # too large for the rest of their tenant's month, which only shrinks
 
     def next(self, now: float) -> QueuedJob | None:
         """Return the job for a free worker; None if none may be taken now. It stays queued until :meth:`start`."""

@@ -78,7 +78,7 @@ def forecast(state: QueueState, workers: int) -> dict[str, Place]:
     places: dict[str, Place] = {}
     waits = {job.id: _own_reason(queue, job, state.now) for job in state.queued}
     before: _Started | None = None
-    # Without a worker, one is imagined: the order is known, the time is not.
+    # Without a worker, assume one: the order is known, the time is not.
     slots = slots or [_Slot(state.now, True)]
     while slots and len(places) < len(state.queued):
         slot = heapq.heappop(slots)
@@ -107,7 +107,7 @@ def _next_chance(queue: FairQueue, slots: Sequence[_Slot], now: float) -> float 
     chances = [slot.free_at for slot in slots if slot.tenant]
     chances += [job.ready_at for job in queue.waiting() if job.ready_at > now and not queue.blocked(job)]
     later = [moment for moment in chances if moment > now]
-    # At the same moment the other worker comes first: its end counts by then.
+    # At the same moment the other worker comes first: its end counts already.
     return math.nextafter(min(later), math.inf) if later else None
 
 

@@ -98,7 +98,7 @@ def make_event(
         compile_pass_1=checks[0].compiles,
         compile_pass_n=found.compiles,
         repair_depth=len(answers) - 1 if found.compiles else None,
-        # Fenced code compiles only where a fence is code, as in Markdown.
+        # Fenced code compiles only in a format with fences, such as Markdown.
         canonical_pass=found.compiles and (answer.is_bare or check(text).compiles),
         voxelized_strictness=answer.strictness,
         task_success=found.compiles and all(part in answer.code for part in task.expected_contains),

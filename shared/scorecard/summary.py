@@ -38,7 +38,7 @@ def summarize(condition: ScorecardCondition, events: Sequence[ScorecardEvent]) -
         repair_stall_rate=_mean(event.repair_stalled for event in events),
         time_to_first_valid_p50_ms=statistics.median(waits) if waits else None,
         latency_p50_ms=statistics.median(latencies),
-        # The nearest rank: a latency that was there.
+        # The nearest rank: a latency that occurred.
         latency_p95_ms=sorted(latencies)[math.ceil(0.95 * len(latencies)) - 1],
         tokens_in_total=sum(event.tokens_in for event in events),
         tokens_out_total=sum(event.tokens_out for event in events),

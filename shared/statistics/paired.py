@@ -91,7 +91,7 @@ def compare(
     spread = sum(difference**2 for difference in padded) / len(padded)
     visible = smallest_visible(len(clusters), spread, 1 - confidence)
     status, reason = _decide(interval, visible, margin, items)
-    # No number of items shows that nothing at all is lost.
+    # No number of items shows a loss of exactly zero.
     needed = items_needed(margin, spread, 1 - confidence) if status is Status.MISSING_EVIDENCE and margin > 0 else None
     return Comparison(
         status=status,

@@ -86,9 +86,9 @@ def bca_ends(
         influences: how far each value, or group of values, moves the mean; up to a common factor.
         confidence: of each end alone.
     """
-    # Sums in another order differ in their last digits, and are equal all the same.
+    # Sums in another order differ in their last digits, but count as equal.
     below = (bisect_left(means, mean - _ROUNDING) + bisect_right(means, mean + _ROUNDING)) / 2
-    # A mean that lies beyond all others is taken to lie half a step within.
+    # A mean beyond all others is treated as half a step inside.
     bias = _NORMAL.inv_cdf(min(max(below, 0.5), len(means) - 0.5) / len(means))
     acceleration = _acceleration(influences)
 
@@ -104,7 +104,7 @@ def sign_flip_p_value(differences: Sequence[float], resamples: int = RESAMPLES) 
     differences.
     """
     sizes = [abs(difference) for difference in differences if difference]
-    # A hair less, because sums in another order differ in their last digits.
+    # Slightly less, because sums in another order differ in their last digits.
     observed = abs(math.fsum(differences)) * (1 - 1e-12)
     if len(sizes) <= EXACT_UP_TO:
         sums = [

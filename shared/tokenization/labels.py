@@ -103,8 +103,8 @@ def _supervised(encoding: Encoding, spans: list[Span], end_ids: frozenset[int]) 
             if first >= end:
                 break
             inside[index] = last <= end
-    # A model that is never trained on the end token never stops. Of two end tokens in a row only the first is supervised,
-    # because generation stops there.
+    # A model that is never trained on the end token never stops. If two end tokens follow each other, only the first is
+    # supervised, because generation stops there.
     return [
         inside[index] or (index > 0 and ids[index] in end_ids and inside[index - 1] and ids[index - 1] not in end_ids)
         for index in range(len(ids))

@@ -98,7 +98,8 @@ class SupervisionCounts:
         self.supervised_sizes[_bucket(supervised)] += 1
         missing = _missing_end(labelled, example, tokenizer)
         chat = labelled.chat
-        # In the trainer's order, which leaves a row out for the first reason that holds (worker/training/data/prepare.py).
+        # In the trainer's order, which leaves out a row for the first matching reason
+        # (worker/training/data/prepare.py).
         unknown = (
             {id_ for id_ in example.ids if id_ in tokenizer.tokens_without_embedding} if len(example.ids) > 1 else ()
         )

@@ -193,7 +193,7 @@ def _load_backend(path: Path, config: dict[str, Any], special_tokens: dict[str, 
     backend.post_processor = processors.Sequence([])
     # As transformers does: tokens of tokenizer_config.json that are missing in tokenizer.json are added.
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
-    # In the order of their ids, because the library numbers them as they come.
+    # In the order of their ids, because the library numbers them in the order of adding.
     listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
     added = [AddedToken(**fields) for _, fields in listed]
     backend.add_tokens([token for token in added if repr(token) not in known])

@@ -91,7 +91,7 @@ def check_url(url: str, allowed: AllowedTargets) -> SplitResult:
     if parts.scheme == "http" and not allowed.names(host):
         raise _forbidden("it has to begin with https://")
     address = parse_address(host)
-    # A name is checked when it is resolved; so are forms of addresses that only a resolver takes, such as 127.1.
+    # A name is checked when it is resolved, and so are addresses that only a resolver accepts, such as 127.1.
     if address is not None and not allowed.permit(host, address):
         raise _forbidden(f"{host} is not a public address")
     if address is None and (host == "localhost" or host.endswith(".localhost")) and not allowed.names(host):

@@ -143,7 +143,7 @@ class S3Bucket:
         """Abort uploads that were begun before that moment and never completed; their parts are freed."""
         for page in self._pages("list_multipart_uploads", ""):
             for found in page.get("Uploads") or ():
-                # Not every server looks at the prefix here.
+                # Not every server applies the prefix here.
                 if found["Initiated"] < before and found["Key"].startswith(self._prefix):
                     self._upload(found["Key"][len(self._prefix) :], found["UploadId"]).abort()
 
@@ -222,7 +222,7 @@ class _ObjectReader(io.RawIOBase):
         self._position = 0
         self._condition: dict[str, str] = {}
         self._body: Any = None
-        # Here and not at the first read, so that an object that is missing is found missing at once.
+        # Here and not at the first read, so that a missing object is detected at once.
         self._open()
 
     def readable(self) -> bool:
@@ -274,7 +274,7 @@ def _make_client(settings: Settings) -> Any:
                 connect_timeout=CONNECT_SECONDS,
                 read_timeout=READ_SECONDS,
                 max_pool_connections=CONNECTIONS,
-                # Ours are SHA-256, and sent; others not every server knows.
+                # We send SHA-256 checksums; not every server supports others.
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
             ),

@@ -53,7 +53,7 @@ def to_error(error: Exception, bucket: str, name: str) -> MensError:
     """Return our error for one of the client's."""
     cause = error.__cause__ or error.__context__
     if isinstance(error, Boto3Error) and isinstance(cause, FAULTS):
-        # boto3 wraps a failed transfer; what failed is inside.
+        # boto3 wraps a failed transfer; the cause is inside.
         return to_error(cause, bucket, name)
     if isinstance(error, NO_CREDENTIALS):
         return _denied(bucket, f"there are no credentials for it ({type(error).__name__})")

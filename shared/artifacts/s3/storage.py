@@ -51,7 +51,7 @@ class S3BlobWriter(TemporaryBlob):
         self._storage = storage
         with disk_errors():
             storage.cache.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Without a name, so that a killed process leaves nothing.
+            # An unnamed file, so that a killed process leaves nothing.
             super().__init__(tempfile.TemporaryFile(dir=storage.cache.folder))  # noqa: SIM115  # closed by __exit__
         self._upload: PartUpload | None = None
         self._committed = False
@@ -137,7 +137,7 @@ class S3Storage(Storage):
         return self.bucket.holds(_prefix(kind, digest) + manifest)
 
     def digests(self, kind: ArtifactKind) -> list[str]:
-        # By all keys, and not by the store's own notion of folders: some list one that is empty.
+        # From all keys, not from the store's own notion of folders: some stores list an empty one.
         digests = {found.name.split("/")[1] for found in self.bucket.list(f"{kind}/")}
         return sorted(filter(is_digest, digests))
 
@@ -155,7 +155,7 @@ class S3Storage(Storage):
 
     def move_to_trash(self, kind: ArtifactKind, digest: str) -> None:
         names = [found.name for found in self.bucket.list(_prefix(kind, digest))]
-        # The manifest is among the JSON files: a process that ends in between leaves no artifact that lacks a file.
+        # The manifest is among the JSON files: an interrupted deletion leaves no artifact that lacks a file.
         self.bucket.delete([name for name in names if name.endswith(".json")])
         self.bucket.delete([name for name in names if not name.endswith(".json")])
 
@@ -174,7 +174,7 @@ class S3Storage(Storage):
                 if left == 0:
                     raise
             condition = {"IfNoneMatch": "*"}
-            # Absent where it has just been unpublished.
+            # Absent if it has just been unpublished.
             with suppress(NotFound):
                 stored, etag = self.bucket.get(name, len(content) + 1)
                 if stored == content:

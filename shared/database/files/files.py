@@ -175,7 +175,7 @@ class Files:
         with self._db.read() as session:
             expired = list(session.execute(query))
         blobs = []
-        # Each in a transaction of its own, so that a file that is still needed keeps no other.
+        # Each in a transaction of its own, so that a file that is still needed does not block others.
         for file_id, tenant in expired:
             try:
                 blobs.append(self.of(tenant).delete(file_id, remove))

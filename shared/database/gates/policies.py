@@ -105,7 +105,7 @@ class Policies:
             row = session.get(PolicyRow, (self._tenant, name, digest))
             named = PolicyRow.tenant == self._tenant, PolicyRow.name == name
             newest = session.scalar(select(func.max(PolicyRow.created_at)).where(*named))
-            # Later than the others of its name, also in one millisecond with them, as the name means the newest.
+            # Later than all others of its name, even within a millisecond, because the name refers to the newest.
             now = max(self._db.now(session), newest + timedelta(milliseconds=1)) if newest else self._db.now(session)
             if row is None:
                 row = PolicyRow(tenant=self._tenant, name=name, digest=digest, policy=policy)

@@ -80,7 +80,7 @@ def _names(session: Session) -> list[str]:
 
 def _overviews(session: Session, tenants: Sequence[str], now: datetime) -> list[TenantOverview]:
     valid = and_(KeyRow.revoked_at.is_(None), or_(KeyRow.expires_at.is_(None), KeyRow.expires_at > now))
-    # Keys that attempts make for themselves are nobody's.
+    # Keys that attempts create for themselves do not count as the tenant's.
     keys = _by_tenant(session, KeyRow.tenant, func.count(), and_(valid, KeyRow.job_id.is_(None)))
     files = _by_tenant(session, FileRow.tenant, func.count())
     stored = _by_tenant(session, FileRow.tenant, func.sum(FileRow.bytes))

@@ -154,7 +154,7 @@ def _running(session: Session, now: datetime) -> Sequence[RunningJob]:
         left = row.progress.get("eta_seconds")
         if left is None and row.expected_seconds is not None:
             left = max(0.0, row.expected_seconds - elapsed)
-        # One that takes longer than it held counts with what it takes.
+        # A job that exceeds its hold counts with its real use.
         found.append(RunningJob(row.tenant, left, max(row.held or 0.0, (row.gpus or 1) * elapsed)))
     return found
 

@@ -40,7 +40,8 @@ def add_end_of_job(session: Session, job: JobRow, state: JobState, now: datetime
     query = select(WebhookEndpointRow).where(
         WebhookEndpointRow.tenant == job.tenant, WebhookEndpointRow.disabled_at.is_(None)
     )
-    # Held as a foreign key would hold them: one that is being deleted is waited for and then left out, and fails no job's end.
+    # Locked as by a foreign key: an endpoint that is being deleted is waited for and then left out, and fails no job's
+    # end.
     endpoints = session.scalars(query.with_for_update(read=True, key_share=True)).all()
     if not endpoints:
         return
