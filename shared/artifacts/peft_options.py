@@ -22,7 +22,7 @@ from shared.errors import ArtifactInvalid, Code
 MAX_RANK = 512
 """Largest rank that vLLM accepts."""
 MATCH_SECONDS = 10.0
-"""Time limit for all expressions of a folder together: they are untrusted, and even a short one can run forever."""
+"""Time limit for all expressions of a folder together: they are untrusted, and a short one can run indefinitely."""
 ALL_LINEAR = "all-linear"
 ACCEPTED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),

@@ -1,5 +1,4 @@
-"""Lines as other systems write them: keys that mean nothing here, and the older forms of a chat that OpenAI still
-takes.
+"""Lines as other systems write them: unknown keys, and older forms of a chat that OpenAI still accepts.
 
 They become an unambiguous :class:`Record`, and each conversion is named for the data report:
 

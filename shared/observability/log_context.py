@@ -32,12 +32,12 @@ def log_ids(**ids: str) -> Iterator[None]:
 
 
 def begin_ids(**ids: str) -> Token[Mapping[str, str]]:
-    """Begin such a block, where a context manager would cost too much: at every request."""
+    """Begin a block of such log lines without a context manager, which would cost too much at every request."""
     return _ids.set({**_ids.get(), **ids})
 
 
 def end_ids(token: Token[Mapping[str, str]]) -> None:
-    """End such a block."""
+    """End a block that :func:`begin_ids` began."""
     _ids.reset(token)
 
 

@@ -62,8 +62,8 @@ def find_assistant_spans(tokenizer: Tokenizer, row: TrainingRow, *, compare_prom
     Args:
         tokenizer: the base's.
         row: a valid row.
-        compare_prompt: False: where marks show the answers, do not write the chat a second time only to learn
-            ``prompt_differs``, which is then False.
+        compare_prompt: False: if marks show the answers, skip the second rendering that determines ``prompt_differs``,
+            which is then False.
 
     Raises:
         InvalidRequest: ``TEMPLATE_UNSUPPORTED``, with the line number.
