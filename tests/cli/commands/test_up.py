@@ -134,7 +134,9 @@ def test_aliases_that_a_twin_cannot_serve_are_named(
 ) -> None:
     catalog = load_catalog(two_bases.catalog_path)
     real = catalog.get("real")
-    twin = real.model_copy(update={"name": "real-nf4", "twin_of": TwinOf(name="real", digests=real.digests, double_quant=True)})
+    twin = real.model_copy(
+        update={"name": "real-nf4", "twin_of": TwinOf(name="real", digests=real.digests, double_quant=True)}
+    )
     save_catalog(two_bases.catalog_path, Catalog(bases=[*catalog.bases, twin]))
     aliases = {Needed("real", False): ["quantised"], Needed("real", True): ["exact"]}
     monkeypatch.setattr("shared.database.overview.base_users.aliases_by_base", lambda _: aliases)
