@@ -10,6 +10,7 @@ import sys
 
 from serving.launch.engine_args import engine_argv, engine_env
 from serving.launch.prepare import prepare
+from serving.openmp import preload_openmp
 from serving.settings import load_settings
 from shared.errors import MensError
 
@@ -24,8 +25,11 @@ def main() -> None:
         print(error, file=sys.stderr)
         sys.exit(EXIT_REFUSED)
     print(launch, flush=True)
+    environment = {**os.environ, **engine_env(launch)}
+    if launch.settings.serving_device == "cpu":
+        environment = preload_openmp(environment)
     # exec, not a child: signals, exit status and the supervisor's view all belong to vLLM itself.
-    os.execvpe(sys.executable, [sys.executable, *engine_argv(launch)], {**os.environ, **engine_env(launch)})  # noqa: S606
+    os.execvpe(sys.executable, [sys.executable, *engine_argv(launch)], environment)  # noqa: S606
 
 
 if __name__ == "__main__":

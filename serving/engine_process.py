@@ -4,8 +4,8 @@ vLLM starts it as a new interpreter, which imports the same packages again: near
 twice their memory. The fork is made before the server has sockets, an event loop or signal handlers, and waits until
 vLLM starts its engine. Then it gets a new interpreter's inputs, environment included, and does what that would do.
 
-It is used only with one thread, as for tiny bases: with several, vLLM has the new interpreter load PyTorch's OpenMP
-before all else, which a fork cannot. On a GPU vLLM's own way is used.
+With several threads PyTorch's OpenMP has to be loaded before all else, which a fork cannot do: the launch preloads it
+(`serving/openmp.py`), and if it could not, vLLM starts the engine itself. On a GPU vLLM's own way is used.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from multiprocessing.context import ForkProcess, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from serving.openmp import preloads_openmp
 from serving.settings import ServingSettings
 from shared.host import exit_with_parent
 
@@ -74,7 +75,8 @@ class EngineContext(SpawnContext):
 
 def fork_engine_process(settings: ServingSettings) -> None:
     """Fork the engine's process now, if possible, and have vLLM use it. The server calls this before all else."""
-    if settings.serving_device != "cpu" or (settings.serving_cpu_threads or 1) > 1:
+    several_threads = (settings.serving_cpu_threads or 1) > 1
+    if settings.serving_device != "cpu" or (several_threads and not preloads_openmp(os.environ)):
         return
     from vllm.v1.engine import utils
 

@@ -61,11 +61,25 @@ def test_it_ends_with_a_server_that_starts_no_engine(killed: bool) -> None:
         eventually(lambda: is_gone(waiting), 10, "it has ended")
 
 
-@pytest.mark.parametrize("changes", [{"serving_device": "cuda"}, {"serving_cpu_threads": 2}])
-def test_vllm_starts_its_engine_on_a_gpu_and_with_several_threads(
-    serving_installation: ServingInstallation, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+@pytest.mark.parametrize(
+    ("changes", "preload", "forks"),
+    [
+        ({"serving_device": "cuda"}, "", False),
+        ({"serving_cpu_threads": 2}, "", False),
+        ({"serving_cpu_threads": 2}, "/lib/libgomp.so.1", True),
+        ({"serving_cpu_threads": 1}, "", True),
+    ],
+)
+def test_engine_is_a_fork_on_a_cpu_unless_several_threads_lack_openmp(
+    serving_installation: ServingInstallation,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    preload: str,
+    forks: bool,
 ) -> None:
     made: list[object] = []
+    monkeypatch.setenv("LD_PRELOAD", preload)
+    monkeypatch.setattr("vllm.v1.engine.utils.get_mp_context", None)
     monkeypatch.setattr(engine_process, "EngineProcess", lambda: made.append(None))
     fork_engine_process(serving_installation.settings(**changes))
-    assert not made
+    assert bool(made) == forks
