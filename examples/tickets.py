@@ -16,7 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SYSTEM = "Turn the message into a ticket."
-TRAINING_ROWS, HELD_OUT_ROWS = 128, 24
+TRAINING_ROWS, HELD_OUT_ROWS = 160, 24
 TRAINING_SEED, HELD_OUT_SEED = 1, 2
 
 

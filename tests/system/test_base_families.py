@@ -69,10 +69,9 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 16,
 }
 BASES = {
-    "qwen2": Base(Family.QWEN2, {"tie_word_embeddings": False}),
-    "qwen2.5": Base(Family.QWEN2, template="qwen25"),
+    "qwen2.5": Base(Family.QWEN2, {"tie_word_embeddings": False}, template="qwen25"),
     "qwen3": Base(Family.QWEN3, {"tie_word_embeddings": True}),
-    "qwen3.5": Base(Family.QWEN3_5),
+    # Without its vision part: tests/vllm/test_qwen3_5.py.
     "qwen3.5-composite": Base(Family.QWEN3_5, composite=True),
     "llama": Base(
         Family.LLAMA,

@@ -30,7 +30,7 @@ from tests.support.hostile_load import STREAMS
 
 pytestmark = pytest.mark.system
 
-COUNTS = [1000, pytest.param(4000, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+COUNTS = [1000]
 MOST_MEMORY = 130 << 20
 """Bytes by which the process may grow."""
 MOST_DELAY = 5.0

@@ -22,7 +22,7 @@ from shared.settings import Settings
 from tests.support.calm_caller import CalmCaller
 from tests.system.loop import BASE, Installation
 
-COUNTS = [300, pytest.param(4000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+COUNTS = [300, pytest.param(1500, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 MOST_MEMORY = 256 << 20
 """Bytes by which the API, the replica's server and its engine may grow together."""
 MOST_DELAY = 1.0

@@ -24,7 +24,7 @@ from worker.training.lineage import GIT_SHA_VARIABLE, git_sha
 
 REAL = "smollm2"
 QUESTION = "What is the capital of France?"
-TRAINING_ROWS, HELD_OUT_ROWS = 64, 8
+TRAINING_ROWS, HELD_OUT_ROWS = 40, 8
 FIELDS = {"service", "problem", "since", "city"}
 SHIFT_NATS = 1e-3
 SECONDS = 1200.0

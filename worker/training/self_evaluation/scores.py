@@ -13,7 +13,7 @@ from worker.training.model.load import packs
 from worker.training.trainer import TrainingContext
 
 MAX_ROWS = 128
-MIN_TOKENS = 2_048
+MIN_TOKENS = 1_024
 MAX_TOKENS = 32_768
 SHARE_OF_TRAINING = 10
 """The scored rows have at most a tenth of the trained tokens: both passes cost less than a fifteenth of the run."""

@@ -73,7 +73,7 @@ def test_a_plans_memory_is_within_15_per_cent_of_the_peak(
     smollm2: Path, tmp_path: Path, quant: str, seq_len: int, batch_size: int, words: int
 ) -> None:
     base = TinyBase(smollm2_entry(), smollm2)
-    steps = 3
+    steps = 2
     run = base.plan_run(
         tmp_path,
         chats(steps * batch_size, words),
