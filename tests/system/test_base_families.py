@@ -69,10 +69,11 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 16,
 }
 BASES = {
-    "qwen2.5": Base(Family.QWEN2, {"tie_word_embeddings": False}, template="qwen25"),
+    "qwen2": Base(Family.QWEN2, {"tie_word_embeddings": False}),
+    "qwen2.5": Base(Family.QWEN2, template="qwen25"),
     "qwen3": Base(Family.QWEN3, {"tie_word_embeddings": True}),
-    # Without its vision part: tests/vllm/test_qwen3_5.py.
-    "qwen3.5-composite": Base(Family.QWEN3_5, composite=True),
+    # As the hub has it. Without the vision part: tests/vllm/test_qwen3_5.py.
+    "qwen3.5": Base(Family.QWEN3_5, composite=True),
     "llama": Base(
         Family.LLAMA,
         {"rope_parameters": LLAMA3_ROPE, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
@@ -80,7 +81,7 @@ BASES = {
     # A window that the prompts are longer than.
     "mistral": Base(Family.MISTRAL, {"sliding_window": 8, "tie_word_embeddings": False}),
 }
-WHOLE_LOOP = "qwen3.5-composite"
+WHOLE_LOOP = "qwen3.5"
 
 
 def make_base(home: Path, name: str) -> Path:
