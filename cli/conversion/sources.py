@@ -31,6 +31,24 @@ from shared.errors import Code, InvalidRequest
 
 LONGEST_VALUE_BYTES = 64 << 20
 """A line or JSON object that is longer is not decoded."""
+LIST_COLUMNS = frozenset(
+    [
+        "messages",
+        "conversations",
+        "conversation",
+        "turns",
+        "dialog",
+        "dialogue",
+        "chat",
+        "contents",
+        "history",
+        "tools",
+        "functions",
+        "chosen",
+        "rejected",
+    ]
+)
+"""Columns of a table whose cells may be lists in JSON: turns, or tools."""
 MAX_WRAPPED_BYTES = 1 << 30
 """Largest JSON object that contains all rows, which is read at once."""
 _READ_CHARACTERS = 1 << 20
@@ -251,16 +269,20 @@ def _table_rows(file: io.TextIOBase, source: SourceFile) -> Iterator[SourceRow]:
         elif not all(map(_is_utf8, cells)):
             yield SourceRow(line, None, RowCode.ROW_NOT_UTF8)
         else:
-            yield SourceRow(line, {name: _cell(cell) for name, cell in zip(header, cells, strict=True)})
+            yield SourceRow(line, {name: _cell(name, cell) for name, cell in zip(header, cells, strict=True)})
 
 
-def _cell(text: str) -> Any:
-    """Return the value of a cell: a list or an object in JSON is parsed, an empty cell is None."""
-    if text[:1] in ("[", "{") and text[-1:] in ("]", "}"):
+def _cell(column: str, text: str) -> Any:
+    """Return the value of a cell: an empty one is None, and in the columns of turns and tools a list in JSON is parsed.
+
+    In any other column JSON is text: an answer may be meant to be JSON.
+    """
+    if column.lower() in LIST_COLUMNS and text.lstrip()[:1] == "[":
         try:
-            return msgspec.json.decode(text)
+            value = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError):
             return text
+        return value if all(isinstance(item, dict | list) for item in value) else text
     return text or None
 
 

@@ -122,6 +122,25 @@ def test_table_equals_what_pandas_reads(tmp_path: Path) -> None:
     assert [row.value for row in read_rows(open_source(path))] == expected
 
 
+@pytest.mark.parametrize("answer", ['{"who": "Ana", "euros": 3}', "[1, 2]", '[{"a": 1}]', "{}", "[", "{x}"])
+@pytest.mark.parametrize("columns", [("instruction", "output"), ("question", "answer"), ("prompt", "response")])
+def test_answer_that_is_json_stays_text_in_a_table(tmp_path: Path, answer: str, columns: tuple[str, str]) -> None:
+    path, output = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([columns, ["Turn it into JSON: Ana paid 3 euros", answer]])
+    convert_file(path, output, Rules())
+    row = json.loads(output.read_text())
+    assert (row.get("response") or row["messages"][-1]["content"]) == answer
+
+
+def test_turns_in_a_cell_are_read(tmp_path: Path) -> None:
+    path, output = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "messages"], ["1", json.dumps(HI)]])
+    convert_file(path, output, Rules())
+    assert json.loads(output.read_text())["messages"] == HI
+
+
 def test_parquet_equals_what_pandas_reads_and_has_no_nulls_of_the_table(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     path, output = tmp_path / "in.parquet", tmp_path / "out.jsonl"
