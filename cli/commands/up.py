@@ -97,7 +97,7 @@ def up(
         stack.stop(cut)
     print_with_time(
         console,
-        f"stopped; jobs, models and files are kept in {settings.home}; `{command(settings.home)} up` goes on with them",
+        f"stopped; jobs, models and files are kept in {settings.home}; run the same command again to continue",
     )
 
 
