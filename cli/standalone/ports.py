@@ -19,7 +19,7 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port() -> int:
-    """Return a loopback port that no program listens on at the moment.
+    """Return a loopback port that no program has bound at the moment.
 
     It is outside the ranges that the kernel gives to clients and to servers on port 0: a program may take seconds until
     it listens, or be restarted, and meanwhile any connection of this machine could take its port.
@@ -30,7 +30,7 @@ def free_port() -> int:
     while True:
         port = secrets.choice(_fixed_ports())  # not of `random`, which tests seed
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: one may have just ended
+            # Without SO_REUSEADDR, which would bind next to a server that has bound the port and listens later: vLLM.
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError as error:

@@ -36,6 +36,7 @@ from serving.middleware.asgi_types import App, Receive, Scope, Send
 from serving.middleware.cache_limit import CacheLimit
 from serving.middleware.graceful_shutdown import GracefulShutdown
 from serving.middleware.in_flight import InFlightRequests, named_model, read_body
+from serving.middleware.listening import ListeningCheck
 from serving.middleware.self_test import SelfTest
 from serving.middleware.unloading import Unloader
 from serving.middleware.vllm_engine import Engine
@@ -122,22 +123,25 @@ class GuardMiddleware:
         self._cache_limit = CacheLimit(self._unloader, open_store, cache_bytes)
         self._shutdown = GracefulShutdown()
         self._self_test = SelfTest(app, self._key)
+        self._listening = ListeningCheck()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection: pass the server's own lifespan, check HTTP requests, refuse web sockets."""
         match scope["type"]:
             case "lifespan":
                 # vLLM has set its signal handlers by now.
-                if server_of(scope) is not None:
+                if (server := server_of(scope)) is not None:
                     settings = process_settings()
                     self._shutdown.handle_sigterm(settings.drain_seconds)
-                    # Without a drain: broken answers need no time to end.
+                    # Without a drain: requests of a broken replica need no time to end.
                     broken = partial(self._shutdown.begin, 0)
                     self._self_test.start(
                         settings.serving_base, settings.serving_self_test_seconds, scope["app"], broken
                     )
+                    self._listening.start(server, broken)
                 await self._app(scope, receive, send)
                 self._self_test.stop()
+                self._listening.stop()
             case "http":
                 await run_logged(self._http, scope, receive, send)
             case "websocket":

@@ -60,6 +60,15 @@ def test_a_port_in_use_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
         assert free_port() == port
 
 
+def test_bound_port_is_not_free_before_its_server_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        offered = iter([server.getsockname()[1], port := free_port()])
+        monkeypatch.setattr("cli.standalone.ports.secrets.choice", lambda _: next(offered))
+        assert free_port() == port
+
+
 def test_a_machine_on_which_nobody_can_listen_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EACCES, "no loopback here")

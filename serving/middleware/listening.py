@@ -1,0 +1,59 @@
+"""Check that the server listens on its port once it has started.
+
+vLLM binds its socket before it loads the engine and listens on it afterwards. A program that binds and listens in
+between takes the port. uvloop ignores the error of its own call then, so the server would run unreachable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+POLL_SECONDS = 0.2
+
+log = logging.getLogger("vllm.mens.listening")
+
+
+class ListeningCheck:
+    """One check, in the server's event loop."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, server: Any, on_fault: Callable[[], None]) -> None:
+        """Check as soon as the server has started.
+
+        Args:
+            server: uvicorn's.
+            on_fault: called if it does not listen.
+        """
+        self._task = asyncio.create_task(self._check(server, on_fault))
+
+    def stop(self) -> None:
+        """End a check that still waits for the server's start."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _check(self, server: Any, on_fault: Callable[[], None]) -> None:
+        while not server.started:  # noqa: ASYNC110, uvicorn has no event for it
+            await asyncio.sleep(POLL_SECONDS)
+        if not listens(server):
+            log.critical(
+                "Another program has taken port %d. This replica ends, to be started again.", server.config.port
+            )
+            on_fault()
+
+
+def listens(server: Any) -> bool:
+    """Return whether each socket of a started uvicorn server takes connections."""
+    sockets = [each for listener in server.servers for each in listener.sockets]
+    return all(map(_takes_connections, sockets))
+
+
+def _takes_connections(listener: socket.socket | None) -> bool:
+    if listener is None:  # uvloop's, when its call to listen has failed
+        return False
+    return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
