@@ -20,6 +20,7 @@ import typer
 
 from cli.client.api_errors import describe_error, error_of
 from cli.client.json_errors import print_json_error, wants_json
+from cli.client.start_command import start_command
 from shared.errors import Code, InvalidRequest, MensError, NotFound, Unauthenticated, Unavailable
 from shared.settings import Settings, read_settings
 
@@ -145,7 +146,7 @@ def unreachable(connection: Connection, error: httpx.HTTPError) -> Unavailable:
     return Unavailable(
         Code.API_UNAVAILABLE,
         f"{connection.url} does not respond ({str(error) or type(error).__name__}).",
-        remedy="Is `mens up` running?",
+        remedy=f"Check that it is running; on this machine {start_command()} starts it.",
     )
 
 
@@ -155,12 +156,12 @@ def no_installation(home: Path) -> NotFound:
         return NotFound(
             Code.INSTALLATION_NOT_FOUND,
             f"MENS_API_URL is not set, and the installation in {home} is not running.",
-            remedy="Start it with `mens up`; or set MENS_API_URL and MENS_API_KEY to those of another.",
+            remedy=f"Start it with {start_command()}; or set MENS_API_URL and MENS_API_KEY to those of another.",
         )
     return NotFound(
         Code.INSTALLATION_NOT_FOUND,
         f"MENS_API_URL is not set, and there is no installation in {home}.",
-        remedy="Start one with `mens up`; or set MENS_HOME to the home folder of one on this machine, or MENS_API_URL and "
+        remedy=f"Start one with {start_command()}; or set MENS_HOME to the home folder of one on this machine, or MENS_API_URL and "
         "MENS_API_KEY to those of any.",
     )
 

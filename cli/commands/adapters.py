@@ -12,6 +12,7 @@ import typer
 from cli.client.adapter_folder import DESCRIPTION_NAMES, read_adapter_folder
 from cli.client.connection import call, fail, fail_with, note
 from cli.client.id_prefixes import resolve_adapter_id
+from cli.client.start_command import note_base
 from cli.client.uploads import Uploads
 from cli.commands.jobs import watch_job
 from cli.commands.verify import NEEDS_CRYPTOGRAPHY, verify
@@ -127,7 +128,10 @@ def import_command(
         ),
     ],
     model: Annotated[
-        str, typer.Option("--model", help="The base that it was trained on, by its name in the catalogue.")
+        str,
+        typer.Option(
+            "--model", callback=note_base, help="The base that it was trained on, by its name in the catalogue."
+        ),
     ],
     name: Annotated[str, typer.Option("--name", help="First part of the adapter's id.")] = "imported",
     sidecar: Annotated[

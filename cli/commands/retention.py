@@ -28,7 +28,7 @@ def retention(
     if not database:
         message, remedy = (
             f"There is no installation in {settings.home}.",
-            "Set MENS_HOME to that of one, on its worker's machine.",
+            "Set MENS_HOME to the home folder of one, on its worker's machine.",
         )
         fail_with(NotFound(Code.INSTALLATION_NOT_FOUND, message, remedy=remedy))
     from shared.database.audit.actors import AuditActor, acting  # slow to import

@@ -30,7 +30,7 @@ def verify() -> None:
     database = installed_database(settings)
     if not database:
         message = f"There is no installation in {settings.home}."
-        fail_with(NotFound(Code.INSTALLATION_NOT_FOUND, message, remedy="Set MENS_HOME to that of one."))
+        fail_with(NotFound(Code.INSTALLATION_NOT_FOUND, message, remedy="Set MENS_HOME to the home folder of one."))
     from shared.artifacts.open_storage import open_storage  # slow to import
     from shared.retention.verification import verify_references
 

@@ -12,6 +12,7 @@ from typer.main import get_command
 from api.services import make_services
 from api.settings import ApiSettings
 from cli.client.json_errors import note_json
+from cli.client.start_command import note_base
 from tests.support.api_installation import application_of
 from tests.support.asgi_server import serve
 from tests.support.cli_installation import CliInstallation
@@ -27,9 +28,10 @@ def commands_built_once() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_json_of_an_earlier_command() -> None:
-    """A process runs one command, so nothing resets its ``--json``; a test's process runs many, in any order."""
+def nothing_of_an_earlier_command() -> None:
+    """A process runs one command, so nothing resets its ``--json`` and base; a test's process runs many, in any order."""
     note_json(False)
+    note_base(None)
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 
 from api.migrate import migrate
 from cli.main import app, main
+from shared.base_models.catalog import Catalog, save_catalog
 from shared.settings import Settings
+from tests.support.builders import base_entry
 
 runner = CliRunner()
 FIELDS = {"code", "message", "remedy", "param", "details", "retryable"}
@@ -47,6 +49,25 @@ def test_installation_that_is_stopped_is_there(home: Path) -> None:
     (home / "mens.db").touch()
     result = runner.invoke(app, ["models"])
     assert f"and the installation in {home} is not running. Start it with `mens up`" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "command", "starts"),
+    [
+        ([], ["chat", "mine", "hi"], "`mens up` (with --base NAME "),
+        (["mine"], ["models"], "`mens up --base mine`;"),
+        (["mine"], ["chat", "an-alias", "hi"], "`mens up --base mine`;"),
+        (["mine", "other"], ["models"], "`mens up` (with --base NAME "),
+        (["mine", "other"], ["chat", "an-alias", "hi"], "`mens up` (with --base NAME "),
+        (["mine", "other"], ["chat", "other", "hi"], "`mens up --base other`;"),
+        (["mine", "other"], ["train", __file__, "--model", "mine"], "`mens up --base mine`;"),
+    ],
+)
+def test_the_command_that_starts_an_installation_names_the_base(
+    home: Path, names: list[str], command: list[str], starts: str
+) -> None:
+    save_catalog(home / "catalog.json", Catalog(bases=[base_entry(name) for name in names]))
+    assert starts in runner.invoke(app, command).stderr
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from cli.client.connection import fail, fail_with, note
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json, wants_json
+from cli.client.start_command import note_base
 from cli.evaluation import runs as api
 from cli.evaluation.checks import read_grader, to_criterion
 from cli.evaluation.comparison_table import as_json as comparison_as_json
@@ -42,7 +43,10 @@ def run(
         Path, typer.Argument(exists=True, dir_okay=False, help="JSONL with `messages` and `expected`; or an eval file.")
     ],
     model: Annotated[
-        str, typer.Option(help="The model that is evaluated: a base, an adapter or its beginning, or an alias.")
+        str,
+        typer.Option(
+            callback=note_base, help="The model that is evaluated: a base, an adapter or its beginning, or an alias."
+        ),
     ],
     against: Annotated[str | None, typer.Option(help="A second one, asked the same: is MODEL worse than this?")] = None,
     check: Annotated[

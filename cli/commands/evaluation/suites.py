@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from cli.client.connection import connect, fail, fail_with, note
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json
+from cli.client.start_command import note_base
 from cli.evaluation.comparison_table import COLUMNS, cells, notes
 from cli.evaluation.comparison_table import as_json as comparison_as_json
 from cli.evaluation.served_models import base_of
@@ -55,7 +56,9 @@ def run(
     tasks: Annotated[
         list[str], typer.Argument(help="Names of tasks or groups, e.g. capitals, or arc_easy with --online.")
     ],
-    model: Annotated[str, typer.Option(help="The model that is evaluated: a base, an adapter or an alias.")],
+    model: Annotated[
+        str, typer.Option(callback=note_base, help="The model that is evaluated: a base, an adapter or an alias.")
+    ],
     against: Annotated[
         str | None, typer.Option(help="Another one, on the same items: is MODEL worse than this?")
     ] = None,
