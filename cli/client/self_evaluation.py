@@ -21,9 +21,8 @@ def describe_evaluation(values: Mapping[str, Any], label: str, *, brief: bool = 
         label: prefix of the first line, as wide as the indent of all others.
         brief: show a wrong answer of each kind in place of all answers.
     """
-    try:
-        evaluation = SelfEvaluation.model_validate(values[KEY])
-    except (KeyError, ValidationError):  # made by an earlier or a later release
+    evaluation = read_evaluation(values)
+    if evaluation is None:
         return
     for number, line in enumerate(summarize(evaluation)):
         yield f"{label if number == 0 else ' ' * len(label)}{line}"
@@ -39,9 +38,21 @@ def describe_evaluation(values: Mapping[str, Any], label: str, *, brief: bool = 
         yield f"  tuned     {_one_line(answer.tuned)}"
 
 
+def read_evaluation(values: Mapping[str, Any]) -> SelfEvaluation | None:
+    """Return the self-evaluation in a job's result or an adapter's metrics; None without one, or if an earlier or a later
+    release made it.
+    """
+    try:
+        return SelfEvaluation.model_validate(values[KEY])
+    except (KeyError, ValidationError):
+        return None
+
+
 def _describe_wrong(evaluation: SelfEvaluation) -> Iterator[str]:
     if sample := evaluation.wrong_sample:
         yield f"one that does not, line {sample.line}:"
+        if sample.system:
+            yield f"  system    {_one_line(sample.system)}"
         yield f"  question  {_one_line(sample.prompt)}"
         yield f"  expected  {_one_line(sample.reference)}"
         yield f"  got       {_one_line(sample.tuned)}{'' if sample.tuned_ended else ' [cut]'}"
@@ -54,6 +65,8 @@ def _describe_wrong(evaluation: SelfEvaluation) -> Iterator[str]:
 
 def _describe_sample(number: int, sample: SampleAnswer) -> Iterator[str]:
     yield f"sample {number}, line {sample.line}"
+    if sample.system:
+        yield f"  system    {_one_line(sample.system)}"
     yield f"  {sample.role:<9} {_one_line(sample.prompt)}"
     yield f"  reference {_one_line(sample.reference)}"
     yield f"  base      {_one_line(sample.base)}{'' if sample.base_ended else ' [cut]'}"

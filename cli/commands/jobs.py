@@ -11,12 +11,14 @@ import typer
 from rich.console import Console
 
 from cli.client.api_errors import describe_error
+from cli.client.chat_hints import describe_chat
 from cli.client.connection import call, fail, fail_with, find, find_all, note
 from cli.client.gate_outcome import ALIAS_NOT_MOVED, describe_gates, is_of_gates, keeps_alias
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, describe_stage, follow
 from cli.client.json_errors import Json, note_json
 from cli.client.self_evaluation import describe_evaluation
+from cli.client.start_command import note_base
 from cli.client.uploads import Uploads, check_files
 from cli.commands.aliases import describe_hiding
 from cli.commands.contract_flags import parse_flags
@@ -55,7 +57,8 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help=f"Base model, by its name in the catalogue. Default: the contract file's, else {DEFAULT_MODEL_ID}, else the catalogue's only base, else the only served one."
+            callback=note_base,
+            help=f"Base model, by its name in the catalogue. Default: the contract file's, else {DEFAULT_MODEL_ID}, else the catalogue's only base, else the only served one.",
         ),
     ] = None,
     validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
@@ -244,7 +247,7 @@ def watch_job(job_id: JobId, as_json: JobJson = False) -> None:
         typer.echo(_outcome(job))
         for line in describe_evaluation(job["result"], "against base  ", brief=True):
             typer.echo(line)
-        for line in describe_gates(job["result"]):
+        for line in (*describe_gates(job["result"]), *describe_chat(job)):
             typer.echo(line)
     if job["state"] != "succeeded":
         raise typer.Exit(1)

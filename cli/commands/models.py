@@ -10,11 +10,13 @@ from urllib.parse import quote
 import httpx
 import typer
 
+from cli.client.chat_hints import describe_empty
 from cli.client.connection import call, connect, fail_with, fail_with_response, find, find_all, note, unreachable
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json, note_json
 from cli.client.lineage import describe_lineage
 from cli.client.self_evaluation import describe_evaluation
+from cli.client.start_command import note_base
 from cli.commands.aliases import describe_alias, describe_share, describe_targets
 from cli.commands.gates.receipts import describe_outcome
 from cli.output import print_table
@@ -85,7 +87,9 @@ def delete(
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="Base model, alias, or adapter id or its beginning.")],
+    model: Annotated[
+        str, typer.Argument(callback=note_base, help="Base model, alias, or adapter id or its beginning.")
+    ],
     message: Annotated[str, typer.Argument(help="The message.")],
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of the answer.")] = 256,
@@ -96,18 +100,27 @@ def chat(
     body = {"messages": [*messages, {"role": "user", "content": message}], "stream": True}
     body |= {"model": resolve_adapter_id(model), "max_tokens": max_tokens, "temperature": temperature}
     connection = connect()
+    written, finish_reason = "", None
     try:
         with connection.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.is_error:
                 response.read()
                 fail_with_response(response)
-            for line in response.iter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    choices = json.loads(line.removeprefix("data: ")).get("choices") or [{}]
-                    typer.echo(choices[0].get("delta", {}).get("content") or "", nl=False)
+            for choice in _choices(response):
+                typer.echo(part := choice.get("delta", {}).get("content") or "", nl=False)
+                written, finish_reason = written + part, choice.get("finish_reason") or finish_reason
     except httpx.HTTPError as error:
         fail_with(unreachable(connection, error))
     typer.echo()
+    if not written.strip():
+        note(describe_empty(body["model"], system, max_tokens, finish_reason))
+
+
+def _choices(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """Yield the first choice of each event of a stream that has one."""
+    for line in response.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield from (json.loads(line.removeprefix("data: ")).get("choices") or [])[:1]
 
 
 def look_up(name: str) -> dict[str, Any]:

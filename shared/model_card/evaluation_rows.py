@@ -48,6 +48,7 @@ class SamplePrompt(BaseModel):
     Attributes:
         ids: token ids of the chat with the template's generation prompt.
         reference: the row's answer as the template writes it.
+        system: the row's system turn, if any.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -57,6 +58,7 @@ class SamplePrompt(BaseModel):
     turns: int
     ids: list[int]
     reference: str
+    system: str | None = None
 
 
 class EvaluationRows(BaseModel):
@@ -132,6 +134,7 @@ def compare_answers(
             role=prompt.role,
             prompt=shorten(prompt.text),
             turns=prompt.turns,
+            system=prompt.system and shorten(prompt.system),
             reference=shorten(prompt.reference),
             base=shorten(old.text),
             tuned=shorten(new.text),

@@ -84,6 +84,7 @@ def _row(name: str, measure: PairedMeasure, factor: float, unit: str) -> tuple[s
 def _sample(number: int, sample: SampleAnswer) -> Iterator[str]:
     yield f"\n#### Sample {number} (line {sample.line})\n"
     texts = (
+        *([("system", sample.system, True)] if sample.system else []),
         (f"{sample.role}, turn {sample.turns}", sample.prompt, True),
         ("reference", sample.reference, True),
         ("base", sample.base, sample.base_ended),

@@ -55,6 +55,9 @@ class SampleAnswer(EvaluationPart):
     role: str = Field(description="Of the last turn before the answer: user or tool.")
     prompt: str = Field(description="That turn's text, shortened.")
     turns: int = Field(description="Turns before the answer.")
+    system: str | None = Field(
+        None, description="The row's system turn, shortened; null where it has none, and in an earlier release's."
+    )
     reference: str = Field(description="The row's own answer as the template writes it, shortened.")
     base: str
     tuned: str
@@ -133,6 +136,12 @@ class SelfEvaluation(EvaluationPart):
     def wrong_sample(self) -> SampleAnswer | None:
         """The first sample that the tuned model did not answer as its reference does."""
         return next((sample for sample in self.sample_answers if not sample.is_exact), None)
+
+    @property
+    def system_sample(self) -> SampleAnswer | None:
+        """The first sample if its row has a system turn: a chat without that turn is not what was trained."""
+        first = next(iter(self.sample_answers), None)
+        return first if first and first.system else None
 
     @property
     def known_answers(self) -> list[GeneralAnswer]:

@@ -44,6 +44,14 @@ def test_the_last_lines_count_the_right_answers_and_show_a_wrong_one_of_each_kin
     ]
 
 
+def test_the_system_turn_of_a_row_is_shown() -> None:
+    for brief in (True, False):
+        assert not any("  system " in line for line in lines(EVALUATION, brief=brief))
+        wrong = WRONG.model_copy(update={"system": "Be brief."})
+        shown = lines(EVALUATION.model_copy(update={"sample_answers": (wrong,)}), brief=brief)
+        assert "  system    Be brief." in shown
+
+
 def test_where_all_is_right_no_answer_is_shown() -> None:
     right = EVALUATION.model_copy(update={"sample_answers": (RIGHT,), "general_answers": ()})
     assert lines(right, brief=True)[-1] == "         1 of 1 sample answers equal their reference"

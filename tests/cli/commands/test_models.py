@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
 
 from shared.base_models.catalog import Catalog, MergedFrom, save_catalog
@@ -138,3 +141,33 @@ def test_model_as_json(with_models: CliInstallation) -> None:
 def test_unknown_model_is_refused(with_models: CliInstallation) -> None:
     refused = "error: MODEL_NOT_FOUND: There is no model 'nope'. List what there is with `mens models`."
     assert with_models.mens("models", "show", "nope", code=1) == refused
+
+
+@pytest.mark.parametrize(
+    ("content", "finish_reason", "said"),
+    [
+        ("Hello.", "stop", ""),
+        ("", "stop", "note: demo@1 answered with nothing\n"),
+        (" \n", "stop", "note: demo@1 answered with nothing\n"),
+        (
+            "",
+            "length",
+            "note: demo@1 answered with nothing: its 256 tokens ended before the answer began; give more with --max-tokens\n",
+        ),
+    ],
+)
+def test_an_empty_answer_is_noted(with_models: CliInstallation, content: str, finish_reason: str, said: str) -> None:
+    events = [
+        {"choices": [{"delta": {"role": "assistant", "content": content}}]},
+        {"choices": [{"delta": {}, "finish_reason": finish_reason}]},
+        {"choices": [], "usage": {}},
+    ]
+    stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+
+    @contextmanager
+    def answer(*_: Any, **__: Any) -> Iterator[httpx.Response]:
+        yield httpx.Response(200, text=stream)
+
+    with_models.patch.setattr(httpx.Client, "stream", answer)
+    answered = with_models.invoke("chat", "demo@1", "Hi")
+    assert (answered.stdout, answered.stderr) == (f"{content}\n", said)

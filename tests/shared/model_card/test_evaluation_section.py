@@ -47,13 +47,19 @@ def test_base_and_tuned_stand_side_by_side():
     assert "tuned (cut at the limit of tokens):</p>\n<pre><code>A mist\n</code></pre>" in shown
 
 
+def test_the_system_turn_is_shown_where_the_row_has_one():
+    assert "system:" not in html(EVALUATION)
+    shown = html(EVALUATION.model_copy(update={"sample_answers": (SAMPLE.model_copy(update={"system": "Be brief."}),)}))
+    assert "system:</p>\n<pre><code>Be brief.\n</code></pre>" in shown
+
+
 def test_no_answer_is_markup():
-    texts = {"prompt": EVIL, "reference": EVIL, "base": EVIL, "tuned": EVIL, "role": EVIL}
+    texts = {"system": EVIL, "prompt": EVIL, "reference": EVIL, "base": EVIL, "tuned": EVIL, "role": EVIL}
     evil = SAMPLE.model_copy(update=texts)
     shown = html(EVALUATION.model_copy(update={"sample_answers": (evil, evil), "notes": (EVIL,)}))
     for markup in ("<script", "<a ", "<h1", "<hr", "<strong>bold"):
         assert markup not in shown
-    assert shown.count("<pre><code>") == 8
+    assert shown.count("<pre><code>") == 10
     assert re.findall(r"<h2>(.*?)</h2>", shown) == ["Against its base"]
 
 

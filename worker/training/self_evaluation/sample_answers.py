@@ -78,6 +78,7 @@ def prompt_of(row: TrainingRow, tokenizer: Tokenizer) -> SamplePrompt | None:
         turns=len(turns) - 1,
         ids=tokenizer.encode(text).ids,
         reference=reference.strip(),
+        system=next((turn.content for turn in turns if turn.role in ("system", "developer")), None) or None,
     )
 
 

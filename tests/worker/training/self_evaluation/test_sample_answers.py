@@ -54,6 +54,11 @@ def test_prompts_are_what_a_request_would_send(labeller, tokenizer, tmp_path):
     assert prompt.ids == tokenizer(served, add_special_tokens=False)["input_ids"]
     assert (prompt.line, prompt.role, prompt.text, prompt.turns) == (3, "user", "And then?", 4)
     assert prompt.reference == "It returns a result."
+    assert prompt.system == next(turn["content"] for turn in turns if turn["role"] == "system")
+
+
+def test_a_row_without_a_system_turn_has_none(labeller, tmp_path):
+    assert [prompt.system for prompt in prompts_of(labeller, tmp_path, [2])] == [None]
 
 
 def test_rows_come_in_the_order_that_was_chosen_and_long_ones_are_passed_over(labeller, tmp_path):

@@ -1,0 +1,80 @@
+"""Hints on chats with a tuned model: the command after a training, and why an answer may be empty.
+
+A model that was trained with a system turn has not learnt to answer without it, so both hints name that turn.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from cli.client.connection import find
+from cli.client.self_evaluation import read_evaluation
+from shared.model_card.evaluation_rows import MAX_CHARACTERS
+from shared.model_card.self_evaluation import RowSource, SampleAnswer, SelfEvaluation
+
+LONGEST_SYSTEM, LONGEST_MESSAGE = 200, 80
+"""Most characters of an argument that is written out in a command."""
+ANY_ERROR = range(400, 600)
+"""Statuses of responses without which a hint is left out: it must not hide the answer."""
+
+
+def describe_chat(job: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the command that chats with a job's published adapter; where its rows have a system turn, with that turn."""
+    result, alias = job["result"], job["result"].get("alias") or {"moved": False}
+    name = alias["name"] if alias["moved"] else result.get("adapter_id")
+    if not (job["state"] == "succeeded" and name and job["contract"].get("artifact", {}).get("publish")):
+        return
+    evaluation = read_evaluation(result)
+    sample = evaluation.system_sample if evaluation else None
+    if not (evaluation and sample and sample.system):
+        yield f'next: mens chat {shlex.quote(name)} "…"'
+        return
+    whole = _fits(sample.system, LONGEST_SYSTEM)
+    system = shlex.quote(sample.system) if whole else f'"{_beginning(sample.system)}…"'
+    yield f"next: mens chat {shlex.quote(name)} --system {system} {_message(sample)}"
+    if not whole:
+        yield f"      the whole system turn is in line {sample.line} of the {_file(evaluation)}; give it completely"
+
+
+def describe_empty(name: str, system: str | None, max_tokens: int, finish_reason: str | None) -> str:
+    """Say that a model's answer was empty, and what may help: the system turn of its training, or more tokens."""
+    said = f"note: {name} answered with nothing"
+    if finish_reason == "length":
+        return f"{said}: its {max_tokens} tokens ended before the answer began; give more with --max-tokens"
+    if system is None and (sample := _trained_with(name)) and sample.system:
+        return f'{said}: it was trained with a system turn, so give it with --system "{_beginning(sample.system)}…"'
+    return said
+
+
+def _trained_with(name: str) -> SampleAnswer | None:
+    """Return a sample of the training of the adapter behind a name if its rows have a system turn."""
+    model = find(f"/v1/models/{quote(name, safe='')}", absent=ANY_ERROR)
+    mens = model["mens"] if model else {}
+    if stands_for := mens.get("stands_for"):
+        return _trained_with(stands_for["name"])
+    adapter = find(f"/v1/adapters/{quote(mens.get('adapter_id', name), safe='')}", absent=ANY_ERROR)
+    evaluation = read_evaluation(adapter["metrics"]) if adapter else None
+    return evaluation.system_sample if evaluation else None
+
+
+def _message(sample: SampleAnswer) -> str:
+    """Return the sample's own prompt as an argument where it is short and the row's only question."""
+    alone = sample.turns == len(("system", "user")) and sample.role == "user"
+    return shlex.quote(sample.prompt) if alone and _fits(sample.prompt, LONGEST_MESSAGE) else '"…"'
+
+
+def _fits(text: str, limit: int) -> bool:
+    """Return whether a string can be written out: short, and without characters that steer a terminal."""
+    return len(text) <= min(limit, MAX_CHARACTERS) and text.isprintable()
+
+
+def _beginning(text: str) -> str:
+    line = "".join(character for character in " ".join(text.split()) if character.isprintable() and character != '"')
+    return line[:40]
+
+
+def _file(evaluation: SelfEvaluation) -> str:
+    return "validation file" if evaluation.source is RowSource.VALIDATION_FILE else "training file"
