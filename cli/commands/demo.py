@@ -100,7 +100,8 @@ def ensure_real_base(settings: Settings) -> None:
     console.print("fetching SmolLM2-135M-Instruct (93 MB, once)")
     file = fetch_smollm2(settings.home / "downloads")
     console.print("converting it to safetensors (once, about 20 s)")
-    add_gguf(settings, REAL_BASE, file, LICENSE)
+    # The demo names its base itself, whatever a user calls the same file.
+    add_gguf(settings, REAL_BASE, file, LICENSE, allow_copy=True)
 
 
 def run_own_stack(settings: Settings, lesson: Lesson) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from cli.client.connection import note
@@ -29,6 +30,31 @@ def check_name(settings: Settings, name: str) -> None:
         refuse_taken_name(database, name)
     except Unavailable as error:
         note(f"note: whether an alias is called {name!r} is not known: {error.message}")
+
+
+def refuse_copy(settings: Settings, name: str, is_same: Callable[[BaseModelEntry], bool]) -> None:
+    """Refuse a second name for files that the catalogue has, since only one of the names would work everywhere.
+
+    A replica serves adapters by its base's digest, so they would train and answer under either name; but it answers for
+    the base itself under the name that it was started with, so a chat with the other name would be refused. The same
+    name again is not a copy: the entry is replaced, e.g. to change its learning rate.
+
+    Args:
+        is_same: whether an entry has the files that are to be added.
+
+    Raises:
+        Conflict: ``MODEL_DUPLICATE``.
+    """
+    bases = load_catalog(settings.catalog_path).bases
+    same = next((base.name for base in bases if base.name != name and is_same(base)), None)
+    if same and not any(base.name == name for base in bases):
+        raise Conflict(
+            Code.MODEL_DUPLICATE,
+            f"These files are in the catalogue already, as {same}.",
+            remedy=f"Use that name: `mens up --base {same}`. For another one, remove it first: `mens base remove {same}`.",
+            param="name",
+            details={"name": same},
+        )
 
 
 def refuse_needed(settings: Settings, entry: BaseModelEntry) -> None:

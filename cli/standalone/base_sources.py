@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from cli.client.connection import note
-from cli.standalone.base_changes import check_name
+from cli.standalone.base_changes import check_name, refuse_copy
 from cli.standalone.base_facts import check_base
 from shared.base_models.catalog import (
     BaseModelEntry,
@@ -96,7 +96,8 @@ def add(
         checked: the folder was created by Mens.
 
     Raises:
-        MensError: it cannot be fetched, it can be neither tuned nor served, or its name is an alias's.
+        MensError: it cannot be fetched, it can be neither tuned nor served, its name is an alias's, or the catalogue has its
+            files under another name.
     """
     from shared.base_models.hub import fetch  # the hub's client is slow to import
 
@@ -106,9 +107,12 @@ def add(
         source = source if resolved.is_dir() else LocalSource(path=str(Path(source.path).resolve()))
     # Refuse an invalid name before a download and its digests.
     BaseModelEntry(name=name, source=source, digests={"config.json": "0" * 64})
+    if isinstance(source, HubSource):  # a commit does not change, so this needs no download
+        refuse_copy(settings, name, lambda base: base.source == source)
     folder = fetch(source, settings.catalog_path)
     digests = digest_model_folder(folder)
     if not checked:
+        refuse_copy(settings, name, lambda base: base.digests == digests)
         check_base(folder)
     entry = BaseModelEntry(name=name, source=source, digests=digests, license=license, learning_rate=learning_rate)
     save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))

@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from cli.standalone.base_changes import check_name
+from cli.standalone.base_changes import check_name, refuse_copy
 from cli.standalone.base_facts import check_base
 from cli.standalone.worker_programs import run_worker_program
 from shared.base_models.catalog import (
@@ -25,7 +25,13 @@ from shared.settings import Settings
 
 
 def add_gguf(
-    settings: Settings, name: str, file: Path, license: str | None = None, learning_rate: float | None = None
+    settings: Settings,
+    name: str,
+    file: Path,
+    license: str | None = None,
+    learning_rate: float | None = None,
+    *,
+    allow_copy: bool = False,
 ) -> BaseModelEntry:
     """Dequantise a GGUF file into ``bases/NAME`` of the home folder, and add that to the catalogue.
 
@@ -35,10 +41,11 @@ def add_gguf(
         file: the GGUF file; it is not needed afterwards.
         license: None takes the file's license.
         learning_rate: as in :class:`BaseModelEntry`.
+        allow_copy: accept a file that the catalogue has under another name.
 
     Raises:
-        MensError: the file is missing, damaged or cannot be converted, the name is taken, or the disk or memory is
-            full.
+        MensError: the file is missing, damaged or cannot be converted, the name is taken, the catalogue has the file under
+            another name, or the disk or memory is full.
         ValidationError: not a valid name for a base.
     """
     from shared.base_models.gguf_conversion import check_convertible
@@ -71,6 +78,8 @@ def add_gguf(
             param="name",
         )
     check_name(settings, name)
+    if not allow_copy:
+        refuse_copy(settings, name, lambda base: base.gguf is not None and base.gguf.sha256 == origin.sha256)
     folder.parent.mkdir(parents=True, exist_ok=True)
     run_worker_program("worker.bases.gguf_base", str(file), str(folder))
     try:

@@ -158,3 +158,26 @@ def test_source_that_cannot_be_meant(
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     assert words in add(*arguments, code=1).stderr.replace("\n", " ")
     assert sources(settings) == {}
+
+
+def test_files_have_one_name(settings: Settings, base: Path, tmp_path: Path) -> None:
+    add("mine", "my model")
+    copy = shutil.copytree(base, tmp_path / "copy")
+    refused = add("second", str(copy), code=1).stderr
+    assert refused.startswith(
+        "error: MODEL_DUPLICATE: These files are in the catalogue already, as mine. Use that name: "
+    )
+    assert "`mens up --base mine`" in refused and "`mens base remove mine`" in refused
+    assert list(sources(settings)) == ["mine"]
+    add("mine", str(copy), "--learning-rate", "1e-4")
+    [entry] = load_catalog(settings.catalog_path).bases
+    assert (entry.source, entry.learning_rate) == (LocalSource(path=str(copy)), 1e-4)
+    CliRunner().invoke(app, ["base", "remove", "mine", "--yes"])
+    add("second", str(copy))
+
+
+@pytest.mark.network
+def test_second_name_of_a_commit_is_refused_before_its_download(hub: Hub, settings: Settings) -> None:
+    add("mine", "org/tiny")
+    hub.repositories["org/tiny"] = {}
+    assert "MODEL_DUPLICATE" in add("second", "org/tiny", code=1).stderr

@@ -53,6 +53,9 @@ def test_origin_is_in_the_catalogue(settings: Settings, conversions: list[str], 
     assert "config.json" in entry.digests
 
     assert (add("mine", file).exit_code, len(conversions)) == (0, 1), "the same file again is the same base"
+    copy = add("second", file)
+    assert (copy.exit_code, len(conversions)) == (1, 1)
+    assert "MODEL_DUPLICATE: These files are in the catalogue already, as mine." in copy.stderr
     other = add("mine", write_gguf(tmp_path / "other.gguf", template=None))
     assert (other.exit_code, "mens base remove mine" in other.stderr, len(conversions)) == (1, True, 1)
 
