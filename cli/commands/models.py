@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -30,8 +31,13 @@ app = typer.Typer(help="List every name that `model` accepts: bases, adapters, a
 @app.callback(invoke_without_command=True)
 def models(context: typer.Context, as_json: Json = False) -> None:
     """List every name that `model` accepts: bases, adapters, aliases, names of another provider."""
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        list_models(as_json)
+
+
+@app.command("list")
+def list_models(as_json: Json = False) -> None:
+    """List every name that `model` accepts, as `mens models` alone does."""
     found, rows = find_all("/v1/models"), []
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -51,6 +57,16 @@ def models(context: typer.Context, as_json: Json = False) -> None:
                 f"note: {name} is a base and an alias; the base answers. Remove one: `mens aliases delete {name}`, or"
                 f" `mens base remove {name}` where the catalogue is"
             )
+    if name := _to_chat_with(found):
+        note(f'next: mens chat {shlex.quote(name)} "…"')
+
+
+def _to_chat_with(models: list[dict[str, Any]]) -> str | None:
+    """Return the model that a user most likely wants to chat with: an alias, else an adapter, else a served base."""
+    usable = [model for model in models if model["mens"]["kind"] != "base" or model["mens"].get("served")]
+    order = ("alias", "adapter", "base")
+    by_kind = {model["mens"]["kind"]: model["id"] for model in reversed(usable)}
+    return next((by_kind[kind] for kind in order if kind in by_kind), None)
 
 
 @app.command()

@@ -43,10 +43,18 @@ def test_models_are_listed_with_their_tenant(with_models: CliInstallation) -> No
     with_models.mens("alias", "prod", "demo@1")
     with_models.become("tess", "acme", Role.TRAINER)
     with_models.mens("alias", "mine", "demo@1")
-    lines = [line.split("\t") for line in with_models.mens("models").splitlines()]
+    lines = [line.split("\t") for line in with_models.invoke("models").stdout.splitlines()]
     assert {line[0]: line[4] for line in lines} == {
         "tiny": "", "mine": "acme", "prod": "shared", "demo@1": "shared", "demo@2": "shared",
     }  # fmt: skip
+
+
+def test_the_list_ends_with_the_command_that_chats(with_models: CliInstallation) -> None:
+    assert with_models.invoke("models").stderr == 'next: mens chat demo@1 "…"\n'
+    with_models.mens("alias", "prod", "demo@1")
+    assert with_models.invoke("models", "list").stderr == 'next: mens chat prod "…"\n'
+    assert with_models.invoke("models", "list").stdout == with_models.invoke("models").stdout
+    assert with_models.invoke("models", "list", "--json").stderr == ""
 
 
 def test_what_is_no_adapter_is_refused_before_a_question(with_models: CliInstallation) -> None:
@@ -60,14 +68,14 @@ def test_what_is_no_adapter_is_refused_before_a_question(with_models: CliInstall
 
 def test_alias_that_a_base_has_taken_over_is_noted(with_models: CliInstallation) -> None:
     with_models.mens("alias", "prod", "demo@1")
-    assert with_models.invoke("models").stderr == ""
+    assert "note: " not in with_models.invoke("models").stderr
     catalog = Catalog(bases=[base_entry(), base_entry("prod")])
     save_catalog(with_models.services.settings.catalog_path, catalog)
     noted = with_models.invoke("models").stderr
     assert noted.startswith("note: prod is a base and an alias; the base answers.")
     assert "`mens aliases delete prod`" in noted and "`mens base remove prod`" in noted
     with_models.mens("aliases", "delete", "prod")
-    assert with_models.invoke("models").stderr == ""
+    assert "note: " not in with_models.invoke("models").stderr
 
 
 def test_jobs_are_listed_with_their_tenant(with_models: CliInstallation) -> None:
