@@ -5,8 +5,10 @@ and times.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -19,8 +21,24 @@ UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: ``1 row``, ``2 rows``; ``plural`` for irregular nouns."""
-    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+    """Return a number with its noun: ``1 row``, ``2,000 rows``; ``plural`` for irregular nouns."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def with_file(text: str, path: Path) -> str:
+    """Return a remedy with the path of the file that it is about in place of ``FILE``."""
+    return re.sub(r"\bFILE\b", lambda _: shlex.quote(str(path)), text)
+
+
+def line_ranges(lines: Sequence[int]) -> str:
+    """Return ascending line numbers with runs shortened: ``1-19, 25``."""
+    runs: list[list[int]] = []
+    for line in lines:
+        if runs and line == runs[-1][-1] + 1:
+            runs[-1][1:] = [line]
+        else:
+            runs.append([line])
+    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, header: bool = False) -> None:

@@ -10,9 +10,11 @@ from typing import IO, Any
 import httpx
 
 from cli.client.connection import connect, fail_with_response, note, send
+from cli.output import with_file
 from shared.contract.sections import DataMode, DataSection
 from shared.datasets.filters import RowFilter
 from shared.datasets.reader import check_dataset
+from shared.errors import DatasetInvalid
 
 REPLAY = "replay_file"
 
@@ -29,14 +31,18 @@ def check_files(data: DataSection, files: Mapping[str, Path], *, keep_all: bool)
     """
     for field, path in files.items():
         filters = RowFilter.of_replay(data) if field == REPLAY else RowFilter.of(data)
-        with path.open("rb") as lines:
-            check_dataset(
-                lines,
-                filters=RowFilter() if keep_all else filters,
-                strict=data.mode is DataMode.STRICT,
-                param=f"data.{field}",
-                path=path,
-            )
+        try:
+            with path.open("rb") as lines:
+                check_dataset(
+                    lines,
+                    filters=RowFilter() if keep_all else filters,
+                    strict=data.mode is DataMode.STRICT,
+                    param=f"data.{field}",
+                    path=path,
+                )
+        except DatasetInvalid as error:
+            error.remedy = with_file(error.remedy, path)
+            raise
 
 
 class Uploads:

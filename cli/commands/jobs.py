@@ -26,7 +26,7 @@ from cli.contract_sections import lay_over, read_sections
 from cli.export.handoff import HANDOFF_NAME
 from cli.export.original_merge import merge_original
 from cli.options import TemplateArgument, existing_file, parse_template_arguments
-from cli.output import print_table
+from cli.output import counted, print_table
 from shared.artifacts.merge_fidelity import shift_warning
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import parse_contract
@@ -167,9 +167,9 @@ def summary(job: dict[str, Any]) -> str:
     batch = exec_["batch_size"] * exec_["grad_accum"]
     rows, held_out = plan["train"]["rows"], plan["validation_rows"]
     held = f" ({held_out} of {rows} are held out to validate)" if held_out else ""
-    epochs = "1 epoch" if exec_["epochs"] == 1 else f"{exec_['epochs']} epochs"
     return (
-        f"{rows - held_out} rows{held}, {epochs}, {plan['optimizer_steps']} steps of {batch} rows, "
+        f"{counted(rows - held_out, 'row')}{held}, {counted(exec_['epochs'], 'epoch')}, "
+        f"{counted(plan['optimizer_steps'], 'step')} of {counted(batch, 'row')}, "
         f"learning rate {exec_['learning_rate']:g}"
     )
 
@@ -349,7 +349,7 @@ def merge_subset(base_shards: list[Path], adapter: Path, meta: Path, output: Pat
     except MensError as error:
         fail_with(error)
     typer.echo(
-        f"{len(merged['layers'])} tensors are in {output}, SHA-256 {merged['digest']}; {HANDOFF_NAME} is beside it"
+        f"{counted(len(merged['layers']), 'tensor')} in {output}, SHA-256 {merged['digest']}; {HANDOFF_NAME} is beside it"
     )
     if merged["skipped"]:
         typer.echo(f"not merged, because base_key_map does not place them: {', '.join(merged['skipped'])}")
@@ -427,7 +427,7 @@ def _fidelity(measured: dict[str, Any] | None) -> str:
     seen = f"{training['mean_kl_nats']:.1e} from what training saw; " if training else ""
     warning = shift_warning(training and training["mean_kl_nats"], effect["mean_kl_nats"])
     return (
-        f"\nfidelity over {measured['positions']} positions, mean KL in nats: {merge['mean_kl_nats']:.1e} from base + adapter"
+        f"\nfidelity over {counted(measured['positions'], 'position')}, mean KL in nats: {merge['mean_kl_nats']:.1e} from base + adapter"
         f" (limit {measured['limit_nats']:.0e}, largest logit difference {merge['max_logit_difference']:.1e}); {seen}"
         f"the adapter's effect is {effect['mean_kl_nats']:.1e}" + (f"\nwarning: {warning}" if warning else "")
     )

@@ -17,6 +17,7 @@ from cli.commands.bases import entry_and_folder
 from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import Sections, lay_over, read_sections
 from cli.options import TemplateArgument, existing_file, parse_template_arguments
+from cli.output import counted, with_file
 from cli.this_machine import ORIGIN, this_machine
 from shared.base_models.catalog import BaseModelEntry, load_catalog
 from shared.contract.auto_hyperparameters import auto_exec
@@ -119,6 +120,9 @@ def plan(
             _input(replay) if replay else None,
         )
     except MensError as error:
+        data_files = {"data.train_file": file, "data.validation_file": validation, "data.replay_file": replay}
+        if about := data_files.get(error.param or ""):
+            error.remedy = with_file(error.remedy, about)
         fail_with(error)
     if as_json:
         typer.echo(json.dumps({"plan": checked.plan.model_dump(mode="json"), **checked.record()}, indent=2))
@@ -201,9 +205,9 @@ def facts(checked: Preflight) -> list[tuple[str, str]]:
         ("base", f"{plan.base.name}: {checked.model.config.model_type}, {needs.parameters:,} parameters"),
         ("rows", f"{plan.train.rows - plan.validation_rows:,} to train on, {held_out} to validate"),
         ("supervised", f"{supervision.supervised_tokens:,} of {supervision.tokens:,} tokens, found by {supervision.method}"),
-        ("cut off", f"{supervision.truncated_rows:,} rows lose their beginning at {exec_.seq_len} tokens"),
-        ("steps", f"{plan.optimizer_steps:,} optimizer steps of {exec_.batch_size} x {exec_.grad_accum} rows, {exec_.epochs} epochs"),
-        ("rate", f"{exec_.learning_rate:g}, after a warm-up over {warmup_steps(exec_.warmup_steps, plan.optimizer_steps)} steps"),
+        ("cut off", f"{counted(supervision.truncated_rows, 'row')} longer than {exec_.seq_len} tokens, cut off at the beginning"),
+        ("steps", f"{counted(plan.optimizer_steps, 'optimizer step')} of {exec_.batch_size} x {counted(exec_.grad_accum, 'row')}, {counted(exec_.epochs, 'epoch')}"),
+        ("rate", f"{exec_.learning_rate:g}, after a warm-up over {counted(warmup_steps(exec_.warmup_steps, plan.optimizer_steps), 'step')}"),
         *([("template", describe_arguments(arguments))] if (arguments := plan.contract.data.template_arguments) else []),
         ("adapter", f"rank {adapter.rank}, alpha {adapter.alpha}: {needs.trainable_parameters:,} parameters"),
         ("device", checked.device.describe()),

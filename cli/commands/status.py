@@ -13,7 +13,7 @@ from cli.client.connection import connect, find_all
 from cli.client.id_prefixes import resolve_job_id
 from cli.client.job_progress import describe_progress, describe_stage, poll
 from cli.client.json_errors import Json
-from cli.output import print_table
+from cli.output import counted, print_table
 
 GIB = 1 << 30
 
@@ -45,7 +45,7 @@ def status(
     if as_json:
         typer.echo(json.dumps({"workers": workers, "jobs": jobs}, indent=2))
         return
-    typer.echo(f"{len(workers)} workers, {sum(one['devices'] for one in workers)} GPUs")
+    typer.echo(f"{counted(len(workers), 'worker')}, {counted(sum(one['devices'] for one in workers), 'GPU')}")
     rows = [
         (job["id"], job["state"], describe_stage(job) if job["stage"] else "", describe_progress(job)) for job in jobs
     ]

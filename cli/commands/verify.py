@@ -12,6 +12,7 @@ import typer
 from cli.client.connection import fail, fail_with
 from cli.client.lineage import describe_lineage
 from cli.export.oci_layout import is_layout, read_layout
+from cli.output import counted
 from shared.artifacts.manifests import (
     MANIFEST_NAME,
     MODEL_MANIFEST_NAME,
@@ -102,7 +103,10 @@ def describe_merged_folder(folder: Path, trusted: Collection[str] | None) -> tup
     rows = [
         ("files", f"{len(manifest.files)} as stored"),
         ("signature", _describe_signature(signature, trusted)),
-        ("base", f"{manifest.base_model} ({manifest.base_weights}), {len(manifest.base_digests)} files by digest"),
+        (
+            "base",
+            f"{manifest.base_model} ({manifest.base_weights}), {counted(len(manifest.base_digests), 'file')} by digest",
+        ),
         ("adapter", manifest.adapter_id),
     ]
     if measured:

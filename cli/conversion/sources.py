@@ -1,7 +1,7 @@
 """The rows of a file, whatever its form: JSONL, JSON, a table, Parquet, Arrow, a saved folder of datasets; read as a stream.
 
 The form is recognised by the content. A row has the number of the line where it begins; in forms without lines
-(Parquet, Arrow, a list inside a JSON object), rows are numbered from 1.
+(Parquet, Arrow, a JSON array, which is often one line, a list inside a JSON object), rows are numbered from 1.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import codecs
 import csv
 import io
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -53,13 +54,15 @@ MAX_WRAPPED_BYTES = 1 << 30
 """Largest JSON object that contains all rows, which is read at once."""
 _READ_CHARACTERS = 1 << 20
 _MARK = codecs.BOM_UTF8
+FORMS_WITH_LINES = frozenset({FileForm.JSON_LINES, FileForm.JSON_DOCUMENTS, FileForm.TABLE})
+"""Forms whose rows are found by their lines; those of others by their number."""
 
 
 class SourceRow(NamedTuple):
     """A row of a file.
 
     Attributes:
-        line: line where it begins, from 1.
+        line: line where it begins, or its number in a form without lines; from 1.
         value: the row; None if it could not be read.
         fault: why it could not be read; a code of Mens' reader, or a reason of the conversion's own.
         raw: the line itself, if the file has one object per line.
@@ -123,7 +126,7 @@ def read_rows(source: SourceFile) -> Iterator[SourceRow]:
                 yield from _json_lines(file)
         case FileForm.JSON_ARRAY | FileForm.JSON_DOCUMENTS:
             with source.path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-                yield from _json_values(text, source.path)
+                yield from _json_values(text, source.path, is_array=source.form is FileForm.JSON_ARRAY)
         case FileForm.JSON_WRAPPED:
             yield from _wrapped_rows(source)
         case FileForm.TABLE:
@@ -160,14 +163,14 @@ def _json_lines(file: BinaryIO) -> Iterator[SourceRow]:
             yield SourceRow(number, None, RowCode.ROW_NOT_OBJECT)
 
 
-def _json_values(file: io.TextIOBase, path: Path) -> Iterator[SourceRow]:
+def _json_values(file: io.TextIOBase, path: Path, *, is_array: bool) -> Iterator[SourceRow]:
     """Yield the items of a JSON array, or consecutive objects, without holding the whole string in memory.
 
     Raises:
         InvalidRequest: the rest is not JSON, so that further rows cannot be found.
     """
     decoder = json.JSONDecoder(parse_constant=_no_number)
-    text, place, line, size, is_all = "", 0, 1, _READ_CHARACTERS, False
+    text, place, line, number, size, is_all = "", 0, 1, 0, _READ_CHARACTERS, False
     while True:
         start = _skip(text, place)
         line += text.count("\n", place, start)
@@ -180,7 +183,8 @@ def _json_values(file: io.TextIOBase, path: Path) -> Iterator[SourceRow]:
                 error = failure
         if end >= 0 and (end < len(text) or is_all):  # a number may continue after the end of the part read so far
             is_row = isinstance(value, dict)
-            yield SourceRow(line, value if is_row else None, "" if is_row else RowCode.ROW_NOT_OBJECT)
+            number = number + 1 if is_array else line
+            yield SourceRow(number, value if is_row else None, "" if is_row else RowCode.ROW_NOT_OBJECT)
             line += text.count("\n", place, end)
             place, size = end, _READ_CHARACTERS
         elif is_all and place == len(text):
@@ -219,7 +223,7 @@ def _wrapped_rows(source: SourceFile) -> Iterator[SourceRow]:
         raise InvalidRequest(
             Code.REQUEST_INVALID,
             f"{source.path} is one JSON object of more than {MAX_WRAPPED_BYTES >> 20} MiB.",
-            remedy="Take the list out of it: `jq -c '.data[]' FILE > rows.jsonl`.",
+            remedy=f"Take the list out of it: `jq -c '.data[]' {shlex.quote(str(source.path))} > rows.jsonl`.",
             param="input",
         )
     try:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from cli.output import counted
 from shared.statistics.paired import CONFIDENCE, Comparison, Status
 
 COLUMNS = ("items", "old", "new", "difference", "95 % each end", "visible", "verdict")
@@ -45,7 +46,7 @@ def notes(
     for name, found in named.items():
         if found.status is Status.PASSED:
             continue
-        more = f"; about {found.items_needed} items would decide" if found.items_needed else ""
+        more = f"; about {counted(found.items_needed, 'item')} would decide" if found.items_needed else ""
         lines.append(f"{name}: {found.reason}{more}")
     if any(found.status is not Status.PASSED for found in named.values()):
         lines.append(f"`not worse` means that the interval lies above -{margin:g} (--margin).")
@@ -59,7 +60,7 @@ def _beside_noise(found: Comparison, floor: float) -> str:
     if abs(found.difference or 0) <= floor:
         return "the difference is noise"
     if found.p_value is not None and found.p_value > 1 - CONFIDENCE:
-        return f"the difference is more, but {found.items} items may show it by chance (p = {found.p_value:.2g})"
+        return f"the difference is more, but {counted(found.items, 'item')} may show it by chance (p = {found.p_value:.2g})"
     return "the difference is more than noise"
 
 

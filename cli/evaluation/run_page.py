@@ -23,7 +23,7 @@ from cli.evaluation.run_items import (
     shortened,
     worst,
 )
-from cli.output import print_table
+from cli.output import counted, print_table
 from shared.statistics.clustered import clustered_rate_interval
 from shared.statistics.exact import wilson_interval
 
@@ -73,7 +73,9 @@ def print_comparison(
         if any(not 0 <= score <= 1 for pair in scored for score in (pair.old, pair.new)):
             typer.echo(f"{name} has scores outside 0 to 1: the smallest to the largest is compared as 0 to 1")
     if pairs.unpaired:
-        typer.echo(f"{pairs.unpaired} items are of one model only, or could not be judged; they are in no comparison")
+        typer.echo(
+            f"left out of the comparisons: {counted(pairs.unpaired, 'item')} of one model only, or that could not be judged"
+        )
     losses = lost(pairs)
     for pair in losses[:shown]:
         typer.echo(f"\nitem {pair.item['datasource_item_id']}  {pair.criterion} {pair.old:.3f} → {pair.new:.3f}")

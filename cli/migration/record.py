@@ -26,6 +26,7 @@ from cli.migration.archive.openai_client import OpenAIClient
 from cli.migration.archive.pages import NOT_JSON
 from cli.migration.archive.shutdown_dates import parse_name
 from cli.migration.prompts import Choice, Prompt
+from cli.output import counted
 from shared.hashing import digest_json
 
 CHARACTERS_PER_TOKEN = 4
@@ -103,7 +104,7 @@ class Recording:
     def describe(self) -> str:
         """Describe the outcome in one line."""
         parts = [
-            f"{self.answered} answers, {self.tokens} tokens",
+            f"{counted(self.answered, 'answer')}, {counted(self.tokens, 'token')}",
             f"{self.known} were there",
             f"{self.refused} refused",
         ]
@@ -174,7 +175,7 @@ def describe_plans(
         sources = Counter(prompt.source for prompt in plan.choice.prompts)
         of_sources = ", ".join(f"{count} {source}" for source, count in sources.items()) or "none"
         left_out = ", ".join(f"{count} {reason}" for reason, count in plan.choice.left_out.items()) or "none"
-        yield f"{plan.model}: {len(plan.choice.prompts)} prompts ({of_sources}); left out: {left_out}"
+        yield f"{plan.model}: {counted(len(plan.choice.prompts), 'prompt')} ({of_sources}); left out: {left_out}"
         yield from (f"  note: {note}" for note in plan.choice.notes)
     tokens = f"about {cost.prompt_tokens:,} prompt tokens, at most {cost.answer_tokens:,} answer tokens"
     yield f"{cost.requests} requests are to be sent: {tokens}"

@@ -120,7 +120,7 @@ def line_errors(report: DatasetReport, param: str = "data.train_file") -> Datase
 
 def nothing_to_train_on(report: DatasetReport, filters: RowFilter, param: str = "data.train_file") -> DatasetInvalid:
     """Return the error of a file without any row to train on: it is empty, or every row is bad or left out."""
-    message = f"None of the {report.rows} rows of the {_kind(param)} file can be trained on."
+    message = f"The {_kind(param)} file has no row that can be trained on (valid rows: {report.rows})."
     remedy = f"Add rows, or lower data.min_rating (now {filters.min_rating}) and widen data.context_filter."
     if not report.rows:
         found = f"has no row that is valid, and {report.error_count} bad line(s)" if report.error_count else "is empty"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from cli.output import format_minute, format_size, print_table
+from cli.output import counted, format_minute, format_size, line_ranges, print_table, with_file
 
 ADAPTER = f"support@{'3f' * 32}"
 
@@ -36,3 +38,16 @@ def test_ids_of_adapters_are_short_where_a_terminal_is_narrow(
 )
 def test_times(time: str | float | None, text: str) -> None:
     assert format_minute(time) == text
+
+
+def test_counts_agree_with_their_nouns() -> None:
+    assert [counted(count, "row") for count in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert counted(2, "entry", "entries") == "2 entries"
+
+
+def test_runs_of_lines_are_shortened() -> None:
+    assert line_ranges([1, 2, 3, 5, 8, 9]) == "1-3, 5, 8-9"
+
+
+def test_a_remedy_names_the_file() -> None:
+    assert with_file("`convert FILE -o rows` (FILES)", Path("my rows")) == "`convert 'my rows' -o rows` (FILES)"

@@ -18,6 +18,7 @@ from rich.table import Table
 from cli.client.connection import fail, fail_with
 from cli.client.json_errors import note_json
 from cli.options import TemplateArgument, existing_file, parse_template_arguments
+from cli.output import counted, line_ranges, with_file
 from shared.base_models.catalog import load_catalog
 from shared.base_models.config import parse_model_config
 from shared.contract.flat_keys import parse_contract
@@ -95,6 +96,8 @@ def check(
             if path:
                 supervised[name] = report_supervision(path, model, seq_len, filters, sample, options, lenient=lenient)
     error = refusal(report, filters) or _supervision_refusal(supervised, lenient=lenient)
+    if error:
+        error.remedy = with_file(error.remedy, (error.param == "data.validation_file" and validation) or file)
     if as_json:
         found = {"error": error and error.as_dict(), "supervision": None} | {
             name: one.model_dump(mode="json") for name, one in supervised.items()
@@ -104,7 +107,7 @@ def check(
         show(report, file, validation, quarantine)
         for name, one in supervised.items():
             show_supervision(one, "validation " if name == "validation_supervision" else "")
-        console.print(_verdict(report, error), markup=False)
+        console.print(_verdict(report, error), markup=False, soft_wrap=True)
     raise typer.Exit(1 if error else 0)
 
 
@@ -186,10 +189,10 @@ def show(report: DataReport, file: Path, validation: Path | None, quarantine: Pa
 
 def show_supervision(found: SupervisionReport, kind: str = "") -> None:
     """Print how many tokens are supervised, and rows with a problem; ``kind`` is ``"validation "`` for that file."""
-    sample = f" (a sample of the file's {found.lines:,} lines)" if found.sampled else ""
+    sample = f" (a sample of the file's {counted(found.lines, 'line')})" if found.sampled else ""
     console.print(
-        f"{kind}tokens: {found.tokens:,} in {found.rows:,} rows{sample}, {found.supervised_tokens:,} of them supervised; "
-        f"{found.truncated_rows:,} rows are cut ({found.truncation_fraction:.1%} of all tokens)",
+        f"{kind}tokens: {found.tokens:,} in {counted(found.rows, 'row')}{sample}, {found.supervised_tokens:,} of them supervised; "
+        f"rows that are cut: {found.truncated_rows:,} ({found.truncation_fraction:.1%} of all tokens)",
         markup=False,
     )
     for what, notes in (
@@ -206,7 +209,7 @@ def show_supervision(found: SupervisionReport, kind: str = "") -> None:
         if notes.count:
             first = notes.first[0]
             console.print(
-                f"{notes.count:,} {kind}rows {what}; the first is line {first.line}: {first.reason}", markup=False
+                f"{kind}rows that {what}: {notes.count:,}; the first is line {first.line}: {first.reason}", markup=False
             )
     if found.end_token_note and not kind:
         console.print(f"note: {found.end_token_note}", markup=False)
@@ -236,14 +239,18 @@ def _opened(path: Path | None) -> Iterator[BinaryIO | None]:
 def _show_errors(name: str, found: FileReport) -> None:
     if found.advice:  # one sentence instead of a table of equal lines
         first = found.errors[0]
-        console.print(f"{name} {found.advice.finding}. {found.advice.remedy}", markup=False)
+        console.print(f"{name} {found.advice.finding}.", markup=False)
         counts = ", ".join(f"{code} {count:,}" for code, count in found.errors_by_code.items())
         console.print(f"bad lines: {counts}; the first is line {first.line}: {first.reason}", markup=False)
         return
     more = f", the first {len(found.errors)} of them" if found.error_count > len(found.errors) else ""
-    table = Table("line", "code", "what is wrong", title=f"{found.error_count} bad lines in {name}{more}")
+    title = f"{counted(found.error_count, 'bad line')} in {escape(name)}{more}"
+    table = Table("line", "code", "what is wrong", title=title)
+    faults: dict[tuple[str, str], list[int]] = {}
     for problem in found.errors:
-        table.add_row(str(problem.line), problem.code, escape(problem.reason))
+        faults.setdefault((problem.code, problem.reason), []).append(problem.line)
+    for (code, reason), lines in faults.items():
+        table.add_row(line_ranges(lines), code, escape(reason))
     console.print(table)
     if found.error_count > len(found.errors):
         counts = ", ".join(f"{code} {count}" for code, count in found.errors_by_code.items())
@@ -258,7 +265,7 @@ def _figures(found: FileReport) -> dict[str, str]:
     histogram = [f"{bound}: {count:,}" for bound, count in zip(bounds, lengths.counts, strict=True) if count]
     return {
         "valid rows": f"{found.rows:,}",
-        "trained on": f"{found.trainable_rows:,}",
+        "kept by the filter": f"{found.trainable_rows:,}",
         "bad lines": f"{found.error_count:,}",
         "bytes": f"{found.bytes:,}",
         "turns": _counts(found.turns),
@@ -285,11 +292,11 @@ def _show_pairs(title: str, pairs: list[LinePair], second: str) -> None:
 
 def _verdict(report: DataReport, error: MensError | None) -> str:
     if error is None:
-        return f"ok: {report.training.trainable_rows:,} rows can be trained on{_held_out(report)}"
+        return f"ok: {counted(report.training.trainable_rows, 'row')} to train on{_held_out(report)}"
     files = [file for file in (report.training, report.validation) if file]
     advice = next((file.advice for file in files if file.advice), None)
     if advice and error.code in (Code.DATASET_LINE_INVALID, Code.DATASET_EMPTY):
-        return "not usable in this form: see the way on above"
+        return f"not usable in this form. {error.remedy}"
     if error.code is Code.DATASET_LINE_INVALID and not all(file.rows for file in files):
         return "not usable: no line of the file is a row; correct the lines above"
     if error.code is Code.DATASET_LINE_INVALID:

@@ -18,6 +18,7 @@ from cli.conversion.convert import Rules, check_output, convert_file, parse_colu
 from cli.conversion.dataset_info import read_dataset_info
 from cli.conversion.file_report import FileReport
 from cli.conversion.outcomes import Reason, RowOptions
+from cli.conversion.sources import FORMS_WITH_LINES
 from cli.options import existing_file
 from cli.output import counted
 from shared.datasets.forms.recognition import RowForm
@@ -130,12 +131,13 @@ def show(found: FileReport, error: MensError | None) -> None:
     forms = ", ".join(f"{form} {rows:,}" for form, rows in found.forms.most_common())
     typer.echo(f"{found.source}: {found.file_form}, {counted(found.lines, 'row')} ({forms})")
     typer.echo(f"  {found.kept:,} kept as they are, {found.changed:,} changed, {found.dropped:,} dropped")
+    place = "line" if found.file_form in FORMS_WITH_LINES else "row"
     for title, counts in (("changed", found.changes), ("dropped", found.drops), ("note", found.notes)):
         for rule, count in counts.most_common():
             lines = ", ".join(map(str, found.examples[rule]))
             more = ", …" if count > len(found.examples[rule]) else ""
             why = f": {REASONS[rule]}" if rule in REASONS else ""
-            typer.echo(f"  {title}: {rule}: {count:,} (line {lines}{more}){why}")
+            typer.echo(f"  {title}: {rule}: {count:,} ({place} {lines}{more}){why}")
     if found.unused_keys:
         shown = found.unused_keys.most_common(SHOWN_KEYS)
         keys = ", ".join(f"{key} ({rows:,})" for key, rows in shown)

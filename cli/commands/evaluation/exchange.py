@@ -20,6 +20,7 @@ from cli.evaluation.eval_file import EvalFile, read_document
 from cli.evaluation.promptfoo.reading import read_promptfoo
 from cli.evaluation.promptfoo.writing import write_promptfoo
 from cli.evaluation.run_items import OutputItem, as_line
+from cli.output import counted
 from shared.errors import MensError
 
 
@@ -56,7 +57,7 @@ def import_promptfoo(
         typer.echo(json.dumps({"files": [str(path) for path in written], "not_used": found.unused}, indent=2))
         return
     for path, evaluation in zip(written, found.evals, strict=True):
-        typer.echo(f"{path}\t{len(evaluation.items)} items, {len(evaluation.criteria)} graders")
+        typer.echo(f"{path}\t{counted(len(evaluation.items), 'item')}, {counted(len(evaluation.criteria), 'grader')}")
 
 
 def export(
@@ -80,7 +81,7 @@ def export(
         typer.echo(text, nl=False)
     else:
         output.write_text(text, encoding="utf-8")
-        note(f"{len(items)} items in {output}")
+        note(f"{counted(len(items), 'item')} in {output}")
 
 
 def _csv(items: Sequence[OutputItem]) -> str:

@@ -26,7 +26,7 @@ from cli.evaluation.run_items import Pairs, pairs_between, pairs_within
 from cli.evaluation.run_page import SHOWN_ITEMS, print_comparison, print_run
 from cli.evaluation.served_models import base_of
 from cli.options import existing_file
-from cli.output import format_minute, print_table
+from cli.output import counted, format_minute, print_table
 from shared.errors import MensError
 
 ENDED = ("completed", "failed", "canceled")
@@ -226,9 +226,9 @@ def _cost(request: api.RunRequest) -> str:
     """Describe a run's cost in one sentence."""
     answers = len(request.file.items) * request.samples * request.answers_to_each
     judges = request.requests - answers
-    parts = [f"{len(request.file.items)} items, {answers} answers"]
+    parts = [f"{counted(len(request.file.items), 'item')}, {counted(answers, 'answer')}"]
     parts += (
-        [f"{judges} of them judged by models" if judges == answers else f"{judges} requests to judges"]
+        [f"{judges} of them judged by models" if judges == answers else f"{counted(judges, 'request')} to judges"]
         if judges
         else []
     )

@@ -13,7 +13,7 @@ import typer
 from cli.client.connection import call, fail
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json
-from cli.output import format_minute, print_table
+from cli.output import counted, format_minute, print_table
 from shared.errors import Code, Conflict
 from shared.gate_outcome import GateStatus, overall_outcome
 
@@ -114,7 +114,7 @@ def describe_receipt(found: dict[str, Any]) -> Iterator[str]:
         if floors:
             yield f"noise floor   {row['name']}: the incumbent differs from itself by {max(floors):.3g}"
     for run, criteria in receipt.get("unrepeatable", {}).items():
-        counts = ", ".join(f"{name} ({count} answers)" for name, count in criteria.items())
+        counts = ", ".join(f"{name} ({counted(count, 'answer')})" for name, count in criteria.items())
         yield f"unrepeatable  {run}: other scores the second time by {counts}"
 
 
@@ -155,7 +155,7 @@ def next_step(found: dict[str, Any]) -> str:
     missing = [row for row in receipt["gates"] if row["block"] and row["status"] == "missing_evidence"]
     needed = max((row["items_needed"] or 0 for row in missing), default=0)
     if needed:
-        return f"next: give the policy's run at least {needed} items, and evaluate {adapter} again"
+        return f"next: give the policy's run at least {counted(needed, 'item')}, and evaluate {adapter} again"
     if missing:
         return f"next: give {', '.join(row['name'] for row in missing)} the evidence that is missing, and evaluate {adapter} again"
     return "next: train a better one; an admin may go on all the same: mens aliases set NAME ADAPTER --override --reason WHY"

@@ -14,7 +14,7 @@ from cli.client.connection import call, fail, note
 from cli.client.json_errors import Json
 from cli.commands.aliases import describe_state
 from cli.commands.keys.commands import check_tenant
-from cli.output import print_table
+from cli.output import counted, print_table
 
 PATH = "/v1/audit"
 PAGE = 1000
@@ -80,7 +80,7 @@ def export(
     for event in _all(tenant, after):
         sys.stdout.write(json.dumps(event, ensure_ascii=False) + "\n")
         count, last = count + 1, event["seq"]
-    note(f"{count} events; go on with --after {last or after}")
+    note(f"{counted(count, 'event')}; go on with --after {last or after}")
 
 
 @app.command("prune")
@@ -100,7 +100,7 @@ def prune(
     if not numbers:
         fail(f"{exported} has no event to prune.")
     pruned = call("POST", f"{PATH}/prune", tenant="", json={"through": max(numbers), "events": len(numbers)})
-    typer.echo(f"{pruned['events']} events up to {pruned['through']} are deleted")
+    typer.echo(f"deleted: {counted(pruned['events'], 'event')} up to {pruned['through']}")
 
 
 def _all(tenant: str | None, after: int) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ from cli.migration.archive.pages import Item
 from cli.migration.archive.shutdown_dates import parse_name
 from cli.migration.prompts import PROMPT_FIELDS, to_request
 from cli.migration.record import GREEDY
+from cli.output import counted
 from shared.errors import Code, InvalidRequest
 from shared.graders.types import GRADER
 
@@ -61,7 +62,7 @@ def read_answers_file(path: Path, model: str) -> list[RecordedAnswer]:
                 faults.append((number, str(error)))
     if faults or not found:
         shown = "; ".join(f"line {number}: {why}" for number, why in faults[:SHOWN_FAULTS])
-        more = f"; and {len(faults) - SHOWN_FAULTS} lines more" if len(faults) > SHOWN_FAULTS else ""
+        more = f"; and {counted(len(faults) - SHOWN_FAULTS, 'more line')}" if len(faults) > SHOWN_FAULTS else ""
         raise InvalidRequest(
             Code.ANSWER_LINE_INVALID,
             f"{path}: {shown or 'it has no line'}{more}.",

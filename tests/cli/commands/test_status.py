@@ -36,7 +36,7 @@ def test_probe_shows_what_workers_report(installation: CliInstallation) -> None:
 
 def test_status_shows_workers_and_jobs(installation: CliInstallation) -> None:
     first, *rest = installation.mens("status").splitlines()
-    assert (first, rest) == ("1 workers, 2 GPUs", [])
+    assert (first, rest) == ("1 worker, 2 GPUs", [])
     assert json.loads(installation.mens("status", "--json"))["jobs"] == []
 
 

@@ -85,7 +85,7 @@ def test_rows_have_the_line_where_they_begin(form: str, tmp_path: Path) -> None:
     path.write_text(texts[form])
     found = [(row.line, row.fault) for row in read_rows(open_source(path))]
     expected = {
-        "array": [(2, ""), (5, ""), (5, "ROW_NOT_OBJECT")],
+        "array": [(1, ""), (2, ""), (3, "ROW_NOT_OBJECT")],
         "documents": [(1, ""), (4, ""), (6, "ROW_NOT_OBJECT")],
         "table": [(2, ""), (4, ""), (5, "ROW_BLANK"), (6, "columns_differ")],
     }
@@ -249,7 +249,7 @@ def test_json_values_are_those_of_the_json_module(
     text = json.dumps(rows, indent=indent or None, ensure_ascii=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "_READ_CHARACTERS", size)
-        found = [row.value for row in sources._json_values(io.StringIO(text), Path("in"))]
+        found = [row.value for row in sources._json_values(io.StringIO(text), Path("in"), is_array=True)]
     assert found == rows
 
 

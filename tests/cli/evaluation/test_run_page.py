@@ -66,7 +66,7 @@ def test_comparison_says_what_it_shows(
 
 def test_nothing_in_common_is_not_shown_to_be_as_good(capsys: pytest.CaptureFixture[str]) -> None:
     assert print_comparison("old@1", "new@1", pairs_within([item(0, 1.0)]), 0.03) is False
-    assert "1 items are of one model only" in capsys.readouterr().out
+    assert "left out of the comparisons: 1 item of one model only" in capsys.readouterr().out
 
 
 def test_several_answers_to_an_item_narrow_no_interval(capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,7 +204,7 @@ def test_counts_rows_and_trainable_rows() -> None:
     [
         ([], "The training file is empty."),
         ([b"oops\n"], "The training file has no row that is valid, and 1 bad line(s)."),
-        ([pair(rating=2), pair(rating=1)], "None of the 2 rows of the training file can be trained on."),
+        ([pair(rating=2), pair(rating=1)], "The training file has no row that can be trained on (valid rows: 2)."),
     ],
     ids=["no rows", "all bad", "all filtered"],
 )

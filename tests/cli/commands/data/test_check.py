@@ -47,15 +47,17 @@ def help_of(command: str) -> str:
 def test_good_file_passes(tmp_path: Path) -> None:
     code, output = check(write(tmp_path / "a.jsonl", pair("1"), pair("2", rating=5)))
     assert code == 0
-    assert "ok: 2 rows can be trained on" in output
+    assert "ok: 2 rows to train on" in output
 
 
 def test_rows_that_a_job_holds_out_are_told(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *(pair(str(number)) for number in range(60)))
-    told = "60 rows can be trained on; a job holds 10 of them out to validate, unless it has --validation"
+    told = "60 rows to train on; a job holds 10 of them out to validate, unless it has --validation"
     assert told in " ".join(check(path)[1].split())
     own = check(path, "--validation", write(tmp_path / "b.jsonl", pair("new")))[1]
-    assert "60 rows can be trained on\n" in own
+    assert "60 rows to train on\n" in own
+    assert "kept by the filter" in own and "trained on" not in own, "the validation file is not"
+    assert "ok: 1 row to train on" in check(write(tmp_path / "one.jsonl", pair("1")))[1]
 
 
 def test_bad_lines_are_shown_with_number_code_and_reason(tmp_path: Path) -> None:
@@ -69,6 +71,12 @@ def test_bad_lines_are_shown_with_number_code_and_reason(tmp_path: Path) -> None
     assert advice in " ".join(output.split())
     assert "--lenient" in help_of("plan")
     assert "--lenient" in help_of("train")
+
+
+def test_equal_faults_are_one_row_of_the_table(tmp_path: Path) -> None:
+    bad = write(tmp_path / "a.jsonl", b"oops\n" * 9, pair("1"), b"oops\n", b"\n", b"oops\n")
+    table = [[cell.strip() for cell in line.split("│")] for line in check(bad)[1].splitlines() if "ROW_" in line]
+    assert [cells[1:3] for cells in table] == [["1-9, 11, 13", "ROW_NOT_JSON"], ["12", "ROW_BLANK"]]
 
 
 def test_lenient_skips_bad_lines_and_quarantine_keeps_them(tmp_path: Path) -> None:
@@ -112,7 +120,7 @@ def test_quarantine_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_file_without_trainable_rows_fails(tmp_path: Path) -> None:
     code, output = check(write(tmp_path / "a.jsonl", pair("1", rating=1)), "--min-rating", "3")
     assert code == 1
-    assert "not usable: DATASET_EMPTY: None of the 1 rows of the training file can be trained on." in output
+    assert "not usable: DATASET_EMPTY: The training file has no row that can be trained on (valid rows: 1)." in output
 
 
 def test_an_empty_file_is_called_so_with_code_and_remedy(tmp_path: Path) -> None:
@@ -193,7 +201,10 @@ def test_validation_file_is_written_with_the_template_too(tmp_path: Path) -> Non
     )
     options = ("--model", str(folder), "--validation", str(held_out))
     code, output = check(training, *options)
-    assert (code, "1 validation rows cannot be written" in output) == (1, True), output
+    assert (
+        code,
+        "validation rows that cannot be written with the base's chat template: 1; the first is line 2: " in output,
+    ) == (1, True), output
     assert check(training, *options, "--lenient")[0] == 0
 
 

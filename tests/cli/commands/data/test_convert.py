@@ -38,7 +38,10 @@ def test_file_that_check_refuses_is_converted_as_it_says_and_then_passes(tmp_pat
     code, text = run("check", source)
     assert code == 1
     assert "in.jsonl has 1 row in ShareGPT's form" in text
-    assert "`mens data convert FILE -o rows.jsonl`" in text
+    assert text.endswith(
+        f"not usable in this form. Convert it: `mens data convert {source} -o rows.jsonl` writes rows for "
+        "training and accounts for each that it leaves out."
+    )
     assert "--lenient" not in text
     code, text = run("convert", source, "-o", output, "--report", tmp_path / "account.jsonl")
     assert code == 0
@@ -48,7 +51,7 @@ def test_file_that_check_refuses_is_converted_as_it_says_and_then_passes(tmp_pat
     assert json.loads(output.read_text()) == {"messages": HI}
     assert len((tmp_path / "account.jsonl").read_text().splitlines()) == 2
     code, text = run("check", output)
-    assert (code, "ok: 1 rows can be trained on" in text) == (0, True)
+    assert (code, "ok: 1 row to train on" in text) == (0, True)
 
 
 def test_strict_writes_nothing_if_a_row_is_dropped(tmp_path: Path) -> None:
@@ -127,3 +130,9 @@ def test_help_names_every_form_and_the_group_both_commands() -> None:
     text = run("convert", "--help")[1]
     assert "sharegpt|alpaca" in text.replace(" ", "").replace("│", "")
     assert "convert" in run("--help")[1]
+
+
+def test_rows_of_an_array_are_named_by_their_number(tmp_path: Path) -> None:
+    source = tmp_path / "in.json"
+    source.write_text(json.dumps([SHAREGPT, 5, SHAREGPT, 6]))
+    assert "dropped: ROW_NOT_OBJECT: 2 (row 2, 4)" in run("convert", source, "-o", tmp_path / "rows.jsonl")[1]

@@ -29,7 +29,7 @@ def mens(*arguments: str, code: int = 0) -> str:
 def test_configuration_becomes_eval_files(tmp_path: Path) -> None:
     (tmp_path / "promptfooconfig.yaml").write_text(CONFIG)
     printed = mens("import", str(tmp_path / "promptfooconfig.yaml"))
-    assert "our-greetings.eval.yaml\t1 items, 1 graders" in printed
+    assert "our-greetings.eval.yaml\t1 item, 1 grader" in printed
     assert "not used: tests[0].assert[1] (javascript)" in printed
     assert "openai:gpt-4o-mini is not taken" in printed
     found = read(tmp_path / "our-greetings.eval.yaml")

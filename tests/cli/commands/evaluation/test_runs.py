@@ -136,7 +136,7 @@ def test_two_runs_are_compared_afterwards(evaluating: Evaluating) -> None:
     printed = evaluating.mens("compare", old, small, code=1)
     assert "too few items" in printed
     assert "items would decide" in printed
-    assert "50 items are of one model only" in printed
+    assert "left out of the comparisons: 50 items of one model only" in printed
 
 
 def test_the_same_file_is_the_same_eval(evaluating: Evaluating) -> None:

@@ -51,7 +51,7 @@ def test_an_export_goes_on_where_it_ended_and_is_pruned(installation: CliInstall
     file.write_text(line)
     assert "AUDIT_EXPORT_DIFFERS" in installation.mens("audit", "prune", str(file), code=1)
     file.write_text(first.stdout)
-    assert installation.mens("audit", "prune", str(file)) == f"{last} events up to {last} are deleted"
+    assert installation.mens("audit", "prune", str(file)) == f"deleted: {last} events up to {last}"
     kept = [json.loads(each)["action"] for each in installation.invoke("audit", "export").stdout.splitlines()]
     assert kept == ["key.revoked", "audit.pruned"]
 
