@@ -82,6 +82,8 @@ def print_comparison(
         _print_texts(pair.item)
     if len(losses) > shown:
         typer.echo(f"new is worse on {len(losses) - shown} more")
+    if not losses and shown:
+        _print_wrong(pairs)
     return bool(found) and all(one.status == "passed" for one in found.values())
 
 
@@ -98,6 +100,14 @@ def _interval(items: Sequence[OutputItem], criterion: str, passed: int, judged: 
     else:  # not every item was read
         found = wilson_interval(passed, judged)
     return f"{found[0]:.3f} … {found[1]:.3f}"
+
+
+def _print_wrong(pairs: Pairs) -> None:
+    """Print a wrong answer of the new model where the old one is no better: a rate says nothing of how it is wrong."""
+    items = {id(pair.item): pair.item for found in pairs.by_criterion.values() for pair in found}
+    if failed := worst(items.values()):
+        typer.echo(f"\nnew is worse on no item; {counted(len(failed), 'answer')} of it did not pass, such as")
+        _print_item(failed[0])
 
 
 def _print_item(item: OutputItem) -> None:

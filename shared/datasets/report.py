@@ -350,8 +350,8 @@ def _notes(file: FileReport, mode: DataMode) -> list[str]:
     facts = {
         f"{file.error_count} bad lines are skipped.": file.error_count and mode is DataMode.LENIENT,
         f"{left_out} of {file.rows} rows are left out by the filter.": left_out,
-        f"{repeats.exact_rows} rows repeat an earlier row exactly: they count twice.": repeats.exact_rows,
-        f"{repeats.near_rows} rows are nearly the same as an earlier one.": repeats.near_rows,
+        f"Rows that repeat an earlier row exactly, and count twice: {repeats.exact_rows}.": repeats.exact_rows,
+        f"Rows that are nearly the same as an earlier one: {repeats.near_rows}.": repeats.near_rows,
         f"Near duplicates were looked for among the first {MAX_NEAR_ROWS} rows only.": file.rows > MAX_NEAR_ROWS,
     }
     return [note for note, holds in facts.items() if holds]

@@ -53,6 +53,12 @@ def test_one_model_has_a_rate_with_its_interval_and_its_worst_items(capsys: pyte
             ["item 0  exact 1.000 → 0.000", "old       four"],
         ),
         ([item(0, 1.0, 1.0)], False, "too few items", ["items would decide"]),
+        (
+            [item(0, 1.0, 1.0), item(1, 0.0, 0.0)],
+            False,
+            "too few items",
+            ["new is worse on no item; 1 answer of it did not pass", "item 1  fail", "answer    five", "old       four"],
+        ),
     ],
 )
 def test_comparison_says_what_it_shows(
@@ -65,6 +71,9 @@ def test_comparison_says_what_it_shows(
 
 
 def test_nothing_in_common_is_not_shown_to_be_as_good(capsys: pytest.CaptureFixture[str]) -> None:
+    assert print_comparison("old@1", "new@1", pairs_within([item(0, 1.0)]), 0.03) is False
+    assert print_comparison("old@1", "new@1", pairs_within([item(0, 0.0, 0.0)]), 0.03, shown=0) is False
+    assert "five" not in capsys.readouterr().out, "no item is wanted"
     assert print_comparison("old@1", "new@1", pairs_within([item(0, 1.0)]), 0.03) is False
     assert "left out of the comparisons: 1 item of one model only" in capsys.readouterr().out
 
