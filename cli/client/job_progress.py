@@ -34,7 +34,7 @@ def follow(job_id: str, console: Console, connection: Connection | None = None) 
     with Progress(*columns, console=console, transient=False, disable=not console.is_terminal) as bar:
         task = bar.add_task("waiting", total=None, facts="")
         job: dict[str, Any] = {}
-        plain = _PlainProgress(console)
+        plain = PlainProgress(console)
         for job in poll(job_id, connection or connect()):
             for event in job["events"]:
                 # Warnings: an attempt failed or was given back, and so the job is queued again.
@@ -87,7 +87,7 @@ def poll(job_id: str, connection: Connection) -> Iterator[dict[str, Any]]:
             time.sleep(POLL_SECONDS)
 
 
-class _PlainProgress:
+class PlainProgress:
     """Progress on an output that is not a terminal: a line when the stage changes, and every few seconds."""
 
     def __init__(self, console: Console) -> None:

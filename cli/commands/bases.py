@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from cli.client.connection import fail, fail_with
+from cli.client.connection import fail, fail_with, note
 from cli.client.json_errors import Json
 from cli.output import print_table
 from cli.standalone.base_changes import check_name, own_folder, refuse_needed
@@ -90,6 +90,7 @@ def build_command(
             shutil.rmtree(folder, ignore_errors=True)
         elif folder.exists():
             fail(f"{name} is already there, in {folder}; give --replace to build it again.")
+        note(f"building {name}: 15 s on an idle machine, up to some minutes on a busy one")
         entry = build(settings, name, family=family, composite=composite, steps=steps, seed=seed)
     except MensError as error:
         fail_with(error)
@@ -132,6 +133,7 @@ def add_command(
     settings = read_settings(Settings)
     try:
         if hub is None and is_gguf(place):
+            note(f"reading {place}; a new file is converted, which takes about 20 s for each 100 MB")
             entry = add_gguf(settings, name, Path(place), license, learning_rate)
         else:
             found = pinned(hub, revision) if hub else LocalSource(path=place) if path else read_source(place, revision)
@@ -144,8 +146,8 @@ def add_command(
     typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
     if facts := describe_base(entry, settings.catalog_path):
         typer.echo(f"{facts}{f'; licence {entry.license}' if entry.license else ''}")
-    for note in notes:
-        typer.echo(f"note: {note}")
+    for line in notes:
+        typer.echo(f"note: {line}")
     typer.echo(f"next: mens up --base {entry.name}                      # serve it on this machine")
     typer.echo(f"      mens plan my.jsonl --model {entry.name}           # what a job on it would take")
     typer.echo(f"      mens train my.jsonl --model {entry.name} --alias helper")
@@ -158,6 +160,7 @@ def dequantize_command(
     double_quant: Annotated[bool, typer.Option(help="As the contracts' quant.double_quant.")] = True,
 ) -> None:
     """Make a base's twin: the weights that training computes with. Adapters that are served on it have no base shift."""
+    note(f"quantising and dequantising the weights of {name}")
     try:
         entry = dequantize(read_settings(Settings), name, as_name or f"{name}-nf4", double_quant=double_quant)
     except ValidationError:
@@ -182,6 +185,7 @@ def from_merge_command(
 
     `mens up --base DIGEST` does the same, and serves it.
     """
+    note(f"copying the merged model {digest[:12]}, and comparing its digests")
     try:
         entry = add_merged(read_settings(Settings), digest, as_name)
     except ValidationError:
@@ -413,5 +417,5 @@ def notes_on(settings: Settings, entry: BaseModelEntry) -> list[str]:
     from shared.base_models.hub import locate  # tokenizers and the hub's client are slow to import
     from shared.tokenization.end_tokens import folder_end_token_note
 
-    note = folder_end_token_note(locate(entry, settings.catalog_path))
-    return [note] if note else []
+    found = folder_end_token_note(locate(entry, settings.catalog_path))
+    return [found] if found else []

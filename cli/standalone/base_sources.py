@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from cli.client.connection import note
+from cli.output import format_size
 from cli.standalone.base_changes import check_name, refuse_copy
 from cli.standalone.base_facts import check_base
 from shared.base_models.catalog import (
@@ -14,6 +15,7 @@ from shared.base_models.catalog import (
     LocalSource,
     digest_model_folder,
     load_catalog,
+    model_files,
     save_catalog,
 )
 from shared.errors import Code, InvalidRequest
@@ -110,6 +112,9 @@ def add(
     if isinstance(source, HubSource):  # a commit does not change, so this needs no download
         refuse_copy(settings, name, lambda base: base.source == source)
     folder = fetch(source, settings.catalog_path)
+    if not checked:
+        size = format_size(sum(file.stat().st_size for file in model_files(folder)))
+        note(f"hashing and checking the files of {name} ({size})")
     digests = digest_model_folder(folder)
     if not checked:
         refuse_copy(settings, name, lambda base: base.digests == digests)

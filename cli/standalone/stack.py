@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.client.connection import CONNECTION_NAME, Connection, saved_connection
-from cli.standalone.causes import PREFIX, find_cause
+from cli.standalone.causes import find_cause
 from cli.standalone.environment import broker_password, choose_ports, replica_environments, shared_environment
 from cli.standalone.home import api_key, lock_home, write_private
 from cli.standalone.memory_shares import memory_shares
@@ -50,7 +50,6 @@ REPORT_SECONDS = 20.0
 MAX_STARTS = 3
 """How often one program may start until all are ready; one that starts more often keeps dying."""
 LOG_TAIL_LINES = 30
-LINE_CHARACTERS = 120
 
 
 class StackFailed(Exception):
@@ -197,10 +196,8 @@ class Stack:
         return name.startswith(SERVING) and cause is not None and (cause.coded or bool(cause.remedy))
 
     def _describe_waiting(self, names: list[str], seconds: float) -> str:
-        """Describe what is awaited, and the last log line of the first program."""
-        lines = self._new_log(names[0]).decode(errors="replace").rstrip().splitlines()
-        last = f": {PREFIX.sub('', lines[-1]).strip()[:LINE_CHARACTERS]}" if lines else ""
-        return f"waiting for {', '.join(map(self.label, names))} ({seconds:.0f} s){last}"
+        """Describe what is awaited, and where to see how far the first program is."""
+        return f"waiting for {', '.join(map(self.label, names))} ({seconds:.0f} s); log: {self._log(names[0])}"
 
     def label(self, program: str) -> str:
         """Return the name of a program; for a replica, with the base that it serves."""

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from cli.client.connection import fail, fail_with, note
 from cli.client.id_prefixes import resolve_adapter_id
+from cli.client.job_progress import PlainProgress
 from cli.client.json_errors import Json, wants_json
 from cli.client.start_command import note_base
 from cli.evaluation import runs as api
@@ -245,13 +246,16 @@ def _follow(begun: dict[str, Any], request: api.RunRequest) -> dict[str, Any]:
     """Return the run once it has ended; requests are repeated while an API restarts."""
     total = len(request.file.items) * request.samples
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    run = begun
+    run, lines = begun, PlainProgress(errors)
     with Progress(*columns, console=errors, disable=not errors.is_terminal) as bar:
         task = bar.add_task(begun["status"], total=total)
         while run["status"] not in ENDED:
             time.sleep(POLL_SECONDS)
             run = api.poll(run)
-            bar.update(task, description=run["status"], completed=run["result_counts"]["total"])
+            done = run["result_counts"]["total"]
+            bar.update(task, description=run["status"], completed=done)
+            if bar.disable:
+                lines.show(run["status"], f"{done} of {counted(total, 'answer')}")
     return run
 
 

@@ -100,7 +100,7 @@ def test_alias_keeps_its_name_from_a_merged_model(settings: Settings, merged: st
     leases.finish(claimed(Jobs(database), leases), {}, adapters=[new_adapter()])
     Aliases(database).set("support-merged", Routing.to("demo@1"), Actor(id="key-1", name="alice"))
     refused = runner.invoke(app, ["base", "from-merge", merged])
-    assert (refused.exit_code, refused.stderr.startswith("error: NAME_INVALID: 'support-merged'")) == (1, True)
+    assert (refused.exit_code, "error: NAME_INVALID: 'support-merged'" in refused.stderr) == (1, True)
     assert [path.name for path in (settings.home / "bases").iterdir()] == ["tiny"]
     assert runner.invoke(app, ["base", "from-merge", merged, "--as", "other"]).exit_code == 0
 

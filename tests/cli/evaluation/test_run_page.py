@@ -57,7 +57,12 @@ def test_one_model_has_a_rate_with_its_interval_and_its_worst_items(capsys: pyte
             [item(0, 1.0, 1.0), item(1, 0.0, 0.0)],
             False,
             "too few items",
-            ["new is worse on no item; 1 answer of it did not pass", "item 1  fail", "answer    five", "old       four"],
+            [
+                "new is worse on no item; 1 answer of it did not pass",
+                "item 1  fail",
+                "answer    five",
+                "old       four",
+            ],
         ),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,7 +123,9 @@ def test_hub_that_does_not_respond(settings: Settings, monkeypatch: pytest.Monke
 def test_folder_is_added_and_what_comes_next_is_said(
     settings: Settings, base: Path, arguments: list[str], name: str
 ) -> None:
-    said = add(*arguments, "--license", "MIT").stdout
+    added = add(*arguments, "--license", "MIT")
+    said = added.stdout
+    assert re.search(rf"hashing and checking the files of {name} \(.* [KM]B\)", added.stderr)
     [source] = sources(settings).values()
     assert (list(sources(settings)), source) == ([name], LocalSource(path=str(base)))
     assert "qwen3, " in said
@@ -164,9 +167,7 @@ def test_files_have_one_name(settings: Settings, base: Path, tmp_path: Path) -> 
     add("mine", "my model")
     copy = shutil.copytree(base, tmp_path / "copy")
     refused = add("second", str(copy), code=1).stderr
-    assert refused.startswith(
-        "error: MODEL_DUPLICATE: These files are in the catalogue already, as mine. Use that name: "
-    )
+    assert "error: MODEL_DUPLICATE: These files are in the catalogue already, as mine. Use that name: " in refused
     assert "`mens up --base mine`" in refused and "`mens base remove mine`" in refused
     assert list(sources(settings)) == ["mine"]
     add("mine", str(copy), "--learning-rate", "1e-4")

@@ -46,6 +46,7 @@ def test_origin_is_in_the_catalogue(settings: Settings, conversions: list[str], 
     file = write_gguf(tmp_path / "Tiny.GGUF")
     added = add("mine", file)
     assert (added.exit_code, conversions) == (0, [str(file)]), added.output
+    assert f"reading {file}; a new file is converted" in added.stderr
     entry = load_catalog(settings.catalog_path).get("mine")
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
     assert entry.gguf == GgufOrigin(file="Tiny.GGUF", sha256=sha256, stored_type="Q8_0")

@@ -217,4 +217,4 @@ def test_program_that_gets_on_is_waited_for_and_one_that_does_not_is_not(
     with pytest.raises(StackFailed, match="has neither logged nor computed anything"):
         list(stack.wait_until_ready(report=report))
     assert time.monotonic() - began > 2
-    assert re.fullmatch(r"waiting for serving \(tiny\) \(\d+ s\): step 1", reports[1])
+    assert re.fullmatch(rf"waiting for serving \(tiny\) \(\d+ s\); log: {re.escape(str(log))}", reports[1])

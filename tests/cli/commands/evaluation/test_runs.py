@@ -96,6 +96,21 @@ def test_one_model_is_understood_from_its_page(evaluating: Evaluating) -> None:
     assert (listed[0], listed[1], listed[2], listed[5]) == (run_id, "sums", "completed", "30 of 60")
 
 
+def test_a_run_that_is_followed_without_a_terminal_has_lines_of_progress(
+    evaluating: Evaluating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poll = runs.poll
+
+    def work_and_poll(run: dict[str, Any]) -> dict[str, Any]:
+        evaluating.worker.run_job(run["id"])
+        return poll(run)
+
+    monkeypatch.setattr(runs, "poll", work_and_poll)
+    followed = evaluating.installation.invoke("eval", "run", str(evaluating.file), "--model", "demo@2", "--yes")
+    assert "completed  60 of 60 answers\n" in followed.stderr
+    assert "demo@2: 60 of 60 passed" in followed.stdout
+
+
 def test_two_models_are_compared_pair_by_pair(evaluating: Evaluating) -> None:
     run_id = evaluating.finished("--model", "demo@2", "--against", "demo@1", "--check", "exact", "--check", "regex=\\d")
     page = evaluating.mens("show", run_id)
