@@ -5,10 +5,8 @@ and times.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -23,11 +21,6 @@ UNITS = ("bytes", "KB", "MB", "GB", "TB")
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: ``1 row``, ``2,000 rows``; ``plural`` for irregular nouns."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
-
-
-def with_file(text: str, path: Path) -> str:
-    """Return a remedy with the path of the file that it is about in place of ``FILE``."""
-    return re.sub(r"\bFILE\b", lambda _: shlex.quote(str(path)), text)
 
 
 def line_ranges(lines: Sequence[int]) -> str:

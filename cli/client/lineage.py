@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cli.output import counted
 from shared.hashing import digest_json
 
 NOT_RECORDED = "not recorded: an import, or trained by an older release"
@@ -22,7 +21,7 @@ def describe_lineage(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "base_digests" not in manifest:  # the record of another kind of artifact
         return
     digests = manifest["base_digests"]
-    yield "base", f"{manifest['base_model']}, {counted(len(digests), 'file')}, digest {digest_json(digests)}"
+    yield "base", f"{manifest['base_model']}, {len(digests)} files, digest {digest_json(digests)}"
     for source, digest in (manifest.get("source_digests") or {}).items():
         yield "made from", f"{source} {digest}"
     yield "contract", manifest["contract_digest"]

@@ -7,7 +7,9 @@ keeps the API's own remedy, in which routes become the commands that do the same
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 from shared.errors import Code
@@ -99,6 +101,11 @@ def to_cli_remedy(error: dict[str, Any]) -> str:
     if known and code in (Code.GATE_MISSING, Code.GATE_STALE, Code.GATE_FAILED):
         return known.format_map(defaultdict(lambda: "…", mens.get("details", {})))
     return known or _with_commands(str(mens.get("remedy", "")))
+
+
+def with_file(text: str, path: Path) -> str:
+    """Return a remedy with the path of the file that it is about in place of ``FILE``."""
+    return re.sub(r"\bFILE\b", lambda _: shlex.quote(str(path)), text)
 
 
 def _with_commands(remedy: str) -> str:

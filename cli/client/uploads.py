@@ -10,7 +10,7 @@ from typing import IO, Any
 import httpx
 
 from cli.client.connection import connect, fail_with_response, note, send
-from cli.output import with_file
+from cli.client.remedies import with_file
 from shared.contract.sections import DataMode, DataSection
 from shared.datasets.filters import RowFilter
 from shared.datasets.reader import check_dataset

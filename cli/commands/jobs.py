@@ -104,7 +104,8 @@ def train(
 
     The exit code is 1 unless the job succeeds, and 3 when it succeeds and --alias was not moved, because a gate of its policy did not pass.
 
-    After FILE every field of the contract is a flag by its flat name, e.g. --alpha 64 --qlora-ce-last-k 16 --curriculum.
+    After FILE every field of the contract is a flag by its flat name, e.g. --alpha 64 --qlora-ce-last-k 16 --curriculum, and by names that
+    other programs use, e.g. --max-seq-length, --lr, --num-train-epochs, --lora-rank.
     """
     given = {"train_file": file, "validation_file": validation, "replay_file": replay}
     files = {field: path for field, path in given.items() if path}

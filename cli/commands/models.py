@@ -114,7 +114,8 @@ def chat(
     """Send one message to a model; the answer is streamed."""
     messages = [{"role": "system", "content": system}] if system else []
     body = {"messages": [*messages, {"role": "user", "content": message}], "stream": True}
-    body |= {"model": resolve_adapter_id(model), "max_tokens": max_tokens, "temperature": temperature}
+    name = resolve_adapter_id(model)
+    body |= {"model": name, "max_tokens": max_tokens, "temperature": temperature}
     connection = connect()
     written, finish_reason = "", None
     try:
@@ -129,7 +130,7 @@ def chat(
         fail_with(unreachable(connection, error))
     typer.echo()
     if not written.strip():
-        note(describe_empty(body["model"], system, max_tokens, finish_reason))
+        note(describe_empty(name, system, max_tokens, finish_reason))
 
 
 def _choices(response: httpx.Response) -> Iterator[dict[str, Any]]:

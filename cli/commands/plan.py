@@ -13,11 +13,12 @@ from rich.table import Table
 
 from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
+from cli.client.remedies import with_file
 from cli.commands.bases import entry_and_folder
 from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import Sections, lay_over, read_sections
 from cli.options import TemplateArgument, existing_file, parse_template_arguments
-from cli.output import counted, with_file
+from cli.output import counted
 from cli.this_machine import ORIGIN, this_machine
 from shared.base_models.catalog import BaseModelEntry, load_catalog
 from shared.contract.auto_hyperparameters import auto_exec
@@ -78,7 +79,8 @@ def plan(
 ) -> None:
     """Run every check of a job and show its plan. Exit code 1 with code and remedy if the job could not run.
 
-    After FILE every field of the contract is a flag by its flat name, as in `mens train`, e.g. --alpha 64 --min-rating 4.
+    After FILE every field of the contract is a flag by its flat name, as in `mens train`, e.g. --alpha 64 --min-rating 4, and by names
+    that other programs use, e.g. --max-seq-length, --lr, --num-train-epochs, --lora-rank.
     """
     limits = ServingLimits(max_lora_rank=max_lora_rank) if max_lora_rank else None
     from shared.preflight.pipeline import preflight  # numpy is slow to import

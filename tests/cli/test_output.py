@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from cli.output import counted, format_minute, format_size, line_ranges, print_table, with_file
+from cli.output import counted, format_minute, format_size, line_ranges, print_table
 
 ADAPTER = f"support@{'3f' * 32}"
 
@@ -47,7 +45,3 @@ def test_counts_agree_with_their_nouns() -> None:
 
 def test_runs_of_lines_are_shortened() -> None:
     assert line_ranges([1, 2, 3, 5, 8, 9]) == "1-3, 5, 8-9"
-
-
-def test_a_remedy_names_the_file() -> None:
-    assert with_file("`convert FILE -o rows` (FILES)", Path("my rows")) == "`convert 'my rows' -o rows` (FILES)"

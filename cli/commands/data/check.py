@@ -17,8 +17,9 @@ from rich.table import Table
 
 from cli.client.connection import fail, fail_with
 from cli.client.json_errors import note_json
+from cli.client.remedies import with_file
 from cli.options import TemplateArgument, existing_file, parse_template_arguments
-from cli.output import counted, line_ranges, with_file
+from cli.output import counted, line_ranges
 from shared.base_models.catalog import load_catalog
 from shared.base_models.config import parse_model_config
 from shared.contract.flat_keys import parse_contract

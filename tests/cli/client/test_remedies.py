@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from cli.client.api_errors import describe_error, error_of
-from cli.client.remedies import to_cli_remedy
+from cli.client.remedies import to_cli_remedy, with_file
 from shared.errors import Code
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -154,3 +154,7 @@ def test_code_is_ours_where_the_api_has_openais_too() -> None:
 )
 def test_routes_of_other_remedies_become_commands(remedy: str, shown: str) -> None:
     assert to_cli_remedy(error(Code.EVAL_NOT_FOUND, None, remedy)) == shown
+
+
+def test_a_remedy_names_the_file() -> None:
+    assert with_file("`convert FILE -o rows` (FILES)", Path("my rows")) == "`convert 'my rows' -o rows` (FILES)"

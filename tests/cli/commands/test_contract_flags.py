@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from cli.commands.contract_flags import REPLACED, parse_flags
+from cli.main import app
 from shared.contract.flat_keys import parse_contract
 from shared.errors import Code, ContractRejected
 
@@ -123,3 +126,12 @@ def test_an_unknown_flag_is_refused(flags: list[str], param: str) -> None:
     with pytest.raises(ContractRejected) as refused:
         sections(*flags)
     assert (refused.value.code, refused.value.param) == (Code.CONTRACT_INVALID, param)
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_names_of_other_programs_in_the_help_are_accepted(command: str) -> None:
+    shown = " ".join(CliRunner().invoke(app, [command, "--help"]).stdout.split())
+    names = re.search(r"names that other programs use, e\.g\. ([^.]+)\.", shown)
+    assert names
+    sections = parse_flags([word for name in names[1].split(", ") for word in (name, "8")])
+    assert sections == {"exec": {"seq_len": 8, "learning_rate": 8, "epochs": 8}, "adapter": {"rank": 8}}
