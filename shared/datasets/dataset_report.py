@@ -100,7 +100,7 @@ class Quarantine:
 def line_errors(report: DatasetReport, param: str = "data.train_file") -> DatasetInvalid:
     """Return the error of a file with bad lines."""
     first, advice = report.errors[0], report.advice
-    message = f"has {report.error_count} bad line(s); the first is line {first.line}: {first.reason}"
+    message = f"has {report.error_count} bad line{'s' * (report.error_count != 1)}; the first is line {first.line}: {first.reason}"
     if advice:
         message = f"{advice.finding}. It {message}"
     return DatasetInvalid(
@@ -123,7 +123,11 @@ def nothing_to_train_on(report: DatasetReport, filters: RowFilter, param: str = 
     message = f"The {_kind(param)} file has no row that can be trained on (valid rows: {report.rows})."
     remedy = f"Add rows, or lower data.min_rating (now {filters.min_rating}) and widen data.context_filter."
     if not report.rows:
-        found = f"has no row that is valid, and {report.error_count} bad line(s)" if report.error_count else "is empty"
+        found = (
+            f"has no row that is valid, and {report.error_count} bad line{'s' * (report.error_count != 1)}"
+            if report.error_count
+            else "is empty"
+        )
         message, remedy = f"The {_kind(param)} file {found}.", "Give a file with one row a line."
         if report.advice:
             message, remedy = f"The {_kind(param)} file {report.advice.finding}. It {found}.", report.advice.remedy

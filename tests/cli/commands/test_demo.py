@@ -20,7 +20,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the bases that the command asked for."""
     names: list[str] = []
     monkeypatch.setattr(demo, "ensure_base", lambda _settings, name: names.append(name))
-    monkeypatch.setattr(demo, "add_gguf", lambda _settings, name, *_: names.append(name))
+    monkeypatch.setattr(demo, "add_gguf", lambda _settings, name, *_, **__: names.append(name))
     monkeypatch.setattr(demo, "fetch_smollm2", lambda folder: folder / "model.gguf")
     return names
 

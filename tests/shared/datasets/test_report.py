@@ -57,7 +57,7 @@ def test_strict_report_is_refused_for_a_bad_line_and_a_lenient_one_is_not(tmp_pa
     error = refusal(strict)
     assert error is not None
     assert (error.code, error.param) == (Code.DATASET_LINE_INVALID, "data.train_file")
-    assert "The training file has 2 bad line(s)" in error.message
+    assert "The training file has 2 bad lines" in error.message
     assert refusal(lenient) is None
     assert (strict.usable, lenient.usable) == (False, True)
 
