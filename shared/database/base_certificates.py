@@ -92,9 +92,9 @@ def refuse_uncertified(name: str, found: Collection[BaseCertificate]) -> None:
     raise NotFound(
         Code.MODEL_UNCERTIFIED,
         f"The merged model {name} is not offered: {why or 'no replica that serves it has been measured yet'}.",
-        remedy="See `mens models show`; what a replica failed is measured again when the replica is started again."
+        remedy=f"See `mens models show {name}`; what a replica failed is measured again when the replica is started again."
         if failed
-        else "Serve it with `mens up --base`; a replica is measured within seconds of its start.",
+        else f"Serve it with `mens up --base {name}`; a replica is measured within seconds of its start.",
         param="model",
         details={"failed": failed},
     )

@@ -50,6 +50,7 @@ def test_it_is_offered_after_its_first_certificate(client: TestClient, certifica
     assert (refused.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
     assert error["mens"]["code"] == "MODEL_UNCERTIFIED"
     assert "no replica that serves it has been measured" in error["message"]
+    assert f"`mens up --base {NAME}`" in error["mens"]["remedy"]
     assert (shown(client)["offered"], shown(client)["certificates"]) == (False, {})
     certificates.store(ENTRY.digest, ONE, "start-1", certificate())
     assert listed(client) == {BASE, NAME}
