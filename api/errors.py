@@ -29,6 +29,7 @@ from shared.contract.faults import MISSING_FIELD, UNKNOWN_FIELD, reason_of, unkn
 from shared.contract.field_names import nearest_field
 from shared.contract.sections import BAD_NAME, describe_bad_name
 from shared.errors import Code, InvalidRequest, MensError, Unavailable
+from shared.host import disk_fault
 
 STATUS: dict[type[MensError], HTTPStatus] = {
     errors.InvalidRequest: HTTPStatus.BAD_REQUEST,
@@ -188,7 +189,13 @@ def install(app: FastAPI) -> None:
 
 
 def unexpected_error(method: str, path: str, error: Exception) -> MensError:
-    """Return the error that a caller gets for an unhandled exception; its details go only to the log."""
+    """Return the error that a caller gets for an unhandled exception; its details go only to the log.
+
+    A disk's fault is ``STORAGE_FULL`` or ``STORAGE_UNAVAILABLE``.
+    """
+    if fault := disk_fault(error):
+        logger.error("%s %s: %s", method, path, error)
+        return fault
     logger.error("unexpected error in %s %s", method, path, exc_info=error)
     remedy = "The API's log has the details."
     return errors.JobFailed(Code.INTERNAL_ERROR, "The server met an unexpected error.", remedy=remedy)

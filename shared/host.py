@@ -1,4 +1,4 @@
-"""This machine: memory that a process may use, processes that exit with their parent, full disks, sizes of folders."""
+"""This machine: memory that a process may use, processes that exit with their parent, faults of disks, sizes of folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from pathlib import Path, PurePosixPath
 from shared.errors import Code, Unavailable
 
 _PR_SET_PDEATHSIG = 1
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_UNAVAILABLE = frozenset(
+    {
+        errno.EACCES, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENOTCONN, errno.ENXIO,
+        errno.EPERM, errno.EREMOTEIO, errno.EROFS, errno.ESHUTDOWN, errno.ESTALE, errno.EUCLEAN,
+    }
+)  # fmt: skip
+"""A read-only, disconnected, defective or forbidden disk, and too many open files."""
 
 # For cgroup v2 and v1: the files with a group's limit and use, and the part of the use that is reclaimed first.
 _UNIFIED = ("memory.max", "memory.current", "inactive_file")
@@ -48,32 +55,50 @@ def exit_with_parent(parent: int | None = None, signal_number: signal.Signals = 
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Turn a full disk or an exhausted quota into a coded, retryable error; other faults pass unchanged.
+    """Turn a disk's fault into a coded, retryable error without the path; other errors pass unchanged.
 
     Raises:
-        Unavailable: ``STORAGE_FULL``.
+        Unavailable: ``STORAGE_FULL``, ``STORAGE_UNAVAILABLE``.
     """
     try:
         yield
     except Exception as error:
-        if not _is_disk_full(error):
+        if (fault := disk_fault(error)) is None:
             raise
-        raise storage_full() from error
+        raise fault from error
+
+
+def disk_fault(error: BaseException) -> Unavailable | None:
+    """Return the coded error of a disk's fault; None if the error has another cause."""
+    number = _system_error(error)
+    if number in _DISK_FULL:
+        return storage_full()
+    return storage_unavailable(os.strerror(number)) if number in _DISK_UNAVAILABLE else None
 
 
 def storage_full() -> Unavailable:
-    """Return the error of a full disk."""
+    """Return the error of a full disk or an exhausted quota."""
     return Unavailable(
         Code.STORAGE_FULL, "The storage has no space left.", remedy="Free or add disk space, then try again."
     )
 
 
-def _is_disk_full(error: Exception) -> bool:
+def storage_unavailable(reason: str) -> Unavailable:
+    """Return the error of a disk that cannot be used, for the system's reason, e.g. ``Read-only file system``."""
+    return Unavailable(
+        Code.STORAGE_UNAVAILABLE,
+        f"The storage cannot be used: {reason}.",
+        remedy="Check that machine's disk, its mount, permissions and limit of open files, then try again.",
+    )
+
+
+def _system_error(error: BaseException) -> int:
+    """Return the system's number of an error; 0 if it has none."""
     if isinstance(error, OSError):
-        return error.errno in _DISK_FULL
+        return error.errno or 0
     # Libraries written in Rust (safetensors) raise their own errors, which name the system's only in their message.
     found = re.search(r"\(os error (\d+)\)", str(error))
-    return found is not None and int(found[1]) in _DISK_FULL
+    return int(found[1]) if found else 0
 
 
 def measure_folder(folder: Path) -> tuple[int, datetime]:

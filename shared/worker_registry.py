@@ -33,6 +33,7 @@ class WorkerMachine(BaseModel):
         memory_bytes: of the smallest of its GPUs. free_bytes: what other programs have left of it.
         host_bytes: main memory that it may use. cores: of its CPU that it may keep busy.
         sandbox: what code of graders runs in there, or why in nothing: a sentence.
+        fault: of its disks, because of which it takes no job now, with the worker's name: a sentence.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -44,6 +45,7 @@ class WorkerMachine(BaseModel):
     host_bytes: int | None = None
     cores: int | None = None
     sandbox: str | None = None
+    fault: str | None = None
 
 
 class _Entry(BaseModel):

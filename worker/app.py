@@ -173,7 +173,11 @@ def queued_messages() -> int:
 def machine_reporter() -> MachineReporter:
     """Return the reporter that sends this machine's description to the API; it is created on first use."""
     return MachineReporter(
-        WorkerRegistry(settings.broker_url), worker().name, settings.trainer_processes, settings.sandbox
+        WorkerRegistry(settings.broker_url),
+        worker().name,
+        settings.trainer_processes,
+        settings.sandbox,
+        fault=lambda: worker().disks.fault,
     )
 
 

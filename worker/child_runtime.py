@@ -26,8 +26,8 @@ EXIT_CANCELLED = 11
 """The child process stopped, as requested; nothing more was written."""
 EXIT_PEER_LOST = 12
 """This process of several ended because another one had; only the launcher sees it (`worker/torchrun.py`)."""
-EXIT_STORAGE_FULL = 13
-"""The disk of the run folder is so full that the error could not be written there."""
+STORAGE_EXITS = {Code.STORAGE_FULL: 13, Code.STORAGE_UNAVAILABLE: 14}
+"""Exit codes for a disk on which even ``error.json`` could not be written."""
 
 PAUSE_SIGNAL = signal.SIGUSR1
 CANCEL_SIGNAL = signal.SIGTERM
@@ -166,5 +166,5 @@ def _fail(run_dir: Path, error: MensError) -> int:
     try:
         write_json(run_dir / ERROR_NAME, error.as_dict())
     except OSError:
-        return EXIT_STORAGE_FULL if error.code == Code.STORAGE_FULL else EXIT_FAILED
+        return STORAGE_EXITS.get(Code(error.code), EXIT_FAILED)
     return EXIT_FAILED

@@ -10,7 +10,7 @@ import logging
 import os
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +104,7 @@ class MachineReporter:
     Args:
         sandbox: ``MENS_SANDBOX``. The level that holds here is found by attacks, between the first and the second
             report.
+        fault: returns the reason for which this worker takes no job now, if there is one.
     """
 
     def __init__(
@@ -113,9 +114,10 @@ class MachineReporter:
         processes: int,
         sandbox: Choice,
         every_seconds: float = REPORT_SECONDS,
+        fault: Callable[[], object | None] = lambda: None,
     ) -> None:
         self._registry, self._worker, self._every = registry, worker, every_seconds
-        self._processes, self._sandbox = processes, sandbox
+        self._processes, self._sandbox, self._fault = processes, sandbox, fault
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="machine-reporter", daemon=True)
 
@@ -138,8 +140,9 @@ class MachineReporter:
 
     def _report(self, sandbox: str | None) -> None:
         try:
-            found = describe_machine(self._processes).model_copy(update={"sandbox": sandbox})
-            self._registry.report(self._worker, found)
+            fault = self._fault()
+            state = {"sandbox": sandbox, "fault": f"{self._worker} takes no job: {fault}" if fault else None}
+            self._registry.report(self._worker, describe_machine(self._processes).model_copy(update=state))
         except Exception:
             # Without reports the API plans as if it knew nothing; the jobs go on.
             logger.exception("the machine could not be described")

@@ -18,9 +18,9 @@ from types import FrameType
 from worker.child_runtime import (
     CANCEL_SIGNAL,
     EXIT_PEER_LOST,
-    EXIT_STORAGE_FULL,
     PARENT_VARIABLE,
     PAUSE_SIGNAL,
+    STORAGE_EXITS,
     exit_with_worker,
 )
 from worker.run_folder import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, read_json
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def torchrun(processes: str, command: Sequence[str]) -> int:
-    """Run a command under torchrun; return 0, 1, `EXIT_STORAGE_FULL`, or the negative number of the signal that ended a
+    """Run a command under torchrun; return 0, 1, one of `STORAGE_EXITS`, or the negative number of the signal that ended a
     process.
 
     torchrun ends the others with SIGTERM once one has failed, and with SIGKILL half a minute later.
@@ -62,8 +62,8 @@ def torchrun(processes: str, command: Sequence[str]) -> int:
         failures = list(failed.failures.values())
         first = min(failure.timestamp for failure in failures)  # in whole seconds
         codes = [failure.exitcode for failure in failures if failure.timestamp <= first + 1]
-        if EXIT_STORAGE_FULL in codes:
-            return EXIT_STORAGE_FULL
+        if storage := sorted(set(STORAGE_EXITS.values()).intersection(codes)):
+            return storage[0]
         return min([1, *(code for code in codes if code not in (EXIT_PEER_LOST, -signal.SIGTERM))])
     return 0
 

@@ -5,7 +5,7 @@ progress.
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,6 +33,7 @@ def probe(as_json: Json = False) -> None:
         for one in found
     ]
     print_table(("device", "name", "GPUs", "memory", "free", "main memory", "sandbox"), rows)
+    _print_faults(found)
     if not found:
         typer.echo("No worker has reported: is one running, and Valkey with it?", err=True)
 
@@ -49,6 +50,7 @@ def status(
     rows = [
         (job["id"], job["state"], describe_stage(job) if job["stage"] else "", describe_progress(job)) for job in jobs
     ]
+    _print_faults(workers)
     print_table(("id", "state", "stage", "progress"), rows)
 
 
@@ -59,6 +61,12 @@ def watch_telemetry(
     for job in poll(resolve_job_id(job_id), connect()):
         for event in job["events"]:
             typer.echo(f"{event['created_at'][11:19]}  {event['message']}")
+
+
+def _print_faults(workers: list[dict[str, Any]]) -> None:
+    for worker in workers:
+        if fault := worker.get("fault"):
+            typer.echo(fault, err=True)
 
 
 def _gib(size: int | None) -> str:

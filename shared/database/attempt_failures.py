@@ -1,4 +1,7 @@
-"""End an attempt that failed: the job is queued again if the error may pass and attempts are left, else it fails."""
+"""End an attempt that failed: the job is queued again if the error may pass and attempts are left, else it fails.
+
+An outage of the installation is not the job's failure. It is counted separately, and the job outlives hours of it.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,44 @@ from shared.errors import Code, JobFailed, MensError
 
 MAX_FAILURES = 5
 BACKOFF_SECONDS = (1, 5, 15, 60)
+OUTAGES = frozenset(
+    {
+        Code.STORAGE_FULL, Code.STORAGE_UNAVAILABLE, Code.STORAGE_DENIED, Code.STORAGE_BUCKET_NOT_FOUND,
+        Code.DATABASE_UNAVAILABLE, Code.SERVING_UNAVAILABLE, Code.API_UNAVAILABLE, Code.HUB_UNAVAILABLE,
+    }
+)  # fmt: skip
+"""Codes of retryable errors whose cause is a part of the installation."""
+MAX_OUTAGES = 24
+OUTAGE_BACKOFF_SECONDS = (1, 5, 15, 60, 300, 900)
+"""Another machine may be sound, so the first attempts follow soon. All of them together take five hours: a job that
+itself causes the outage, by filling a disk, must end."""
 
 
 def fail_attempt(session: Session, row: JobRow, error: MensError, now: datetime) -> None:
     if not error.retryable:
         _fail_for_good(session, row, error, now)
         return
-    row.failures += 1
-    if row.failures >= MAX_FAILURES:
-        last = f"The job failed {row.failures} times; the last time: {error.message}"
+    number, limit, delays = _count(row, error)
+    if number >= limit:
+        last = f"The job failed {number} times; the last time: {error.message}"
         remedy = error.remedy or "Read the job's events, fix the cause and create the job again."
         exhausted = JobFailed(Code.ATTEMPTS_EXHAUSTED, last, remedy=remedy, details={"last": error.as_dict()})
         _fail_for_good(session, row, exhausted, now)
         return
     # The last delay also counts for every further failure.
-    delay = BACKOFF_SECONDS[min(row.failures, len(BACKOFF_SECONDS)) - 1]
+    delay = delays[min(number, len(delays)) - 1]
     row.not_before = now + timedelta(seconds=delay)
     event = NewEvent(level="warn", message=f"{error} Trying again in {delay} s.", data={"error": error.as_dict()})
     requeue(session, row, now, event)
+
+
+def _count(row: JobRow, error: MensError) -> tuple[int, int, tuple[int, ...]]:
+    """Count a failed attempt; return how many of its kind the job has had, how many end it, and the delays between."""
+    if error.code in OUTAGES:
+        row.outages += 1
+        return row.outages, MAX_OUTAGES, OUTAGE_BACKOFF_SECONDS
+    row.failures += 1
+    return row.failures, MAX_FAILURES, BACKOFF_SECONDS
 
 
 def requeue(session: Session, row: JobRow, now: datetime, event: NewEvent) -> None:

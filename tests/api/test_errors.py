@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 from fastapi.testclient import TestClient
 
-from api.errors import STATUS, UpstreamError, error_response
+from api.errors import STATUS, UpstreamError, error_response, status_of, unexpected_error
 from api.main import create_app
 from api.settings import ApiSettings
 from shared.errors import Code, MensError
@@ -117,6 +120,13 @@ def test_fault_in_a_header_is_named(client: TestClient) -> None:
     )
     faults = response.json()["error"]["mens"]["details"]["errors"]
     assert "Idempotency-Key" in [fault["param"] for fault in faults]
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.EROFS, "STORAGE_UNAVAILABLE"), (errno.ENOSPC, "STORAGE_FULL")])
+def test_fault_of_a_disk_is_a_503_without_its_path(number: int, code: str) -> None:
+    error = unexpected_error("GET", "/v1/files", OSError(number, os.strerror(number), "/secret"))
+    assert (status_of(error), error.code, error.retryable) == (503, code, True)
+    assert "secret" not in str(error)
 
 
 def test_unexpected_error_is_a_500_without_details(settings: ApiSettings) -> None:

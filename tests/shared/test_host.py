@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import Code, Unavailable
-from shared.host import allowed_memory, available_memory, disk_errors, measure_folder
+from shared.host import _DISK_UNAVAILABLE, allowed_memory, available_memory, disk_errors, measure_folder
 from tests.support.processes import is_gone
 from tests.support.waiting import eventually
 
@@ -110,14 +110,28 @@ def test_full_disk_is_known_by_the_text_of_a_library_that_has_errors_of_its_own(
     assert caught.value.code == Code.STORAGE_FULL
 
 
-def test_other_errors_of_such_a_library_are_unchanged():
-    with pytest.raises(RuntimeError), disk_errors():
-        raise RuntimeError("I/O error: Permission denied (os error 13)")
+@pytest.mark.parametrize("number", sorted(_DISK_UNAVAILABLE))
+def test_disk_that_cannot_be_used_is_a_retryable_error_without_the_path(number):
+    for error in (OSError(number, os.strerror(number), "/secret"), RuntimeError(f"/secret: bad (os error {number})")):
+        with pytest.raises(Unavailable) as caught, disk_errors():
+            raise error
+        assert (caught.value.code, caught.value.retryable) == (Code.STORAGE_UNAVAILABLE, True)
+        assert os.strerror(number) in caught.value.message
+        assert "secret" not in str(caught.value)
 
 
-def test_other_disk_errors_are_unchanged():
-    with pytest.raises(PermissionError), disk_errors():
-        raise PermissionError(errno.EACCES, "no")
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "no"),
+        ConnectionRefusedError(errno.ECONNREFUSED, "no"),
+        TimeoutError(),
+        RuntimeError("(os error 2)"),
+    ],
+)
+def test_other_errors_are_unchanged(error):
+    with pytest.raises(type(error)), disk_errors():
+        raise error
 
 
 def test_folder_is_measured_with_its_subfolders(tmp_path):

@@ -16,7 +16,7 @@ from worker.child_runtime import (
     EXIT_CANCELLED,
     EXIT_FAILED,
     EXIT_PAUSED,
-    EXIT_STORAGE_FULL,
+    STORAGE_EXITS,
     StopRequested,
     StopSignals,
     run_engine,
@@ -72,7 +72,7 @@ def test_a_full_disk_has_a_code_and_may_be_tried_again(tmp_path):
 
 def test_a_disk_without_room_for_the_error_itself_is_told_by_the_exit_code(tmp_path, capsys):
     (tmp_path / f"error.json.{os.getpid()}.tmp").symlink_to("/dev/full")
-    assert run_engine(lambda: Path("/dev/full").write_text("x"), tmp_path) == EXIT_STORAGE_FULL
+    assert run_engine(lambda: Path("/dev/full").write_text("x"), tmp_path) == STORAGE_EXITS[Code.STORAGE_FULL]
     assert "STORAGE_FULL" in capsys.readouterr().err
     assert not (tmp_path / "error.json").exists()
 
@@ -83,7 +83,7 @@ def test_nor_is_room_in_the_log_needed(tmp_path, monkeypatch):
     monkeypatch.setattr(log, "write", lambda _: Path("/dev/full").write_text("x"))
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", log)
-        assert run_engine(lambda: Path("/dev/full").write_text("x"), tmp_path) == EXIT_STORAGE_FULL
+        assert run_engine(lambda: Path("/dev/full").write_text("x"), tmp_path) == STORAGE_EXITS[Code.STORAGE_FULL]
 
 
 def test_a_bug_is_not_dressed_up(tmp_path):

@@ -21,7 +21,7 @@ from shared.contract.plan import TrainingRun
 from shared.errors import Code
 from shared.hashing import digest_file
 from tests.support.training_runs import TinyBase
-from worker.child_runtime import EXIT_FAILED, EXIT_STORAGE_FULL, run_engine
+from worker.child_runtime import EXIT_FAILED, STORAGE_EXITS, run_engine
 from worker.jobs.finetune import newest_checkpoint
 from worker.run_folder import ADAPTER_FOLDER, METRICS_NAME, SUMMARY_NAME, list_checkpoints, read_json
 
@@ -140,7 +140,7 @@ def test_run_on_a_disk_that_is_full_again_and_again_ends_with_the_same_bytes(tin
         code = run_engine(lambda: tiny.train(whole.run, run_dir, resume=checkpoint), run_dir)  # noqa: B023
         if code == 0:
             break
-        assert code in (EXIT_FAILED, EXIT_STORAGE_FULL)
+        assert code in (EXIT_FAILED, STORAGE_EXITS[Code.STORAGE_FULL])
         if code == EXIT_FAILED:
             assert read_json(run_dir / "error.json")["code"] == Code.STORAGE_FULL
         check_what_is_left(run_dir)

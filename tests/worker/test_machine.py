@@ -83,6 +83,15 @@ def test_the_machine_is_reported_until_the_worker_stops() -> None:
     assert [found.sandbox for found in registry.reports[:2]] == [None, "none: off: MENS_SANDBOX is off"]
 
 
+def test_fault_is_reported_with_the_workers_name() -> None:
+    registry, faults = Registry(), iter([None, "the disk is full."])
+    reporter = MachineReporter(registry, "one:1", 1, "off", every_seconds=0.01, fault=lambda: next(faults, None))
+    reporter.start()
+    eventually(lambda: len(registry.reports) > 2, what="it is reported again and again")
+    reporter.stop()
+    assert [found.fault for found in registry.reports[:3]] == [None, "one:1 takes no job: the disk is full.", None]
+
+
 @pytest.mark.sandbox
 def test_what_code_runs_in_is_probed_at_the_start_and_reported() -> None:
     registry = Registry()

@@ -18,16 +18,16 @@ from shared.base_models.cpu_threads import cpu_threads
 from shared.base_models.weights import json_object
 from shared.contract.sections import Device, FineTuneContract
 from shared.errors import Code, JobFailed, MensError
-from shared.host import allowed_cores, storage_full
+from shared.host import allowed_cores, storage_full, storage_unavailable
 from shared.observability import log_context, tracing
 from worker.child_runtime import (
     CANCEL_SIGNAL,
     EXIT_CANCELLED,
     EXIT_FAILED,
     EXIT_PAUSED,
-    EXIT_STORAGE_FULL,
     PAUSE_SIGNAL,
     PEER_LOST_NOTE,
+    STORAGE_EXITS,
 )
 from worker.jobs.child_environment import child_environment
 from worker.machine import visible_gpus
@@ -173,8 +173,10 @@ class ChildProcess:
         error = read_json(self.run_dir / ERROR_NAME)
         if code == EXIT_FAILED and error:
             return JobFailed(error.pop("code"), error.pop("message"), **error)
-        if code == EXIT_STORAGE_FULL:
+        if code == STORAGE_EXITS[Code.STORAGE_FULL]:
             return storage_full()
+        if code == STORAGE_EXITS[Code.STORAGE_UNAVAILABLE]:
+            return storage_unavailable("the trainer could not write to its run folder")
         tail = (self.run_dir / LOG_NAME).read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         details = {"exit_code": code, "log_tail": tail}
         if code < 0:

@@ -42,6 +42,7 @@ from worker.jobs.merge import run_merge
 from worker.machine import describe_machine
 from worker.metrics.counters import WorkerMetrics
 from worker.settings import WorkerSettings
+from worker.watchdog.disks import DiskCheck
 
 RUNNERS: dict[Kind, Callable[[Attempt], None]] = {
     Kind.FINETUNE: run_finetune,
@@ -51,6 +52,8 @@ RUNNERS: dict[Kind, Callable[[Attempt], None]] = {
     Kind.JUDGE: run_judge,
 }
 WRITE_RETRY_SECONDS = 2.0
+UNEXPLAINED = frozenset({Code.INTERNAL_ERROR, Code.TRAINER_CRASHED})
+"""Codes of errors that a disk's fault can be the cause of."""
 SUCCEEDED, FAILED, RETRIED, LOST = "succeeded", "failed", "retried", "lost"
 
 logger = logging.getLogger(__name__)
@@ -93,12 +96,16 @@ class Worker:
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
     stopping: threading.Event = field(default_factory=threading.Event)
 
+    def __post_init__(self) -> None:
+        self.disks = DiskCheck(self.settings.runs_dir, self.storage, self.metrics.disk_fault)
+
     def run_job(self, job_id: str) -> None:
         """Run the next job in the queue, whichever job the message was sent for: it only reports that one waits.
 
-        A message without a job that may run, e.g. a doubled one, is harmless.
+        A message without a job that may run, e.g. a doubled one, is harmless. While the disks have a fault, the message
+        waits here, so that this worker does not take the next one from a sound worker either.
         """
-        if self.stopping.is_set():
+        if self.stopping.is_set() or not self.disks.wait_until_sound(self.stopping):
             return
         lease = self.leases.claim_next(self.name, self.gpus)
         if lease is None:
@@ -185,7 +192,7 @@ class Worker:
                 return Ending(LOST)
             except MensError as error:
                 logger.warning("the job %s failed: %s", lease.job.id, error)
-                return Ending(FAILED, functools.partial(self.leases.fail, lease, error), str(error.code))
+                return self._failed(lease, error)
             except Exception as error:
                 logger.exception("the job %s met a bug", lease.job.id)
                 bug = JobFailed(
@@ -193,10 +200,15 @@ class Worker:
                     f"The worker met an unexpected {type(error).__name__}: {error}",
                     remedy="Read the worker's log and report it.",
                 )
-                return Ending(FAILED, functools.partial(self.leases.fail, lease, bug), str(bug.code))
+                return self._failed(lease, bug)
             finally:
                 attempt.end()
         return Ending(SUCCEEDED)
+
+    def _failed(self, lease: Lease, error: MensError) -> Ending:
+        """Return the ending of a failed attempt; the fault of a disk replaces an unexplained error."""
+        cause = (error.code in UNEXPLAINED and self.disks.find_fault()) or error
+        return Ending(FAILED, functools.partial(self.leases.fail, lease, cause), str(cause.code))
 
 
 def make_worker(settings: WorkerSettings, job_queue: JobQueue) -> Worker:

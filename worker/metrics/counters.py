@@ -11,6 +11,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from shared.database.job_states import Stage
 from shared.database.records import Kind
 from shared.database.webhooks.deliveries import Outcome
+from shared.errors import MensError
 from shared.observability.metrics_listener import process_registry
 from worker.metrics.live import GpuMemory, TrainingNow
 
@@ -56,6 +57,12 @@ class WorkerMetrics:
             "mens_retention_removed", "What the retention policy has removed.", ("what",), registry=where
         )
         self._retained_out_bytes = Counter("mens_retention_removed_bytes", "Bytes of that.", registry=where)
+        self._disk_fault = Gauge(
+            "mens_worker_disk_fault",
+            "1 while the worker takes no job, because its run folders or the storage cannot be written; by code.",
+            ("code",),
+            registry=where,
+        )
         self._webhooks = Counter(
             "mens_webhook_attempts",
             "Attempts to deliver a webhook: delivered, refused by the receiver, or unanswered.",
@@ -90,6 +97,12 @@ class WorkerMetrics:
         self._sweep_seconds.observe(seconds)
         self._swept_at.set_to_current_time()
         self._enqueued.inc(enqueued)
+
+    def disk_fault(self, fault: MensError | None) -> None:
+        """Show the fault of this machine's disks; None: they are sound."""
+        self._disk_fault.clear()
+        if fault is not None:
+            self._disk_fault.labels(str(fault.code)).set(1)
 
     def removed_adapters(self, number: int) -> None:
         """Count permanently deleted adapters."""

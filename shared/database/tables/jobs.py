@@ -36,6 +36,7 @@ class JobRow(Base):
     requested: Mapped[str | None] = mapped_column(String(16))
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     failures: Mapped[int] = mapped_column(Integer, default=0)
+    outages: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     lease_owner: Mapped[str | None] = mapped_column(String(255))
     lease_expires_at: Mapped[datetime | None]
     not_before: Mapped[datetime | None]

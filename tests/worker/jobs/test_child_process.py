@@ -16,7 +16,7 @@ from shared.errors import Code, JobFailed, Unavailable
 from tests.support.processes import is_gone
 from tests.support.tiny_base import CONFIG
 from tests.support.waiting import eventually
-from worker.child_runtime import EXIT_STORAGE_FULL
+from worker.child_runtime import STORAGE_EXITS
 from worker.jobs import child_process
 from worker.jobs.child_process import LOG_TAIL_LINES, ChildProcess, ExitReason, trainer_threads
 from worker.run_folder import PLAN_NAME, write_json
@@ -172,10 +172,11 @@ def test_exit_code_3_without_an_error_file_is_a_crash(start):
     assert failure(start("sys.exit(3)")).code == Code.TRAINER_CRASHED
 
 
-def test_a_disk_too_full_for_an_error_file_may_be_tried_again(start):
+@pytest.mark.parametrize("code", list(STORAGE_EXITS))
+def test_a_disk_that_takes_no_error_file_may_be_tried_again(start, code):
     with pytest.raises(Unavailable) as caught:
-        ended(start(f"sys.exit({EXIT_STORAGE_FULL})")).ending()
-    assert (caught.value.code, caught.value.retryable) == (Code.STORAGE_FULL, True)
+        ended(start(f"sys.exit({STORAGE_EXITS[code]})")).ending()
+    assert (caught.value.code, caught.value.retryable) == (code, True)
 
 
 def test_killed_child_is_retryable(start):

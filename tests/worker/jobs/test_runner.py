@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,8 @@ def work(monkeypatch):
 @pytest.fixture
 def long_backoff(monkeypatch):
     """No retry is due before the test says so."""
-    monkeypatch.setattr("shared.database.attempt_failures.BACKOFF_SECONDS", (3600,))
+    for delays in ("BACKOFF_SECONDS", "OUTAGE_BACKOFF_SECONDS"):
+        monkeypatch.setattr(f"shared.database.attempt_failures.{delays}", (3600,))
 
 
 @pytest.fixture
@@ -117,13 +119,69 @@ def test_full_disk_of_the_worker_itself_is_tried_again(run, installation):
 
 
 def test_job_fails_after_its_last_retry(run, installation):
-    job = run(raising(Unavailable(Code.SERVING_UNAVAILABLE, "No answer.")))
+    job = run(raising(JobFailed(Code.TRAINER_STALLED, "It was silent.", retryable=True)))
     for _ in range(MAX_FAILURES - 1):
         installation.skip_backoff(job.id)
         installation.worker.run_job(job.id)
     job = installation.jobs.get(job.id)
     assert (job.state, job.attempt, job.error["code"]) == (JobState.FAILED, MAX_FAILURES, Code.ATTEMPTS_EXHAUSTED)
-    assert job.error["details"]["last"]["code"] == Code.SERVING_UNAVAILABLE
+    assert job.error["details"]["last"]["code"] == Code.TRAINER_STALLED
+
+
+def test_job_outlives_more_outages_than_failures(run, installation):
+    job = run(raising(Unavailable(Code.STORAGE_UNAVAILABLE, "The storage cannot be used: Stale file handle.")))
+    for _ in range(2 * MAX_FAILURES):
+        installation.skip_backoff(job.id)
+        installation.worker.run_job(job.id)
+    assert installation.jobs.get(job.id).state is JobState.QUEUED
+
+
+@pytest.fixture
+def bad_disk(installation, monkeypatch):
+    """Run folders that nothing can be written to, until the worker has looked at them a second time."""
+    sound, checks = installation.worker.disks.runs_dir, []
+
+    def wait(_seconds) -> bool:
+        checks.append(installation.jobs.list()[0].state)
+        installation.worker.disks.runs_dir = sound
+        return False
+
+    installation.worker.disks.runs_dir = Path("/sys/mens")
+    monkeypatch.setattr(installation.worker.stopping, "wait", wait)
+    return checks
+
+
+def test_worker_with_a_bad_disk_claims_no_job_until_it_is_sound(run, bad_disk):
+    job = run(lambda attempt: attempt.leases.finish(attempt.lease, {}))
+    assert bad_disk == [JobState.QUEUED], "it was not claimed meanwhile"
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 1)
+
+
+def test_worker_with_a_bad_disk_can_be_stopped(installation, work):
+    work(raising(AssertionError("claimed")))
+    job = installation.submit()
+    installation.worker.disks.runs_dir = Path("/sys/mens")
+    threading.Timer(0.2, installation.worker.stopping.set).start()
+    installation.worker.run_job(job.id)
+    assert installation.jobs.get(job.id).state is JobState.QUEUED
+
+
+@pytest.mark.parametrize("error", [KeyError("metrics"), JobFailed(Code.TRAINER_CRASHED, "It crashed.")])
+def test_unexplained_failure_on_a_bad_disk_is_an_outage(run, installation, error):
+    def function(attempt) -> None:
+        installation.worker.disks.runs_dir = Path("/sys/mens")
+        raise error
+
+    job = run(function)
+    assert (job.state, job.error) == (JobState.QUEUED, None)
+    assert installation.jobs.events(job.id)[-1].data["error"]["code"] == Code.STORAGE_UNAVAILABLE
+
+
+def test_read_only_disk_is_an_outage_without_its_path(run, installation):
+    job = run(raising(OSError(errno.EROFS, "Read-only file system", "/secret/place")))
+    assert (job.state, job.error) == (JobState.QUEUED, None)
+    assert "Read-only file system" in installation.messages(job.id)[-1]
+    assert "secret" not in installation.messages(job.id)[-1]
 
 
 def test_unexpected_exception_fails_the_job_with_a_code(run):

@@ -1,0 +1,74 @@
+"""Check that this machine can run a job: its run folders and the storage take what a job writes.
+
+A worker with a bad disk would otherwise claim every queued job and fail it within a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.artifacts.storage import Storage
+from shared.errors import Unavailable
+from shared.host import disk_errors
+
+PROBE_SECONDS = 5.0
+"""Time between two checks of a machine that failed one."""
+PROBE_BYTES = 64 << 10
+ABSENT_BLOB = "0" * 64
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class DiskCheck:
+    """The check of one worker.
+
+    Attributes:
+        runs_dir: folder of the run folders.
+        show: called after each check with its fault.
+        fault: found by the last check; None if it passed.
+    """
+
+    runs_dir: Path
+    storage: Storage
+    show: Callable[[Unavailable | None], None]
+    fault: Unavailable | None = None
+
+    def wait_until_sound(self, stopping: threading.Event) -> bool:
+        """Return True once a check passes; False if the worker is stopped before."""
+        while self.find_fault():
+            if stopping.wait(PROBE_SECONDS):
+                return False
+        return True
+
+    def find_fault(self) -> Unavailable | None:
+        """Write to both places; return the fault, which is shown, and logged when it changes."""
+        before, self.fault = self.fault, self._check()
+        self.show(self.fault)
+        if self.fault and (before is None or before.code != self.fault.code):
+            logger.error("this worker takes no job: %s", self.fault)
+        if before and not self.fault:
+            logger.info("this worker takes jobs again")
+        return self.fault
+
+    def _check(self) -> Unavailable | None:
+        try:
+            with disk_errors():
+                self.runs_dir.mkdir(parents=True, exist_ok=True)
+                with tempfile.NamedTemporaryFile(dir=self.runs_dir, prefix=".probe-") as file:
+                    file.write(bytes(PROBE_BYTES))
+                    file.flush()
+                    os.fsync(file.fileno())
+                with self.storage.writer() as writer:  # discarded, as it is not committed
+                    writer.write(bytes(PROBE_BYTES))
+                    writer.finish()
+                self.storage.has_blob(ABSENT_BLOB)
+        except Unavailable as fault:
+            return fault
+        return None
