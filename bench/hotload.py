@@ -109,6 +109,7 @@ class Bench:
     adapters: AdapterFactory
     worker: Worker
     times: dict[str, list[float]] = field(default_factory=dict)
+    _connections: list[Connection] = field(default_factory=list)
 
     async def measure(self, adapters: int, warm_up: int) -> BackgroundRequests:
         """Run all variants in turns, with requests to other adapters meanwhile.
@@ -117,11 +118,7 @@ class Bench:
             adapters: number of counted adapters per variant.
             warm_up: number of adapters before these.
         """
-        # Each server is connected to once, as by a client with a connection pool.
-        self._to_gateway, self._to_replica, self._to_plain = Connection(), ReplicaConnection(), ReplicaConnection()
-        await self._to_gateway.open(self.gateway)
-        await self._to_replica.open(self.replica)
-        await self._to_plain.open(self.plain)
+        await self._connect()
         others = BackgroundRequests()
         tasks = [asyncio.create_task(others.repeat(endpoint)) for endpoint in await self._other_endpoints()]
         variants = [self.direct, self.published, self.certified]
@@ -130,11 +127,25 @@ class Bench:
                 self.times.clear()
             # Another variant begins each time, so that after-effects of one are spread over all of them.
             for at in range(len(variants)):
+                await self._connect()
                 await variants[(at + number) % len(variants)](f"new-{number}-{at}")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         return others
+
+    async def _connect(self) -> None:
+        """Connect to each server, as a client with a connection pool has done before its request. vLLM closes a
+        connection that was idle for five seconds, which a turn of a real model takes.
+        """
+        for connection in self._connections:
+            connection.close()
+        self._to_gateway, self._to_replica, self._to_plain = Connection(), ReplicaConnection(), ReplicaConnection()
+        self._connections = [
+            await self._to_gateway.open(self.gateway),
+            await self._to_replica.open(self.replica),
+            await self._to_plain.open(self.plain),
+        ]
 
     async def _other_endpoints(self) -> list[Endpoint]:
         """Return other adapters, published, known to the API and loaded at the plain vLLM."""
