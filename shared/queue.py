@@ -7,10 +7,13 @@ messages are acknowledged on receipt, and no broker setting can run a job twice.
 from __future__ import annotations
 
 import logging
+import time
+from datetime import UTC, datetime, timedelta
 from json import JSONDecodeError
 from typing import Any
 
 from celery import Celery
+from celery.schedules import schedule
 from kombu.exceptions import OperationalError
 from kombu.transport import TRANSPORT_ALIASES, redis, virtual
 
@@ -83,8 +86,28 @@ def make_celery(broker_url: str) -> Celery:
             "max_retries": 0,
         },
         worker_hijack_root_logger=False,
+        # Without a file, whose times would be another clock's.
+        beat_scheduler="celery.beat:Scheduler",
     )
     return celery
+
+
+def monotonic_now() -> datetime:
+    """Return the start of the epoch plus the machine's uptime: a time that no change of the clock moves."""
+    return datetime.fromtimestamp(time.monotonic(), UTC)
+
+
+def every(seconds: float) -> dict[str, Any]:
+    """Return the fields of a task of beat's schedule that is due at the start and then at this interval, in seconds.
+
+    Beat's own schedules compare clock times: after the clock went back an hour, nothing would be due for an hour.
+    """
+    last_run_at = monotonic_now() - timedelta(seconds=seconds)
+    return {
+        "schedule": schedule(seconds, nowfun=monotonic_now),
+        "last_run_at": last_run_at,
+        "options": {"expires": seconds},
+    }
 
 
 class JobQueue:

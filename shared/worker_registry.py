@@ -86,14 +86,18 @@ class WorkerRegistry:
     def machines(self) -> list[WorkerMachine]:
         """Return the machines of live workers; empty if Valkey does not respond."""
         try:
-            since = self._now() - LIVE_SECONDS
             entries = {name: _parse(raw) for name, raw in self._redis.hgetall(KEY).items()}
-            if gone := [name for name, entry in entries.items() if entry is None or entry.seen_at < since]:
+            # A report from the future is of before the clock went back; a live worker soon replaces it.
+            now = self._now()
+            live = {
+                name: entry for name, entry in entries.items() if entry and abs(now - entry.seen_at) <= LIVE_SECONDS
+            }
+            if gone := entries.keys() - live.keys():
                 self._redis.hdel(KEY, *gone)
         except RedisError as error:
             logger.warning("the workers' machines are not known: %s", error)
             return []
-        return [entry.machine for entry in entries.values() if entry and entry.seen_at >= since]
+        return [entry.machine for entry in live.values()]
 
     def close(self) -> None:
         """Close the connections."""

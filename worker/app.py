@@ -37,6 +37,7 @@ with without_collections():
         RUN_JOB,
         SWEEP,
         JobQueue,
+        every,
         make_celery,
     )
     from shared.retention.checkpoints import remove_abandoned_checkpoints
@@ -62,7 +63,7 @@ app.conf.update(
     worker_cancel_long_running_tasks_on_connection_loss=False,
     # A message expires when the next one is sent, so a restarted control worker finds one of each kind, no backlog.
     beat_schedule={
-        task: {"task": task, "schedule": seconds, "options": {"expires": seconds}}
+        task: {"task": task, **every(seconds)}
         for task, seconds in (
             (SWEEP, settings.sweep_seconds),
             (REMOVE_DELETED, settings.sweep_seconds),

@@ -15,8 +15,7 @@ CELERY = "{python} -m celery -A worker.app worker --without-mingle --without-gos
 PROGRAMS = {
     "valkey": "{valkey} {home}/valkey.conf",
     "worker": CELERY + " --queues mens.jobs --hostname jobs@%%h",
-    "control": CELERY
-    + " --queues mens.control --hostname control@%%h --concurrency 5 --beat --schedule {home}/beat-schedule",
+    "control": CELERY + " --queues mens.control --hostname control@%%h --concurrency 5 --beat",
     "serving": "{python} -m serving",
     "api": "{python} -m api",
 }

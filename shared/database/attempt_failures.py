@@ -29,6 +29,7 @@ MAX_OUTAGES = 24
 OUTAGE_BACKOFF_SECONDS = (1, 5, 15, 60, 300, 900)
 """Another machine may be sound, so the first attempts follow soon. All of them together take five hours: a job that
 itself causes the outage, by filling a disk, must end."""
+LONGEST_DELAY_SECONDS = OUTAGE_BACKOFF_SECONDS[-1]
 
 
 def fail_attempt(session: Session, row: JobRow, error: MensError, now: datetime) -> None:

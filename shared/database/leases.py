@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import bindparam, or_, select
+from sqlalchemy import bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from shared.database.adapters import NewAdapter, register_adapters
-from shared.database.attempt_failures import expire_attempt, fail_attempt, requeue
+from shared.database.attempt_failures import LONGEST_DELAY_SECONDS, expire_attempt, fail_attempt, requeue
 from shared.database.change_counter import hold_queue
 from shared.database.connection import Database
 from shared.database.deletions import reserve_adapters
@@ -37,6 +37,8 @@ from shared.database.tenancy import Role, TenantName
 from shared.errors import Code, LeaseLost, MensError
 from shared.scheduling.fair_queue import FairQueue
 
+CLOCK_SLACK = timedelta(seconds=5)
+"""By which another transaction may have read the clock later."""
 UNLOCKED = select(JobRow).where(JobRow.id == bindparam("job_id")).with_for_update(skip_locked=True)
 
 
@@ -340,6 +342,7 @@ class Leases:
         """
         with self._db.write() as session:
             now = self._db.now(session)
+            self._correct_future_times(session, now)
             expired = select(JobRow).where(JobRow.state == JobState.RUNNING, JobRow.lease_expires_at < now)
             # A locked row is being written by a worker that still runs, or by another sweeper.
             for row in session.scalars(expired.with_for_update(skip_locked=True)).all():
@@ -350,6 +353,14 @@ class Leases:
                 JobRow.state == JobState.QUEUED, or_(JobRow.not_before.is_(None), JobRow.not_before <= now)
             )
             return list(session.scalars(ready.order_by(JobRow.created_at, JobRow.id).limit(1000)))
+
+    def _correct_future_times(self, session: Session, now: datetime) -> None:
+        """Shorten leases and delays that were written before the clock went back, so that they end in their usual time."""
+        lease_end, due = now + self._lease, now + timedelta(seconds=LONGEST_DELAY_SECONDS)
+        held = update(JobRow).where(JobRow.state == JobState.RUNNING, JobRow.lease_expires_at > lease_end + CLOCK_SLACK)
+        session.execute(held.values(lease_expires_at=lease_end))
+        waiting = update(JobRow).where(JobRow.state == JobState.QUEUED, JobRow.not_before > due + CLOCK_SLACK)
+        session.execute(waiting.values(not_before=now))
 
     def _begin(self, session: Session, row: JobRow, worker: str, gpus: int, now: datetime) -> Lease:
         row.attempt += 1

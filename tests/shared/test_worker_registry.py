@@ -43,6 +43,14 @@ def test_a_worker_that_reports_no_more_is_gone(broker: Valkey, monkeypatch: pyte
     assert broker.client().hlen(KEY) == 0
 
 
+def test_a_report_of_before_the_clock_went_back_is_none(broker: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry, real = WorkerRegistry(broker.url), WorkerRegistry._now
+    monkeypatch.setattr(WorkerRegistry, "_now", lambda self: real(self) + 3600)
+    registry.report("one:1", LARGE)
+    monkeypatch.undo()
+    assert registry.machines() == []
+
+
 def test_an_entry_that_is_none_is_dropped(broker: Valkey) -> None:
     broker.client().hset(KEY, "odd", "hello")
     assert WorkerRegistry(broker.url).machines() == []

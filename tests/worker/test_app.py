@@ -7,14 +7,19 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from celery import Celery
+from celery.beat import ScheduleEntry, Scheduler
 
 from cli.standalone.ports import free_port
-from shared.queue import CONTROL_QUEUE, CONTROL_TASKS
+from shared.queue import CONTROL_QUEUE, CONTROL_TASKS, SWEEP, every
 from tests.support.processes import is_gone, stop_at_exit
 from tests.support.valkey import running_valkey
 from tests.support.waiting import eventually
@@ -28,7 +33,40 @@ def test_every_scheduled_task_exists_and_goes_to_the_control_queue() -> None:
         assert entry["task"] in app.tasks
         assert app.conf.task_routes[entry["task"]] == {"queue": CONTROL_QUEUE}
         # Of the messages that no worker took, one is left.
-        assert entry["options"]["expires"] == entry["schedule"]
+        assert entry["options"]["expires"] == entry["schedule"].seconds
+
+
+class Recorder(Scheduler):
+    """Beat's scheduler, which records the tasks that are due."""
+
+    producer = None
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        super().__init__(Celery("test"), lazy=True)
+        self.sent = 0
+        self.update_from_dict({"sweep": {"task": SWEEP, **entry}})
+
+    def apply_entry(self, entry: ScheduleEntry, producer: object = None) -> None:
+        self.sent += 1
+
+    def sends_again(self, seconds: float) -> bool:
+        """Whether a task is due within this time."""
+        before, end = self.sent, time.monotonic() + seconds
+        while self.sent == before and time.monotonic() < end:
+            self.tick()
+        return self.sent > before
+
+
+@pytest.mark.parametrize("jump", [-3600, 3600], ids=["back", "forward"])
+def test_tasks_stay_due_when_the_clock_jumps(monkeypatch: pytest.MonkeyPatch, jump: int) -> None:
+    ours, celerys = Recorder(every(0.02)), Recorder({"schedule": 0.02})
+    assert ours.sends_again(20)
+    assert celerys.sends_again(20)
+    monkeypatch.setattr(Celery, "now", lambda _: datetime.now(UTC) + timedelta(seconds=jump))
+    assert ours.sends_again(20)
+    assert ours.sends_again(20)
+    if jump < 0:
+        assert not celerys.sends_again(0.2), "the reason for a schedule of our own"
 
 
 def test_running_task_is_not_started_twice() -> None:
@@ -83,7 +121,7 @@ def test_control_worker_and_its_beat_end_together(tmp_path: Path, victim: str) -
     metrics_port = free_port()
     with running_valkey(tmp_path) as valkey:
         command = [sys.executable, "-m", "celery", "-A", "worker.app", "worker", "--without-mingle", "--without-gossip"]
-        more = ["--queues", "mens.control", "--beat", "--schedule", str(tmp_path / "schedule"), "--loglevel", "INFO"]
+        more = ["--queues", "mens.control", "--beat", "--loglevel", "INFO"]
         log = tmp_path / "log"
         with log.open("wb") as output:
             control = subprocess.Popen(

@@ -55,5 +55,5 @@ def count_webhooks(database: Database) -> WebhookCounts:
         return WebhookCounts(
             deliveries=dict.fromkeys(get_args(DeliveryStatus), 0) | dict(session.execute(by_status).all()),
             endpoints=dict.fromkeys(get_args(EndpointState), 0) | dict(session.execute(by_state).all()),
-            oldest_seconds=(now - due_since).total_seconds() if due_since else 0.0,
+            oldest_seconds=max(0.0, (now - due_since).total_seconds()) if due_since else 0.0,
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, Select, and_, delete, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, delete, func, not_, or_, select
 from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
@@ -24,6 +24,8 @@ JITTER = 0.2
 """Largest random share added to a delay, so that deliveries that failed together are not retried together."""
 LEASE = timedelta(seconds=120)
 """Lease of a delivery, longer than an attempt can take; then another worker may send it again."""
+CLOCK_SLACK = timedelta(seconds=5)
+"""By which another transaction may have read the clock later."""
 KEPT = timedelta(days=7)
 """How long an ended delivery stays listed."""
 GONE = 410
@@ -156,16 +158,29 @@ class Deliveries:
 
 
 def is_due(now: datetime) -> ColumnElement[bool]:
-    """Return the SQL condition of due deliveries, without regard to their endpoints."""
+    """Return the SQL condition of due deliveries, without regard to their endpoints.
+
+    A time further ahead than its delay was written before the clock went back. It counts as past.
+    """
     row = WebhookDeliveryRow
-    is_free = or_(row.lease_expires_at.is_(None), row.lease_expires_at <= now)
-    return and_(row.status == "pending", row.next_attempt_at <= now, is_free)
+    is_free = or_(row.lease_expires_at.is_(None), not_(_is_held(now)))
+    delays = ((attempts, delay * (1 + JITTER)) for attempts, delay in enumerate((0, *RETRY_SECONDS)))
+    too_far = [
+        and_(row.attempts == attempts, row.next_attempt_at > now + timedelta(seconds=delay) + CLOCK_SLACK)
+        for attempts, delay in delays
+    ]
+    return and_(row.status == "pending", or_(row.next_attempt_at <= now, *too_far), is_free)
 
 
 def sending(now: datetime) -> Select[str]:
     """Return the query of endpoints that are receiving a delivery now."""
     row = WebhookDeliveryRow
-    return select(row.endpoint_id).where(row.status == "pending", row.lease_expires_at > now)
+    return select(row.endpoint_id).where(row.status == "pending", _is_held(now))
+
+
+def _is_held(now: datetime) -> ColumnElement[bool]:
+    until = WebhookDeliveryRow.lease_expires_at
+    return and_(until > now, until <= now + LEASE + CLOCK_SLACK)
 
 
 def _end(row: WebhookDeliveryRow, status: str, now: datetime) -> None:

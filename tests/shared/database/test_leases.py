@@ -337,6 +337,23 @@ def test_release_does_not_count_as_a_failure(jobs: Jobs, leases: Leases) -> None
     assert jobs.get(lease.job.id).state is JobState.RUNNING
 
 
+def test_clock_that_went_back_holds_no_lease_longer(jobs: Jobs, leases: Leases, clock: Clock) -> None:
+    lease = claimed(jobs, leases)
+    clock.advance(-3600)
+    assert leases.sweep() == []
+    assert jobs.get(lease.job.id).state is JobState.RUNNING, "its worker may still extend it"
+    expire(leases, clock)
+    assert jobs.get(lease.job.id).state is JobState.QUEUED
+
+
+def test_clock_that_went_back_delays_no_retry(jobs: Jobs, leases: Leases, clock: Clock) -> None:
+    lease = claimed(jobs, leases)
+    leases.fail(lease, RETRYABLE)
+    assert leases.sweep() == [], "a delay of this clock is kept"
+    clock.advance(-3600)
+    assert leases.sweep() == [lease.job.id]
+
+
 # -- sweep ---------------------------------------------------------------------------------------------------------
 
 

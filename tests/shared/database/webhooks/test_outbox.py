@@ -189,6 +189,23 @@ def test_jitter_lengthens_a_delay(database: Database, endpoints: Endpoints, jobs
     assert delay == clock.now + timedelta(seconds=RETRY_SECONDS[0] * (1 + deliveries_module.JITTER))
 
 
+def test_a_clock_that_went_back_delays_no_delivery(
+    endpoints: Endpoints, deliveries: Deliveries, jobs: Jobs, clock: Clock
+) -> None:
+    endpoints.create("all", URL, ALL)
+    end_a_job(jobs)
+    clock.advance(-3600)
+    assert deliveries.settle(only(deliveries.claim(16)), DOWN) is None, "what was never tried is due"
+    clock.advance(-3600)
+    assert only(deliveries.claim(16)).token == 2, "the first delay has no hour"
+    clock.advance(-3600)
+    lost = only(deliveries.claim(16))
+    assert lost.token == 3, "nor has a lease"
+    assert deliveries.settle(lost, DOWN) is None
+    clock.advance(RETRY_SECONDS[2] - 1)
+    assert deliveries.claim(16) == [], "a delay of this clock is kept"
+
+
 def test_410_disables_at_once(endpoints: Endpoints, deliveries: Deliveries, jobs: Jobs) -> None:
     endpoint, _ = endpoints.create("gone", URL, ALL)
     end_a_job(jobs)
