@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -115,3 +116,13 @@ def encode_chats(tokenizer: Tokenizer, chats: Sequence[ProbeChat] = CHATS) -> En
             # The template's own refusal, e.g. of a system turn or of tools.
             encoded.skipped.append(chat.name)
     return encoded
+
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int] | None) -> dict[str, Any] | None:
+    """Return the first position where two lists of token ids differ, with both ids (None past an end), or None."""
+    if theirs is None:
+        return {"position": 0, "trainer_id": ours[0] if ours else None, "server_id": None, "refused": True}
+    for position, (one, other) in enumerate(zip_longest(ours, theirs)):
+        if one != other:
+            return {"position": position, "trainer_id": one, "server_id": other}
+    return None

@@ -67,6 +67,21 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
 SCORES_NAME = "scores.json"
 
 
+class TemplateCheck(BaseModel):
+    """Compare an imported adapter's chat template with its base's.
+
+    Attributes:
+        base: the base's folder.
+        template: file of the adapter's template.
+        arguments: of both templates.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    base: str
+    template: str
+    arguments: dict[str, Any] = {}
+
+
 class ScoreRun(BaseModel):
     """Score probes with an adapter on a full-precision base.
 

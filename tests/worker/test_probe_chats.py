@@ -7,13 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from shared.tokenization.served_form import served_tools
 from shared.tokenization.tokenizer import Tokenizer
 from worker.jobs.certificates import template_report
-from worker.probe_chats import CHATS, encode_chats
+from worker.probe_chats import CHATS, encode_chats, first_difference
 
 TOOL_TEMPLATE = (
     "{% for tool in tools or [] %}[{{ tool | tojson }}]{% endfor %}"
@@ -99,3 +101,19 @@ def test_chats_are_json_as_clients_send_it():
     assert all(isinstance(json.dumps([chat.messages, chat.tools]), str) for chat in CHATS)
     (call,) = next(chat for chat in CHATS if chat.name == "tools").messages[1]["tool_calls"]
     assert isinstance(call["function"]["arguments"], str)
+
+
+ids = st.lists(st.integers(0, 9), max_size=8)
+
+
+@given(ids, ids)
+def test_first_difference_of_token_ids(ours, theirs):
+    found = first_difference(ours, theirs)
+    if found is None:
+        assert ours == theirs
+        return
+    at = found["position"]
+    assert ours[:at] == theirs[:at]
+    assert found["trainer_id"] == (ours[at] if at < len(ours) else None)
+    assert found["server_id"] == (theirs[at] if at < len(theirs) else None)
+    assert found["trainer_id"] != found["server_id"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,20 +17,19 @@ from shared.contract.plan import ImportPlan
 from shared.contract.sections import DeviceSection
 from shared.database.job_states import Stage
 from shared.database.records import NewEvent
-from shared.errors import ArtifactInvalid, Code
+from shared.errors import Code, InvalidRequest, JobFailed
 from shared.hashing import digest_file
-from shared.tokenization.chat_template import ChatTemplate
 from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 from worker.jobs.attempt import Attempt
-from worker.jobs.certificates import first_difference
+from worker.jobs.child_process import ChildProcess
 from worker.jobs.finetune import publish_adapter, sign_adapters, store_adapter
 from worker.jobs.judge import judge_for_alias
-from worker.probe_chats import CHATS, encode_chats
-from worker.run_folder import ADAPTER_FOLDER, PROBES_NAME, write_json
+from worker.probe_chats import encode_chats
+from worker.run_folder import ADAPTER_FOLDER, PLAN_NAME, PROBES_NAME, TemplateCheck, write_json
 
 MAX_PROBE_TOKENS = 256
-MAX_TEMPLATE_BYTES = 1 << 20
+TEMPLATE_PROGRAM, TEMPLATE_FOLDER = "worker.bases.template_check", "template"
 
 
 def run_import(attempt: Attempt) -> None:
@@ -70,8 +68,7 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
     """
     tokenizer = Tokenizer.load(base, ChatOptions(plan.contract.template_arguments))
     if plan.template_sha256:
-        with attempt.storage.local_file(plan.template_sha256, verify=True) as template, template.open("rb") as file:
-            refuse_other_template(tokenizer, file.read(MAX_TEMPLATE_BYTES).decode(errors="replace"))
+        refuse_other_template(attempt, plan.template_sha256, base, plan.contract.template_arguments)
     folder = attempt.run_dir / ADAPTER_FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     with (
@@ -96,26 +93,29 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
         return import_adapter(request, folder)
 
 
-def refuse_other_template(tokenizer: Tokenizer, text: str) -> None:
+def refuse_other_template(attempt: Attempt, template_sha256: str, base: Path, arguments: Mapping[str, Any]) -> None:
     """Refuse an adapter whose own template gives other tokens for a plain chat than the base's template, which is
-    served.
+    served. Its template runs in a process with limits.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``, with the first difference. InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
+        ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``. InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
     """
-    template = ChatTemplate(text, tokenizer.template.special_tokens, tokenizer.options.arguments)
-    plain = [chat for chat in CHATS if chat.prompt and not chat.tools]
-    served = {chat.name: ids for chat, ids in encode_chats(tokenizer, plain).chats}
-    for chat, ids in encode_chats(replace(tokenizer, template=template), plain).chats:
-        if found := first_difference(ids, served.get(chat.name)):
-            raise ArtifactInvalid(
-                Code.ADAPTER_TEMPLATE_MISMATCH,
-                f"The adapter's chat template has token {found['trainer_id']} at position {found['position']} of the probe chat"
-                f" {chat.name!r}, where the base's has {found['server_id']}; chats are served with the base's.",
-                remedy="Add a base whose folder has the adapter's chat_template.jinja, and import it for that one.",
+    folder = attempt.run_dir / TEMPLATE_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    with attempt.storage.local_file(template_sha256, verify=True) as template:
+        check = TemplateCheck(base=str(base), template=str(template), arguments=dict(arguments))
+        (folder / PLAN_NAME).write_text(check.model_dump_json())
+        try:
+            attempt.follow(ChildProcess(TEMPLATE_PROGRAM, folder, threads=1))
+        except JobFailed as error:
+            if error.code not in (Code.TRAINER_KILLED, Code.OUT_OF_MEMORY):
+                raise
+            raise InvalidRequest(
+                Code.TEMPLATE_UNSUPPORTED,
+                "The adapter's chat template exceeds the limits of processor time and memory with a short chat.",
+                remedy="Correct the template, or import the adapter without it.",
                 param="template_file",
-                details={"chat": chat.name, **found},
-            )
+            ) from error
 
 
 def write_probes(run_dir: Path, base: Path, arguments: Mapping[str, Any] = MappingProxyType({})) -> None:

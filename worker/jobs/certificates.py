@@ -14,13 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
 from shared.errors import Code, JobFailed
 from shared.model_card.self_evaluation import SHIFT_REMEDY
-from worker.probe_chats import EncodedChats
+from worker.probe_chats import EncodedChats, first_difference
 
 NOISE_FACTOR = 3.0
 ENGINE_ERROR_LIMITS = {"float32": 1e-4}
@@ -122,16 +121,6 @@ def template_report(
         "difference": difference,
         **({"arguments": dict(arguments)} if arguments else {}),
     }
-
-
-def first_difference(ours: Sequence[int], theirs: Sequence[int] | None) -> dict[str, Any] | None:
-    """Return the first position where two lists of token ids differ, with both ids (None past an end), or None."""
-    if theirs is None:
-        return {"position": 0, "trainer_id": ours[0] if ours else None, "server_id": None, "refused": True}
-    for position, (one, other) in enumerate(zip_longest(ours, theirs)):
-        if one != other:
-            return {"position": position, "trainer_id": one, "server_id": other}
-    return None
 
 
 def stop_report(ends: Mapping[int, str], stopped: Mapping[int, bool]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +19,11 @@ from shared.database.adapters import Adapters
 from shared.database.job_states import JobState
 from shared.database.names.aliases import Aliases
 from shared.database.records import Kind
-from shared.errors import ArtifactInvalid, Code, InvalidRequest, NotFound
+from shared.errors import Code, NotFound
 from shared.tokenization.tokenizer import Tokenizer
 from tests.support.gate_rows import govern
 from tests.support.original_adapter import make_original
 from tests.support.peft_folder import make_patterned
-from tests.support.tiny_base import write_base
-from worker.jobs.adapter_import import refuse_other_template
 from worker.probe_chats import encode_chats
 
 
@@ -194,29 +193,17 @@ def test_a_template_that_makes_other_tokens_fails_the_job(peft_import):
     assert (error["code"], error["param"]) == (Code.ADAPTER_TEMPLATE_MISMATCH, "template_file")
 
 
-@pytest.fixture
-def tokenizer(tmp_path):
-    return Tokenizer.load(write_base(tmp_path / "written"))
+def test_template_that_exceeds_the_limits_ends_in_its_own_process(peft_import):
+    doubling = "{% set n = namespace(t='x') %}{% for i in range(40) %}{% set n.t = n.t ~ n.t %}{% endfor %}"
+    error = peft_import(doubling).error
+    assert error["code"] in (Code.TEMPLATE_UNSUPPORTED, Code.ADAPTER_TEMPLATE_MISMATCH)
+    assert error["param"] == "template_file"
 
 
-def test_a_template_that_makes_the_same_tokens_is_taken(tokenizer):
-    """As trainers write it: another text, marked for masks, that means the same."""
-    refuse_other_template(tokenizer, "{#- saved by a trainer #}" + tokenizer.template.text)
-    refuse_other_template(
-        tokenizer, tokenizer.template.text.replace("{%- generation %}", "").replace("{% endgeneration %}", "")
-    )
-
-
-def test_a_template_is_compared_by_the_tokens_of_plain_chats(tokenizer):
-    changed = tokenizer.template.text.replace("<|im_start|>assistant", "<|im_start|>model")
-    with pytest.raises(ArtifactInvalid, match="'plain'") as refused:
-        refuse_other_template(tokenizer, changed)
-    assert refused.value.code == Code.ADAPTER_TEMPLATE_MISMATCH
-    assert refused.value.details["trainer_id"] == ord("m") - ord("!")
-    assert refused.value.details["server_id"] == ord("a") - ord("!")
-
-
-def test_a_template_that_is_none_is_refused(tokenizer):
-    with pytest.raises(InvalidRequest) as refused:
-        refuse_other_template(tokenizer, "{% for")
-    assert refused.value.code == Code.TEMPLATE_UNSUPPORTED
+def test_template_that_loops_is_ended(peft_import, monkeypatch):
+    monkeypatch.setattr("worker.jobs.adapter_import.TEMPLATE_PROGRAM", "tests.support.short_template_check")
+    started = time.monotonic()
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% if i < 0 %}x{% endif %}{% endfor %}{% endfor %}"
+    error = peft_import(loop).error
+    assert error["param"] == "template_file"
+    assert time.monotonic() - started < 60

@@ -18,7 +18,6 @@ from worker.jobs.certificates import (
     ServedBase,
     certificate,
     differences,
-    first_difference,
     largest,
     refuse_failed,
     rms,
@@ -30,7 +29,6 @@ from worker.probe_chats import CHATS, EncodedChats
 BASE = ServedBase("tiny", "d" * 64, None, "float32")
 EQUAL = template_report(EncodedChats([(CHATS[0], [1, 2])]), [[1, 2]])
 ENDED = stop_report({7: "<|im_end|>"}, {7: True})
-ids = st.lists(st.integers(0, 9), max_size=8)
 numbers = st.integers(-50_000, 0).map(lambda thousandths: thousandths / 1000)
 
 
@@ -150,19 +148,6 @@ def test_refusal_states_numbers_and_carries_every_certificate(changes, code, par
 
 def test_passed_certificates_are_not_refused():
     refuse_failed("a@b", {"http://one": judge(), "http://two": judge()})
-
-
-@given(ids, ids)
-def test_first_difference_of_token_ids(ours, theirs):
-    found = first_difference(ours, theirs)
-    if found is None:
-        assert ours == theirs
-        return
-    at = found["position"]
-    assert ours[:at] == theirs[:at]
-    assert found["trainer_id"] == (ours[at] if at < len(ours) else None)
-    assert found["server_id"] == (theirs[at] if at < len(theirs) else None)
-    assert found["trainer_id"] != found["server_id"]
 
 
 @given(st.lists(st.lists(st.tuples(numbers, numbers), max_size=4), max_size=4))

@@ -1,0 +1,95 @@
+"""Compares an imported adapter's chat template with its base's: ``python -m worker.bases.template_check plan.json run_dir/``.
+
+A tenant's template is a foreign program: its loops, doubled values and filters can take any time and memory. So it runs
+in this process alone, whose processor time and memory are limited. It loads no weights and no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from shared.errors import ArtifactInvalid, Code
+from shared.tokenization.chat_template import ChatTemplate
+from shared.tokenization.template_arguments import ChatOptions
+from shared.tokenization.tokenizer import Tokenizer
+from worker.child_runtime import exit_with_worker, run_engine
+from worker.probe_chats import CHATS, encode_chats, first_difference
+from worker.run_folder import TemplateCheck
+
+MAX_TEMPLATE_BYTES = 1 << 20
+CPU_SECONDS = 30
+"""For the few short chats, which take a usual template some milliseconds."""
+MEMORY_BYTES = 1 << 30
+"""In addition to what this process has when it has loaded the base's tokenizer."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; return the exit code (`worker/child_runtime.py`)."""
+    parser = argparse.ArgumentParser(prog="python -m worker.bases.template_check", description=__doc__)
+    parser.add_argument("plan", type=Path, help="plan.json of the check")
+    parser.add_argument("run_dir", type=Path, help="folder that receives the error")
+    arguments = parser.parse_args(argv)
+    exit_with_worker()
+    check = TemplateCheck.model_validate_json(arguments.plan.read_text())
+    return run_engine(partial(compare, check), arguments.run_dir)
+
+
+def compare(check: TemplateCheck) -> None:
+    """Compare the tokens that both templates give for plain chats, within the limits.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``. InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
+    """
+    tokenizer = Tokenizer.load(Path(check.base), ChatOptions(check.arguments))
+    with Path(check.template).open("rb") as file:
+        source = file.read(MAX_TEMPLATE_BYTES).decode(errors="replace")
+    limit_process()
+    refuse_difference(tokenizer, source)
+
+
+def limit_process() -> None:
+    """Limit processor time and memory from now on: the kernel ends this process, or refuses it more memory."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = int(used.ru_utime + used.ru_stime) + CPU_SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES, mapped + MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def refuse_difference(tokenizer: Tokenizer, source: str) -> None:
+    """Refuse a template that gives other tokens for a plain chat than the base's, or that refuses a chat which the
+    base's takes.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_TEMPLATE_MISMATCH``, with the first difference. InvalidRequest: ``TEMPLATE_UNSUPPORTED``.
+    """
+    template = ChatTemplate(source, tokenizer.template.special_tokens, tokenizer.options.arguments)
+    plain = [chat for chat in CHATS if chat.prompt and not chat.tools]
+    own = {chat.name: ids for chat, ids in encode_chats(replace(tokenizer, template=template), plain).chats}
+    for chat, served in encode_chats(tokenizer, plain).chats:
+        if chat.name not in own:
+            raise _mismatch(f"refuses the probe chat {chat.name!r}, which the base's accepts", {"chat": chat.name})
+        if found := first_difference(own[chat.name], served):
+            where = f"has token {found['trainer_id']} at position {found['position']} of the probe chat {chat.name!r}"
+            raise _mismatch(f"{where}, where the base's has {found['server_id']}", {"chat": chat.name, **found})
+
+
+def _mismatch(difference: str, details: dict[str, object]) -> ArtifactInvalid:
+    return ArtifactInvalid(
+        Code.ADAPTER_TEMPLATE_MISMATCH,
+        f"The adapter's chat template {difference}; chats are served with the base's.",
+        remedy="Add a base whose folder has the adapter's chat_template.jinja, and import it for that one.",
+        param="template_file",
+        details=details,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
