@@ -320,12 +320,12 @@ class MensError(Exception):
         details: Mapping[str, Any] | None = None,
         retryable: bool | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(_encodable(message))
         # An unpickled error has the code as a string.
         self.code = Code(code)
-        self.message = message
-        self.remedy = remedy
-        self.param = param
+        self.message = _encodable(message)
+        self.remedy = _encodable(remedy)
+        self.param = None if param is None else _encodable(param)
         self.details = dict(details or {})
         self.retryable = self.default_retryable if retryable is None else retryable
 
@@ -345,6 +345,11 @@ class MensError(Exception):
             "details": self.details,
             "retryable": self.retryable,
         }
+
+
+def _encodable(text: str) -> str:
+    """Return a string that UTF-8 can encode: a foreign name in a message may have half of a surrogate pair."""
+    return text.encode(errors="replace").decode()
 
 
 # A module-level function, because pickle finds it by name; errors cross process borders.

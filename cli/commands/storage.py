@@ -43,6 +43,6 @@ def verify() -> None:
     bad = [item for item in found if item.error is not None]
     rows = [(item.what, item.name, item.tenant, item.error or "") for item in bad]
     print_table(("what", "name", "tenant", "what is wrong"), rows)
-    typer.echo(f"{len(found)} verified, {len(bad)} missing or changed")
+    typer.echo(f"{len(found) - len(bad)} verified, {len(bad)} missing or changed")
     if bad:
         raise typer.Exit(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ def _check_offsets(path: Path, header: Header, data_bytes: int) -> None:
     offsets = []
     for name, entry in header.items():
         match entry.get("data_offsets"):
-            case [int(start), int(end)]:
+            case [int(start), int(end)] if _are_integers([start, end]):
                 offsets.append((start, end))
             case _:
                 raise _invalid(path, f"tensor {name!r} has no data offsets")
@@ -159,7 +160,8 @@ def _tensor(path: Path, name: str, entry: dict[str, object], data_start: int) ->
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(end)]} if (
             dtype in DTYPE_BITS
             and len(shape) <= MAX_DIMENSIONS
-            and all(isinstance(n, int) and 0 <= n <= MAX_DIMENSION for n in shape)
+            and _are_integers([*shape, start, end])
+            and all(0 <= n <= MAX_DIMENSION for n in shape)
         ):
             info = TensorInfo(dtype, tuple(shape), data_start + start, end - start)
         case _:
@@ -167,6 +169,11 @@ def _tensor(path: Path, name: str, entry: dict[str, object], data_start: int) ->
     if (end - start) * 8 != math.prod(info.shape) * DTYPE_BITS[dtype]:
         raise _invalid(path, f"tensor {name!r} has {end - start} bytes, which do not fit its shape")
     return info
+
+
+def _are_integers(values: Sequence[object]) -> bool:
+    # JSON's true is an int to Python.
+    return all(type(value) is int for value in values)
 
 
 def _invalid(path: Path, reason: str) -> ArtifactInvalid:

@@ -18,11 +18,16 @@ from sqlalchemy.exc import OperationalError, TimeoutError  # noqa: A004 — the 
 from sqlalchemy.orm import Session
 
 from shared.database.audit.recorder import CLOCK, RecordingSession
+from shared.database.tables.storable import to_json
 from shared.errors import Code, Unavailable
 
 SQLITE_BUSY_SECONDS = 30
 SQLITE_SYNCHRONOUS = "FULL"
 """SQLite's ``synchronous``: a commit survives a power cut. Tests set OFF, which is faster."""
+LOCK_SECONDS = 5.0
+"""Wait of a PostgreSQL statement for a lock, and of a caller for a pooled connection."""
+STATEMENT_SECONDS = 30.0
+"""Time of a PostgreSQL statement. So a locked or slow table costs its own callers a 503, and nobody else a connection."""
 SERVER_OPTIONS = {
     # Strings arrive as strings whatever the database's own encoding is: from SQL_ASCII they would be bytes.
     "client_encoding": "utf8",
@@ -49,13 +54,20 @@ class Database:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if self.is_sqlite:
-            self.engine = create_engine(url, connect_args={"timeout": SQLITE_BUSY_SECONDS})
+            self.engine = create_engine(url, connect_args={"timeout": SQLITE_BUSY_SECONDS}, json_serializer=to_json)
             event.listen(self.engine, "connect", _prepare_sqlite)
         else:
             # Probed before each use, because the server may have restarted since the last.
             self.engine = create_engine(
-                url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args=SERVER_OPTIONS
+                url,
+                pool_pre_ping=True,
+                pool_size=10,
+                max_overflow=20,
+                pool_timeout=LOCK_SECONDS,
+                connect_args=SERVER_OPTIONS,
+                json_serializer=to_json,
             )
+            event.listen(self.engine, "connect", _limit_waits)
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -137,6 +149,14 @@ def _database_errors() -> Iterator[None]:
             f"The database did not respond: {reason}.",
             remedy="Check that it runs and is reachable; the same request can succeed later.",
         ) from error
+
+
+def _limit_waits(connection: Any, _record: Any) -> None:
+    # Not as options of the connection, which poolers such as PgBouncer refuse.
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = {LOCK_SECONDS * 1000:.0f}")
+        cursor.execute(f"SET statement_timeout = {STATEMENT_SECONDS * 1000:.0f}")
+    connection.commit()
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: Any) -> None:

@@ -25,8 +25,8 @@ from shared.database.scheduling.gpu_time import gpu_hold, seconds_like, settle_h
 from shared.database.scheduling.quotas import check_quota
 from shared.database.tables.base import insert_rows
 from shared.database.tables.jobs import EventRow, JobRow
+from shared.database.tables.storable import storable
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
-from shared.database.visibility import storable
 from shared.database.webhooks.outbox import add_end_of_job
 from shared.errors import Code, Conflict, NotFound
 from shared.observability.tracing import current_traceparent

@@ -9,11 +9,7 @@ from sqlalchemy.orm import Session
 
 from shared.database.tables.adapters import AdapterRow
 from shared.database.tables.names import AliasRow
-
-
-def storable(text: str) -> str:
-    """Return a string without NUL, which PostgreSQL accepts neither in a value nor in a query."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+from shared.database.tables.storable import storable
 
 
 def adapters_by_id(rows: Iterable[AdapterRow], tenants: Sequence[str]) -> dict[str, AdapterRow]:

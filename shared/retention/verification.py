@@ -123,7 +123,7 @@ def main() -> int:
         return 1
     finally:
         database.close()
-    print(f"{count} verified, {faults} missing or changed", file=sys.stderr)
+    print(f"{count - faults} verified, {faults} missing or changed", file=sys.stderr)
     return 1 if faults else 0
 
 

@@ -17,6 +17,18 @@ from shared.errors import Code, InvalidRequest
 MAX_URL_CHARS = 2048
 NAT64 = IPv6Network("64:ff9b::/96")
 IPV4_COMPATIBLE = IPv6Network("::/96")
+SPECIAL = tuple(
+    map(
+        ip_network,
+        (
+            "192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.175.48.0/24",
+            "64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "2001::/23", "2620:4f:8000::/48", "3fff::/20", "5f00::/16", "fec0::/10",
+        ),
+    )
+)  # fmt: skip
+"""Blocks of IANA's special-purpose registries, and site-local addresses: `ipaddress` calls parts of them global. No
+receiver of webhooks has such an address; 192.0.0.192 is a cloud's metadata service.
+"""
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
@@ -108,8 +120,10 @@ def parse_address(host: str) -> Address | None:
 
 
 def is_public(address: Address) -> bool:
-    """Return whether an address is public: not private, loopback, link-local, shared, reserved or multicast."""
+    """Return whether an address is public: not private, loopback, link-local, shared, reserved, multicast or special."""
     address = embedded_ipv4(address) or address
+    if any(address.version == network.version and address in network for network in SPECIAL):
+        return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 

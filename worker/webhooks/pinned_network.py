@@ -6,6 +6,7 @@ not resolved again. TLS still requires a certificate for the host's name.
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 import time
@@ -16,6 +17,7 @@ import httpcore
 
 from shared.webhooks.targets import Address, AllowedTargets, parse_address
 
+logger = logging.getLogger(__name__)
 Resolve = Callable[[str, int], list[Address]]
 
 
@@ -56,7 +58,9 @@ class PinnedBackend(httpcore.NetworkBackend):
             raise httpcore.ConnectError(f"{host} cannot be resolved: {error.strerror or error}") from error
         for address in addresses:
             if not self._allowed.permit(host, address):
-                raise ForbiddenAddress(f"{host} resolves to {address}, which is not a public address")
+                # The address goes to the log alone: a tenant reads this error, and could look up internal names with it.
+                logger.warning("a webhook to %s was not sent: it resolves to %s", host, address)
+                raise ForbiddenAddress(f"{host} does not resolve to public addresses alone")
         failure: Exception = httpcore.ConnectError(f"{host} has no address")
         for address in addresses:
             try:

@@ -13,8 +13,8 @@ from shared.database.connection import Database
 from shared.database.evaluation.runs import delete_runs, runs_of_others, unfinished_run
 from shared.database.records import Value, new_id
 from shared.database.tables.evaluation import EvalRow
+from shared.database.tables.storable import storable
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
-from shared.database.visibility import storable
 from shared.errors import Code, Conflict, NotFound
 
 EVAL_ID_PREFIX = "eval"

@@ -14,8 +14,8 @@ from shared.database.job_states import FINAL, JobState
 from shared.database.records import Job, Value, new_id
 from shared.database.tables.evaluation import EvalItemRow, EvalRow, EvalRunRow
 from shared.database.tables.jobs import JobRow
+from shared.database.tables.storable import storable
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
-from shared.database.visibility import storable
 from shared.errors import Code, Conflict, NotFound
 
 RUN_ID_PREFIX = "evalrun"

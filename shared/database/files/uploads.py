@@ -28,8 +28,8 @@ from shared.database.files.contents import (
 from shared.database.files.files import File, add_file
 from shared.database.records import Value, new_id
 from shared.database.tables.files import FileRow, UploadPartRow, UploadRow
+from shared.database.tables.storable import storable
 from shared.database.tenancy import NO_QUOTA, SHARED, FileQuota, TenantName
-from shared.database.visibility import storable
 from shared.errors import Code, Conflict, InvalidRequest, NotFound
 
 MAX_PARTS = 1000

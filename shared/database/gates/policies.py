@@ -22,8 +22,9 @@ from shared.database.connection import Database
 from shared.database.records import Value
 from shared.database.routing import StandsFor
 from shared.database.tables.gates import PolicyAssignmentRow, PolicyMoveRow, PolicyRow
+from shared.database.tables.storable import storable
 from shared.database.tenancy import SHARED, TenantName, visible_to
-from shared.database.visibility import foreign_name_rows, storable
+from shared.database.visibility import foreign_name_rows
 from shared.errors import Code, Forbidden, InvalidRequest, NotFound
 
 TENANT_SCOPE, SERVER_SCOPE, ALIAS_PREFIX = "tenant", "server", "alias:"

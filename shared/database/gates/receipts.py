@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from shared.database.connection import Database
 from shared.database.records import Value, new_id
 from shared.database.tables.gates import ReceiptRow
+from shared.database.tables.storable import storable
 from shared.database.tenancy import SHARED, TenantName, visible_to
-from shared.database.visibility import storable
 from shared.errors import Code, NotFound
 
 

@@ -12,8 +12,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from shared.database.connection import Database
 from shared.database.records import Value
 from shared.database.tables.gates import ShadowComparisonRow
+from shared.database.tables.storable import storable
 from shared.database.tenancy import SHARED, TenantName
-from shared.database.visibility import storable
 
 
 class ShadowPair(Value):

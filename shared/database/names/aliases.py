@@ -23,8 +23,9 @@ from shared.database.names.move_evidence import WITH_EVIDENCE, Standing, Terms, 
 from shared.database.records import Value
 from shared.database.routing import Routing, StandsFor
 from shared.database.tables.names import AliasMoveRow, AliasRow
+from shared.database.tables.storable import storable
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
-from shared.database.visibility import alias_rows, aliases_by_name, storable
+from shared.database.visibility import alias_rows, aliases_by_name
 from shared.errors import Code, Conflict, InvalidRequest, NotFound
 
 Verb = Literal["set", "rollback", "delete"]

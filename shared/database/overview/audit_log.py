@@ -14,8 +14,8 @@ from shared.database.audit.recorder import record
 from shared.database.connection import Database
 from shared.database.records import Value
 from shared.database.tables.audit import AuditEventRow
+from shared.database.tables.storable import storable
 from shared.database.tenancy import SHARED
-from shared.database.visibility import storable
 from shared.errors import Code, Conflict
 
 PRUNED = "audit.pruned"

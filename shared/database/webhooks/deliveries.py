@@ -14,8 +14,8 @@ from sqlalchemy import ColumnElement, Select, and_, delete, func, not_, or_, sel
 from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
+from shared.database.tables.storable import storable
 from shared.database.tables.webhooks import WebhookDeliveryRow, WebhookEndpointRow
-from shared.database.visibility import storable
 from shared.database.webhooks.outbox import disable
 
 RETRY_SECONDS = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)

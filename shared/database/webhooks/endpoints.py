@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
 from shared.database.records import Value, new_id
+from shared.database.tables.storable import storable
 from shared.database.tables.webhooks import WebhookDeliveryRow, WebhookEndpointRow
 from shared.database.tenancy import TenantName
-from shared.database.visibility import storable
 from shared.database.webhooks.outbox import BY_TENANT, disable, new_delivery
 from shared.errors import Code, Conflict, NotFound
 from shared.webhooks.events import EventType

@@ -64,6 +64,8 @@ UNSOUND: dict[str, bytes] = {
     "too many elements for the bytes": file_bytes({"a": entry(shape=[3])}),
     "shape times itself overflows": file_bytes({"a": entry(shape=[2**62, 4, 2**62])}),
     "dimension over 63 bits": file_bytes({"a": entry(0, 0, shape=[0, 2**64])}, b""),
+    "dimension true": file_bytes({"a": entry(0, 4, shape=[True])}, b"\0" * 4),
+    "offset false": file_bytes({"a": entry(False, 8)}),
     "overlapping": file_bytes({"a": entry(), "b": entry()}),
     "bytes before the first": file_bytes({"a": entry(start=8, end=16)}, b"\0" * 16),
     "bytes between": file_bytes({"a": entry(), "b": entry(start=12, end=20)}, b"\0" * 20),

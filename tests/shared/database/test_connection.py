@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sqlalchemy import create_engine, inspect, text
 
 from api.migrate import migrate
 from cli.standalone.ports import free_port
+from shared.database import connection
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
@@ -93,6 +95,43 @@ def test_terminated_connections_are_replaced(postgres_server: PostgresServer) ->
     database.ping()
     database.close()
     postgres_server.give_back(url)
+
+
+@pytest.mark.postgres
+def test_locked_table_is_unavailable_and_costs_no_other_caller(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LOCK_SECONDS", 0.5)
+    url = postgres_server.fresh_url()
+    database = Database(url)
+    try:
+        with database.engine.begin() as locking:
+            locking.execute(text("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE"))
+            started = time.monotonic()
+            with ThreadPoolExecutor(40) as callers:
+                waiting = [callers.submit(Jobs(database).list) for _ in range(40)]
+                errors = [each.exception(60) for each in waiting]
+            assert all(isinstance(error, Unavailable) for error in errors), errors
+            assert time.monotonic() - started < 30
+            database.ping()
+        assert Jobs(database).list() is not None
+    finally:
+        database.close()
+        postgres_server.give_back(url)
+
+
+@pytest.mark.postgres
+def test_slow_statement_is_unavailable(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "STATEMENT_SECONDS", 0.2)
+    url = postgres_server.fresh_url()
+    database = Database(url)
+    try:
+        with pytest.raises(Unavailable), database.read() as session:
+            session.execute(text("SELECT pg_sleep(60)"))
+        database.ping()
+    finally:
+        database.close()
+        postgres_server.give_back(url)
 
 
 def test_ping_of_a_running_database(database: Database) -> None:

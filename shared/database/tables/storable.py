@@ -1,0 +1,38 @@
+"""Values that both databases accept: strings, and JSON columns as text.
+
+A foreign name, of a tensor or a file, may have half of a surrogate pair or a NUL. PostgreSQL refuses them, and no
+response can be written with the former.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_REFUSED = ("\\u0000", "\\ud8", "\\ud9", "\\uda", "\\udb", "\\udc", "\\udd", "\\ude", "\\udf")
+"""Beginnings of escapes that may stand for a refused character; characters above U+FFFF have some of them too."""
+
+
+def storable(text: str) -> str:
+    """Return a string without what no value or query can have: NUL in PostgreSQL, and half of a surrogate pair."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
+def to_json(value: Any) -> str:
+    """Return a value as JSON in ASCII, with every refused character replaced."""
+    text = json.dumps(value)
+    if any(escape in text for escape in _REFUSED):
+        return json.dumps(_replaced(value))
+    return text
+
+
+def _replaced(value: Any) -> Any:
+    match value:
+        case str():
+            return storable(value)
+        case dict():
+            return {storable(key) if isinstance(key, str) else key: _replaced(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_replaced(each) for each in value]
+        case _:
+            return value
