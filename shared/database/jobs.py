@@ -27,6 +27,7 @@ from shared.database.tables.base import insert_rows
 from shared.database.tables.jobs import EventRow, JobRow
 from shared.database.tables.storable import storable
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
+from shared.database.visibility import page_of_rows
 from shared.database.webhooks.outbox import add_end_of_job
 from shared.errors import Code, Conflict, NotFound
 from shared.observability.tracing import current_traceparent
@@ -139,7 +140,7 @@ class Jobs:
             labels: that a job has to have, at least.
             has_labels: whether it has any; None: either way.
         """
-        query = select(JobRow).where(JobRow.tenant.in_(self._tenants)).order_by(JobRow.id.desc())
+        query = select(JobRow)
         if after:
             query = query.where(JobRow.id < after)
         if kind:
@@ -160,7 +161,8 @@ class Jobs:
             else:
                 query = query.where(JobRow.labels[storable(key)].as_string() == storable(value))
         with self._db.read() as session:
-            return [Job.model_validate(row) for row in session.scalars(query.limit(limit + 1))]
+            rows = page_of_rows(session, query, JobRow, self._tenants, limit, newest_first=True)
+            return [Job.model_validate(row) for row in rows]
 
     def preflight(self, job_id: str) -> dict[str, Any]:
         """Return the job's preflight record; see `shared/preflight/pipeline.py`.

@@ -25,6 +25,7 @@ from shared.database.tables.files import FileRow
 from shared.database.tables.jobs import JobRow
 from shared.database.tables.storable import storable
 from shared.database.tenancy import NO_QUOTA, SHARED, FileQuota, TenantName, check_owner, visible_to
+from shared.database.visibility import page_of_rows
 from shared.errors import Code, Conflict, NotFound
 
 FILE_ROLES = ("training_file", "validation_file", "replay_file", "items_file")
@@ -122,14 +123,14 @@ class Files:
 
     def list(self, *, after: str | None, limit: int, purpose: str | None, newest_first: bool) -> Sequence[File]:
         """Return a page of files; ``after`` is the previous page's last id. One more than ``limit`` if more follow."""
-        order = FileRow.id.desc() if newest_first else FileRow.id.asc()
-        query = select(FileRow).where(FileRow.tenant.in_(self._tenants)).order_by(order).limit(limit + 1)
+        query = select(FileRow)
         if after:
             query = query.where(FileRow.id < after if newest_first else FileRow.id > after)
         if purpose:
             query = query.where(FileRow.purpose == purpose)
         with self._db.read() as session:
-            return [File.model_validate(row) for row in session.scalars(query)]
+            rows = page_of_rows(session, query, FileRow, self._tenants, limit, newest_first=newest_first)
+            return [File.model_validate(row) for row in rows]
 
     def delete(self, file_id: str, remove: Remove = lambda _: None) -> str | None:
         """Delete a file's row.

@@ -13,7 +13,10 @@ from shared.database.tenancy import SHARED
 
 class FileRow(Base):
     __tablename__ = "files"
-    __table_args__ = (Index("uq_files_tenant_idempotency_key", "tenant", "idempotency_key", unique=True),)
+    __table_args__ = (
+        Index("uq_files_tenant_idempotency_key", "tenant", "idempotency_key", unique=True),
+        Index("ix_files_tenant_id", "tenant", "id"),
+    )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     filename: Mapped[str] = mapped_column(String(255))

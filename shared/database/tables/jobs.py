@@ -16,6 +16,7 @@ class JobRow(Base):
     __table_args__ = (
         UniqueConstraint("owner", "idempotency_key"),
         Index("ix_jobs_state_lease", "state", "lease_expires_at"),
+        Index("ix_jobs_owner_id", "owner", "id"),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
