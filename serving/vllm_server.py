@@ -6,6 +6,8 @@ outside the conditions below runs there too.
 
 from __future__ import annotations
 
+import logging
+
 from shared.garbage_collection import without_collections
 
 with without_collections():
@@ -15,9 +17,11 @@ with without_collections():
 
     from serving import vllm_end_tokens_patch, vllm_responses_patch
     from serving.engine_process import fork_engine_process
+    from serving.middleware.self_test import is_of_requests
     from serving.process import process_settings
 
 if __name__ == "__main__":
+    logging.getLogger("vllm.v1.metrics.loggers").addFilter(is_of_requests)
     vllm_responses_patch.apply_patch()
     vllm_end_tokens_patch.apply_patch()
     fork_engine_process(process_settings())

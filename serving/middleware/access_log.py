@@ -13,7 +13,7 @@ from serving.middleware.asgi_types import App, Message, Receive, Scope, Send
 ID_HEADER = b"x-request-id"
 MAX_ID_BYTES = 160
 """Longest logged id. The API's ids are shorter; a direct client of a replica may send anything."""
-UNLOGGED = frozenset({"/health", "/metrics"})
+UNLOGGED = frozenset({"/health", "/metrics", "/mens/limits"})
 """Routes that are not logged: requested every few seconds, they would hide important lines."""
 
 log = logging.getLogger("vllm.mens.access")

@@ -19,6 +19,7 @@ import asyncio
 import json
 import logging
 import math
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -46,6 +47,10 @@ PROGRESS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:kv
 """vLLM's own counts; the last changes with each part of a long prompt. They are the engine's reports: a hanging one
 sends none.
 """
+
+IDLE_TOKENS = 0.5
+"""Tokens per second; the self-test alone has fewer."""
+SPEED = re.compile(r"throughput: ([\d.]+) tokens/s")
 
 log = logging.getLogger("vllm.mens.self_test")
 
@@ -206,6 +211,14 @@ class SelfTest:
 
         await self._app(scope, receive, send)
         return status, bytes(parts)
+
+
+def is_of_requests(record: logging.LogRecord) -> bool:
+    """Return False for vLLM's statistics of an engine that has answered the self-test alone: a line every ten seconds."""
+    message = record.getMessage()
+    speeds = [float(speed) for speed in SPEED.findall(message)]
+    is_idle = "Running: 0 reqs, Waiting: 0 reqs" in message
+    return not (speeds and is_idle and max(speeds) <= IDLE_TOKENS)
 
 
 def judge(status: int, body: bytes, reference: float | None) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,15 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from serving.middleware.self_test import LATE_ANSWERS, TOLERANCE, SelfTest, Verdict, engine_progress, judge
+from serving.middleware.self_test import (
+    LATE_ANSWERS,
+    TOLERANCE,
+    SelfTest,
+    Verdict,
+    engine_progress,
+    is_of_requests,
+    judge,
+)
 from shared.errors import Code, Unavailable
 
 KEY = b"key"
@@ -192,3 +201,21 @@ def test_progress_is_read_from_vllms_counts(monkeypatch: pytest.MonkeyPatch) -> 
     tokens.inc(3)
     usage.set(0.5)
     assert sorted(engine_progress()) == [0.5, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "generated", "running", "is_logged"),
+    [(0.1, 0.2, 0, False), (0.0, 0.0, 0, False), (12.0, 0.2, 0, True), (0.1, 5.4, 0, True), (0.1, 0.2, 1, True)],
+)
+def test_statistics_of_the_self_test_alone_are_not_logged(
+    prompt: float, generated: float, running: int, is_logged: bool
+) -> None:
+    line = (
+        f"Engine 000: Avg prompt throughput: {prompt} tokens/s, Avg generation throughput: {generated} tokens/s, "
+        f"Running: {running} reqs, Waiting: 0 reqs, CPU KV cache usage: 0.0%"
+    )
+    assert is_of_requests(logging.makeLogRecord({"msg": line})) is is_logged
+
+
+def test_other_lines_of_the_engine_are_logged() -> None:
+    assert is_of_requests(logging.makeLogRecord({"msg": "Running: 0 reqs, Waiting: 0 reqs"}))
