@@ -126,7 +126,7 @@ def open_telemetry(context: TrainingContext, progress: Progress) -> Telemetry:
     """Open telemetry and the trackers that the operator chose; the first of several processes reports for all."""
     is_main = context.distributed.is_main
     trackers = trackers_of(os.environ) if is_main else Trackers([])
-    trackers.start(context.plan, context.run_dir, progress.run_id)
+    trackers.start(context.plan, context.run_dir, progress.run_id, context.used_values())
     report = context.data.report
     return Telemetry(
         context.run_dir,

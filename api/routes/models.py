@@ -191,7 +191,9 @@ def _card_record(services: Services, view: TenantView, adapter: Adapter, manifes
         metrics=adapter.metrics,
         certificates=adapter.certificates,
         license=base.license if base else None,
-        job={"plan": job.plan, "contract": job.contract} if job and job.kind == "finetune" else None,
+        job={"plan": job.plan, "contract": job.contract, "result": job.result}
+        if job and job.kind == "finetune"
+        else None,
         receipts=tuple(map(_card_receipt, view.receipts.list(adapter=adapter.id, limit=CARD_RECEIPTS)[:CARD_RECEIPTS])),
     )
 

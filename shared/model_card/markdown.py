@@ -50,6 +50,11 @@ def front_matter_of(fields: Sequence[tuple[str, object]]) -> str:
     return f"---\n{lines}---\n"
 
 
+def tags(method: str) -> list[str]:
+    """Return the front matter's tags of an adapter that was trained with a method, each once."""
+    return list(dict.fromkeys(("lora", method, "mens")))
+
+
 def inline(value: object) -> str:
     """Return any value as one line of plain Markdown: nothing in it is markup, HTML or a table's border."""
     text = one_line(str(value)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -15,7 +15,8 @@ from shared.artifacts.manifests import AdapterManifest
 from shared.contract.sections import describe_arguments
 from shared.hashing import digest_json
 from shared.model_card.evaluation_section import evaluation_section
-from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, table
+from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, table, tags
+from shared.model_card.recipe import used_values
 from shared.model_card.self_evaluation import KEY, SelfEvaluation
 
 RECIPE = {
@@ -60,7 +61,7 @@ def write_readme(record: AdapterRecord) -> str:
     """Write the card. The Hugging Face hub reads its front matter."""
     parts = [_front_matter(record), _title(record), _base(record)]
     if record.job:
-        parts += [_data(record.job["plan"]), _recipe(record.job["contract"], record.manifest)]
+        parts += [_data(record.job["plan"]), _recipe(record.job, record.manifest)]
     if evaluation := _evaluation(record.metrics):
         parts.append(evaluation_section(evaluation))
     parts += [_certificates(record.certificates), _lineage(record), _limits(record.manifest)]
@@ -76,7 +77,7 @@ def _front_matter(record: AdapterRecord) -> str:
             ("base_model_relation", "adapter"),
             ("library_name", "peft"),
             ("pipeline_tag", "text-generation"),
-            ("tags", ["lora", manifest.adapter_method.value, "mens"]),
+            ("tags", tags(manifest.adapter_method.value)),
             *license_fields(license_),
         ]
     )
@@ -124,7 +125,10 @@ def _data(plan: Mapping[str, Any]) -> str:
     return "\n## Data\n\n" + table(rows)
 
 
-def _recipe(contract: Mapping[str, Any], manifest: AdapterManifest) -> str:
+def _recipe(job: Mapping[str, Any], manifest: AdapterManifest) -> str:
+    # A job without a result, or of an earlier release, has only the plan's number: an upper bound.
+    planned = job.get("result", {}).get("planned_steps", job["plan"]["optimizer_steps"])
+    contract = used_values(job["contract"], steps=manifest.step, planned=planned)
     rows = [
         (f"{section}.{field}", contract[section][field])
         for section, fields in RECIPE.items()

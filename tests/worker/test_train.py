@@ -33,6 +33,7 @@ from worker.run_folder import (
     read_json,
 )
 from worker.training.reporting.telemetry import METRIC_COLUMNS
+from worker.training.reporting.trackers import Trackers
 from worker.training.supervised import Supervised
 from worker.watchdog.stall import StallWatch
 
@@ -118,9 +119,12 @@ def test_a_large_gradient_is_clipped(tiny, tmp_path, monkeypatch):
     assert [step["grad_norm"] for step in telemetry(run_dir, "step")] == [before for before, _ in seen]
 
 
-def test_warm_up_and_cosine_are_used(tiny, tmp_path):
+def test_warm_up_and_cosine_are_used(tiny, tmp_path, monkeypatch):
+    tracked = {}
+    monkeypatch.setattr(Trackers, "start", lambda _self, _plan, _folder, _id, params: tracked.update(params))
     run = tiny.plan_run(tmp_path, exec={"epochs": 20, "batch_size": 6, "warmup_steps": 100, "learning_rate": 0.01})
     rates = [step["learning_rate"] for step in telemetry(tiny.train(run, tmp_path / "run"), "step")]
+    assert tracked == {"optimizer_steps": 20, "exec.warmup_steps": 2}
     assert rates[:3] == pytest.approx([0.005, 0.01, 0.01])
     assert rates[-1] == pytest.approx(0.01 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * 17 / 18)).item()), rel=1e-4)
 

@@ -311,6 +311,7 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
         "adapter_id": final.id,
         "trained_tokens": summary["trained_tokens"],
         "optimizer_steps": summary["optimizer_step_count"],
+        "planned_steps": summary["planned_steps"],
         "last_train_loss": summary["last_train_loss"],
         "last_val_loss": summary["last_val_loss"],
         "memory": summary["memory"],

@@ -88,6 +88,10 @@ class TrainingContext:
         """Number of warm-up steps."""
         return warmup_steps(self.plan.contract.exec.warmup_steps, self.order.total_steps)
 
+    def used_values(self) -> dict[str, int]:
+        """Return the values of the plan that the rows have decided, for trackers."""
+        return {"optimizer_steps": self.order.total_steps, "exec.warmup_steps": self.warmup}
+
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a 1-based step."""
         return learning_rate(step - 1, self.order.total_steps, self.plan.contract.exec.learning_rate, self.warmup)

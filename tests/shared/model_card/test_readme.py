@@ -10,7 +10,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 from shared.artifacts.manifests import AdapterManifest
-from shared.contract.sections import ProvenanceSection
+from shared.contract.sections import AdapterMethod, ProvenanceSection
 from shared.model_card.readme import AdapterRecord, CardReceipt, write_readme
 from shared.model_card.self_evaluation import KEY, PairedMeasure, RowSource, SampleAnswer, SelfEvaluation
 from tests.support.exported_adapter import LINEAGE, store_small_adapter
@@ -56,8 +56,17 @@ def record(manifest: AdapterManifest, text: str = "An answer.", **changes: Any) 
         },
         "license": "mit",
         "job": {
-            "plan": {"train": {"rows": 40, "sha256": SHA}, "validation": None, "validation_rows": 4},
-            "contract": {"adapter": {"rank": 16}, "exec": {"learning_rate": 0.001, "epochs": 3}},
+            "plan": {
+                "train": {"rows": 40, "sha256": SHA},
+                "validation": None,
+                "validation_rows": 4,
+                "optimizer_steps": 90,
+            },
+            "contract": {
+                "adapter": {"rank": 16},
+                "exec": {"learning_rate": 0.001, "epochs": 3, "warmup_steps": 50},
+            },
+            "result": {"planned_steps": 70},
         },
     }
     return AdapterRecord(manifest=manifest, **fields | changes)
@@ -107,6 +116,24 @@ def test_people_read_what_it_was_made_from_and_how_it_did(manifest: AdapterManif
     ):
         assert cells in shown
     assert "secret" not in shown
+
+
+def test_the_recipe_is_that_of_the_run(manifest: AdapterManifest) -> None:
+    made = record(manifest)
+    assert made.job is not None
+    shown = html(write_readme(record(manifest.model_copy(update={"step": 70}))))
+    assert "<td>exec.warmup_steps</td>\n<td>7</td>" in shown
+    assert "<td>exec.epochs</td>\n<td>3</td>" in shown
+    checkpoint = html(write_readme(record(manifest.model_copy(update={"step": 14}))))
+    assert "<td>exec.epochs</td>\n<td>3 planned; 14 of 70 steps were made</td>" in checkpoint
+    unfinished = html(write_readme(record(manifest, job=made.job | {"result": {}})))
+    assert "<td>exec.warmup_steps</td>\n<td>9</td>" in unfinished
+
+
+@pytest.mark.parametrize(("method", "tags"), [("lora", ["lora", "mens"]), ("qlora", ["lora", "qlora", "mens"])])
+def test_each_tag_is_listed_once(manifest: AdapterManifest, method: str, tags: list[str]) -> None:
+    made = manifest.model_copy(update={"adapter_method": AdapterMethod(method)})
+    assert front_matter(write_readme(record(made)))["tags"] == tags
 
 
 def test_users_of_the_adapter_read_where_answers_end(manifest: AdapterManifest) -> None:

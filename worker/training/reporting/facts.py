@@ -10,7 +10,7 @@ from ulid import ULID
 
 from shared.artifacts.manifests import AdapterManifest
 from shared.base_models.config import ModelConfig
-from shared.contract.plan import ExecutionPlan
+from shared.contract.plan import ExecutionPlan, warmup_steps
 from shared.model_card.self_evaluation import SelfEvaluation
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import PreparationReport
@@ -54,6 +54,11 @@ class RunFacts:
     resumed_from_step: int = 0
     engine: Mapping[str, object] = field(default_factory=dict)
     evaluation: SelfEvaluation | None = None
+
+    @property
+    def warmup(self) -> int:
+        """Number of warm-up steps that were used."""
+        return warmup_steps(self.plan.contract.exec.warmup_steps, self.planned_steps)
 
     @property
     def stopped_early(self) -> bool:

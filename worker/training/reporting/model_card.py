@@ -13,7 +13,8 @@ from shared.base_models.tensors import expected_tensors, parameter_count
 from shared.contract.sections import ThoughtsRule, describe_arguments
 from shared.hashing import digest_json
 from shared.model_card.evaluation_section import evaluation_section
-from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, table
+from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, table, tags
+from shared.model_card.recipe import used_values
 from worker.training.reporting.facts import RunFacts
 from worker.training.reporting.svg_charts import Panel, Series, smooth, svg
 from worker.training.reporting.tracker_clients import Value
@@ -71,7 +72,7 @@ def front_matter(facts: RunFacts) -> str:
         ("base_model_relation", "adapter"),
         ("library_name", "peft"),
         ("pipeline_tag", "text-generation"),
-        ("tags", ["lora", facts.manifest.adapter_method.value, "mens"]),
+        ("tags", tags(facts.manifest.adapter_method.value)),
         *license_fields(provenance.license_class),
     ]
     return front_matter_of(fields)
@@ -146,9 +147,14 @@ def _validation_source(facts: RunFacts) -> str:
 
 
 def _recipe(facts: RunFacts) -> str:
-    contract = facts.plan.contract
     shown = {"adapter", "quant", "exec", "trajectory", "optimizer", "curriculum"}
-    values: dict[str, Value] = flatten(contract.model_dump(mode="json", include=shown))
+    values: dict[str, Value] = flatten(
+        used_values(
+            facts.plan.contract.model_dump(mode="json", include=shown),
+            steps=facts.progress.step,
+            planned=facts.planned_steps,
+        )
+    )
     rows: list[tuple[str, object]] = [*values.items()]
     rows += [(f"engine.{key}", value) for key, value in flatten(facts.engine).items()]
     rows += [("optimizer steps", facts.progress.step), ("tokens", f"{facts.progress.trained_tokens:,}")]

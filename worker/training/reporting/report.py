@@ -97,6 +97,7 @@ def training_manifest(facts: RunFacts, packages: Mapping[str, str]) -> dict[str,
         **{f"provenance_{key}": value for key, value in contract.provenance.model_dump().items()},
         **_data_fields(facts),
         **_recipe_fields(contract),
+        "warmup_steps": facts.warmup,
         **_trajectory_fields(contract),
         "adapter_id": facts.manifest.adapter_id,
         # The original's names of kernels, and one more for plain LoRA; the plan has its shorter ones.
@@ -216,7 +217,7 @@ def _data_fields(facts: RunFacts) -> dict[str, Any]:
 
 def _recipe_fields(contract: FineTuneContract) -> dict[str, Any]:
     exec_ = contract.exec
-    names = ("seq_len", "epochs", "batch_size", "grad_accum", "learning_rate", "warmup_steps", "weight_decay")
+    names = ("seq_len", "epochs", "batch_size", "grad_accum", "learning_rate", "weight_decay")
     more = ("max_grad_norm", "seed", "adapter_tag", "max_vram_fraction")
     return {
         **contract.adapter.model_dump(mode="json", include={"rank", "alpha", "dropout", "target_modules"}),
@@ -239,6 +240,7 @@ def _run_fields(facts: RunFacts) -> dict[str, Any]:
     skips = facts.skips
     return {
         "training_steps_executed": facts.progress.step,
+        "planned_steps": facts.planned_steps,
         "stopped_early": facts.stopped_early,
         "resume_guarantee": facts.progress.guarantee,
         "candle_qlora_training_steps_executed": facts.progress.step,

@@ -15,7 +15,8 @@ from markdown_it import MarkdownIt
 
 from shared.artifacts.manifests import AdapterManifest
 from shared.base_models.config import parse_model_config
-from shared.contract.sections import ProvenanceSection
+from shared.contract.base_quant import with_pair
+from shared.contract.sections import AdapterMethod, BaseQuant, ProvenanceSection
 from worker.run_folder import read_json
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import PreparationReport
@@ -110,6 +111,18 @@ def test_data_and_recipe_are_the_measured_ones(facts):
         "Trained on NVIDIA H200.",
     ):
         assert cells in shown
+
+
+def test_the_recipe_is_that_of_the_run(facts):
+    exec_ = facts.plan.contract.exec.model_copy(update={"warmup_steps": 50, "epochs": 10})
+    plain = with_pair(facts.plan.contract, AdapterMethod.LORA, BaseQuant.NONE).model_copy(update={"exec": exec_})
+    made = replace(facts, plan=facts.plan.model_copy(update={"contract": plain}), planned_steps=40)
+    manifest = facts.manifest.model_copy(update={"adapter_method": AdapterMethod.LORA})
+    card = model_card(replace(made, manifest=manifest), PACKAGES)
+    assert "| exec.warmup\\_steps | 4 |" in card
+    assert "| exec.epochs | 10 planned; 4 of 40 steps were made |" in card
+    assert "double\\_quant" not in card
+    assert yaml.safe_load(card.split("---\n", 2)[1])["tags"] == ["lora", "mens"]
 
 
 def test_evaluation_shows_first_best_and_last(facts):

@@ -196,6 +196,14 @@ def test_kernel_of_plain_lora_is_not_one_of_the_originals(facts, written):
     assert manifest["execution_kernel"] == "peft_lora"
 
 
+def test_the_warmup_is_the_one_that_was_used(facts, written):
+    exec_ = facts.plan.contract.exec.model_copy(update={"warmup_steps": 50})
+    contract = facts.plan.contract.model_copy(update={"exec": exec_})
+    _, manifest, _ = written(plan=facts.plan.model_copy(update={"contract": contract}), planned_steps=40)
+    assert (manifest["warmup_steps"], manifest["training_steps_executed"], manifest["planned_steps"]) == (4, 3, 40)
+    assert manifest["contract"]["exec"]["warmup_steps"] == 50
+
+
 def test_losses_are_averaged_where_there_are_some(written):
     metrics = [
         {"step": 1, "train_loss": 3.0, "valid_loss": 9.0},

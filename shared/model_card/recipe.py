@@ -1,0 +1,32 @@
+"""A contract's sections with the values that its run used. They differ where the run itself bounds a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shared.contract.plan import warmup_steps
+from shared.contract.sections import BaseQuant
+
+Sections = dict[str, Any]
+
+
+def used_values(contract: Mapping[str, Any], *, steps: int, planned: int) -> Sections:
+    """Return a contract with the warm-up that was used, the epochs that were made, and without options that had no effect.
+
+    Args:
+        contract: sections of the contract in their JSON form.
+        steps: optimizer steps that the adapter was trained for.
+        planned: optimizer steps of the whole run.
+    """
+    sections: Sections = {
+        name: dict(value) if isinstance(value, Mapping) else value for name, value in contract.items()
+    }
+    exec_, quant = sections.get("exec", {}), sections.get("quant", {})
+    if (configured := exec_.get("warmup_steps")) is not None:
+        exec_["warmup_steps"] = warmup_steps(configured, planned)
+    if "epochs" in exec_ and steps < planned:
+        exec_["epochs"] = f"{exec_['epochs']} planned; {steps} of {planned} steps were made"
+    if quant.get("base") == BaseQuant.NONE:
+        quant.pop("double_quant", None)
+    return sections
