@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import Sections, lay_over, read_sections
 from cli.options import TemplateArgument, existing_file, parse_template_arguments
 from cli.output import counted
+from cli.standalone.measured_rate import measured_rate
 from cli.this_machine import ORIGIN, this_machine
 from shared.base_models.catalog import BaseModelEntry, load_catalog
 from shared.contract.auto_hyperparameters import auto_exec
@@ -94,6 +96,8 @@ def plan(
         origin = "--device" if named != Device.AUTO else "--vram-gb" if memory else ORIGIN
         machine = this_machine(named, vram_bytes=memory, origin=origin, limits=limits)
         base, folder = _base(model or sections.get("model", {}).get("hf_repo"))
+        if origin == ORIGIN and (rate := measured_rate(read_settings(Settings), base)):
+            machine = replace(machine, tokens_per_second=rate.tokens_per_second, measured_by=rate.job)
         options: dict[str, dict[str, Any]] = {
             "model": {"hf_repo": base.name},  # not the typed path, which differs on another machine
             "data": {

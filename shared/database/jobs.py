@@ -34,6 +34,8 @@ from shared.observability.tracing import current_traceparent
 
 JOB_ID_PREFIX = "ftjob"
 MAX_MESSAGE_CHARS = 2000
+LAST_RESULTS = 20
+"""Results among which a measured speed is searched."""
 
 
 class TrainingRate(NamedTuple):
@@ -187,9 +189,10 @@ class Jobs:
         """Return the speed of the last job that tuned a base on this installation; None without one."""
         query = self._results().add_columns(JobRow.id).where(JobRow.base_model == base_model)
         with self._db.read() as session:
-            row = session.execute(query.order_by(JobRow.id.desc()).limit(1)).first()
-        rate = (row[0] or {}).get("tokens_per_second") if row else None
-        return TrainingRate(rate, row[1]) if row and rate else None
+            rows = session.execute(query.order_by(JobRow.id.desc()).limit(LAST_RESULTS)).all()
+        # A job whose last attempt had no step left has no speed.
+        rates = ((result.get("tokens_per_second"), job_id) for result, job_id in rows)
+        return next((TrainingRate(rate, job_id) for rate, job_id in rates if rate), None)
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job that is not running at once; request that a running job's worker stops.

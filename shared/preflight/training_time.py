@@ -129,7 +129,7 @@ def training_time(
             seconds=tokens * flops / speed,
             basis="flops",
             reason=f"from FLOPs, a guess: {flops / 1e9:.2g} GFLOP a token at {speed / 1e9:.0f} GFLOP/s; "
-            "no job of this base has been measured",
+            "no measured job of this base is known here",
         )
     missing = "the rows' tokens are" if tokens is None else "the device's speed is"
     return TrainingTime(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from shared.artifacts.storage import Storage
 from shared.base_models.catalog import load_catalog, verify_model_folder
 from shared.contract.plan import PlannedBase
 from shared.database.job_states import Stage
+from shared.database.jobs import Jobs, TrainingRate
 from shared.database.leases import Lease, Leases
 from shared.database.records import NewEvent
 from shared.errors import JobFailed, LeaseLost, Unavailable
@@ -99,6 +101,14 @@ class Attempt:
         # Against the plan's digests: the catalogue may have changed since the job was submitted.
         verify_model_folder(entry.model_copy(update={"digests": planned.digests}), folder)
         return folder
+
+    def training_rate(self, base_model: str) -> TrainingRate | None:
+        """Return the measured speed that the API plans the base's jobs with; None without one, or while the database is
+        unavailable.
+        """
+        with suppress(Unavailable):
+            return Jobs(self.leases.database, self.lease.job.tenant).training_rate(base_model)
+        return None
 
     def enter(self, stage: Stage, message: str) -> None:
         """Report that a stage begins.

@@ -145,13 +145,19 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
     """
     plan, inputs = run.plan, run.inputs
     entry = BaseModelEntry(name=plan.base.name, source=LocalSource(path=inputs.base), digests=plan.base.digests)
+    rate = attempt.training_rate(plan.base.name)
     checked = preflight(
         JobRequest(plan.contract, name=plan.adapter_name, accepted=True),
         entry,
         Path(inputs.base),
         InputFile(plan.train.file_id, plan.train.sha256, Path(inputs.train), verify=True),
         _input_file(plan.validation, inputs.validation),
-        machine_of(describe_machine(attempt.settings.trainer_processes), origin="this worker"),
+        machine_of(
+            describe_machine(attempt.settings.trainer_processes),
+            origin="this worker",
+            tokens_per_second=rate.tokens_per_second if rate else None,
+            measured_by=rate.job if rate else None,
+        ),
         _input_file(plan.replay, inputs.replay),
     )
     record = checked.record()

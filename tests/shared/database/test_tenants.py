@@ -145,6 +145,9 @@ def test_statistics_cover_only_visible_jobs(jobs: Jobs, leases: Leases) -> None:
         assert rate
         assert (rate.tokens_per_second, rate.job[:6]) == (3.0, "ftjob-")
     assert jobs.of("other").training_rate("another") is None
+    leases.finish(claimed(jobs.of("acme"), leases), {"memory": None, "tokens_per_second": None})
+    rate = jobs.of("acme").training_rate("tiny")
+    assert rate and rate.tokens_per_second == 3.0
 
 
 def test_results_of_a_job_belong_to_its_tenant(

@@ -55,7 +55,8 @@ def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / METRICS_NAME).write_text("step\n")
-    numbers = dict.fromkeys(("trained_tokens", "optimizer_step_count", "last_train_loss", "last_val_loss", "resume"))
+    counts = ("trained_tokens", "optimizer_step_count", "planned_steps")
+    numbers = dict.fromkeys((*counts, "last_train_loss", "last_val_loss", "resume"))
     summary = numbers | {"metrics": {}, "memory": {"device": "cpu"}, "tokens_per_second": 2000.0}
     (folder / SUMMARY_NAME).write_text(json.dumps(summary))
     return folder

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from shared.artifacts.folder_storage import FolderStorage
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
 from shared.contract.plan import DataFile, ExecutionPlan, TrainingRun, plan_finetune
+from shared.database.jobs import TrainingRate
 from shared.hashing import digest_file
 from tests.support.builders import contract
 from tests.support.counters import ALIAS, counting
@@ -55,15 +57,19 @@ def plan(base: Path, storage: FolderStorage, tmp_path: Path) -> ExecutionPlan:
 def test_preflight_reads_every_file_once(
     base: Path, storage: FolderStorage, plan: ExecutionPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    reports: list[dict[str, Any]] = []
     attempt = SimpleNamespace(
         storage=storage,
         settings=WorkerSettings(home=tmp_path),
         locate_base=lambda _: base,
         run_dir=tmp_path,
-        report=lambda **_: None,
+        report=lambda **report: reports.append(report),
+        training_rate=lambda _: TrainingRate(1000.0, "ftjob-7"),
     )
     counts = counting(monkeypatch)
     with locate_inputs(attempt, plan) as inputs:
         check_inputs(attempt, TrainingRun(plan=plan, inputs=inputs))
     assert {name: counts.reads(Path(getattr(inputs, name))) for name in FILES} == dict.fromkeys(FILES, 1)
+    time = reports[-1]["preflight"]["estimate"]["time"]
+    assert time["basis"] == "measured" and "by ftjob-7" in time["reason"]
     assert (counts.validations, counts.refusal_runs) == (1, 2)  # the stored plan
