@@ -298,7 +298,7 @@ def finish(
     )
     if not context.distributed.is_main:  # with a sharded base, the others have answered for their part
         return
-    telemetry.emit("self_evaluation", measured.payload())
+    telemetry.self_evaluated(measured.payload())
     write_reports(context.run_dir, gather_facts(context, manifest, progress, telemetry, measured.evaluation))
     keep_result(context.run_dir)  # the run is complete, so nothing resumes from the others
     early = progress.step < context.order.total_steps

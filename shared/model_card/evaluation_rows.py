@@ -183,11 +183,13 @@ def answer_in_time(
         advance("sample_answers", at, len(rows.samples))
         old, new = ask([prompt.ids for prompt in rows.samples[at : at + ANSWERS_AT_ONCE]], SAMPLE_TOKENS)
         base, tuned = base + old, tuned + new
+        advance("sample_answers", len(base), len(rows.samples))
         if at == 0 and rows.general and time.monotonic() > deadline:
             notes.append(f"The general questions were not asked: {TOO_LONG}.")
         elif at == 0 and rows.general:
             advance("general_questions", 0, len(rows.general))
             general = judge_general(*ask(rows.general, GENERAL_TOKENS))
+            advance("general_questions", len(rows.general), len(rows.general))
     return Answers(compare_answers(rows.samples[: len(base)], base, tuned), general, tuple(notes))
 
 

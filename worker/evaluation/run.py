@@ -94,6 +94,7 @@ def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> Ru
             tools = Tools(checkers, remote, sandbox)
             judge = partial(judge_item, plan, door.post, tools)
             _judge_all(attempt, judge, plan.samples, door, todo, progress)
+    progress.report()
     results = (ItemResult.model_validate(item.result) for item in items.all(run_id))
     return outcome_of(run_id, plan, progress.totals, results)
 
@@ -142,6 +143,10 @@ class _Progress:
                 raise
             return
         self._waiting = []
+        self.report()
+
+    def report(self) -> None:
+        """Report progress. Raises LeaseLost."""
         self._attempt.report(progress=self._facts())
 
     def _facts(self) -> dict[str, Any]:

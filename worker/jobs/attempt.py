@@ -53,6 +53,7 @@ class Attempt:
     shutting_down: Callable[[], bool]
     metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
     _unsent: list[NewEvent] = field(default_factory=list)
+    _unsent_progress: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         job, spent = self.lease.job, self.lease.spent
@@ -127,19 +128,23 @@ class Attempt:
         preflight: dict[str, Any] | None = None,
         stage: Stage | None = None,
     ) -> None:
-        """Write to the job's row and events. While the database is unavailable, events wait for the next report.
+        """Write to the job's row and events. While the database is unavailable, events and the newest progress wait for
+        the next report.
 
         Raises:
             LeaseLost: stop.
         """
         self._unsent += events or []
-        if not (self._unsent or progress or preflight or stage):
+        self._unsent_progress = progress or self._unsent_progress
+        if not (self._unsent or self._unsent_progress or preflight or stage):
             return
         try:
-            self.leases.report(self.lease, stage=stage, progress=progress, preflight=preflight, events=self._unsent)
+            self.leases.report(
+                self.lease, stage=stage, progress=self._unsent_progress, preflight=preflight, events=self._unsent
+            )
         except Unavailable:
             return
-        self._unsent = []
+        self._unsent, self._unsent_progress = [], {}
 
     def raise_if_stopped(self) -> None:
         """Stop here, between two steps, if the job must stop.

@@ -53,7 +53,7 @@ def to_events(telemetry: list[dict[str, Any]]) -> list[NewEvent]:
             text = f"Step {payload['step']}: validation loss={_loss(payload['val_loss'])}"
             events.append(NewEvent(type="metrics", message=text, data=payload))
         elif kind == EVALUATION_EVENT:
-            if not payload["items_done"]:
+            if payload["items_total"] and not payload["items_done"]:
                 what = f"{payload['items_total']} {payload['activity'].replace('_', ' ')}"
                 events.append(NewEvent(message=f"Self-evaluation: {what}.", data=payload))
         elif message := _message(kind, payload):
@@ -142,4 +142,6 @@ def _evaluation_message(payload: dict[str, Any]) -> str:
         before, after = 100 * payload["base_token_accuracy"], 100 * payload["tuned_token_accuracy"]
         parts.append(f"token accuracy {before:.1f} % to {after:.1f} %")
     measured = ", ".join(parts) or f"nothing was measured ({', '.join(payload['causes'])})"
-    return f"{rows}: {measured}; {payload['sample_answers']} sample answers, {payload['seconds']:.1f} s."
+    # Usually zero: the served model gives the answers later.
+    answers = f"{payload['sample_answers']} sample answers, " if payload["sample_answers"] else ""
+    return f"{rows}: {measured}; {answers}{payload['seconds']:.1f} s."

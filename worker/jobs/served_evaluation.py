@@ -18,6 +18,7 @@ from shared.errors import Code, LeaseLost, MensError, Unavailable
 from shared.job_progress import SelfEvaluationProgress
 from shared.model_card.evaluation_rows import (
     MIN_ROWS,
+    TOO_LONG,
     EvaluationRow,
     EvaluationRows,
     RowScore,
@@ -51,21 +52,21 @@ def evaluate_served(attempt: Attempt, adapter_id: str, certificates: Mapping[str
         return
     evaluation = SelfEvaluation.model_validate(measured)
     attempt.enter(Stage.SELF_EVALUATION, "Measuring base and adapter where they are served, on the run's own rows.")
-    began = time.monotonic()
+    began, message = time.monotonic(), ""
     try:
         with _open_replica(attempt, certificates, prefer_twin=evaluation.precision == "nf4") as replica:
             models = ServedPair(replica, adapter_id, certificates[replica.name]["base"], _teller(attempt))
             evaluation = models.measure(evaluation, EvaluationRows.model_validate(rows), _seconds(run_dir))
+        message = f"Measured what is served: {_counts(evaluation)}; {time.monotonic() - began:.0f} s."
     except LeaseLost:
         raise
     except MensError as error:
-        note = f"What is served was not measured ({error.code})."
-        evaluation = evaluation.model_copy(update={"notes": (*evaluation.notes, note)})
+        message = f"What is served was not measured ({error.code})."
+        evaluation = evaluation.model_copy(update={"notes": (*evaluation.notes, message)})
     warning = shift_warning(evaluation)
     if warning:
         evaluation = evaluation.model_copy(update={"warnings": (*evaluation.warnings, warning)})
     write_json(run_dir / EVALUATION_NAME, evaluation.model_dump(mode="json"))
-    message = f"What is served was measured in {time.monotonic() - began:.0f} s."
     warnings = [NewEvent(level="warn", message=warning)] if warning else []
     attempt.report(events=[NewEvent(message=message), *warnings])
 
@@ -92,6 +93,7 @@ class ServedPair:
         deadline = time.monotonic() + seconds
         chosen = _within_tokens(rows.rows)
         base, tuned = self._score(chosen, deadline)
+        left_out = f"{len(base)} of {len(chosen)} rows were scored where the model is served: {TOO_LONG}."
         served = ServedEvaluation(
             base=self._base["name"],
             dtype=self._base["dtype"],
@@ -108,25 +110,38 @@ class ServedPair:
                 "answers_from": AnswerSource.REPLICA if answers.samples else evaluation.answers_from,
                 "sample_answers": answers.samples or evaluation.sample_answers,
                 "general_answers": answers.general or evaluation.general_answers,
-                "notes": (*evaluation.notes, *answers.notes),
+                "notes": (*evaluation.notes, *([left_out] if len(base) < len(chosen) else []), *answers.notes),
             }
         )
 
     def _score(self, rows: tuple[EvaluationRow, ...], deadline: float) -> tuple[list[RowScore], list[RowScore]]:
         base: list[RowScore] = []
         tuned: list[RowScore] = []
+        if rows:
+            self._advance("scored_rows", 0, len(rows))
         for at in range(0, len(rows), ROWS_AT_ONCE):
             if at >= MIN_ROWS and time.monotonic() > deadline:
                 break
-            self._advance("scored_rows", at, len(rows))
             group = rows[at : at + ROWS_AT_ONCE]
             base += self._replica.score_rows(self._base["name"], group)
             tuned += self._replica.score_rows(self._adapter_id, group)
+            self._advance("scored_rows", len(base), len(rows))
         return base, tuned
 
     def _ask(self, prompts: Sequence[list[int]], max_tokens: int, /) -> tuple[list[WrittenAnswer], list[WrittenAnswer]]:
         old = self._replica.answers(self._base["name"], prompts, max_tokens)
         return old, self._replica.answers(self._adapter_id, prompts, max_tokens)
+
+
+def _counts(evaluation: SelfEvaluation) -> str:
+    """Count in words what was measured on a replica."""
+    served = evaluation.answers_from is AnswerSource.REPLICA
+    counts = [
+        (evaluation.served.rows if evaluation.served else 0, "rows"),
+        (len(evaluation.sample_answers) if served else 0, "sample answers"),
+        (len(evaluation.general_answers) if served else 0, "general questions"),
+    ]
+    return ", ".join(f"{count} {what}" for count, what in counts if count) or "no rows and no answers"
 
 
 def _teller(attempt: Attempt) -> Callable[[str, int, int], None]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.model_card.evaluation_rows import EvaluationRows, SamplePrompt, WrittenAnswer, answer_in_time, seconds_for
 from shared.model_card.general_questions import general_questions
@@ -41,7 +44,14 @@ def test_all_is_asked_for_while_there_is_time() -> None:
     found = answer_in_time(rows(6), ask, time.monotonic() + 60, lambda *told: seen.append(told))
     assert [sample.is_exact for sample in found.samples] == [True] * 6
     assert [answer.kept for answer in found.general] == [False] * 8
-    assert seen == [("sample_answers", 0, 6), ("general_questions", 0, 8), ("sample_answers", 4, 6)]
+    assert seen == [
+        ("sample_answers", 0, 6),
+        ("sample_answers", 4, 6),
+        ("general_questions", 0, 8),
+        ("general_questions", 8, 8),
+        ("sample_answers", 4, 6),
+        ("sample_answers", 6, 6),
+    ]
     assert found.notes == ()
 
 
@@ -49,6 +59,25 @@ def test_what_would_take_too_long_is_left_out_and_said() -> None:
     found = answer_in_time(rows(6), ask, time.monotonic() - 1, lambda *_: None)
     assert (len(found.samples), found.general) == (4, ())
     assert ["4 of 6 sample answers" in note or "general questions" in note for note in found.notes] == [True, True]
+
+
+@given(samples=st.integers(0, 20), has_general=st.booleans(), is_late=st.booleans())
+def test_the_last_progress_of_each_part_is_what_was_done(samples: int, has_general: bool, is_late: bool) -> None:
+    wanted = rows(samples)
+    wanted = wanted if has_general else wanted.model_copy(update={"general": ()})
+    seen: dict[str, tuple[int, int]] = {}
+
+    def advance(activity: str, done: int, total: int) -> None:
+        seen[activity] = (done, total)
+
+    found = answer_in_time(wanted, ask, -1.0 if is_late else math.inf, advance)
+    notes = " ".join(found.notes)
+    if samples:
+        assert seen["sample_answers"] == (len(found.samples), samples)
+        assert len(found.samples) == samples or f"{len(found.samples)} of {samples} sample answers" in notes
+    if general := seen.get("general_questions"):
+        assert general == (len(found.general), len(wanted.general)) == (8, 8)
+    assert ("general questions were not asked" in notes) == (bool(samples) and has_general and is_late)
 
 
 @pytest.mark.parametrize(("training", "seconds"), [(0.0, 15.0), (100.0, 15.0), (3600.0, 360.0)])

@@ -309,17 +309,19 @@ def test_entering_a_stage_is_reported(attempt, installation):
     assert installation.messages(job.id)[-1] == "Starting."
 
 
-def test_events_wait_while_the_database_is_unavailable(attempt, installation, monkeypatch):
+def test_events_and_progress_wait_while_the_database_is_unavailable(attempt, installation, monkeypatch):
     def unavailable(*_: object, **__: object) -> None:
         raise Unavailable(Code.DATABASE_UNAVAILABLE, "No answer.")
 
     with monkeypatch.context() as patch:
         patch.setattr(installation.leases, "report", unavailable)
         attempt.report(events=[NewEvent(message="one")])
-        attempt.report(events=[NewEvent(message="two")])
+        attempt.report(events=[NewEvent(message="two")], progress={"kind": "training", "step": 8, "total_steps": 9})
+        attempt.report(progress={"kind": "training", "step": 9, "total_steps": 9})
     attempt.report(events=[NewEvent(message="three")])
     attempt.report()
     assert installation.messages(attempt.lease.job.id)[-3:] == ["one", "two", "three"]
+    assert installation.jobs.get(attempt.lease.job.id).progress["step"] == 9
 
 
 def test_report_of_a_lost_lease_raises(attempt, installation):

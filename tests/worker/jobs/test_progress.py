@@ -127,6 +127,11 @@ def test_the_comparison_tells_of_held_out_rows_that_are_trained_on_too():
     payload = {"source": "held_out", "rows": 10, "held_out_copies": 4, "base_loss": None, "causes": [], "seconds": 1.0}
     payload |= {"base_token_accuracy": 0.25, "tuned_token_accuracy": 1.0, "sample_answers": 0}
     told = "Compared with its base on 10 held out rows, 4 of which are trained on too: token accuracy 25.0 % to 100.0 %"
-    assert to_events([{"event": "self_evaluation", "payload": payload}])[0].message.startswith(told)
+    message = to_events([{"event": "self_evaluation", "payload": payload}])[0].message
+    assert message == f"{told}; 1.0 s."
+    (made,) = to_events([{"event": "self_evaluation", "payload": payload | {"sample_answers": 3}}])
+    assert made.message == f"{told}; 3 sample answers, 1.0 s."
+    nothing = {"activity": "sample_answers", "items_done": 0, "items_total": 0}
+    assert to_events([{"event": "self_evaluation_progress", "payload": nothing}]) == []
     del payload["held_out_copies"]  # as an earlier release's trainer tells it
     assert "trained on too" not in to_events([{"event": "self_evaluation", "payload": payload}])[0].message

@@ -92,6 +92,7 @@ class Telemetry:
         self._smooth_earlier()
         self._pace = Pace(work or PlannedWork.of_equal_steps(total_steps))
         self._told_at = time.monotonic()
+        self._held_back: dict[str, str | int] = {}
 
     def __enter__(self) -> Telemetry:
         return self
@@ -127,9 +128,20 @@ class Telemetry:
             self.emit("working", {"activity": activity})
 
     def self_evaluation(self, activity: str, done: int, total: int) -> None:
-        """Report the progress of the self-evaluation: when a part of it begins, and once a second."""
-        if done == 0 or time.monotonic() - self._told_at >= PROGRESS_SECONDS:
-            self.emit("self_evaluation_progress", {"activity": activity, "items_done": done, "items_total": total})
+        """Report the progress of the self-evaluation: when a part of it begins or ends, and once a second."""
+        self._held_back = {"activity": activity, "items_done": done, "items_total": total}
+        if done in (0, total) or time.monotonic() - self._told_at >= PROGRESS_SECONDS:
+            self._emit_held_back()
+
+    def self_evaluated(self, payload: Mapping[str, Any]) -> None:
+        """Report the result of the self-evaluation, after the progress of a part that ended early."""
+        self._emit_held_back()
+        self.emit("self_evaluation", payload)
+
+    def _emit_held_back(self) -> None:
+        if self._held_back:
+            self.emit("self_evaluation_progress", self._held_back)
+        self._held_back = {}
 
     def skipped(self, **counts: int) -> None:
         """Set counts of left-out rows by reason, e.g. ``curriculum`` when an epoch admits fewer.

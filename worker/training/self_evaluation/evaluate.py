@@ -208,15 +208,18 @@ class _Evaluation:
             lambda number: sum(self._rows[number].lengths), len(self._rows), self._trained_tokens, self._seed
         )
         rows = self._chosen = [self._rows[number] for number in chosen]
-        done = count(0)
+        passes = count(0)
 
         def check() -> None:
-            self._advance("scored_rows", next(done), 2 * len(rows))
+            # Each row is scored twice, by the base and by the adapter.
+            if (number := next(passes)) % 2 == 0:
+                self._advance("scored_rows", number // 2, len(rows))
             self._check()
 
         with self._context.model.disable_adapter():
             base = score_rows(self._context, rows, check)
         tuned = score_rows(self._context, rows, check)
+        self._advance("scored_rows", len(rows), len(rows))
         self._scored = {
             "rows": len(rows),
             "held_out_copies": len(self._context.data.copies.intersection(chosen)),

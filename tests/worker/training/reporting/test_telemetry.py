@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.errors import Code, JobFailed
 from shared.preflight.training_time import Workload
@@ -65,6 +67,24 @@ def open_telemetry() -> Iterator[Callable[..., Telemetry]]:
     """Makes a :class:`Telemetry`, whose file is closed after the test."""
     with ExitStack() as stack:
         yield lambda *args, **more: stack.enter_context(Telemetry(*args, **more))
+
+
+# -- the self-evaluation ----------------------------------------------------------------------------------------------
+
+
+@given(total=st.integers(1, 30), data=st.data())
+def test_the_last_progress_of_the_self_evaluation_is_what_was_done(tmp_path_factory, total, data):
+    """However fast it was: progress is told once a second, at a part's ends, and before the result."""
+    done = data.draw(st.integers(0, total))
+    folder = tmp_path_factory.mktemp("run")
+    with Telemetry(folder, 1, []) as telemetry:
+        for number in range(done + 1):
+            telemetry.self_evaluation("scored_rows", number, total)
+        telemetry.self_evaluated({"rows": done})
+    kinds = [(line["event"], line["payload"]) for line in events(folder)]
+    last = {"activity": "scored_rows", "items_done": done, "items_total": total}
+    assert kinds[-2:] == [("self_evaluation_progress", last), ("self_evaluation", {"rows": done})]
+    assert len(kinds) <= 4
 
 
 # -- lines ------------------------------------------------------------------------------------------------------------

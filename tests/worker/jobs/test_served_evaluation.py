@@ -1,0 +1,54 @@
+"""The self-evaluation of the served adapter: its last progress is what was done, and notes count what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.model_card.evaluation_rows import EvaluationRow, EvaluationRows, RowScore, SamplePrompt, WrittenAnswer
+from shared.model_card.self_evaluation import RowSource, SelfEvaluation
+from worker.jobs.served_evaluation import ServedPair, _counts
+
+BASE = {"name": "tiny", "dtype": "float32", "twin_of": None}
+
+
+class Replica:
+    """Scores every row alike and gives every prompt one answer."""
+
+    def score_rows(self, _model: str, rows: Sequence[EvaluationRow]) -> list[RowScore]:
+        return [RowScore(1.0, 1.0, 1.0, 1) for _ in rows]
+
+    def answers(self, _model: str, prompts: Sequence[list[int]], _max_tokens: int) -> list[WrittenAnswer]:
+        return [WrittenAnswer("yes", ended=True) for _ in prompts]
+
+
+def rows_of(scored: int, samples: int) -> EvaluationRows:
+    prompt = SamplePrompt(line=1, role="user", text="?", turns=1, ids=[1], reference="yes")
+    row = EvaluationRow(token_ids=(1, 2), positions=(1,))
+    return EvaluationRows(rows=(row,) * scored, samples=(prompt,) * samples)
+
+
+@given(scored=st.integers(0, 40), samples=st.integers(0, 12), is_late=st.booleans())
+def test_the_last_progress_is_what_was_done(scored: int, samples: int, is_late: bool) -> None:
+    seen: dict[str, tuple[int, int]] = {}
+
+    def advance(activity: str, done: int, total: int) -> None:
+        seen[activity] = (done, total)
+
+    replica: Any = Replica()
+    before = SelfEvaluation(
+        source=RowSource.HELD_OUT, rows=scored, rows_available=scored, tokens=1, loss=None, token_accuracy=None
+    )
+    pair = ServedPair(replica, "tiny@1", BASE, advance)
+    found = pair.measure(before, rows_of(scored, samples), -1.0 if is_late else 60.0)
+    done = {"scored_rows": found.served.rows if found.served else 0, "sample_answers": len(found.sample_answers)}
+    for activity, total in (("scored_rows", scored), ("sample_answers", samples)):
+        assert seen.get(activity, (0, 0)) == (done[activity], total)
+        left_out = any(note.startswith(f"{done[activity]} of {total} ") for note in found.notes)
+        assert left_out == (done[activity] < total)
+    words = _counts(found)
+    assert (f"{scored} rows" in words) == (0 < scored == done["scored_rows"])
+    assert (f"{samples} sample answers" in words) == (0 < samples == done["sample_answers"])
