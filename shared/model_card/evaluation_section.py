@@ -13,6 +13,12 @@ SOURCES = {
     RowSource.TRAINING: "**rows that were trained on**, because none was held out; other rows may do worse",
 }
 
+INTERVALS = (
+    "Base and tuned are means over tokens. The difference and its interval are means over rows, where a short row counts as much"
+    " as a long one. Each end of an interval holds with 95 % (BCa bootstrap over rows). That of the accuracy has two more rows,"
+    " one wholly better and one wholly worse, so that a few equal rows do not give an interval of no width."
+)
+
 
 def evaluation_section(evaluation: SelfEvaluation) -> str:
     """Write the section in Markdown; equal input gives equal output. The served model's measures come first."""
@@ -58,7 +64,7 @@ def _measures(evaluation: SelfEvaluation) -> str:
         fewer = " It was not measured on served weights."
     return (
         f"\nMeasured on {source}; {evaluation.tokens:,} supervised tokens, the same for both.{fewer}\n\n{table(rows, head)}\n"
-        "Each end of an interval holds with 95 % (BCa bootstrap over rows).\n"
+        f"{INTERVALS}\n"
     )
 
 

@@ -232,7 +232,9 @@ def _change(measure: PairedMeasure, sign: float, form: str, unit: str) -> str:
         return f"no clear difference: an average row is between {amount(low)} worse and {amount(high)} better"
     near, far = sorted((abs(low), abs(high)))
     word = "better" if low > 0 else "worse"
-    return f"{word} by {amount(mean)} on an average row (very likely {format(near, form)} to {amount(far)})"
+    return (
+        f"{word} by {amount(mean)} on an average row ({format(near, form)} to {amount(far)}; each end holds with 95 %)"
+    )
 
 
 def _answers(evaluation: SelfEvaluation) -> list[str]:

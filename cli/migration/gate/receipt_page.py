@@ -58,7 +58,9 @@ def _advice(receipt: Receipt) -> str:
 
 
 def _row(found: Gate) -> tuple[str, ...]:
-    interval = f"{found.interval[0]:+.3f} … {found.interval[1]:+.3f}" if found.interval else ""
+    # Without an old score it is a share, not a difference.
+    form = "+.3f" if found.old is not None else ".3f"
+    interval = " … ".join(format(end, form) for end in found.interval or ())
     state = str(found.status) if found.block else f"({found.status})"
     needed = "" if found.items_needed is None else str(found.items_needed)
     numbers = [_number(value) for value in (found.old, found.new, found.value)]

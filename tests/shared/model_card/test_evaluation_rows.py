@@ -6,10 +6,19 @@ import math
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.model_card.evaluation_rows import EvaluationRows, SamplePrompt, WrittenAnswer, answer_in_time, seconds_for
+from shared.model_card.evaluation_rows import (
+    MIN_ROWS,
+    EvaluationRows,
+    RowScore,
+    SamplePrompt,
+    WrittenAnswer,
+    answer_in_time,
+    compare_accuracies,
+    seconds_for,
+)
 from shared.model_card.general_questions import general_questions
 
 RIGHT = (
@@ -78,6 +87,19 @@ def test_the_last_progress_of_each_part_is_what_was_done(samples: int, has_gener
     if general := seen.get("general_questions"):
         assert general == (len(found.general), len(wanted.general)) == (8, 8)
     assert ("general questions were not asked" in notes) == (bool(samples) and has_general and is_late)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=MIN_ROWS, max_size=30))
+def test_the_interval_of_an_accuracy_contains_its_difference(rows: list[tuple[int, int]]) -> None:
+    """Of any rows of 20 tokens, and so of 100 % on every row: the two added rows shift no end beyond the difference."""
+    base, tuned = ([RowScore(1.0, float(row[side]), 20.0, 20) for row in rows] for side in (0, 1))
+    found = compare_accuracies(base, tuned)
+    assert found and found.interval
+    low, high = found.interval
+    assert -1 <= low < high <= 1
+    assert low - 1e-12 <= found.row_difference <= high + 1e-12
+    assert found.tuned - found.base == pytest.approx(found.row_difference)
 
 
 @pytest.mark.parametrize(("training", "seconds"), [(0.0, 15.0), (100.0, 15.0), (3600.0, 360.0)])

@@ -42,6 +42,7 @@ def test_base_and_tuned_stand_side_by_side():
     assert cells[:5] == ["loss (nats per token)", "2.5000", "1.2500", "-1.2000", "-1.4000 to -1.0000"]
     assert cells[5:] == ["token accuracy (%)", "40.0", "60.0", "+21.0", "too few rows"]
     assert "<strong>rows that were trained on</strong>" in shown
+    assert "Base and tuned are means over tokens." in shown
     assert "Sample 1 (line 7)" in shown
     assert "base:</p>\n<p>nothing</p>" in shown
     assert "tuned (cut at the limit of tokens):</p>\n<pre><code>A mist\n</code></pre>" in shown

@@ -35,7 +35,7 @@ EVALUATION = SelfEvaluation(
 def test_the_summary_has_both_models_and_how_sure_it_is():
     assert summarize(EVALUATION) == [
         "64 of 100 held-out rows; 1,234 supervised tokens",
-        "loss 2.5000 -> 1.2500 nats per token; better by 1.2000 on an average row (very likely 1.0000 to 1.4000)",
+        "loss 2.5000 -> 1.2500 nats per token; better by 1.2000 on an average row (1.0000 to 1.4000; each end holds with 95 %)",
         "token accuracy 40.0 % -> 60.0 %; better by 21.0 points on an average row (too few rows to be sure)",
         "Sample answers are left out, as the operator has set.",
     ]
@@ -110,7 +110,7 @@ def test_what_is_served_comes_first_and_answers_are_counted() -> None:
         ),
         (
             "on the training's own weights (nf4): loss 2.5000 -> 1.2500 nats per token; better by 1.2000 on an average row"
-            " (very likely 1.0000 to 1.4000)"
+            " (1.0000 to 1.4000; each end holds with 95 %)"
         ),
         (
             "on the training's own weights (nf4): token accuracy 40.0 % -> 60.0 %; better by 21.0 points on an average row"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
 from hypothesis import given
@@ -24,6 +26,20 @@ def test_wilson_is_scipys() -> None:
         assert wilson_interval(case["passed"], case["items"]) == pytest.approx(tuple(case["interval"]), abs=1e-9)
     with pytest.raises(ValueError):
         wilson_interval(0, 0)
+
+
+@given(st.data(), st.integers(1, 400), st.floats(0.5, 0.999))
+def test_wilson_inverts_the_score_test(data: st.DataObject, items: int, confidence: float) -> None:
+    """Independently of the closed form: an end is the rate whose standard error makes the found rate z errors away."""
+    passed = data.draw(st.integers(0, items))
+    low, high = wilson_interval(passed, items, confidence)
+    rate, z = passed / items, NormalDist().inv_cdf((1 + confidence) / 2)
+    assert 0 <= low <= rate <= high <= 1
+
+    def errors_away(other: float) -> float:
+        return abs(rate - other) - z * math.sqrt(other * (1 - other) / items)
+
+    assert [errors_away(end) for end in (low, high)] == pytest.approx([0, 0], abs=1e-9)
 
 
 @pytest.mark.parametrize(
