@@ -64,6 +64,7 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
             limits=limits,
             tokens_per_second=rate.tokens_per_second if rate else None,
             measured_by=rate.job if rate else None,
+            other_seconds=rate.other_seconds if rate else None,
             quant_base=services.settings.quant_base,
             thorough=False,
         )
@@ -126,7 +127,7 @@ def submit_finetune(
             *describe_judgement(view, plan.contract.artifact, plan.base.name),
         ],
         # The queue's forecast has its own value for a job of unknown length; a guess counts as unknown.
-        expected_seconds=checked.estimate.seconds if checked.estimate.time.basis == "measured" else None,
+        expected_seconds=checked.estimate.time.whole_seconds if checked.estimate.time.basis == "measured" else None,
     )
     return submit(services, view, submission, terms)
 

@@ -34,14 +34,13 @@ from shared.contract.sections import DEFAULT_MODEL_ID, BaseQuant, DataMode
 from shared.datasets.reader import count_lines
 from shared.errors import Code, MensError, NotFound
 from shared.preflight.servability import base_not_servable
-from shared.preflight.types import PlannedDevice, TrainingTime
+from shared.preflight.types import Estimate, PlannedDevice, TrainingTime
 from shared.replicas import ServedBaseName
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, priority, merge.")
 console, errors = Console(), Console(stderr=True)
 
-GIB = 1 << 30
 LAST_EVENTS = 10
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
@@ -183,8 +182,9 @@ def describe_expectation(preflight: dict[str, Any]) -> str:
         return ""
     needs = preflight["estimate"]
     # Not validated: a later release may report more.
+    memory = Estimate.model_construct(**needs).describe_memory()
     place, time = PlannedDevice.model_construct(**device), TrainingTime.model_construct(**needs["time"])
-    return f"device: {place.describe()}; memory: {needs['vram_bytes'] / GIB:.2f} GiB; time: {time.describe()}"
+    return f"device: {place.describe()}; memory: {memory}; time: {time.describe()}"
 
 
 @app.command("list")

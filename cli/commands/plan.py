@@ -97,7 +97,12 @@ def plan(
         machine = this_machine(named, vram_bytes=memory, origin=origin, limits=limits)
         base, folder = _base(model or sections.get("model", {}).get("hf_repo"))
         if origin == ORIGIN and (rate := measured_rate(read_settings(Settings), base)):
-            machine = replace(machine, tokens_per_second=rate.tokens_per_second, measured_by=rate.job)
+            machine = replace(
+                machine,
+                tokens_per_second=rate.tokens_per_second,
+                measured_by=rate.job,
+                other_seconds=rate.other_seconds,
+            )
         options: dict[str, dict[str, Any]] = {
             "model": {"hf_repo": base.name},  # not the typed path, which differs on another machine
             "data": {
@@ -202,7 +207,6 @@ def facts(checked: Preflight) -> list[tuple[str, str]]:
     """Return the rows of the plan's table: base, rows, tokens, steps, device, memory, time, disk and digests."""
     plan, needs, supervision = checked.plan, checked.estimate, checked.supervision
     exec_, adapter = plan.contract.exec, plan.contract.adapter
-    fits = "fits" if needs.fits else ""
     held_out = f"{plan.validation_rows:,} held out" if plan.validation_rows else "none"
     if plan.validation:
         held_out = f"{plan.validation.rows:,} of their own file"
@@ -218,7 +222,7 @@ def facts(checked: Preflight) -> list[tuple[str, str]]:
         ("adapter", f"rank {adapter.rank}, alpha {adapter.alpha}: {needs.trainable_parameters:,} parameters"),
         ("device", checked.device.describe()),
         ("precision", checked.precision.describe()),
-        ("memory", f"{needs.vram_bytes / GIB:.2f} GiB {fits}".rstrip()),
+        ("memory", needs.describe_memory()),
         ("time", needs.time.describe()),
         ("disk", f"{needs.disk_bytes / GIB:.2f} GiB"),
         ("digests", f"contract {plan.contract_digest[:16]}  plan {plan.digest[:16]}"),

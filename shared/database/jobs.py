@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, Text, cast, func, select
+from sqlalchemy import Row, Select, Text, cast, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -39,10 +39,16 @@ LAST_RESULTS = 20
 
 
 class TrainingRate(NamedTuple):
-    """A measured speed of training, and the job in which it was measured."""
+    """A measured speed of training, and the job in which it was measured.
+
+    Attributes:
+        other_seconds: what that job took in addition to its training: loading, evaluation and publishing; None unless
+            one attempt did all of it.
+    """
 
     tokens_per_second: float
     job: str
+    other_seconds: float | None = None
 
 
 class Jobs:
@@ -187,12 +193,13 @@ class Jobs:
 
     def training_rate(self, base_model: str) -> TrainingRate | None:
         """Return the speed of the last job that tuned a base on this installation; None without one."""
-        query = self._results().add_columns(JobRow.id).where(JobRow.base_model == base_model)
+        columns = (JobRow.id, JobRow.attempt, JobRow.started_at, JobRow.finished_at)
+        query = self._results().add_columns(*columns).where(JobRow.base_model == base_model)
         with self._db.read() as session:
             rows = session.execute(query.order_by(JobRow.id.desc()).limit(LAST_RESULTS)).all()
         # A job whose last attempt had no step left has no speed.
-        rates = ((result.get("tokens_per_second"), job_id) for result, job_id in rows)
-        return next((TrainingRate(rate, job_id) for rate, job_id in rates if rate), None)
+        row = next((row for row in rows if row.result.get("tokens_per_second")), None)
+        return row and TrainingRate(row.result["tokens_per_second"], row.id, _other_seconds(row))
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job that is not running at once; request that a running job's worker stops.
@@ -394,3 +401,12 @@ def _event_values(row: JobRow, event: NewEvent, now: datetime) -> dict[str, Any]
 
 def _unknown(job_id: str) -> NotFound:
     return NotFound(Code.JOB_NOT_FOUND, f"There is no job {job_id!r}.", remedy="List them: GET /v1/jobs.")
+
+
+def _other_seconds(row: Row[Any]) -> float | None:
+    """Return the seconds of a job that were not training; see :class:`TrainingRate`."""
+    tokens = row.result.get("trained_tokens")
+    if row.attempt != 1 or not tokens or row.started_at is None or row.finished_at is None:
+        return None
+    whole = (row.finished_at - row.started_at).total_seconds()
+    return max(0.0, float(whole - tokens / row.result["tokens_per_second"]))

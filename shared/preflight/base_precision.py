@@ -17,6 +17,7 @@ from shared.preflight.types import BasePrecision, Configuration, Machine
 
 HEADROOM = 0.85
 """Share of the job's memory that full precision may fill, by the estimate."""
+CASE = "with full-length rows and recomputed activations"
 MAX_TOKENS = 8_192
 """Tokens of the micro-batch that must fit; larger ones are faster on a GPU, but do not justify NF4."""
 
@@ -43,9 +44,9 @@ def decide(
     elif room is None:
         base, reason = BaseQuant.NF4, "the memory of the training machine is not known"
     elif needs > room:
-        base, reason = BaseQuant.NF4, f"full precision takes {_gib(needs)}, and {_gib(room)} leave headroom"
+        base, reason = BaseQuant.NF4, f"full precision {CASE} needs {_gib(needs)}, and may fill only {_gib(room)}"
     else:
-        base, reason = BaseQuant.NONE, f"it takes {_gib(needs)} of {_gib(room)}"
+        base, reason = BaseQuant.NONE, f"{CASE} it needs {_gib(needs)}, and may fill {_gib(room)}"
     held = "nf4" if base is BaseQuant.NF4 else "bfloat16" if on_gpu else "float32"
     return BasePrecision(precision=held, reason=reason, full_precision_bytes=needs, room_bytes=room)
 

@@ -13,6 +13,7 @@ def machine_of(
     limits: ServingLimits | None = None,
     tokens_per_second: float | None = None,
     measured_by: str | None = None,
+    other_seconds: float | None = None,
     origin: str = "the workers",
     quant_base: str = BaseQuant.AUTO,
     thorough: bool = True,
@@ -22,13 +23,14 @@ def machine_of(
     Args:
         worker: where the job will train; None: nothing is known of it.
         limits: of the serving tier.
-        tokens_per_second: as for :class:`Machine`; so are ``measured_by``, ``origin``, ``quant_base`` and ``thorough``.
+        tokens_per_second: as for :class:`Machine`; so are ``measured_by``, ``other_seconds``, ``origin``, ``quant_base`` and ``thorough``.
     """
     if worker is None:
         return Machine(
             limits=limits,
             tokens_per_second=tokens_per_second,
             measured_by=measured_by,
+            other_seconds=other_seconds,
             quant_base=BaseQuant(quant_base),
             thorough=thorough,
         )
@@ -44,6 +46,7 @@ def machine_of(
         limits=limits,
         tokens_per_second=tokens_per_second,
         measured_by=measured_by,
+        other_seconds=other_seconds,
         quant_base=BaseQuant(quant_base),
         thorough=thorough,
     )

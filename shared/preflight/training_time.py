@@ -118,6 +118,7 @@ def training_time(
         return TrainingTime(
             seconds=tokens / machine.tokens_per_second,
             basis="measured",
+            other_seconds=machine.other_seconds,
             reason=f"measured on this base {job}: {machine.tokens_per_second:.0f} tokens a second",
         )
     speed = _device_flops(machine, on_gpu=on_gpu)

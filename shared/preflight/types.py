@@ -114,6 +114,7 @@ class Machine:
         origin: where the facts are from, in words for a plan.
         limits: of the serving tier.
         tokens_per_second: measured training rate for this base. measured_by: the job that was measured.
+        other_seconds: what that job took in addition to its training.
         quant_base: the operator's precision if callers leave it open; ``auto``: the rule decides.
         thorough: tokenise every row. A control plane that handles a request tokenises a sample of a large file
             instead, reports that it did, and leaves the rest to the worker.
@@ -130,6 +131,7 @@ class Machine:
     limits: ServingLimits | None = None
     tokens_per_second: float | None = None
     measured_by: str | None = None
+    other_seconds: float | None = None
     quant_base: BaseQuant = BaseQuant.AUTO
     thorough: bool = True
 
@@ -180,21 +182,38 @@ class PlannedDevice(PreflightValue):
 
 
 class TrainingTime(PreflightValue):
-    """Expected seconds of training, and the basis of the figure."""
+    """Expected seconds of training alone, and the basis of the figure."""
 
     seconds: float
+    other_seconds: float | None = Field(
+        None, description="Of loading, evaluation and publishing, as in the measured job; null: not known."
+    )
     basis: Literal["measured", "flops", "steps"] = Field(
         description="Speed of an earlier job; FLOPs of the model over the device's speed; 200 ms a step."
     )
     reason: str
 
     def describe(self) -> str:
-        """One line for an operator."""
-        minutes, hours = self.seconds / 60, self.seconds / 3600
-        length = f"{self.seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"
-        return f"about {length}, {self.reason}"
+        """One line for an operator: what the estimate covers, and its basis."""
+        training = f"training about {length_of(self.seconds)}, {self.reason}"
+        if self.other_seconds is None:
+            return f"{training}; without loading, evaluation and publishing"
+        other = f"about {length_of(self.other_seconds)} for loading, evaluation and publishing"
+        return f"{training}; and {other}, as in that job"
+
+    @property
+    def whole_seconds(self) -> float:
+        """Seconds of the whole job, as far as they are known."""
+        return self.seconds + (self.other_seconds or 0.0)
 
 
+def length_of(seconds: float) -> str:
+    """Return a duration in seconds, minutes or hours."""
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"
+
+
+GIB = 1 << 30
 PREFLIGHT_SCHEMA = "vox.mens.preflight.v0"
 
 
@@ -305,6 +324,14 @@ class Estimate(PreflightValue):
     fits: bool | None
     nearest_fit: NearestFit | None
     notes: tuple[str, ...]
+
+    def describe_memory(self) -> str:
+        """Describe in one line the estimated peak, and the bound that decides whether the job fits."""
+        peak = f"estimated peak {self.vram_bytes / GIB:.2f} GiB"
+        if self.vram_budget is None:
+            return f"{peak}; the bound is not known"
+        fits = "fits" if self.fits else "does not fit as configured"
+        return f"{peak}, at most {self.vram_budget / GIB:.2f} GiB may be used: {fits}"
 
     @property
     def possible(self) -> bool:

@@ -157,6 +157,7 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
             origin="this worker",
             tokens_per_second=rate.tokens_per_second if rate else None,
             measured_by=rate.job if rate else None,
+            other_seconds=rate.other_seconds if rate else None,
         ),
         _input_file(plan.replay, inputs.replay),
     )

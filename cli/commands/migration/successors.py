@@ -257,14 +257,14 @@ def _show_plans(
     typer.echo(f"{model.name}: {counted(model.rows, 'row')}; planned by {place}")
     for each in fits:
         needs = each.estimate
-        budget = f" of {needs.memory_budget / GIB:.1f}" if needs.memory_budget else ""
-        time = f"about {needs.seconds / 60:.0f} min" if needs.seconds else "time not known yet"
+        budget = f", at most {needs.memory_budget / GIB:.1f} GiB may be used there" if needs.memory_budget else ""
+        time = f"training about {needs.seconds / 60:.0f} min" if needs.seconds else "time not known yet"
         facts = [
             f"{needs.parameters / 1e9:.2f}B parameters",
             f"context {needs.context or '?'}",
             counted(needs.steps, "step"),
             f"{needs.tokens or '?'} tokens",
-            f"training takes {needs.memory_bytes / GIB:.1f}{budget} GiB there",
+            f"estimated peak {needs.memory_bytes / GIB:.1f} GiB{budget}",
             time,
         ]
         typer.echo(f"  {each.base}: {', '.join(facts)}{' → planned' if each in chosen else ''}")

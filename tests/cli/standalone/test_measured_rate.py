@@ -46,7 +46,7 @@ def measure(home: Path, rate: float) -> str:
     migrate(url)
     database = Database(url)
     lease = claimed(Jobs(database), leases := Leases(database, 60))
-    leases.finish(lease, {"tokens_per_second": rate})
+    leases.finish(lease, {"tokens_per_second": rate, "trained_tokens": 1})
     database.close()
     return lease.job.id
 
@@ -56,6 +56,7 @@ def test_a_plan_uses_the_rate_of_the_homes_last_job(home: Path) -> None:
     job = measure(home, 1000.0)
     measured = time_of(home)
     assert (measured["basis"], job in measured["reason"]) == ("measured", True)
+    assert 0 <= measured["other_seconds"] < 60
     assert time_of(home, model=str(home.parent / "folder")) == measured
 
 

@@ -269,6 +269,21 @@ def test_events_belong_to_their_job(jobs: Jobs) -> None:
     assert len(jobs.events(one.id)) == 1
 
 
+def test_other_seconds_are_those_of_a_job_that_one_attempt_did(jobs: Jobs, leases: Leases, clock: Clock) -> None:
+    """50 s of 80 s were training; a second attempt would have made only a part of the whole."""
+    measured = {"tokens_per_second": 10.0, "trained_tokens": 500}
+    lease = claimed(jobs, leases)
+    clock.advance(80)
+    leases.finish(lease, measured)
+    assert jobs.training_rate("tiny") == (10.0, lease.job.id, 30.0)
+    lease = claimed(jobs, leases)
+    leases.release(lease, "The worker stops.")
+    again = leases.claim(lease.job.id, "other")
+    assert again
+    leases.finish(again, measured)
+    assert jobs.training_rate("tiny") == (10.0, lease.job.id, None)
+
+
 def test_event_keeps_its_fields(jobs: Jobs, leases: Leases, clock: Clock) -> None:
     lease = claimed(jobs, leases)
     clock.advance(5)

@@ -147,7 +147,7 @@ def test_statistics_cover_only_visible_jobs(jobs: Jobs, leases: Leases) -> None:
     assert jobs.of("other").training_rate("another") is None
     leases.finish(claimed(jobs.of("acme"), leases), {"memory": None, "tokens_per_second": None})
     rate = jobs.of("acme").training_rate("tiny")
-    assert rate and rate.tokens_per_second == 3.0
+    assert rate and (rate.tokens_per_second, rate.other_seconds) == (3.0, None)
 
 
 def test_results_of_a_job_belong_to_its_tenant(

@@ -233,6 +233,8 @@ def test_total_is_the_sum_of_its_parts() -> None:
     assert found.disk_bytes == sum(found.disk.model_dump().values())
     assert found.vram.runtime == RUNTIME_BYTES
     assert found.vram_budget == math.floor(141 * GIB * VRAM_FRACTION)
+    bound = f"at most {found.vram_budget / GIB:.2f} GiB may be used"
+    assert f"estimated peak {found.vram_bytes / GIB:.2f} GiB, {bound}: " in found.describe_memory()
     assert (found.fits, found.nearest_fit) == (True, None)
     assert len(found.model_dump_json()) > 100
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,16 @@ def test_every_tier_names_its_basis() -> None:
     assert unknown_device.basis == unknown_rows.basis == "steps"
     assert unknown_device.reason == "200 ms a step, a guess: the device's speed is not known"
     assert unknown_rows.reason == "200 ms a step, a guess: the rows' tokens are not known"
+
+
+def test_a_time_says_what_it_covers() -> None:
+    measured = Machine("cpu", tokens_per_second=100.0, measured_by="ftjob-7", other_seconds=61.0)
+    found = time_on(measured)
+    assert found.whole_seconds == found.seconds + 61
+    assert found.describe().startswith("training about ")
+    assert found.describe().endswith("; and about 61 s for loading, evaluation and publishing, as in that job")
+    for machine in (CPU, replace(measured, other_seconds=None)):
+        assert time_on(machine).describe().endswith("; without loading, evaluation and publishing")
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,13 @@ def test_preflight_reads_every_file_once(
         locate_base=lambda _: base,
         run_dir=tmp_path,
         report=lambda **report: reports.append(report),
-        training_rate=lambda _: TrainingRate(1000.0, "ftjob-7"),
+        training_rate=lambda _: TrainingRate(1000.0, "ftjob-7", 12.5),
     )
     counts = counting(monkeypatch)
     with locate_inputs(attempt, plan) as inputs:
         check_inputs(attempt, TrainingRun(plan=plan, inputs=inputs))
     assert {name: counts.reads(Path(getattr(inputs, name))) for name in FILES} == dict.fromkeys(FILES, 1)
     time = reports[-1]["preflight"]["estimate"]["time"]
-    assert time["basis"] == "measured" and "by ftjob-7" in time["reason"]
+    assert (time["basis"], time["other_seconds"]) == ("measured", 12.5)
+    assert "by ftjob-7" in time["reason"]
     assert (counts.validations, counts.refusal_runs) == (1, 2)  # the stored plan
