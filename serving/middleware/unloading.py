@@ -132,7 +132,7 @@ class Unloader:
             raise Conflict(
                 Code.ADAPTER_STILL_STORED,
                 f"{adapter_id} is published: the storage has it.",
-                remedy="Delete it through the Mens API, which takes it out of the storage first.",
+                remedy="Delete it through the Mens API, which takes it out of the storage first: DELETE /v1/models/{id}.",
                 param="id",
             )
 

@@ -199,7 +199,7 @@ class Jobs:
             rows = session.execute(query.order_by(JobRow.id.desc()).limit(LAST_RESULTS)).all()
         # A job whose last attempt had no step left has no speed.
         row = next((row for row in rows if row.result.get("tokens_per_second")), None)
-        return row and TrainingRate(row.result["tokens_per_second"], row.id, _other_seconds(row))
+        return TrainingRate(row.result["tokens_per_second"], row.id, _other_seconds(row)) if row else None
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job that is not running at once; request that a running job's worker stops.

@@ -12,6 +12,7 @@ import pytest
 
 from shared import errors
 from shared.errors import Code, JobFailed, MensError, NotFound, TooMany, TooSlow, Unavailable
+from tests.support.remedies import documented_actions, not_given
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "errors.md"
 BRANCH = re.compile(r"^(?P<indent>(?:│   |    )*)(?:├── |└── )(?P<name>\w+) {2,}(?P<meaning>\S.*)$")
@@ -111,6 +112,11 @@ def test_details_are_a_copy() -> None:
 
 def test_value_of_a_code_is_its_name() -> None:
     assert all(code.name == code.value for code in Code)
+
+
+def test_commands_settings_and_routes_of_documented_remedies_are_those_of_the_code() -> None:
+    assert sum(map(len, documented_actions().values())) > 50
+    assert list(not_given()) == []
 
 
 def test_every_code_is_documented_once() -> None:

@@ -128,7 +128,7 @@ def _exhausted(tenant: str, limit: float, month: MonthUse, hold: float, resets_a
         f"The job would hold {wanted:g} GPU-minutes. Of the {limit:g} that the tenant {tenant!r} has a month, {used:g} are used"
         f" and {held:g} are held by jobs that run.",
         remedy=f"Send a smaller max_gpu_minutes, or wait: the next month begins at {resets_at:%Y-%m-%dT%H:%MZ}. An operator can"
-        " raise the quota.",
+        " raise the quota: `mens tenants limit`.",
         details={
             "limit": limit,
             "used": used,
