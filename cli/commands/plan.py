@@ -20,7 +20,7 @@ from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import Sections, lay_over, read_sections
 from cli.options import TemplateArgument, existing_file, parse_template_arguments
 from cli.output import counted
-from cli.standalone.measured_rate import measured_rate
+from cli.standalone.base_facts import measured_rate
 from cli.this_machine import ORIGIN, this_machine
 from shared.base_models.catalog import BaseModelEntry, load_catalog
 from shared.contract.auto_hyperparameters import auto_exec

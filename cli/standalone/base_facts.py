@@ -6,19 +6,24 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cli.client.connection import note
 from cli.output import format_size
+from cli.standalone.home import installed_database
 from cli.standalone.worker_programs import run_worker_program
-from shared.base_models.catalog import BaseModelEntry, HubSource
+from shared.base_models.catalog import BaseModelEntry, HubSource, load_catalog
 from shared.base_models.config import ModelConfig, parse_model_config
 from shared.base_models.tensors import expected_tensors, parameter_count
 from shared.base_models.weights import json_object
 from shared.contract.sections import TokenizerMode
-from shared.errors import ArtifactInvalid, Code, MensError
+from shared.errors import ArtifactInvalid, Code, MensError, Unavailable
 from shared.preflight.base_model import preflight_model
+from shared.settings import Settings
 from shared.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from shared.database.jobs import TrainingRate
 
 SHOWN_TOKENS = 5
 
@@ -108,6 +113,24 @@ def base_facts(config: ModelConfig, folder: Path) -> BaseFacts:
         context=config.max_positions,
         dtype=config.dtype,
     )
+
+
+def measured_rate(settings: Settings, base: BaseModelEntry) -> TrainingRate | None:
+    """Return the rate of the last job that tuned a base; None without such a job or without an installation."""
+    # By content: a folder's name is only a label, and may be that of another base.
+    names = [entry.name for entry in load_catalog(settings.catalog_path).bases if entry.digest == base.digest]
+    if not names or (database := installed_database(settings)) is None:
+        return None
+    from shared.database.jobs import Jobs  # slow to import
+
+    try:
+        rates = (Jobs(database).training_rate(name) for name in names)
+        return next((rate for rate in rates if rate), None)
+    except Unavailable as error:
+        note(f"note: whether a job of {base.name} was measured is not known: {error.message}")
+        return None
+    finally:
+        database.close()
 
 
 def _present_folder(entry: BaseModelEntry, catalog_path: Path) -> Path | None:
