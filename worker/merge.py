@@ -189,7 +189,7 @@ def training_weights(base: Path, manifest: AdapterManifest) -> AbstractSet[str]:
     if manifest.quant.base_quant is not BaseQuant.NF4:
         raise ContractRejected(
             Code.CONTRACT_UNSUPPORTED,
-            f"{manifest.name} was trained on full-precision weights, so there are no dequantised ones to merge into.",
+            f"{manifest.name} was trained on full-precision weights, so it cannot be merged into dequantised ones.",
             remedy="Leave base_weights at original.",
             param="base_weights",
         )

@@ -129,7 +129,7 @@ class GenerateRequest(OllamaRequest):
 
     prompt: str | None = None
     system: str | None = None
-    raw: bool | None = Field(None, description="The prompt is the whole text for the model: no chat template is used.")
+    raw: bool | None = Field(None, description="The prompt is passed to the model unchanged: no chat template is used.")
     suffix: Unsupported = None
     template: Unsupported = None
     context: Unsupported = None

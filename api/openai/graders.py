@@ -52,7 +52,7 @@ class RunGrader(Closed):
 
     grader: Grader
     model_sample: str = Field(description="The answer: `sample.output_text`, and `sample.output_json` when it is JSON.")
-    item: dict[str, Any] = Field({}, description="What templates name `item`.")
+    item: dict[str, Any] = Field({}, description="Value of `item` in templates.")
 
 
 class GraderErrors(BaseModel):
@@ -72,7 +72,7 @@ class GraderErrors(BaseModel):
     model_grader_refusal_error: bool = False
     model_grader_parse_error: bool = False
     model_grader_server_error_details: str | None = None
-    mens: dict[str, Any] | None = Field(None, description="The error as this API's other routes have it.")
+    mens: dict[str, Any] | None = Field(None, description="The error in the form of this API's other routes.")
 
 
 class GraderRunMetadata(BaseModel):

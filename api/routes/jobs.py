@@ -51,7 +51,7 @@ class CreateFinetune(QueueTerms):
     preset: str | None = Field(None, description="Preset for the fields that the contract leaves open, or `auto`.")
     domain: str | None = Field(None, description="Domain profile; it takes precedence over the preset.")
     name: Name | None = Field(None, description="First part of the adapter's id; exec.adapter_tag when null.")
-    backend: str | None = Field(None, description="A training backend, which must be the one that the contract means.")
+    backend: str | None = Field(None, description="A training backend; it must match the contract.")
     auto: list[str] = Field([], description="Fields of the contract that a client's auto rules have set, not its user.")
     metadata: Metadata = {}
 
@@ -134,7 +134,9 @@ CreateJob = Annotated[
     | Annotated[CreateImport, Tag("import")]
     | Annotated[CreateEvaluation, Tag("evaluate")]
     | Annotated[CreateFromRows, Tag("rows")],
-    Discriminator(_kind_of, custom_error_type=UNKNOWN_KIND, custom_error_message=f"it is none of {', '.join(KINDS)}"),
+    Discriminator(
+        _kind_of, custom_error_type=UNKNOWN_KIND, custom_error_message=f"it is not one of {', '.join(KINDS)}"
+    ),
 ]
 
 
@@ -172,7 +174,7 @@ class ChangeJob(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     priority: StrictInt = Field(
-        ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY, description="Higher is earlier; above 0 is for operators."
+        ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY, description="Higher runs first; above 0 only for operators."
     )
 
 
@@ -253,7 +255,7 @@ def list_jobs(
     limit: Limit = 20,
     kind: Annotated[Kind | None, Query()] = None,
     state: Annotated[
-        list[JobState] | None, Query(description="Only jobs in this state; given again, in either.")
+        list[JobState] | None, Query(description="Only jobs in this state; repeat it for several states.")
     ] = None,
     base_model: Annotated[str | None, Query(max_length=128, description="Only jobs of this base.")] = None,
 ) -> Page[PlacedJob]:

@@ -114,7 +114,7 @@ class SelfTest:
             raise Unavailable(
                 Code.SERVING_UNAVAILABLE,
                 f"This replica failed its own test: {self._fault}.",
-                remedy="Use another replica; this one starts again. Its log says more.",
+                remedy="Use another replica; this one restarts. Its log has the details.",
             )
 
     async def _keep_asking(self, model: str, seconds: float, state: Any, on_fault: Callable[[], None]) -> None:
@@ -143,7 +143,7 @@ class SelfTest:
             seen = [*seen, self._progress()][-LATE_ANSWERS - 1 :]
             if len(seen) > LATE_ANSWERS and seen[0] and len(set(seen)) == 1:
                 return Verdict(
-                    f"nothing was computed for anybody in {LATE_ANSWERS * ANSWER_SECONDS:g} s", is_certain=True
+                    f"no output was computed for any request in {LATE_ANSWERS * ANSWER_SECONDS:g} s", is_certain=True
                 )
         return verdict
 
@@ -157,8 +157,8 @@ class SelfTest:
             SELF_TESTS.labels("late").inc()
             return None
         except Exception as error:
-            log.exception("The engine could not be asked.")
-            return Verdict(f"asking it failed ({type(error).__name__})")
+            log.exception("The engine's test could not be sent.")
+            return Verdict(f"the request failed ({type(error).__name__})")
         verdict = judge(status, body, self._reference)
         if verdict.fault is None and self._reference is None:
             log.info("The first answer's log-probability is %.4f.", verdict.logprob)

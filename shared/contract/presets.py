@@ -250,4 +250,4 @@ def _unknown(code: Code, what: str, name: str, known: list[str]) -> ContractReje
     near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]}?" if near else f"Use one of: {', '.join(known)}."
     details = {"known": known, "nearest": near[0] if near else None}
-    return ContractRejected(code, f"There is no {what} {name!r}.", remedy=hint, param=what, details=details)
+    return ContractRejected(code, f"Unknown {what} {name!r}.", remedy=hint, param=what, details=details)

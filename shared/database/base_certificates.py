@@ -92,7 +92,7 @@ def refuse_uncertified(name: str, found: Collection[BaseCertificate]) -> None:
     raise NotFound(
         Code.MODEL_UNCERTIFIED,
         f"The merged model {name} is not offered: {why or 'no replica that serves it has been measured yet'}.",
-        remedy="See `mens models show`; what a replica failed is measured again when the replica is started again."
+        remedy="See `mens models show`; restart the replica to measure it again."
         if failed
         else "Serve it with `mens up --base`; a replica is measured within seconds of its start.",
         param="model",

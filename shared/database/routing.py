@@ -27,7 +27,7 @@ _ADAPTER_ID = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,159}$"
 def _check_adapter_id(value: object) -> object:
     if isinstance(value, str) and not re.fullmatch(_ADAPTER_ID, value):
         raise PydanticCustomError(
-            "bad_adapter_id", "{id} is no id of an adapter; GET /v1/adapters lists them", {"id": repr(value[:80])}
+            "bad_adapter_id", "{id} is not an adapter id; list them with GET /v1/adapters", {"id": repr(value[:80])}
         )
     return value
 
@@ -54,7 +54,7 @@ class Shadow(Value):
     share: StrictFloat = Field(gt=0, le=1, description="Share of the requests that is copied.")
     eval: Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=r"^[A-Za-z0-9_-]+$")] | None = Field(
         None,
-        description="Id of an eval whose criteria judge the copies' answers beside the callers'; null: they are thrown away unread.",
+        description="Id of an eval whose criteria compare the copies' answers with the callers'; null: the copies' answers are discarded.",
     )
 
     @model_serializer(mode="wrap")

@@ -76,7 +76,7 @@ def _parts(row: str, gate: Gate, policy: GatePolicy, evidence: Evidence) -> Sequ
         return [] if is_left_out else [shadow_check(gate, evidence)]
     check = training_check(gate, evidence.training)
     if check is None:
-        raise TypeError(f"nothing judges the gate {row}")
+        raise TypeError(f"no check exists for the gate {row}")
     return [check]
 
 
@@ -106,9 +106,9 @@ def _judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck
 def _row(name: str, gate: Gate, checks: Sequence[GateCheck], evidence: str | None) -> GateRow:
     """Make the single row of a gate: from the deciding check, with the outcomes of the others."""
     if not checks:
-        said = "the policy says that it does not apply"
+        said = "the policy sets it to not applicable"
         if gate.applies:
-            said = "there is no incumbent, and the policy asks for no comparison then"
+            said = "the alias has no incumbent, and the policy does not require a comparison in this case"
         return GateRow(
             name=name, status=GateStatus.NOT_APPLICABLE, passed=True, block=gate.block, message=said, evidence=evidence
         )

@@ -82,7 +82,7 @@ class Receipt(Recorded):
         timestamp: when it was judged.
         valid_until: when it can move an alias no longer: how old it is counts from its oldest run, not from the judgement.
         incumbent: the adapter that the alias pointed to; None: to none.
-        compared_with: the incumbent's id, or the base's name; None: nothing was compared.
+        compared_with: the incumbent's id, or the base's name; None: no items were compared.
         sandbox: the weakest level that criteria of code ran at; None: there were none.
         attempt: the how manieth receipt under this policy it is of this adapter beside this incumbent, where each draws new answers; 0: none
             does, so that repeating it is no new chance.

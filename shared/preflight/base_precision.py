@@ -43,7 +43,7 @@ def decide(
     elif room is None:
         base, reason = BaseQuant.NF4, "the memory of the training machine is not known"
     elif needs > room:
-        base, reason = BaseQuant.NF4, f"full precision takes {_gib(needs)}, and {_gib(room)} leave headroom"
+        base, reason = BaseQuant.NF4, f"full precision takes {_gib(needs)}, but only {_gib(room)} leave headroom"
     else:
         base, reason = BaseQuant.NONE, f"it takes {_gib(needs)} of {_gib(room)}"
     held = "nf4" if base is BaseQuant.NF4 else "bfloat16" if on_gpu else "float32"

@@ -52,7 +52,9 @@ def unreferenced_folders(database: Database, storage: Storage, policy: Policy) -
         # A database without any reference to the stored folders belongs to another installation, or is new.
         if not any(folder.digest in digests for folder in stored[kind]):
             logger.warning(
-                "retention: the database knows none of the %d stored %s, so none is removed", len(stored[kind]), kind
+                "retention: the database does not contain any of the %d stored %s, so they are kept",
+                len(stored[kind]),
+                kind,
             )
             continue
         found += [(kind, digest) for digest in unreferenced_to_remove(stored[kind], digests, policy, now)]

@@ -111,8 +111,8 @@ def refuse_other_template(tokenizer: Tokenizer, text: str) -> None:
             raise ArtifactInvalid(
                 Code.ADAPTER_TEMPLATE_MISMATCH,
                 f"The adapter's chat template has token {found['trainer_id']} at position {found['position']} of the probe chat"
-                f" {chat.name!r}, where the base's has {found['server_id']}; chats are served with the base's.",
-                remedy="Add a base whose folder has the adapter's chat_template.jinja, and import it for that one.",
+                f" {chat.name!r}, but the base's has {found['server_id']}; chats are served with the base's template.",
+                remedy="Add a base whose folder has the adapter's chat_template.jinja, and import the adapter for that base.",
                 param="template_file",
                 details={"chat": chat.name, **found},
             )

@@ -158,7 +158,7 @@ class FolderMerge:
             raise ArtifactInvalid(
                 Code.MERGE_NOT_FINITE,
                 f"{key} of the base holds a number that is not finite, in whatever dtype it is stored.",
-                remedy="The base itself is damaged: fetch it again, or use another one; no dtype mends it.",
+                remedy="The base itself is damaged: fetch it again, or use another one; another dtype does not help.",
                 param=key,
             )
         if not extremes.to(dtype).isfinite().all():

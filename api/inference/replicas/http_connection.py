@@ -139,7 +139,7 @@ class HttpConnection(asyncio.Protocol):
         if self._loop.time() < self._deadline:
             self._set_timer()
         else:
-            self._fail(TimeoutError(f"nothing came for {self._silence_seconds:g} s"))
+            self._fail(TimeoutError(f"no data received for {self._silence_seconds:g} s"))
 
     def _fail(self, failure: Exception) -> None:
         self._failure = self._failure or failure

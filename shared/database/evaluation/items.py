@@ -59,8 +59,8 @@ class EvalItems:
             if row is None:
                 raise NotFound(
                     Code.EVAL_ITEM_NOT_FOUND,
-                    f"The run {run_id} has no output item at position {position}, or not yet.",
-                    remedy="List what there is: GET /v1/evals/{eval_id}/runs/{run_id}/output_items.",
+                    f"The run {run_id} has no output item at position {position} yet.",
+                    remedy="List the output items: GET /v1/evals/{eval_id}/runs/{run_id}/output_items.",
                     param="output_item_id",
                 )
             return StoredItem.model_validate(row)

@@ -219,7 +219,7 @@ def _receipt(
             before,
             assignment,
             adapter,
-            f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), and {adapter.id} has no receipt under it.",
+            f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), and {adapter.id} has no receipt under that policy.",
         )
     misfits = [(receipt, _misfit(receipt, before, terms)) for receipt in receipts]
     receipt = next((receipt for receipt, misfit in misfits if misfit is None), None)
@@ -260,7 +260,7 @@ def _misfit(receipt: StoredReceipt, before: Standing, terms: Terms) -> str | Non
         was = receipt.incumbent_id or "the base"
         return f"compares it with {was}, but {incumbent.id if incumbent else 'no adapter'} answers for {before.name!r}"
     if terms.served is not None and receipt.serving_digest not in terms.served:
-        return "was made on another base than the one that is served now"
+        return "was made with a base that differs from the one served now"
     return None
 
 
@@ -275,9 +275,7 @@ def _refused(
     rows = receipt.receipt.get("gates", []) if receipt else []
     remedy = f"Evaluate it: POST /v1/receipts with adapter {adapter.id!r} and alias {before.name!r}."
     if code is Code.GATE_FAILED:
-        remedy = (
-            f"GET /v1/receipts/{receipt.id if receipt else ''} has every gate; an admin may override, with a reason."
-        )
+        remedy = f"GET /v1/receipts/{receipt.id if receipt else ''} has every gate; or ask an admin to override the policy with a reason."
     return Conflict(
         code,
         message,
@@ -300,7 +298,7 @@ def _ungoverned(before: Standing, assignment: Assignment, name: str) -> Conflict
     return Conflict(
         Code.GATE_MISSING,
         f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), and would not be after this move.",
-        remedy=f"Let it govern {name!r} first: PUT /v1/policy_assignments/{ALIAS_PREFIX}{name}. Or let an admin override, with a reason.",
+        remedy=f"Assign it to {name!r} first: PUT /v1/policy_assignments/{ALIAS_PREFIX}{name}. Or ask an admin to override the policy with a reason.",
         param="policy",
         details={"alias": before.name, "policy": policy.model_dump(), "scope": assignment.scope},
     )

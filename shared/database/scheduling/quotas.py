@@ -125,8 +125,8 @@ def _exhausted(tenant: str, limit: float, month: MonthUse, hold: float, resets_a
     used, held, wanted = minutes(month.used), minutes(month.held), minutes(hold)
     return Forbidden(
         Code.GPU_MINUTES_EXHAUSTED,
-        f"The job would hold {wanted:g} GPU-minutes. Of the {limit:g} that the tenant {tenant!r} has a month, {used:g} are used"
-        f" and {held:g} are held by jobs that run.",
+        f"The job would reserve {wanted:g} GPU-minutes. The tenant {tenant!r} may use {limit:g} a month; {used:g} are used and"
+        f" {held:g} are reserved by running jobs.",
         remedy=f"Send a smaller max_gpu_minutes, or wait: the next month begins at {resets_at:%Y-%m-%dT%H:%MZ}. An operator can"
         " raise the quota.",
         details={

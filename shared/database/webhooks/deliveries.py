@@ -127,7 +127,7 @@ class Deliveries:
             took_something = endpoint.last_delivered_at is not None and endpoint.last_delivered_at >= row.created_at
             if row.is_test or took_something:
                 return None
-            reason = f"it took nothing in {row.attempts} attempts from {row.created_at:%Y-%m-%d %H:%M} UTC on: {row.last_error}"
+            reason = f"no delivery succeeded in {row.attempts} attempts since {row.created_at:%Y-%m-%d %H:%M} UTC: {row.last_error}"
             disable(session, endpoint, reason[:500], now)
             return reason
 

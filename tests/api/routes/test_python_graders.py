@@ -80,7 +80,7 @@ def test_the_guides_example_runs_and_validates(app: FastAPI, url: str) -> None:
     ("source", "words"),
     [
         ("def grade(sample, item):\n    print('seen')\n    return item['missing']", "KeyError: 'missing'"),
-        ("def grade(sample, item) -> float: return", "None', which is no finite number"),
+        ("def grade(sample, item) -> float: return", "None', which is not a finite number"),
         ("def grade(", "line 1"),
         ("import socket\ndef grade(sample, item): socket.socket()", "Operation not permitted"),
     ],

@@ -88,7 +88,7 @@ def test_model_is_by_default_the_contract_files(base: Path, rows: Path, tmp_path
 def test_a_missing_default_base_is_said_to_be_the_default(rows: Path, base: Path) -> None:
     shown = runner.invoke(app, ["plan", str(rows)])
     assert shown.exit_code == 1
-    assert "MODEL_NOT_FOUND: No model was named, so it is the default." in shown.output
+    assert "MODEL_NOT_FOUND: The request does not name a model, so the default is used." in shown.output
     assert "(it has: none yet)" in shown.output and "--model" in shown.output
 
 

@@ -58,7 +58,7 @@ def test_statements_that_sqlite_takes(text: str) -> None:
         ("CREATE TABLE t (a); SELECT a FROM u", "line 1: no such table: u (name)"),
         ("ATTACH 'other' AS o", "line 1: not authorized (syntax)"),
         ("PRAGMA writable_schema = 1", "line 1: not authorized (syntax)"),
-        ("-- nothing", "there is no statement (syntax)"),
+        ("-- nothing", "it contains no statement (syntax)"),
     ],
 )
 def test_faults_of_sql(text: str, found: str) -> None:

@@ -94,10 +94,10 @@ def careful(line: bytes) -> Verdict:
         (
             b'{"message": [{"role": "user"}]}',
             "",
-            "neither `messages` nor `prompt` with `response` is there; is `message` meant to be `messages`?",
+            "`messages`, or `prompt` with `response`, is missing; is `message` meant to be `messages`?",
         ),
-        (b'{"question": "a"}', "", "neither `messages` nor `prompt` with `response` is there"),
-        (b'{"prompt\\u001b": "a"}', "", "neither `messages` nor `prompt` with `response` is there"),
+        (b'{"question": "a"}', "", "`messages`, or `prompt` with `response`, is missing"),
+        (b'{"prompt\\u001b": "a"}', "", "`messages`, or `prompt` with `response`, is missing"),
         (b'{"messages": []}', "messages", "`messages` is empty: it has no turn"),
         (b'{"turns": [], "rating": 3}', "turns", "`turns` is empty: it has no turn"),
     ],

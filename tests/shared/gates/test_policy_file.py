@@ -72,7 +72,7 @@ def test_digest_is_of_what_is_asked_not_of_how_it_is_written() -> None:
 @pytest.mark.parametrize(
     ("text", "param", "line", "words"),
     [
-        ('version: "1"\ngates:\n  nope: {}\n', "gates.nope", 3, "no such field"),
+        ('version: "1"\ngates:\n  nope: {}\n', "gates.nope", 3, "this field does not exist"),
         (
             'version: "1"\ngates:\n  truncation:\n    max_fraction: 2\n',
             "gates.truncation.max_fraction",

@@ -87,7 +87,7 @@ def test_key_is_given_by_id_or_name(mens: Command, installation: CliInstallation
     assert mens("--key", "ci", code=1).startswith("error: ID_AMBIGUOUS: 2 keys had the name 'ci'. Give the id of one.")
     for unknown in ("tippo", "key-" + "0" * 26):
         assert mens("--key", unknown, code=1).startswith(
-            f"error: KEY_NOT_FOUND: There is no key '{unknown}'. List them"
+            f"error: KEY_NOT_FOUND: The key '{unknown}' does not exist. List them"
         )
 
 
@@ -98,7 +98,7 @@ def test_viewer_may_name_its_own_key_only(mens: Command, installation: CliInstal
 
 
 def test_unknown_model_is_refused(mens: Command, installation: CliInstallation) -> None:
-    assert mens("--model", "tyni", code=1).startswith("error: MODEL_NOT_FOUND: There is no model 'tyni'.")
+    assert mens("--model", "tyni", code=1).startswith("error: MODEL_NOT_FOUND: The model 'tyni' does not exist.")
     installation.register(new_adapter("late@1"))
     assert mens(*PERIOD, "--model", "late@1") == "No usage of late@1 from 2026-11-01 to 2026-11-02."
     Deletions(installation.services.database, SHARED).begin("late@1")
