@@ -112,7 +112,7 @@ def test_a_compiler_judges_in_the_sandbox(app: FastAPI, url: str) -> None:
     assert graders.validate(grader=grader).grader
     app.state.services.sandboxes._choice = "landlock"
     anyio.run(app.state.services.sandboxes.close)
-    with pytest.raises(openai.BadRequestError, match="runs at the level bubblewrap alone") as refused:
+    with pytest.raises(openai.BadRequestError, match="requires the sandbox level bubblewrap") as refused:
         graders.run(grader=grader, model_sample="int x;", item={})
     assert refused.value.code == "SANDBOX_UNAVAILABLE"
 

@@ -148,7 +148,7 @@ def test_code_is_ours_where_the_api_has_openais_too() -> None:
 @pytest.mark.parametrize(
     ("remedy", "shown"),
     [
-        ("List the available models with GET /v1/models.", "List what there is with `mens models`."),
+        ("List the available models with GET /v1/models.", "List the available models with `mens models`."),
         ("Cancel that job: POST /v1/jobs/ftjob-01/cancel.", "Cancel that job: `mens jobs cancel ftjob-01`."),
         ("List them: GET /v1/evals/eval-1/runs.", "List them: `mens eval list`."),
         ("See GET /v1/evals, then try.", "See `mens eval list`, then try."),

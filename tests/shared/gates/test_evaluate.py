@@ -303,7 +303,7 @@ def test_a_receipt_is_as_old_as_its_oldest_run() -> None:
 
 
 def test_evidence_is_of_the_adapter_that_it_names() -> None:
-    with pytest.raises(ValueError, match="not of demo@1"):
+    with pytest.raises(ValueError, match="evaluates demo@7, not demo@1"):
         evidence(runs={"bench": run_scores([1.0], candidate="demo@7")})
 
 

@@ -91,7 +91,7 @@ def test_what_cannot_be_estimated_is_refused_before_anything_is_sampled() -> Non
 
 
 def test_what_it_is_of_is_validated_when_it_is_made() -> None:
-    with pytest.raises(ValidationError, match="not of pass_at_k"):
+    with pytest.raises(ValidationError, match="applies only to the check pass_at_k"):
         make(of=make().model_dump(exclude_none=True))
     with pytest.raises(ValidationError):
         make(k=0)

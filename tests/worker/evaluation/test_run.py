@@ -535,7 +535,7 @@ def test_criteria_that_a_compiler_judges_run_in_bubblewrap_or_end_the_job(place:
     failed = place.run(place.queue(criteria=[COMPILES]))
     assert failed.error
     assert failed.error["code"] == Code.SANDBOX_UNAVAILABLE
-    assert "runs at the level bubblewrap alone" in failed.error["message"]
+    assert "requires the sandbox level bubblewrap" in failed.error["message"]
 
 
 @ON_SQLITE_IN_MAKE_TEST
