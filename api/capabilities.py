@@ -21,7 +21,7 @@ class CapabilityValue(BaseModel):
 
 
 class Proof(CapabilityValue):
-    """What shows that a row is true."""
+    """Evidence for a row."""
 
     kind: Literal["gate", "behaviour"]
     code: Code = Field(description="The code of the refusal.")

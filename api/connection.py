@@ -144,7 +144,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_draining(self) -> bool:
-        """Whether data that the client still sends is discarded."""
+        """True while data that the client still sends is discarded."""
         return self._is_draining
 
     def shutdown(self) -> None:

@@ -364,7 +364,7 @@ def describe_faults(errors: Iterable[Mapping[str, Any]], sent: object) -> dict[s
     faults: dict[str, list[str]] = {}
     for error in errors:
         location = [part for part in error["loc"] if part != "body"]
-        if location and location[0] in OUTSIDE:  # not in the body, so there are no branches to leave out
+        if location and location[0] in OUTSIDE:  # not in the body, so it has no branches to leave out
             path = ".".join(map(str, location[1:]))
         else:
             path = _path(location, sent, keep_last=error["type"] == "missing")

@@ -140,7 +140,7 @@ class ServingSettings(Settings):
 
     @property
     def adapts_head(self) -> bool:
-        """Whether adapters may change an untied ``lm_head``; `vllm_gpu_patch.py` says why not on a GPU."""
+        """Return true if adapters may change an untied ``lm_head``; `vllm_gpu_patch.py` explains why not on a GPU."""
         return self.serving_device == "cpu"
 
 

@@ -101,7 +101,7 @@ class ReplicaCapabilities(BaseModel):
 
     @property
     def weights(self) -> Weights:
-        """Whether it serves the original base or its twin."""
+        """Return true if it serves the original base or its twin."""
         return "original" if self.twin_of is None else "twin"
 
     def fit_of(self, trained: TrainedWeights | None) -> Fit:

@@ -5,7 +5,7 @@ file of the merged tensors alone (`worker/merging/subset.py`).
 
 The result is a complete model folder (weights, config, tokenizer, template) that needs no adapter support to be served.
 The base is the one the adapter was trained on, by digest. The weights are those before quantisation, or, on request, the
-dequantised ones that training computed with. What was written is then run beside base and adapter, and must say the same
+dequantised ones that training computed with. The written model is then compared with base and adapter, and must agree
 (`worker/merging/fidelity.py`).
 """
 

@@ -61,7 +61,7 @@ class WorkerSettings(RetentionSettings):
     )
     store_checkpoints: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Whether checkpoints are stored while a job runs, so that any worker can resume it; auto: in a bucket.",
+        description="Store checkpoints while a job runs, so that any worker can resume it; auto: if storage is a bucket.",
     )
     trainer_idle_seconds: float = Field(
         900.0, gt=0, description="How long a trainer may use less than 5 % of a processor and of its GPU."
@@ -122,5 +122,5 @@ class WorkerSettings(RetentionSettings):
 
     @property
     def stores_checkpoints(self) -> bool:
-        """Whether checkpoints are stored while a job runs."""
+        """Return true if checkpoints are stored while a job runs."""
         return self.store_checkpoints == "always" or (self.store_checkpoints == "auto" and bool(self.s3_bucket))

@@ -84,7 +84,7 @@ class OllamaRequest(Closed):
 
     @property
     def streams(self) -> bool:
-        """Whether the response is streamed, which is the default."""
+        """Return true if the response is streamed, which is the default."""
         return self.stream is not False
 
 
@@ -120,7 +120,7 @@ class ChatRequest(OllamaRequest):
 
     @property
     def only_loads(self) -> bool:
-        """Whether the request only loads the model."""
+        """Return true if the request only loads the model."""
         return not self.messages
 
 
@@ -136,7 +136,7 @@ class GenerateRequest(OllamaRequest):
 
     @property
     def only_loads(self) -> bool:
-        """Whether the request only loads the model."""
+        """Return true if the request only loads the model."""
         return not self.prompt
 
     @model_validator(mode="after")

@@ -56,7 +56,7 @@ class RunGrader(Closed):
 
 
 class GraderErrors(BaseModel):
-    """What went wrong, all of it false when nothing has."""
+    """Kinds of errors; all false if the grader succeeded."""
 
     formula_parse_error: bool = False
     sample_parse_error: bool = False
@@ -86,7 +86,7 @@ class GraderRunMetadata(BaseModel):
 
 
 class GraderRun(BaseModel):
-    """What a grader gave. One that has failed gives 0, and says why in ``metadata.errors``."""
+    """Result of a grader. A failed grader returns 0, with the reason in ``metadata.errors``."""
 
     reward: float
     metadata: GraderRunMetadata

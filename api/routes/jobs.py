@@ -170,7 +170,7 @@ class JobAnswer(PlacedJob):
 
 
 class ChangeJob(BaseModel):
-    """What of an unfinished job can be changed."""
+    """Fields of an unfinished job that can be changed."""
 
     model_config = ConfigDict(extra="forbid")
     priority: StrictInt = Field(
@@ -225,7 +225,7 @@ def contract_schema() -> dict[str, Any]:
 
 @router.get("/capabilities")
 def capabilities(services: ServicesDep) -> CapabilityMatrix:
-    """What this release trains, merges and serves: one row per capability, with the error code that proves it."""
+    """List what this release trains, merges and serves: one row per capability, with the error code that proves it."""
     return capabilities_here(services.sandboxes.report().statement)
 
 
@@ -243,7 +243,7 @@ def estimate_accuracy(view: TenantViewDep) -> WholeList[MemoryAccuracy]:
 
 @router.get("/jobs/{job_id}/preflight")
 def job_preflight(job_id: Id, view: TenantViewDep) -> dict[str, Any]:
-    """What the preflight found before the job trained: model, data, supervision, estimate, source of each field's value."""
+    """Return the preflight's results before the job trained: model, data, supervision, estimate, source of each field's value."""
     return view.jobs.preflight(job_id)
 
 

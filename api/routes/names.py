@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1/names", tags=["names"])
 
 
 class PutName(BaseModel):
-    """What a foreign name stands for: one of an alias, an adapter and a base."""
+    """Target of a foreign name: exactly one of an alias, an adapter and a base."""
 
     model_config = ConfigDict(extra="forbid")
     alias: Name | None = Field(None, description="Name of an alias: the foreign name follows its moves.")

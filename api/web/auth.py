@@ -32,7 +32,7 @@ class Caller:
 
     @property
     def is_operator(self) -> bool:
-        """Whether the key is an operator's: an admin of ``shared``, whatever tenant it acts for at the moment."""
+        """Return true if the key is an operator's: an admin of ``shared``, for any tenant that it acts for."""
         return self.key.tenant == SHARED and self.key.role is Role.ADMIN
 
 

@@ -44,7 +44,7 @@ class MergeFidelity(BaseModel):
 
     @property
     def passed(self) -> bool:
-        """Whether the merge is faithful; a non-finite number never passes."""
+        """Return true if the merge is faithful; a non-finite number never passes."""
         return self.adapter_divergence.mean_kl_nats <= self.limit_nats
 
     @property

@@ -184,7 +184,7 @@ class Storage(Protocol):
         ...
 
     def measure(self, kind: ArtifactKind, digest: str) -> ArtifactSize | None:
-        """Return size and age of an artifact, with or without its manifest; None when nothing of it is stored."""
+        """Return size and age of an artifact, with or without its manifest; None if it is not stored at all."""
         ...
 
     def unpublish(self, kind: ArtifactKind, digest: str, manifest: str) -> None:

@@ -81,7 +81,7 @@ class TwinOf(ModelValue):
 
     name: CatalogName
     digests: dict[str, Sha256] = Field(description="SHA-256 of each file of that base.", min_length=1)
-    double_quant: bool = Field(description="Whether the blocks' scales were quantised too.")
+    double_quant: bool = Field(description="True: the blocks' scales were quantised too.")
 
 
 class MergedFrom(ModelValue):

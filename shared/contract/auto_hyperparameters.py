@@ -52,7 +52,7 @@ def note_on_default_rate(rate: float, *, is_default: bool, base: str, rate_of_ba
 
     Args:
         rate: that the job trains with.
-        is_default: whether nobody has chosen it, neither caller nor rule nor preset.
+        is_default: whether it is the default, not set by caller, rule or preset.
         base: name of the base.
         rate_of_base: the catalogue's; None when it has none for the base.
     """

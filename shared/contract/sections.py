@@ -128,7 +128,7 @@ class TokenizerMode(StrEnum):
 
 
 class AdapterMethod(StrEnum):
-    """What is trained; ``auto``, which no plan holds, follows the base's precision."""
+    """Training method; ``auto``, which plans do not contain, follows the base's precision."""
 
     AUTO = "auto"
     LORA = "lora"
@@ -246,14 +246,14 @@ class ContextFilter(ContractValue):
 
 
 class DataMode(StrEnum):
-    """What a bad line of a data file means: strict refuses the file, lenient skips the line and counts it."""
+    """Handling of invalid lines in a data file: strict refuses the file, lenient skips and counts the line."""
 
     STRICT = "strict"
     LENIENT = "lenient"
 
 
 class ThoughtsRule(StrEnum):
-    """What becomes of an answer's thoughts (``reasoning_content``) in training."""
+    """Use of an answer's thoughts (``reasoning_content``) in training."""
 
     LEARN = "learn"
     CONTEXT = "context"
@@ -261,7 +261,7 @@ class ThoughtsRule(StrEnum):
 
 
 class DataSection(ContractValue):
-    """What it is tuned on."""
+    """Training and validation data."""
 
     train_file: str = Field(min_length=1, description="Id of an uploaded JSONL file.")
     validation_file: str | None = Field(None, description="Id of an uploaded JSONL file; else a split of the first.")
@@ -397,7 +397,7 @@ class ExecSection(ContractValue):
 
 
 class ArtifactSection(ContractValue):
-    """What comes out."""
+    """The adapter and its publication."""
 
     adapter_schema_version: Integer = Field(3, ge=3, le=3)
     allow_placeholder_attention_merge: StrictBool = True
@@ -407,7 +407,7 @@ class ArtifactSection(ContractValue):
 
 
 class DeviceSection(ContractValue):
-    """What it runs on."""
+    """The training device."""
 
     device: Annotated[
         Device,

@@ -34,7 +34,7 @@ class JobState(StrEnum):
 
 
 class Stage(StrEnum):
-    """What a running job is doing."""
+    """Activity of a running job."""
 
     PREFLIGHT = "preflight"
     TRAINING = "training"

@@ -79,7 +79,7 @@ class KeyChange(KeyLimits):
 
 
 class AcceptedSecret(NamedTuple):
-    """A key, found by one of its secrets, and the secret's end; None: valid until somebody changes the key."""
+    """A key, found by one of its secrets, and the secret's end; None: valid until the key is changed."""
 
     key: Key
     until: datetime | None
@@ -229,7 +229,7 @@ class Keys:
                 session.execute(update(KeyRow).where(KeyRow.id == key_id, is_later).values(last_used_at=at))
 
     def revoke(self, key_id: str, tenant: TenantName | None = None) -> Key:
-        """Refuse a key from now on. Revoking it again changes nothing. An attempt's key, which nobody created, is
+        """Refuse a key from now on. Revoking it again changes nothing. An attempt's key, which no user created, is
         deleted.
 
         Args:

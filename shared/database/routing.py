@@ -46,7 +46,7 @@ class Target(Value):
 class Shadow(Value):
     """An adapter that gets copies of requests without affecting the caller's response; its responses are discarded.
 
-    With an eval they are first judged beside the caller's.
+    With an eval they are first compared with the caller's.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -100,7 +100,7 @@ class Routing(Value):
 
 
 class StandsFor(Value):
-    """What a foreign name stands for: a request for the one is a request for the other."""
+    """Target of a foreign name: a request for the name is a request for its target."""
 
     kind: Literal["alias", "adapter", "base"]
     name: str = Field(description="Name of the alias or base, or the adapter's id.")

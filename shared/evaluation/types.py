@@ -186,7 +186,7 @@ DataSource = Annotated[JsonlSource | CompletionsSource | ResponsesSource, Field(
 
 
 class RunExtension(GraderValue):
-    """What OpenAI's run has no field for."""
+    """Fields of a run that OpenAI's does not have."""
 
     incumbent: str | None = Field(
         None, min_length=1, description="A second model, asked the same with the same seeds, and compared pair by pair."
@@ -203,7 +203,7 @@ class RunExtension(GraderValue):
 
 
 class RunSpec(GraderValue):
-    """What a run asks, and of which model."""
+    """Prompts, model and sampling of a run."""
 
     data_source: DataSource
     mens: RunExtension = RunExtension()

@@ -87,8 +87,8 @@ def _losses(parts: Sequence[GateCheck | Loss]) -> list[Loss]:
 def _judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck]:
     """Judge comparisons by Holm's procedure; return their checks by the comparison's ``id()``.
 
-    Of m comparisons, those pass that do at 1 - alpha/m; of the m' that remain, those that do at 1 - alpha/m'; and so on
-    until none does. A comparison passes at a confidence if its interval there is above -margin, which is equivalent to
+    Those of m comparisons pass that do at 1 - alpha/m; then those of the m' that remain that do at 1 - alpha/m'; and so on
+    until no further one does. A comparison passes at a confidence if its interval there is above -margin, which is equivalent to
     an adjusted p-value.
     """
     left, found = list(losses), dict[int, GateCheck]()

@@ -75,7 +75,7 @@ def make_sample(text: str, tool_calls: Iterable[Mapping[str, Any]] = ()) -> dict
 
 
 def has_code(grader: Grader) -> bool:
-    """Return whether a grader runs somebody's code, or a compiler on it, so that it needs a sandbox."""
+    """Return whether a grader runs a user's code, or a compiler on it, so that it needs a sandbox."""
     return any(part.mens is None or _is_compiled(part) for part in _python_parts(grader))
 
 

@@ -51,7 +51,7 @@ class RemoteModels:
 
     @property
     def embeds(self) -> bool:
-        """Whether a model for embeddings is available."""
+        """Return true if a model for embeddings is available."""
         return self._embeddings is not None
 
     def complete(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -265,7 +265,7 @@ ShortForm = Annotated[
 
 
 class PythonGrader(NamedGrader):
-    """What ``grade(sample, item)`` of a source returns. With a block ``mens`` the check there is made instead, and no code runs."""
+    """Grade by the function ``grade(sample, item)`` of a source. With a block ``mens``, run the check there instead of the code."""
 
     type: Literal["python"]
     source: Annotated[str, StringConstraints(max_length=MAX_SOURCE_CHARACTERS)]

@@ -74,7 +74,7 @@ class RetentionRunner:
 
     @property
     def has_rule(self) -> bool:
-        """Whether the policy has any rule."""
+        """Return true if the policy has any rule."""
         return self._policy != Policy()
 
     def find(self) -> list[Finding]:

@@ -1,6 +1,6 @@
 """Stored folders that no job accounts for: it failed, was cancelled or was killed after it had stored them.
 
-A job reserves an adapter before it stores it (:func:`shared.database.deletions.reserve_adapters`), and nothing of an
+A job reserves an adapter before it stores it (:func:`shared.database.deletions.reserve_adapters`), and no file of an
 unfinished job is unreferenced. A finding is checked once more when it is removed, while every unfinished job's row is
 locked, so that none begins to store the same content meanwhile.
 """

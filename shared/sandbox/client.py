@@ -123,7 +123,7 @@ class Sandbox:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, so that its running work must end."""
+        """True once it was closed, so that its running work must end."""
         return self._closed
 
     @contextmanager
@@ -165,7 +165,7 @@ class Sandbox:
         if too_much:
             raise TooLarge(Code.GRADER_TEXT_TOO_LONG, f"Sample and item {too_much}.", remedy="Shorten them.")
         with self._slots:
-            # A process may be killed, by the kernel when memory is short or by somebody. Grading is a pure function, so
+            # A process may be killed, by the kernel when memory is short, or by an operator. Grading is a pure function, so
             # it is retried.
             for pause in RETRY_SECONDS:
                 try:

@@ -36,7 +36,7 @@ class PromotionCycle(ScorecardValue):
 
 
 class CycleResult(ScorecardValue):
-    """What one cycle shows.
+    """Result of one cycle.
 
     Attributes:
         id: digest of the eval, its items, the seeds and both adapters.
@@ -54,7 +54,7 @@ class CycleResult(ScorecardValue):
 
 
 class PromotionResult(ScorecardValue):
-    """Whether the candidate is eligible, and why."""
+    """Decision whether the candidate is eligible, with reasons."""
 
     verdict: Verdict
     eligible: bool

@@ -105,7 +105,7 @@ class ScorecardSummary(ScorecardValue):
 
 
 class ScorecardDecision(ScorecardValue):
-    """What the summaries recommend to invest in."""
+    """Recommendation from the summaries."""
 
     recommended: Literal["continue_qlora_first", "invest_in_custom_model_rnd"]
     reason: str

@@ -133,7 +133,7 @@ class _WrittenRow:
     # -- marks
 
     def by_marks(self, compare_prompt: bool) -> Chat | None:
-        """Return the chat with the spans that the template marks; None if it marks nothing of this chat."""
+        """Return the chat with the spans that the template marks; None if it has no marks in this chat."""
         spans = self.whole.assistant_spans
         if not spans:
             return None

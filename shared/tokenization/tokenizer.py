@@ -136,7 +136,7 @@ class Tokenizer:
 
     @property
     def knows_tools(self) -> bool:
-        """Whether the base's template writes tools or calls: it has one for tools, or contains the word "tool"."""
+        """Return true if the base's template writes tools or calls: it has one for tools, or contains the word "tool"."""
         return self.tool_template is not None or "tool" in self.template.text
 
     @property

@@ -71,7 +71,7 @@ class DistributedContext:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes the run's files."""
+        """Return true if this process writes the run's files."""
         return self.rank == 0
 
     def share(self, lengths: Sequence[int]) -> list[int]:

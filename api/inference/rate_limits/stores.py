@@ -60,7 +60,7 @@ local function counted(name, limit)
   return used, reset, 0
 end
 
--- First every account is checked, then every account is charged. Of each: its requests, its slots, its tokens, and the limits.
+-- First every account is checked, then every account is charged. For each: its requests, its slots, its tokens, and the limits.
 for account = 1, #KEYS / 3 do
   local requests, held, tokens = KEYS[3 * account - 2], KEYS[3 * account - 1], KEYS[3 * account]
   local rate, slots, most = tonumber(ARGV[3 * account + 1]), tonumber(ARGV[3 * account + 2]), tonumber(ARGV[3 * account + 3])

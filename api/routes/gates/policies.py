@@ -87,7 +87,7 @@ def retrieve_policy(name: Id, view: TenantViewDep) -> StoredPolicy:
 
 @router.get("/policy_assignments")
 def list_policy_assignments(view: TenantViewDep) -> WholeList[Assignment]:
-    """What policies govern: aliases, the tenant, the server."""
+    """List the assignments of policies: to aliases, the tenant and the server."""
     return WholeList(data=view.policies.assignments())
 
 

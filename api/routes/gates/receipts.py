@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1/receipts", tags=["policies"])
 
 
 class CreateReceipt(BaseModel):
-    """Which adapter to judge, and for which alias: beside the adapter that answers for it now."""
+    """Request to judge an adapter for an alias, against the adapter that answers for it now."""
 
     model_config = ConfigDict(extra="forbid")
     adapter: AdapterId = Field(description="Id of a published adapter.")

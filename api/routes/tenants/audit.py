@@ -32,7 +32,7 @@ class PruneAudit(BaseModel):
 
 
 class PrunedAudit(BaseModel):
-    """What was deleted."""
+    """Range of deleted events."""
 
     object: Literal["audit.pruned"] = "audit.pruned"
     through: int

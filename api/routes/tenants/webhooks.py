@@ -78,7 +78,7 @@ class TestEndpoint(BaseModel):
 
 
 class EndpointState(BaseModel):
-    """What OpenAI's shape of an endpoint has no field for."""
+    """Fields of an endpoint that OpenAI's does not have."""
 
     enabled: bool
     disabled_at: datetime | None = Field(
@@ -112,7 +112,7 @@ class WebhookEndpointWithSecret(WebhookEndpoint):
 
 
 class TestResult(BaseModel):
-    """What came of a sample event."""
+    """Result of a sample event."""
 
     object: Literal["webhook_endpoint.test"] = "webhook_endpoint.test"
     webhook_endpoint_id: str
@@ -203,7 +203,7 @@ def list_webhook_deliveries(
     limit: Limit = 20,
     status: Annotated[DeliveryStatus | None, Query(description="State of the deliveries; null: any.")] = None,
 ) -> Page[Delivery]:
-    """What was or is to be delivered to an endpoint, newest first: attempts, the last response, the last error."""
+    """List the deliveries of an endpoint, newest first: attempts, the last response, the last error."""
     return page_of(
         view.webhook_endpoints.deliveries(webhook_endpoint_id, after=after, limit=limit, status=status), limit
     )

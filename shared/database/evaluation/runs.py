@@ -159,7 +159,7 @@ def delete_runs(session: Session, eval_id: str) -> None:
 def _add(
     session: Session, job: JobRow, run_id: str, eval_id: str, name: str, plan: dict[str, Any], now: datetime
 ) -> EvalRunRow:
-    # Locked until the transaction ends: nobody deletes the eval meanwhile.
+    # Locked until the transaction ends, so that the eval is not deleted meanwhile.
     if session.get(EvalRow, eval_id, with_for_update=True) is None:
         raise NotFound(Code.EVAL_NOT_FOUND, f"The eval {eval_id!r} no longer exists.", param="eval_id")
     row = EvalRunRow(

@@ -1,7 +1,7 @@
 """Uploads in parts: create, add parts, complete or cancel; and remove leftovers of ended ones.
 
 An upload takes parts until it is completed, is cancelled or expires. Each part is a blob. The upload's bytes count in
-its tenant's quota from the beginning, and its parts have no more bytes together, so that nobody stores more than a file
+its tenant's quota from the beginning, and its parts have no more bytes together, so that a tenant cannot store more than a file
 of that size.
 """
 

@@ -50,7 +50,7 @@ class StoredPolicy(PolicyName):
 
 
 class Assignment(Value):
-    """What a policy governs. ``version`` grows by one with every change."""
+    """Assignment of a policy to a scope. ``version`` grows by one with every change."""
 
     tenant: str
     scope: str = Field(description="`alias:NAME`, `tenant`, or `server`.")

@@ -2,7 +2,7 @@
 
 An adapter whose share of a name's answers grows needs a receipt: of its very bytes, under the policy that governs now,
 on the base that is served now, against the adapter that answers now, and not too old. If several receipts fit, the
-newest counts. The adapter with most of the answers needs no receipt, and a shadow answers nobody.
+newest counts. The adapter with most of the answers needs no receipt, and a shadow's answers reach no caller.
 
     standing()  the present answer to the name, and the policies that might govern it; locks their rows
     check()     refuses a move without evidence; no policy changes until the transaction ends

@@ -29,7 +29,7 @@ def refuse_taken_name(database: Database, name: str) -> None:
         with database.read() as session:
             aliases, jobs = _aliases_of(session, name), _jobs_for(session, name)
     except ProgrammingError:
-        return  # PostgreSQL without our tables: nobody has any name yet
+        return  # PostgreSQL without our tables: no names exist yet
     if aliases:
         kind, command = ("foreign name", "names remove") if aliases[0].stands_for else ("alias", "aliases delete")
         tenant = aliases[0].tenant

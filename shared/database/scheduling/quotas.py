@@ -19,7 +19,7 @@ from shared.database.tenancy import LARGEST_LIMIT, TenantName
 from shared.errors import Code, Forbidden, TooMany
 
 RETRY_SECONDS = 60
-"""Seconds until a full queue may be tried again: a guess, because nobody knows when a job will start."""
+"""Seconds until a full queue may be tried again: a guess, because the start of a job is unknown."""
 MOST_MINUTES = 1e9
 _quotas = TenantQuotaRow.__table__
 QUOTA = select(_quotas).where(_quotas.c.tenant == bindparam("of_tenant")).with_for_update()

@@ -59,7 +59,7 @@ class Outcome:
 
     @property
     def is_delivered(self) -> bool:
-        """Whether the receiver accepted it."""
+        """Return true if the receiver accepted it."""
         return self.status_code is not None and 200 <= self.status_code < 300
 
 

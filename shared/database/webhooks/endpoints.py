@@ -49,7 +49,7 @@ class Endpoint(Value):
 
 
 class Delivery(Value):
-    """An event for an endpoint, and what came of sending it."""
+    """An event for an endpoint, and the result of its delivery."""
 
     id: str
     endpoint_id: str

@@ -117,7 +117,12 @@ def test_vllm_passes_the_known_names_on(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "arguments", "code", "words"),
     [
-        ("qwen3", {"reasoning_effort": "low"}, Code.TEMPLATE_ARGUMENT_UNKNOWN, "Use one of its arguments: enable_thinking."),
+        (
+            "qwen3",
+            {"reasoning_effort": "low"},
+            Code.TEMPLATE_ARGUMENT_UNKNOWN,
+            "Use one of its arguments: enable_thinking.",
+        ),
         ("chatml_marked", {"enable_thinking": False}, Code.TEMPLATE_ARGUMENT_UNKNOWN, "the template does not have any"),
         ("qwen3", {"add_generation_prompt": False}, Code.TEMPLATE_ARGUMENT_INVALID, "set by the server"),
         ("qwen3", {"enable_thinking": "false"}, Code.TEMPLATE_ARGUMENT_INVALID, "Write false without quotation marks"),
