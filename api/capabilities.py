@@ -90,7 +90,7 @@ CAPABILITIES = CapabilityMatrix(
             id="training_objective",
             title="Training objective",
             burn="token-level cross-entropy, prompt masked",
-            candle="last-token loss on plain strings; later masked cross-entropy on the last 64 tokens",
+            candle="last-token loss on plain text; later masked cross-entropy on the last 64 tokens",
             mens="cross-entropy on every assistant token; optionally on the last K, at most 64",
             proof=_gate(
                 Code.CE_LAST_K_TOO_LARGE,

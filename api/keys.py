@@ -52,7 +52,7 @@ def _limit(text: str, largest: int = LARGEST_LIMIT) -> int | None:
     if text.lower() == "none":
         return None
     if not text.isdecimal() or not 1 <= int(text) <= largest:
-        raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to {largest}, or none")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {largest}, or none")
     return int(text)
 
 

@@ -213,7 +213,7 @@ def submit_merge(
         raise Conflict(
             Code.BASE_DIGEST_MISMATCH,
             f"{adapter.id} was trained on a different version of {base.name} than the one in the catalogue now.",
-            remedy="Add the base that it was trained on again with `mens base add`.",
+            remedy="Add its original base again with `mens base add`.",
             param="adapter",
         )
     plan = MergePlan(

@@ -158,19 +158,19 @@ class RetentionSettings(Settings):
         None,
         ge=0,
         le=36500,
-        description="An adapter that no alias has pointed to for this time is deleted; null: never.",
+        description="Time without an alias after which an adapter is deleted; null: never.",
     )
     retain_alias_moves: int = Field(
         10, ge=0, description="Last moves of each alias whose adapters are kept, so that it can be rolled back."
     )
     retain_run_days: float | None = Field(
-        None, ge=0, le=36500, description="A finished job's run folder is removed after this time; null: never."
+        None, ge=0, le=36500, description="Time after which the run folder of a finished job is removed; null: never."
     )
     retain_model_days: float | None = Field(
-        None, ge=0, le=36500, description="A merged model is deleted this time after its job; null: never."
+        None, ge=0, le=36500, description="Time after its job when a merged model is deleted; null: never."
     )
     retain_leftover_days: float | None = Field(
-        None, ge=0, le=36500, description="Stored files of a failed job are removed after this time; null: never."
+        None, ge=0, le=36500, description="Time after which the stored files of a failed job are removed; null: never."
     )
     prepared_bytes: int | None = Field(
         None, ge=0, description="Largest size of the encoded data files together; null: no limit."

@@ -65,7 +65,7 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 {%- for message in messages %}
 {%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] %}
-{{- raise_exception('the role must be system, user, assistant or tool, not ' + message['role']) }}
+{{- raise_exception('a turn is by system, user, assistant or tool, not by ' + message['role']) }}
 {%- endif %}
 {{- '<|im_start|>' + message['role'] + '\\n' }}
 {%- if message['role'] == 'assistant' %}

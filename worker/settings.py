@@ -70,7 +70,7 @@ class WorkerSettings(RetentionSettings):
         None, gt=0, description="How long the attempts at any job may run together; null: no limit."
     )
     orphan_seconds: float = Field(
-        1800.0, gt=0, description="A worker that has not reached the database for this time ends its trainer."
+        1800.0, gt=0, description="Time without a connection to the database after which a worker ends its trainer."
     )
     terminate_seconds: float = Field(
         10.0, ge=0, description="Time between SIGTERM and SIGKILL for a trainer that the watchdog ends."

@@ -48,7 +48,7 @@ class PutAlias(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     adapter: AdapterId | None = Field(
-        None, validation_alias=AliasChoices("adapter", "adapter_id"), description="The only adapter that answers."
+        None, validation_alias=AliasChoices("adapter", "adapter_id"), description="The adapter that answers."
     )
     targets: Annotated[list[Target], Field(min_length=1, max_length=16)] | None = Field(
         None, description="Or several adapters, by weight."

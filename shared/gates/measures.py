@@ -88,7 +88,7 @@ def rate_against(
         return _undecided(found, f"{measure} is {total / items:.3g}, but of {items} items", min_items)
     if alpha is not None and interval and not _holds(interval, relation, bound):
         low, high = interval
-        said = f"{found.message}; without a paired comparison it must be shown, and {items} items leave {low:.3g} to {high:.3g} possible"
+        said = f"{found.message}; with repeated sampling its interval must exclude the bound, but {items} items leave {low:.3g} to {high:.3g} possible"
         return _undecided(found, said, _items_that_show(total / items, items, relation, bound, confidence))
     return found
 

@@ -94,7 +94,7 @@ def _read_artifact(storage: Storage, kind: ArtifactKind, manifest: str, digest: 
 def _changed(name: str) -> ArtifactInvalid:
     return ArtifactInvalid(
         Code.STORAGE_OBJECT_MISSING,
-        f"{name} differs from the stored file: its SHA-256 is different.",
+        f"{name} was changed: its SHA-256 differs from that of the stored file.",
         remedy="Restore it from a backup.",
         param=name,
     )

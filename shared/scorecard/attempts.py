@@ -70,7 +70,7 @@ def first_messages(spec: ScorecardSpec, task: ScorecardTask) -> list[Message]:
 def repair_prompt(check: Check) -> str:
     """Return the message to a model about an answer that does not compile."""
     faults = "\n".join(f"- {fault}" for fault in check.diagnostics)
-    return f"This does not compile:\n{faults}\nReturn only the complete corrected code."
+    return f"This does not compile:\n{faults}\nReturn the whole corrected code, and nothing else."
 
 
 def is_stalled(checks: Sequence[Check]) -> bool:

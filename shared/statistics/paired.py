@@ -137,7 +137,7 @@ def _decide(interval: tuple[float, float], visible: float | None, margin: float,
     if visible is not None and visible <= margin:
         return (
             Status.FAILED,
-            f"a loss of {margin:g} cannot be excluded, although {items} items would show a smaller one",
+            f"a loss of {margin:g} cannot be excluded, although {items} items are enough to exclude it",
         )
     return Status.MISSING_EVIDENCE, f"{items} items are too few to exclude a loss of {margin:g}"
 

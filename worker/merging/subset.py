@@ -192,7 +192,7 @@ def checked_layer(
         found.append(stored[name])
     if key not in located:
         raise _refused(
-            Code.MERGE_BASE_KEY_NOT_FOUND, key, f"{key}, on which {logical} is, is not in any of the base's files",
+            Code.MERGE_BASE_KEY_NOT_FOUND, key, f"{key}, the tensor of {logical}, is not in any of the base's files",
             "Name the shard that holds it with --base-shard too.",
         )  # fmt: skip
     a, b = found

@@ -98,7 +98,7 @@ class Failover:
             return Unavailable(
                 Code.BASE_NOT_SERVED,
                 f"{describe_unserved(model.base, served)}{tuned}",
-                remedy=f"{serving_remedy(model.base, served)}; or start a replica of that base and try again.",
+                remedy=f"{serving_remedy(model.base, served)}; or try again when a replica of it has started.",
                 param="model",
             )
         states = "; ".join(f"{replica_name(replica.url)} is {replica.state}" for replica in having)

@@ -275,7 +275,7 @@ def _refused(
     rows = receipt.receipt.get("gates", []) if receipt else []
     remedy = f"Evaluate it: POST /v1/receipts with adapter {adapter.id!r} and alias {before.name!r}."
     if code is Code.GATE_FAILED:
-        remedy = f"GET /v1/receipts/{receipt.id if receipt else ''} has every gate; or ask an admin to override the policy with a reason."
+        remedy = f"Read every gate with GET /v1/receipts/{receipt.id if receipt else ''}, or ask an admin to override the policy with a reason."
     return Conflict(
         code,
         message,
