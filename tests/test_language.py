@@ -90,7 +90,8 @@ def strings_and_prose(source: str) -> tuple[list[str], list[str]]:
     """Return a module's strings, and its docstrings and comments."""
     tree = ast.parse(source)
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    strings, prose = [], []
+    strings: list[str] = []
+    prose: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             (prose if id(node) in statements else strings).append(node.value)

@@ -71,7 +71,7 @@ def test_the_guides_example_runs_and_validates(app: FastAPI, url: str) -> None:
     assert (found.reward, found.metadata.type, errors_of(found)) == (0.95, "python", {})
     grader: Any = {"type": "python", "source": GUIDE}
     assert client.fine_tuning.alpha.graders.validate(grader=grader).grader
-    with pytest.raises(openai.BadRequestError, match="no function") as caught:
+    with pytest.raises(openai.BadRequestError, match="not define a function") as caught:
         client.fine_tuning.alpha.graders.validate(grader={**grader, "source": "x = 1"})
     assert caught.value.param == "grader.source"
 

@@ -143,8 +143,8 @@ def test_folder_is_added_and_what_comes_next_is_said(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["mine"], "is not a folder, a GGUF file"),
-        (["mine", "/nowhere"], "is not a folder"),
+        (["mine"], "a GGUF file"),
+        (["mine", "/nowhere"], "/nowhere"),
         (["mine", "--path", "/nowhere"], "MODEL_NOT_FOUND"),
         (["mine", "my model", "--hub", "org/tiny"], "give the source once"),
         (["mine", "my model", "--revision", "main"], "--revision is of a hub repository"),

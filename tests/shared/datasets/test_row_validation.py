@@ -110,10 +110,10 @@ def test_what_is_missing_is_named_on_both_paths(line: bytes, field: str, reason:
 @pytest.mark.parametrize(
     ("start", "where"),
     [
-        (b'{"prompt": "abc', " of a text"),
-        (b'{"prompt": "say \\"abc\\"', " of a text"),
-        (b'{"prompt": "abc\\', " of a text"),
-        (b'{"prompt": "caf\xc3\xa9 \\u00', " of a text"),
+        (b'{"prompt": "abc', " of a string"),
+        (b'{"prompt": "say \\"abc\\"', " of a string"),
+        (b'{"prompt": "abc\\', " of a string"),
+        (b'{"prompt": "caf\xc3\xa9 \\u00', " of a string"),
         (b'{"prompt": "abc"', ""),
         (b'{"prompt": "abc", "rating": nul', ""),
     ],

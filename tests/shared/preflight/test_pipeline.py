@@ -240,7 +240,7 @@ def test_changed_file_is_refused_when_it_is_verified(base: Path, tmp_path: Path,
 
     assert run().plan.train.rows == 30
     files[name].path.write_text(content)
-    with pytest.raises(MensError, match=f"{files[name].sha256} is not what was uploaded") as refused:
+    with pytest.raises(MensError, match=f"{files[name].sha256} differs from the uploaded one") as refused:
         run()
     assert refused.value.code == "STORAGE_OBJECT_MISSING"
 
@@ -286,7 +286,7 @@ def test_job_that_cannot_fit_is_refused(base: Path, tmp_path: Path) -> None:
         Machine(device="cpu", host_bytes=MIB),
         Machine(device="cpu", vram_bytes=80 << 30, host_bytes=MIB),
     ):
-        with pytest.raises(MensError, match="takes") as refused:
+        with pytest.raises(MensError, match="needs") as refused:
             check(base, tmp_path, ROWS, machine)
         assert refused.value.code == "MEMORY_DOES_NOT_FIT"
         assert refused.value.param

@@ -75,7 +75,7 @@ def test_a_job_says_which_run_cannot_be_made(client: TestClient, job_body: dict[
     assert client.delete(f"/v1/evals/{governed}").status_code == 200
     [_, (level, message)] = told(client, job_body, alias="prod")
     assert level == "warn"
-    assert message.startswith("The policy's run support cannot be made: ")
+    assert message.startswith("The policy's run support cannot be created: ")
     assert governed in message
 
 

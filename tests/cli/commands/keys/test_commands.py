@@ -316,7 +316,8 @@ def test_tenant_that_never_had_a_key_is_refused(keys: Keys) -> None:
     for command in (["list"], ["revoke", "bot"]):
         refused = runner.invoke(app, ["keys", *command, "--tenant", "acmee"])
         assert (refused.exit_code, refused.stdout) == (1, "")
-        assert refused.stderr.startswith("error: TENANT_NOT_FOUND: The tenant 'acmee' does not exist.")
+        assert refused.stderr.startswith("error: TENANT_NOT_FOUND: ")
+        assert "'acmee'" in refused.stderr
     assert runner.invoke(app, ["keys", "list", "--tenant", "acme"]).exit_code == 0
 
 
@@ -333,8 +334,8 @@ def test_unknown_key_is_refused(keys: Keys) -> None:
         for command in (["limit", "--rpm", "1"], ["revoke"]):
             refused = runner.invoke(app, ["keys", *command, "--", named])
             assert (refused.exit_code, refused.stdout) == (1, "")
-            output = f"error: KEY_NOT_FOUND: The key {named!r} does not exist. List them: `mens keys list`"
-            assert refused.stderr.startswith(output)
+            assert refused.stderr.startswith("error: KEY_NOT_FOUND: ")
+            assert repr(named) in refused.stderr and "List them: `mens keys list`" in refused.stderr
 
 
 # -- over the API ----------------------------------------------------------------------------------------------------

@@ -86,9 +86,8 @@ def test_key_is_given_by_id_or_name(mens: Command, installation: CliInstallation
     installation.services.keys.revoke(installation.services.keys.all()[-1].id)
     assert mens("--key", "ci", code=1).startswith("error: ID_AMBIGUOUS: 2 keys had the name 'ci'. Give the id of one.")
     for unknown in ("tippo", "key-" + "0" * 26):
-        assert mens("--key", unknown, code=1).startswith(
-            f"error: KEY_NOT_FOUND: The key '{unknown}' does not exist. List them"
-        )
+        refused = mens("--key", unknown, code=1)
+        assert refused.startswith("error: KEY_NOT_FOUND: ") and f"'{unknown}'" in refused
 
 
 def test_viewer_may_name_its_own_key_only(mens: Command, installation: CliInstallation) -> None:
