@@ -37,7 +37,7 @@ def describe_judgement(view: TenantView, artifact: ArtifactSection | ImportContr
                 missing.append(_missing(run, error))
     message = (
         f"The alias {artifact.alias} is governed by the policy {name.name} ({name.digest[:12]}, {governed.policy.scope}): once it is published,"
-        f" the adapter is evaluated beside {beside}, and takes the alias if it passes. Gates: {asked}."
+        f" the adapter is compared with {beside}, and the alias moves to it if it passes. Gates: {asked}."
     )
     message += f" Runs: {', '.join(runs)}." if runs else ""
     return [NewEvent(message=message, data={"policy": name.model_dump()}), *missing]
@@ -54,7 +54,7 @@ def _describe(view: TenantView, template: RunTemplate) -> str:
 
 def _missing(run: str, error: NotFound) -> NewEvent:
     message = (
-        f"The policy's run {run} cannot be made: {error.message} Its gates will be missing_evidence, and the alias will"
-        " stay where it is, unless that is mended before the adapter is published."
+        f"The policy's run {run} cannot be created: {error.message} Fix this before the adapter is published; otherwise its"
+        " gates will be missing_evidence and the alias will not move."
     )
     return NewEvent(level="warn", message=message, data={"error": error.as_dict()})

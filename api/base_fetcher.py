@@ -71,5 +71,5 @@ class BaseFetcher:
                 self.fetch_missing()
             except Exception:
                 # E.g. a catalogue that is being written.
-                logger.exception("the catalogue could not be looked through; it is tried again")
+                logger.exception("the catalogue could not be checked; the check is repeated")
             self._done.wait(POLL_SECONDS)

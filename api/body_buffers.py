@@ -42,7 +42,7 @@ class BodyBuffers:
                 raise TooMany(
                     Code.CONCURRENCY_LIMITED,
                     f"The bodies of the tenant {tenant!r}'s requests in flight have more than {self._max_bytes} bytes together.",
-                    remedy="Try again when one of them has ended, or send fewer at once.",
+                    remedy="Try again when one of them has finished, or send fewer requests in parallel.",
                     details={"retry_after_seconds": RETRY_SECONDS},
                 )
             held += size

@@ -21,12 +21,14 @@ class CapabilityValue(BaseModel):
 
 
 class Proof(CapabilityValue):
-    """What shows that a row is true."""
+    """Evidence for a row."""
 
     kind: Literal["gate", "behaviour"]
     code: Code = Field(description="The code of the refusal.")
-    statement: str = Field(description="What is refused, in one sentence.")
-    tests: tuple[str, ...] = Field((), description="Tests that measure what no refusal can show, by file and name.")
+    statement: str = Field(description="Description of the refusal, in one sentence.")
+    tests: tuple[str, ...] = Field(
+        (), description="Tests that measure properties which no refusal can show, by file and name."
+    )
 
 
 class Capability(CapabilityValue):
@@ -101,7 +103,7 @@ CAPABILITIES = CapabilityMatrix(
             id="data_order",
             title="Which rows, when, and how much they weigh",
             burn="every row, shuffled",
-            candle="curriculum and row weights; rows of an epoch with none left are skipped in silence",
+            candle="curriculum and row weights; epochs without rows are skipped silently",
             mens="filters, curriculum by difficulty, row weights by category and rating, replay from a second file",
             proof=_behaviour(
                 Code.CORPUS_TOO_SMALL,
@@ -158,7 +160,7 @@ CAPABILITIES = CapabilityMatrix(
             title="Reward hooks",
             burn="none",
             candle="commands that score answers, run without a sandbox",
-            mens="none: supervised training scores nothing",
+            mens="none: supervised training does not score answers",
             proof=_behaviour(Code.CONTRACT_UNSUPPORTED, "A reward.hook is not planned."),
         ),
         Capability(
@@ -285,7 +287,7 @@ CAPABILITIES = CapabilityMatrix(
             mens="run in a sandbox that is attacked before it is trusted",
             proof=_behaviour(
                 Code.SANDBOX_UNAVAILABLE,
-                "Where nothing contains code, a Python grader is refused.",
+                "Without a sandbox, a Python grader is refused.",
                 "tests/worker/evaluation/test_run.py::test_criteria_of_code_without_a_sandbox_end_the_job_with_what_is_missing",
                 "tests/shared/sandbox/test_attacks.py::test_a_level_that_does_not_hold_is_none",
             ),

@@ -144,7 +144,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_draining(self) -> bool:
-        """Whether data that the client still sends is discarded."""
+        """True while data that the client still sends is discarded."""
         return self._is_draining
 
     def shutdown(self) -> None:
@@ -360,8 +360,8 @@ def _head_too_large(limit: int) -> TooLarge:
 
 
 def _head_too_slow(seconds: float) -> TooSlow:
-    message = f"The request's headers did not come within {seconds:g} s."
-    return TooSlow(Code.REQUEST_TIMEOUT, message, remedy="Send them at once.")
+    message = f"The request's headers did not arrive within {seconds:g} s."
+    return TooSlow(Code.REQUEST_TIMEOUT, message, remedy="Send the headers without pauses.")
 
 
 def _connections_limited() -> Unavailable:

@@ -65,11 +65,11 @@ OPENAI_PATHS = (
 )  # fmt: skip
 """Prefixes of the paths where OpenAI's clients expect OpenAI's statuses and codes."""
 OLLAMA_PATHS = "/api/"
-SEE_OLLAMA_ROUTES = "Of Ollama's API there are /api/chat, /api/generate, /api/tags and /api/version."
-SEE_TAGS = "List what there is with GET /api/tags."
-SEE_OPENAPI = "See GET /v1/openapi.json for what is expected."
+SEE_OLLAMA_ROUTES = "Use a supported route of Ollama's API: /api/chat, /api/generate, /api/tags or /api/version."
+SEE_TAGS = "List the available models with GET /api/tags."
+SEE_OPENAPI = "See GET /v1/openapi.json for the expected fields."
 WRITE_JSON = "Correct it there; most languages have a function that writes JSON."
-SEE_CONTRACT = "See GET /v1/openapi.json for what is expected; the contract's schema is at GET /v1/contract/schema."
+SEE_CONTRACT = "See GET /v1/openapi.json for the expected fields; the contract's schema is at GET /v1/contract/schema."
 logger = logging.getLogger(__name__)
 
 
@@ -198,7 +198,7 @@ def unexpected_error(method: str, path: str, error: Exception) -> MensError:
         return fault
     logger.error("unexpected error in %s %s", method, path, exc_info=error)
     remedy = "The API's log has the details."
-    return errors.JobFailed(Code.INTERNAL_ERROR, "The server met an unexpected error.", remedy=remedy)
+    return errors.JobFailed(Code.INTERNAL_ERROR, "The server had an unexpected error.", remedy=remedy)
 
 
 def validation_error(error: RequestValidationError, remedy: str = "") -> InvalidRequest:
@@ -328,11 +328,11 @@ def _handle_http_exception(request: Request, error: HTTPException) -> Response:
             return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
         code, message = Code.METHOD_NOT_ALLOWED, f"{request.method} is not allowed on {request.url.path}."
     elif error.status_code == HTTPStatus.NOT_FOUND:
-        code, message = Code.ROUTE_NOT_FOUND, f"There is no route {request.method} {request.url.path}."
+        code, message = Code.ROUTE_NOT_FOUND, f"The route {request.method} {request.url.path} does not exist."
     else:
         code, message = Code.REQUEST_INVALID, str(error.detail)
     is_ollamas = request.url.path.startswith(OLLAMA_PATHS)
-    remedy = SEE_OLLAMA_ROUTES if is_ollamas else "See GET /v1/openapi.json for what there is."
+    remedy = SEE_OLLAMA_ROUTES if is_ollamas else "See GET /v1/openapi.json for the existing routes."
     response = error_response_at(request.url.path, InvalidRequest(code, message, remedy=remedy), error.status_code)
     response.headers.update(headers)
     return response
@@ -371,7 +371,7 @@ def describe_faults(errors: Iterable[Mapping[str, Any]], sent: object) -> dict[s
     faults: dict[str, list[str]] = {}
     for error in errors:
         location = [part for part in error["loc"] if part != "body"]
-        if location and location[0] in OUTSIDE:  # not in the body, so there are no branches to leave out
+        if location and location[0] in OUTSIDE:  # not in the body, so it has no branches to leave out
             path = ".".join(map(str, location[1:]))
         else:
             path = _path(location, sent, keep_last=error["type"] == "missing")

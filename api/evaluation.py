@@ -138,11 +138,13 @@ def resolve_model(services: Services, view: TenantView, name: str, param: str) -
         _check_offered(services, found.name)
         return ModelTarget(name=name, served=found.name), found.name
     if found is None or found.routing is None:
-        message = f"There is no model {name[:256]!r}."
-        raise NotFound(Code.MODEL_NOT_FOUND, message, remedy="List what there is with GET /v1/models.", param=param)
+        message = f"The model {name[:256]!r} does not exist."
+        raise NotFound(
+            Code.MODEL_NOT_FOUND, message, remedy="List the available models with GET /v1/models.", param=param
+        )
     if len(found.routing.targets) > 1:
         adapters = ", ".join(target.adapter for target in found.routing.targets)
-        message = f"The alias {name!r} is split between {adapters}, and a run is of one model."
+        message = f"The alias {name!r} is split between {adapters}, but a run evaluates one model."
         raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Name one of them.", param=param)
     adapter = view.adapters.get(found.routing.main)
     return ModelTarget(name=name, served=adapter.id), adapter.base_model
@@ -170,7 +172,7 @@ def _supported_source(spec: EvalSpec, run: RunSpec) -> FileContent | FileId:
     if isinstance(source, StoredSource) or stored:
         raise InvalidRequest(
             Code.DATA_SOURCE_UNSUPPORTED,
-            f"The data source {stored or source.type!r} is of stored answers, and none are stored here.",
+            f"The data source {stored or source.type!r} refers to stored answers, but Mens does not store answers.",
             remedy="Make an eval of type custom, and send the rows as file_content or file_id.",
             param="data_source" if stored else f"{SOURCE}.type",
         )
@@ -183,22 +185,25 @@ def _models(services: Services, view: TenantView, spec: EvalSpec, run: RunSpec) 
         if model not in services.remote_models:
             resolve_model(services, view, model, f"testing_criteria.{number}.model")
     if run.mens.noise_floor and run.mens.incumbent is None:
-        message = "mens.noise_floor asks the incumbent twice, and the run has none."
+        message = "mens.noise_floor requests answers from the incumbent twice, but the run has no incumbent."
         raise InvalidRequest(
-            Code.REQUEST_INVALID, message, remedy="Name a model as mens.incumbent.", param="mens.noise_floor"
+            Code.REQUEST_INVALID, message, remedy="Set mens.incumbent to a model.", param="mens.noise_floor"
         )
     source = run.data_source
     if isinstance(source, JsonlSource):
         if run.mens.incumbent or run.mens.samples > 1:
             field = "incumbent" if run.mens.incumbent else "samples"
-            message = f"mens.{field}: a data source jsonl asks no model; its rows have their answers."
+            message = f"mens.{field} cannot be combined with a data source jsonl: its rows already have answers."
             raise InvalidRequest(
-                Code.REQUEST_INVALID, message, remedy="Take completions or responses.", param=f"mens.{field}"
+                Code.REQUEST_INVALID,
+                message,
+                remedy="Use a data source of type completions or responses.",
+                param=f"mens.{field}",
             )
         return [], ""
     for field in ("model", "input_messages"):
         if not getattr(source, field):
-            message = f"data_source.{field} is missing: it says what is asked."
+            message = f"data_source.{field} is missing; it defines the prompts."
             raise InvalidRequest(
                 Code.REQUEST_INVALID, message, param=f"data_source.{field}", details={"fault": "missing"}
             )
@@ -207,7 +212,7 @@ def _models(services: Services, view: TenantView, spec: EvalSpec, run: RunSpec) 
         return [first], base
     second, _ = resolve_model(services, view, run.mens.incumbent, "mens.incumbent")
     if second.served == first.served:
-        message = f"mens.incumbent is {second.name!r}, which is the model itself: {first.served!r}."
+        message = f"mens.incumbent is {second.name!r}, which is the evaluated model itself: {first.served!r}."
         raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Name another model.", param="mens.incumbent")
     return [first, second], base
 

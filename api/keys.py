@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m api.keys", description=__doc__)
     parser.add_argument("verb", choices=["create"])
-    parser.add_argument("name", help="whose key it is, e.g. alice or ci")
-    parser.add_argument("--tenant", default=SHARED, help="the tenant that it belongs to (default: %(default)s)")
-    role_help = "what it may do; an admin of `shared` may do everything in every tenant (default: %(default)s)"
+    parser.add_argument("name", help="name of the person or program that uses the key, e.g. alice or ci")
+    parser.add_argument("--tenant", default=SHARED, help="tenant of the key (default: %(default)s)")
+    role_help = "role of the key; an admin of `shared` may do everything in every tenant (default: %(default)s)"
     parser.add_argument("--role", type=Role, choices=list(Role), default=Role.ADMIN, help=role_help)
     parser.add_argument("--rpm", type=_limit, help="requests to models a minute; unlimited when left out")
     parser.add_argument("--concurrent", type=_limit, help="requests to models at once; unlimited when left out")
@@ -52,7 +52,7 @@ def _limit(text: str, largest: int = LARGEST_LIMIT) -> int | None:
     if text.lower() == "none":
         return None
     if not text.isdecimal() or not 1 <= int(text) <= largest:
-        raise argparse.ArgumentTypeError(f"{text!r} is not 1 to {largest}, or none")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {largest}, or none")
     return int(text)
 
 

@@ -53,8 +53,8 @@ def _check_encoding(database: Database) -> None:
     if encoding != "UTF8":
         raise InvalidRequest(
             Code.SETTINGS_INVALID,
-            f"MENS_DATABASE_URL: the database {database.url.database!r} has the encoding {encoding}; texts need UTF8.",
-            remedy="Make one: CREATE DATABASE mens ENCODING 'UTF8' LOCALE 'C.UTF-8' TEMPLATE template0.",
+            f"MENS_DATABASE_URL: the database {database.url.database!r} has the encoding {encoding}; UTF8 is required.",
+            remedy="Create one: CREATE DATABASE mens ENCODING 'UTF8' LOCALE 'C.UTF-8' TEMPLATE template0.",
             param="MENS_DATABASE_URL",
         )
 

@@ -57,7 +57,7 @@ JOIN_THREADS = 4
 
 @dataclass
 class ShutdownFlag:
-    """Whether the process is shutting down. Not an event: a signal handler sets it, and a lock could block that
+    """Flag that the process is shutting down. Not an event: a signal handler sets it, and a lock could block that
     permanently.
     """
 

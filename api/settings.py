@@ -26,27 +26,27 @@ class ApiSettings(Settings):
 
     api_host: str = Field("127.0.0.1", description="Address to listen on.")
     gate_policy: Path | None = Field(
-        None, description="A policy file that governs every alias that has no policy of its own or of its tenant."
+        None, description="Policy file that governs every alias without a policy of its own or of its tenant."
     )
     api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     fetch_bases: bool = Field(
         False,
-        description="Whether the API fetches the catalogue's bases by itself, from the hub or the storage: where it shares no folder with the other tiers.",
+        description="Make the API fetch the catalogue's bases from the hub or the storage; needed if it shares no folder with the other tiers.",
     )
     max_file_bytes: int = Field(1 << 30, gt=0, description="Largest file that is uploaded in one request.")
     max_upload_bytes: int = Field(8 << 30, gt=0, description="Largest file that is uploaded in parts.")
     max_part_bytes: int = Field(64 << 20, gt=0, description="Largest part of such a file.")
-    upload_seconds: int = Field(3600, gt=0, description="How long parts of a file are taken.")
+    upload_seconds: int = Field(3600, gt=0, description="How long parts of a file are accepted.")
     max_body_bytes: int = Field(16 << 20, gt=0, description="Largest request to a model.")
     max_grammar_bytes: int = Field(
         16 << 10, gt=0, description="Schemas, regular expressions, grammars and choices of one request to a model."
     )
-    max_grammar_depth: int = Field(32, gt=0, le=64, description="Objects and lists in one another in such a schema.")
+    max_grammar_depth: int = Field(32, gt=0, le=64, description="Nesting depth of objects and lists in such a schema.")
     max_request_bytes: int = Field(
         1 << 20, gt=0, description="Largest body of any other request; of uploads only the file counts."
     )
     max_head_bytes: int = Field(64 << 10, gt=0, description="Largest request line and headers of a request, together.")
-    head_seconds: float = Field(10.0, gt=0, description="Time for a request's headers to come.")
+    head_seconds: float = Field(10.0, gt=0, description="Time within which a request's headers must arrive.")
     body_seconds: float = Field(
         30.0, gt=0, description="Longest silence of a client in the middle of a body; and its lead over 16 KiB/s."
     )

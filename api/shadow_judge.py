@@ -98,7 +98,7 @@ class ShadowJudge:
     async def _judged(self, copy: JudgedCopy, answer: bytes | None) -> PairCounts:
         given = copy.answer.completion()
         if given is None or answer is None:
-            raise JobFailed(Code.SERVING_FAILED, "One of the two gave no answer that can be judged.")
+            raise JobFailed(Code.SERVING_FAILED, "One of the two answers cannot be judged.")
         samples = [read_response("chat", body).sample for body in (given, _completion(answer))]
         if sum(len(sample["output_text"]) for sample in samples) > MOST_CHARACTERS:
             raise JobFailed(Code.SERVING_FAILED, f"The answers have more than {MOST_CHARACTERS} characters.")
@@ -144,7 +144,7 @@ class ShadowJudge:
         finally:
             response.close()
         if response.is_error:
-            raise JobFailed(Code.SERVING_FAILED, f"The model that judges gave the status {response.status}.")
+            raise JobFailed(Code.SERVING_FAILED, f"The judging model returned the status {response.status}.")
         return _completion(bytes(raw))
 
     async def _criteria_of(self, tenant: str, eval_id: str) -> list[Criterion]:
@@ -169,13 +169,13 @@ class ShadowJudge:
             try:
                 stored = await to_thread.run_sync(ShadowComparisons(self._database, tenant).add, pair, counts, is_worse)
             except MensError as error:
-                logger.warning("comparisons of shadows wait: %s", error)
+                logger.warning("comparisons of shadows are delayed: %s", error)
                 self._waiting[tenant, pair] = counts.plus(self._waiting.get((tenant, pair), PairCounts()))
                 continue
             if stored.worse_at and (tenant, pair) not in self._decided:
                 self._decided.add((tenant, pair))
                 logger.warning(
-                    "shadow alias=%s adapter=%s is worse than %s (%d losses, %d wins): nothing more is copied",
+                    "shadow alias=%s adapter=%s is worse than %s (%d losses, %d wins): copying has stopped",
                     pair.alias,
                     pair.candidate_id,
                     pair.incumbent_id,
@@ -190,5 +190,5 @@ def _completion(raw: bytes) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise JobFailed(Code.SERVING_FAILED, "The response is no JSON object.")
+        raise JobFailed(Code.SERVING_FAILED, "The response is not a JSON object.")
     return found

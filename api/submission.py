@@ -213,8 +213,8 @@ def submit_merge(
     if base.digests != adapter.manifest["base_digests"]:
         raise Conflict(
             Code.BASE_DIGEST_MISMATCH,
-            f"{adapter.id} was trained on another {base.name} than the catalogue names now.",
-            remedy="Register the base it was trained on again with `mens base add`.",
+            f"{adapter.id} was trained on a different version of {base.name} than the one in the catalogue now.",
+            remedy="Add its original base again with `mens base add`.",
             param="adapter",
         )
     plan = MergePlan(
@@ -306,7 +306,7 @@ def submit_judgement(
     if not adapter.published:
         raise Conflict(
             Code.ADAPTER_NOT_SERVABLE,
-            f"{adapter.id} is not published, so no model answers for it.",
+            f"{adapter.id} is not published, so it cannot answer requests.",
             remedy="Train it with artifact.publish = true.",
             param="adapter",
         )
@@ -314,8 +314,8 @@ def submit_judgement(
     if policy_name is None and governing is None:
         raise NotFound(
             Code.POLICY_NOT_FOUND,
-            f"No policy governs {alias!r}, so there is nothing to judge by.",
-            remedy="Name one, or assign one: PUT /v1/policy_assignments/alias:NAME.",
+            f"No policy governs {alias!r}, so the adapter cannot be judged.",
+            remedy="Name a policy, or assign one: PUT /v1/policy_assignments/alias:NAME.",
             param="policy",
         )
     policy = governing.policy if governing and policy_name is None else view.policies.get(policy_name or "")
@@ -346,7 +346,7 @@ def check_priority(caller: Caller, priority: int) -> None:
     if priority > DEFAULT_TERMS.priority and not caller.is_operator:
         raise Forbidden(
             Code.ROLE_INSUFFICIENT,
-            f"A priority above {DEFAULT_TERMS.priority} overtakes other tenants' jobs, so only an operator may give it.",
+            f"A priority above {DEFAULT_TERMS.priority} overtakes other tenants' jobs, so only an operator may set it.",
             remedy="Leave it out, or ask an operator to raise it: PATCH /v1/jobs/{id}.",
             param="priority",
         )
@@ -375,7 +375,7 @@ def _refuse_unpublishable(
         raise ContractRejected(
             Code.CONTRACT_UNSUPPORTED,
             f"{prefix}publish is true, but no serving replica is configured.",
-            remedy=f"Set MENS_SERVING_URLS or MENS_SERVING_DNS, or set {prefix}publish to false, to store the adapter only.",
+            remedy=f"Set MENS_SERVING_URLS or MENS_SERVING_DNS, or set {prefix}publish to false to only store the adapter.",
             param=f"{prefix}publish",
         )
     if artifact.alias in base_names:

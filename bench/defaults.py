@@ -1,4 +1,4 @@
-"""What defaults do to a real base: epochs and learning rates of several trainers, on three small data sets.
+"""Effect of defaults on a real base: epochs and learning rates of several trainers, on three small data sets.
 
     python -m bench.defaults BASE_FOLDER WORK_FOLDER [--rows 80] [--only SET:RECIPE ...]
 

@@ -1,6 +1,6 @@
 """Do equal jobs give equal bytes? ``python -m bench.equal_runs --runs 40 --at-once 4``.
 
-Trains a few small jobs many times each, several at once beside programs that keep the processors busy. No two starts are
+Trains a few small jobs many times each, several at once next to programs that keep the processors busy. No two starts are
 alike in what a machine may change between them: the memory that is free, priority, hash seed, heap, size of the
 environment. Some processes are stopped for a moment, some are killed with `kill -9` or paused at any step, and the run goes
 on from its last checkpoint as the worker would have it. The adapter's weights, its config and `metrics.csv` of every run are
@@ -98,7 +98,7 @@ class RunOutcome:
 def main() -> int:
     parser = bench_parser("bench.equal_runs", __doc__)
     parser.add_argument("--runs", type=int, default=12, help="of each job")
-    parser.add_argument("--at-once", type=int, default=4, help="runs beside each other")
+    parser.add_argument("--at-once", type=int, default=4, help="runs at the same time")
     parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=JOBS)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--hidden", type=int, default=128, help="width of the base")

@@ -1,10 +1,10 @@
-"""What an evaluation costs beyond its requests (goal C9): a run of 2,000 items, and the same requests by a bare client.
+"""Cost of an evaluation beyond its requests (goal C9): a run of 2,000 items, and the same requests by a bare client.
 
     python -m bench.evaluate [--rounds 3] [--items 2000] [--answer-ms 100]
 
 The API as ``python -m api`` before a fake replica that answers each chat after a set time. In turns a worker carries out a run with a
 trivial grader (from its claim to its success: every item asked, judged and stored), and a client with as many connections sends the
-same bodies and reads the answers' texts. Beside that, items a second of a trivial Python grader in the sandbox.
+same bodies and reads the answers' texts. Also items a second of a trivial Python grader in the sandbox.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What the API adds to a request (goal C7): time to the first token and streamed tokens per second, direct and through it.
+"""Time that the API adds to a request (goal C7): time to the first token and streamed tokens per second, direct and through it.
 
     python -m bench.gateway [--rounds 5] [--vllm] [--base smollm2] [--foreign-names 1000]
 
 A replica (a paced fake, or with ``--vllm`` a real one), the API as ``python -m api``, and one raw-socket client that adds
 as little of its own as it can. Requests are sent in turns, directly, through the API and through a proxy that only passes
 bytes (`bench/gateway_bare.py`), so all see the same machine; the last is the least that any gateway in Python adds here.
-With ``--base smollm2`` replica and a plain vLLM (``plain``), with the same engine options and nothing of Mens, serve
+With ``--base smollm2`` replica and a plain vLLM (``plain``), with the same engine options and without Mens, serve
 SmolLM2-135M-Instruct, and the streaming speed is compared with the plain one's, for one stream and for sixteen.
 With ``--running`` replica and API are those of an installation that runs already, which the environment names.
 
@@ -38,7 +38,7 @@ from bench.smollm2 import SMOLLM2
 
 MAX_ADDED_MS_P50, MAX_ADDED_MS_P99, MIN_KEPT = 1.0, 3.0, 0.97
 MAX_NAMES_MS_P50 = 0.05
-"""What an installation with foreign names may add to the time of one without: too little to be measured."""
+"""Time that foreign names may add to a request: too little to be measured."""
 SMOKE = {
     "rounds": 1,
     "requests": 3,

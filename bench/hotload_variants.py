@@ -179,7 +179,7 @@ def installation(home: Path, base: str, capacity: dict[str, int], *, smoke: bool
 
 @contextmanager
 def plain_vllm(home: Path, base: str, key: str, capacity: dict[str, int]) -> Iterator[str]:
-    """Yield the URL of a vLLM with a replica's engine options and nothing of Mens: no guard, no resolver, its own load
+    """Yield the URL of a vLLM with a replica's engine options and without Mens: no guard, no resolver, its own load
     route.
 
     Args:

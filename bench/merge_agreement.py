@@ -20,7 +20,7 @@ def agreement(folder: Path) -> tuple[float, int]:
     """Measure how far our values are from those of peft in float32.
 
     Where base and adapter nearly cancel out, float32 has the rounding errors of the larger terms: differences below a
-    millionth of the tensor's mean size are no difference.
+    millionth of the tensor's mean size do not count.
 
     Returns:
         the share of equal values, and the largest difference of the others in steps of bfloat16.

@@ -1,4 +1,4 @@
-"""What ``python -m bench.merge`` measures: each variant of a merge, and the comparison after it.
+"""Measurements of ``python -m bench.merge``: each variant of a merge, and the comparison after it.
 
 python -m bench.merge_variants VARIANT FOLDER     merges FOLDER/base and FOLDER/adapter, prints one line of JSON
 """

@@ -1,4 +1,4 @@
-"""Polls of a job's state (goal C5): how many a second, beside a FastAPI route that returns a constant, and how they last under load.
+"""Polls of a job's state (goal C5): how many a second, compared with a FastAPI route that returns a constant, and how they last under load.
 
     python -m bench.poll [--rounds 5] [--seconds 3] [--upload-mb 2000]
 

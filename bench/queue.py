@@ -1,4 +1,4 @@
-"""What the queue costs (goal C8): from a submission to the worker's start, and polls beside a long queue.
+"""Cost of the queue (goal C8): from a submission to the worker's start, and polls with a long queue.
 
     python -m bench.queue [--jobs 40] [--queued 1000] [--polls 3000]
 

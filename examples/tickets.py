@@ -22,7 +22,7 @@ TRAINING_SEED, HELD_OUT_SEED = 1, 2
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What messages are made of.
+    """Parts of messages.
 
     Attributes:
         problems: wordings of each kind of problem.

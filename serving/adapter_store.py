@@ -239,7 +239,7 @@ def split_adapter_id(adapter_id: str) -> tuple[str, str]:
         raise InvalidRequest(
             Code.NAME_INVALID,
             f"{adapter_id[:200]!r} is not an adapter id.",
-            remedy="An id is <name>@<64 hexadecimal digits>; the adapter's page shows it.",
+            remedy="Use an id of the form <name>@<64 hexadecimal digits>, as GET /v1/models lists it.",
             param="model",
         )
     return match[1], match[2]
@@ -248,8 +248,8 @@ def split_adapter_id(adapter_id: str) -> tuple[str, str]:
 def _not_found(adapter_id: str) -> NotFound:
     return NotFound(
         Code.ADAPTER_NOT_FOUND,
-        f"There is no published adapter {adapter_id}.",
-        remedy="List the adapters; if it was just published, look whether every tier mounts the same storage.",
+        f"The adapter {adapter_id} is not published, or does not exist.",
+        remedy="List the adapters; if it was just published, check that every tier uses the same storage.",
         param="model",
     )
 

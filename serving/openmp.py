@@ -26,7 +26,7 @@ def preload_openmp(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def preloads_openmp(environment: Mapping[str, str]) -> bool:
-    """Whether an environment preloads an OpenMP library."""
+    """Return true if an environment preloads an OpenMP library."""
     return any(name in environment.get(PRELOAD, "") for name in LIBRARIES)
 
 

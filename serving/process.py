@@ -32,7 +32,7 @@ def find_base(settings: ServingSettings) -> tuple[BaseModelEntry, Path]:
         raise ArtifactInvalid(
             Code.BASE_DIGEST_MISMATCH,
             f"The catalogue's {entry.name} is not the base model this replica was started for.",
-            remedy="Start the replica again, so that it loads the base that the catalogue names now.",
+            remedy="Restart the replica, so that it loads the current base of the catalogue.",
             param=entry.name,
         )
     return entry, locate_base(entry, settings)
@@ -47,7 +47,7 @@ def open_store(settings: ServingSettings) -> AdapterStore:
     if settings.serving_max_lora_rank is None:
         raise InvalidRequest(
             Code.SETTINGS_INVALID,
-            "MENS_SERVING_MAX_LORA_RANK: the engine's largest rank is not known.",
+            "MENS_SERVING_MAX_LORA_RANK: the engine's largest rank is unknown.",
             remedy="Start the engine with `python -m serving`, which chooses it and passes it on.",
             param="MENS_SERVING_MAX_LORA_RANK",
         )

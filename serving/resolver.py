@@ -2,7 +2,7 @@
 
 vLLM calls the resolver when a request names a model that it does not know. It finds :func:`register` through the entry
 point group ``vllm.general_plugins``, in every process it starts and in every process that merely imports vLLM's engine:
-so it must be harmless where nothing of ours is configured.
+so it must be harmless where Mens is not configured.
 """
 
 from __future__ import annotations

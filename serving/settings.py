@@ -30,7 +30,7 @@ class ServingSettings(Settings):
     serving_port: int = Field(8001, ge=1, le=65535, description="Port to listen on.")
     serving_base: str = Field("", validate_default=True, description="Catalogue name of the base model.")
     serving_base_digest: str | None = Field(
-        None, description="Digest that the base must have; `python -m serving` hands vLLM the one it verified."
+        None, description="Required digest of the base; `python -m serving` passes the verified one to vLLM."
     )
     serving_device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda.")
     serving_dtype: Literal["auto", "float32", "bfloat16"] | None = Field(
@@ -45,11 +45,11 @@ class ServingSettings(Settings):
     serving_cache_bytes: int | None = Field(
         None,
         ge=0,
-        description="Largest size of these copies together; those not requested for longest are fetched again when they are. Null: no limit.",
+        description="Largest size of these copies together; the least recently requested ones are removed and fetched again on request. Null: no limit.",
     )
     serving_trusted_keys: Path | None = Field(
         None,
-        description="File of public keys, one a line; adapters and merged models without a signature of one of them are refused. Null: none is required.",
+        description="File of public keys, one a line; adapters and merged models without a signature by one of them are refused. Null: signatures are not required.",
     )
     serving_self_test_seconds: float = Field(
         10.0, gt=0, description="Seconds between two answers by which a replica tests its engine."
@@ -58,10 +58,14 @@ class ServingSettings(Settings):
         3.0, gt=0, description="Processor time that one schema or grammar may take to compile."
     )
     serving_cpu_threads: int | None = Field(
-        None, ge=1, description="Threads on a CPU; null: one for a tiny base, which more slow down, else by the cores."
+        None,
+        ge=1,
+        description="Threads on a CPU; null: one for a tiny base, which more slow down, else chosen by the number of cores.",
     )
     serving_memory_bytes: int | None = Field(
-        None, ge=1 << 28, description="Memory that a replica may use on a CPU; null: what the machine or container has."
+        None,
+        ge=1 << 28,
+        description="Memory that a replica may use on a CPU; null: all memory of the machine or container.",
     )
     serving_max_loras: int = Field(4, ge=1, description="Different adapters in one batch.")
     serving_max_cpu_loras: int | None = Field(
@@ -71,7 +75,7 @@ class ServingSettings(Settings):
         None,
         ge=1,
         le=LORA_RANKS[-1],
-        description="Rounded up to what vLLM takes; null: what this base's adapters need.",
+        description="Rounded up to a rank that vLLM supports; null: the rank that this base's adapters need.",
     )
     serving_lora_memory_bytes: int | None = Field(
         None, ge=1 << 20, description="Memory for adapters; null: a quarter of what the replica may use."
@@ -82,21 +86,26 @@ class ServingSettings(Settings):
     serving_kv_cache_bytes: int | None = Field(
         None,
         ge=1 << 20,
-        description="KV cache; null: room for 32,768 tokens on a CPU, as far as there is memory; what vLLM finds free on a GPU.",
+        description="KV cache; null: on a CPU 32,768 tokens, or fewer if memory is short; on a GPU the memory that vLLM finds free.",
     )
     serving_gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="Share of a GPU's memory that vLLM takes; a given KV cache goes before it."
+        0.9,
+        gt=0,
+        le=1,
+        description="Share of a GPU's memory that vLLM takes; an explicit KV cache size takes precedence.",
     )
-    serving_prefix_caching: bool = Field(True, description="Whether the KV cache of a common beginning is used again.")
+    serving_prefix_caching: bool = Field(True, description="Reuse the KV cache of common prefixes.")
     serving_tensor_parallel: int = Field(1, ge=1, description="GPUs that share every layer.")
-    serving_pipeline_parallel: int = Field(1, ge=1, description="Groups of GPUs that share the layers out.")
+    serving_pipeline_parallel: int = Field(1, ge=1, description="Groups of GPUs that divide the layers between them.")
     serving_tool_parser: str | None = Field(
         None,
         pattern=PARSER_NAME,
-        description="vLLM's parser of tool calls; null: by the base's template; off: none.",
+        description="vLLM's parser of tool calls; null: chosen by the base's template; off: no parser.",
     )
     serving_reasoning_parser: str | None = Field(
-        None, pattern=PARSER_NAME, description="vLLM's parser of reasoning; null: by the base's template; off: none."
+        None,
+        pattern=PARSER_NAME,
+        description="vLLM's parser of reasoning; null: chosen by the base's template; off: no parser.",
     )
 
     @field_validator("serving_base")
@@ -131,7 +140,7 @@ class ServingSettings(Settings):
 
     @property
     def adapts_head(self) -> bool:
-        """Whether adapters may change an untied ``lm_head``; `vllm_gpu_patch.py` says why not on a GPU."""
+        """Return true if adapters may change an untied ``lm_head``; `vllm_gpu_patch.py` explains why not on a GPU."""
         return self.serving_device == "cpu"
 
 

@@ -38,7 +38,7 @@ def unkept(parser: Any, choice: Any) -> str | None:
     if choice == "none":
         return None
     if parser is None:
-        return "This model's tool calls are not parsed: only the tool choice `none` can be kept."
+        return "This model's tool calls are not parsed: only the tool choice `none` is possible."
     is_held = parser.structural_tag_model is not None or parser.supports_required_and_named
     if choice == "auto" or is_held:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class GateStatus(StrEnum):
-    """What came of a gate, or of one of its checks."""
+    """Outcome of a gate, or of one of its checks."""
 
     PASSED = "passed"
     FAILED = "failed"

@@ -53,7 +53,7 @@ class Channel(redis.Channel):
         try:
             return super()._brpop_read(**options)
         except (JSONDecodeError, UnicodeDecodeError, MalformedEntry) as error:
-            logger.warning("dropped an entry of the job queue that is no message: %s", error)
+            logger.warning("dropped a malformed entry of the job queue: %s", error)
             return True
 
 

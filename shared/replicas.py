@@ -101,7 +101,7 @@ class ReplicaCapabilities(BaseModel):
 
     @property
     def weights(self) -> Weights:
-        """Whether it serves the original base or its twin."""
+        """Return true if it serves the original base or its twin."""
         return "original" if self.twin_of is None else "twin"
 
     def fit_of(self, trained: TrainedWeights | None) -> Fit:
@@ -182,8 +182,8 @@ def describe_unserved(base: str, served: Iterable[ServedBaseName]) -> str:
     names = {served_base.name: str(served_base) for served_base in served}
     if base in names:
         if names[base] != base:
-            return f"{names[base]} is served here with the adapters of its original alone."
-        return f"{base} is served here from other files than this request needs."
+            return f"{names[base]} is served here only with the adapters of its original."
+        return f"{base} is served here from files that differ from those that this request needs."
     unserved = f"{base} is not served here"
     *others, last = sorted(names.values()) or [""]
     if others:
@@ -202,7 +202,7 @@ def serving_remedy(base: str, served: Iterable[ServedBaseName]) -> str:
     if original := originals.get(base):
         return f"Use {original}, its original"
     if base in originals:
-        return f"Restart the replicas of {base}, so that they load the files that the catalogue names now"
+        return f"Restart the replicas of {base}, so that they load the current files of the catalogue"
     options = " ".join(f"--base {name}" for name in [*sorted(originals), base])
     if base in originals.values():  # else `mens up` may choose the twin again
         options += " --weights original"
@@ -228,8 +228,8 @@ def _addresses(dns: str) -> list[str]:
     except OSError as error:
         raise Unavailable(
             Code.SERVING_UNAVAILABLE,
-            f"{host}, the name of the serving replicas, has no address ({error.strerror or error}).",
-            remedy="Check that a replica is ready: only ready ones have an address behind MENS_SERVING_DNS.",
+            f"{host}, the name of the serving replicas, does not resolve to an address ({error.strerror or error}).",
+            remedy="Check that a replica is ready: only ready replicas have an address behind MENS_SERVING_DNS.",
         ) from error
     by_family = {
         family: sorted({str(address[0]) for kind, *_, address in found if kind == family})

@@ -26,7 +26,7 @@ class RemoteModel(BaseModel):
         pattern=r"^https?://[^\s@?#]+$", description="Base URL, as OpenAI's clients take it: with its /v1."
     )
     key: SecretStr = Field(SecretStr(""), description="Sent as the bearer token.")
-    model: str = Field("", description="Its name there; the name that graders use when empty.")
+    model: str = Field("", description="Name of the model at that server; empty: the name that graders use.")
 
 
 class Settings(BaseSettings):
@@ -38,17 +38,17 @@ class Settings(BaseSettings):
     database_url: str = Field("", description="SQLAlchemy URL of the database; SQLite in the home folder when empty.")
     broker_url: str = Field("redis://127.0.0.1:6379/0", description="Redis ≥ 6.2 or Valkey.")
     storage_dir: Path = Field(
-        Path(), description="Blob folder: files, adapters, merged models; not used where a bucket is named."
+        Path(), description="Blob folder: files, adapters, merged models; not used if a bucket is set."
     )
     s3_bucket: str = Field(
         "",
         pattern=r"^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$",
-        description="Bucket of an S3-compatible store that holds them; empty: the folder does.",
+        description="Bucket of an S3-compatible store for these files; empty: the folder is used.",
     )
     s3_prefix: str = Field(
         "",
         pattern=r"^[A-Za-z0-9._/-]{0,256}$",
-        description="What the keys in the bucket begin with, for several installations in one.",
+        description="Prefix of the keys in the bucket, to share it between installations.",
     )
     s3_endpoint: str = Field(
         "",
@@ -58,7 +58,7 @@ class Settings(BaseSettings):
     s3_region: str = Field("", description="Region of the bucket; empty: as the environment says (AWS_REGION).")
     s3_path_style: bool = Field(
         False,
-        description="Whether the bucket is named in the path and not in the host's name, as most other stores want.",
+        description="Put the bucket into the path, not into the host name, as most other stores require.",
     )
     cache_dir: Path = Field(Path(), description="Local copies of files in the bucket; best on a disk of this machine.")
     cache_bytes: int = Field(
@@ -66,7 +66,7 @@ class Settings(BaseSettings):
     )
     quant_base: Literal["auto", "none", "nf4"] = Field(
         "auto",
-        description="Precision of the base where a job leaves it open; auto: none where it fits with headroom, else nf4.",
+        description="Precision of the base if a job leaves it open; auto: none if it fits with headroom, else nf4.",
     )
     runs_dir: Path = Field(Path(), description="Run folders of job attempts, with their checkpoints.")
     prepared_dir: Path = Field(Path(), description="Encoded data files: a cache, which may be removed between jobs.")
@@ -87,11 +87,11 @@ class Settings(BaseSettings):
 
     metrics_host: str = Field("127.0.0.1", description="Address of the metrics; any but loopback needs a metrics key.")
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of the metrics of an API process or a worker; null: none."
+        None, ge=0, le=65535, description="Port of the metrics of an API process or a worker; null: no metrics."
     )
     metrics_key: SecretStr = Field(
         SecretStr(""),
-        description="Key that a scraper of metrics sends as its bearer token; a replica has none without.",
+        description="Key that a scraper of metrics sends as its bearer token; without it, a replica serves no metrics.",
     )
 
     webhook_allowed: Annotated[list[str], NoDecode] = Field(
@@ -107,7 +107,8 @@ class Settings(BaseSettings):
         description="Base URL of an OpenTelemetry receiver (OTLP over HTTP) for traces; empty: none.",
     )
     sandbox: Literal["auto", "bubblewrap", "landlock", "off"] = Field(
-        "auto", description="What Python graders run in: the strongest that a probe proves, one of them, or none."
+        "auto",
+        description="Sandbox of Python graders: auto for the strongest that passes its probe, one level, or off.",
     )
     grader_models: dict[str, RemoteModel] = Field(
         default_factory=dict,
@@ -154,19 +155,22 @@ class RetentionSettings(Settings):
 
     retain_checkpoints: int | None = Field(None, ge=0, description="Newest checkpoints kept of each job; null: all.")
     retain_unaliased_days: float | None = Field(
-        None, ge=0, le=36500, description="An adapter that no alias has pointed to for so long is deleted; null: never."
+        None,
+        ge=0,
+        le=36500,
+        description="Time without an alias after which an adapter is deleted; null: never.",
     )
     retain_alias_moves: int = Field(
         10, ge=0, description="Last moves of each alias whose adapters are kept, so that it can be rolled back."
     )
     retain_run_days: float | None = Field(
-        None, ge=0, le=36500, description="A finished job's run folder is removed after so long; null: never."
+        None, ge=0, le=36500, description="Time after which the run folder of a finished job is removed; null: never."
     )
     retain_model_days: float | None = Field(
-        None, ge=0, le=36500, description="A merged model is deleted so long after its job; null: never."
+        None, ge=0, le=36500, description="Time after its job when a merged model is deleted; null: never."
     )
     retain_leftover_days: float | None = Field(
-        None, ge=0, le=36500, description="What a failed job had stored is removed after so long; null: never."
+        None, ge=0, le=36500, description="Time after which the stored files of a failed job are removed; null: never."
     )
     prepared_bytes: int | None = Field(
         None, ge=0, description="Largest size of the encoded data files together; null: no limit."

@@ -39,9 +39,9 @@ def refuse_loose_json(body: bytes) -> None:
         return
     for path, text in _texts(parsed):
         if isinstance(text, _NoNumber):
-            raise _refused(path, f"{text[:40]} is no number in JSON", "Send null, or leave the field out.")
+            raise _refused(path, f"{text[:40]} is not a number in JSON", "Send null, or leave the field out.")
         if SURROGATE.search(text):
-            reason = "has half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+            reason = "has half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
             raise _refused(path, reason, "Send characters outside the basic plane as they are, or as both halves.")
 
 

@@ -25,32 +25,6 @@ PROJECT_PAGES = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECUR
 DOCS = sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in PROJECT_PAGES)])
 FOLDERS = ("api", "bench", "cli", "deploy", "docs", "examples", "locks", "serving", "shared", "tests", "worker")
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-RETIRED = {
-    "doorbell": "message, job queue",
-    "bells?|rings?|ringing|rung": "message; enqueue",
-    "wall": "guard",
-    "front door": "the API",
-    "ledger": "database",
-    "under way": "in flight",
-    "learnt": "supervised",
-    "leftovers?": "unreferenced folders",
-    "doomed": "pending deletion",
-    "asked": "requested",
-    "told|tells": "reported, returns",
-    "story": "events",
-    "presence": "disconnect",
-    "slot debts?": "pending releases",
-    "whoever|nobody|somebody|anybody": "the caller, the operator, no replica",
-    r"parity(?!\s+certificate|:)": "reference scores",
-    "lanes": "variants",
-}
-"""Words that only this project used, as patterns, and the field's words for the same things."""
-EXPLAINED = {
-    "0001-the-doorbell-is-acknowledged-early.md": "doorbell|bells?|rings?|ringing|rung",
-    "0005-the-wall-answers-for-adapters.md": "wall",
-    "0006-the-ledger-is-three-modules.md": "ledger",
-}
-"""Decisions whose title has such a word, and which explain it."""
 
 
 @pytest.mark.parametrize("settings", [ApiSettings, WorkerSettings, ServingSettings])
@@ -155,13 +129,3 @@ def test_commands_that_do_not_exist_are_found() -> None:
     text = "`mens\nadapters import`\n```\n$ mens train F --model M --rnk 3 --alpha 4 # tune\n.venv/bin/mens base tiny | cat\n```\n"
     assert [unknown_parts(command) for command in commands_in(text)] == [["--rnk"], ["tiny"], ["adapters"]]
     assert unknown_parts("jobs list --json [--limit N]") == []
-
-
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
-def test_no_retired_word_occurs(page: Path) -> None:
-    prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL)
-    allowed = EXPLAINED.get(page.name)
-    for pattern, meaning in RETIRED.items():
-        found = re.findall(rf"\b(?:{pattern})\b", prose, re.IGNORECASE)
-        unexplained = [word for word in found if not (allowed and re.fullmatch(allowed, word, re.IGNORECASE))]
-        assert not unexplained, f"{page.name}: {unexplained}: write {meaning!r}"

@@ -154,8 +154,8 @@ def out_of_memory(reason: str) -> JobFailed:
     """Convert an allocator's error into its coded form."""
     return JobFailed(
         Code.OUT_OF_MEMORY,
-        f"The device ran out of memory: {(reason.splitlines() or ['nothing is left'])[0]}",
-        remedy="Lower exec.seq_len or adapter.rank, or take a device with more memory; a step's micro-batches have been"
+        f"The device ran out of memory: {(reason.splitlines() or ['no memory is left'])[0]}",
+        remedy="Lower exec.seq_len or adapter.rank, or use a device with more memory; a step's micro-batches have been"
         " halved as far as its rows allow.",
     )
 

@@ -5,7 +5,7 @@ file of the merged tensors alone (`worker/merging/subset.py`).
 
 The result is a complete model folder (weights, config, tokenizer, template) that needs no adapter support to be served.
 The base is the one the adapter was trained on, by digest. The weights are those before quantisation, or, on request, the
-dequantised ones that training computed with. What was written is then run beside base and adapter, and must say the same
+dequantised ones that training computed with. The written model is then compared with base and adapter, and must agree
 (`worker/merging/fidelity.py`).
 """
 
@@ -189,7 +189,7 @@ def training_weights(base: Path, manifest: AdapterManifest) -> AbstractSet[str]:
     if manifest.quant.base_quant is not BaseQuant.NF4:
         raise ContractRejected(
             Code.CONTRACT_UNSUPPORTED,
-            f"{manifest.name} was trained on full-precision weights, so there are no dequantised ones to merge into.",
+            f"{manifest.name} was trained on full-precision weights, so it cannot be merged into dequantised ones.",
             remedy="Leave base_weights at original.",
             param="base_weights",
         )

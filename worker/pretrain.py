@@ -118,7 +118,7 @@ def read_corpus(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_bytes().splitlines()]
     for number, row in enumerate(rows, start=1):
         if ("text" in row) == ("messages" in row):
-            raise ValueError(f"{path.name}, line {number}: a row has either `text` or `messages`")
+            raise ValueError(f"{path.name}, line {number}: a row must have either `text` or `messages`")
     return rows
 
 
@@ -169,7 +169,7 @@ def new_model(family: Family, tokenizer: PreTrainedTokenizerFast, changes: Mappi
         changes: config keys that override the family's own.
     """
     spec = SPECS[family]
-    assert spec.tiny_base is not None, f"no tiny base is made of {family}"
+    assert spec.tiny_base is not None, f"tiny bases of {family} are not supported"
     shape = {
         **spec.tiny_base,
         "vocab_size": VOCAB_SIZE,
@@ -188,7 +188,7 @@ def new_model(family: Family, tokenizer: PreTrainedTokenizerFast, changes: Mappi
 def with_vision_part(family: Family, language: PreTrainedModel) -> PreTrainedModel:
     """Return the composite model whose language part has the weights of `language`; its vision part is random and tiny."""
     spec = SPECS[family]
-    assert spec.composite, f"{family} has no composite models"
+    assert spec.composite, f"composite models of {family} are not supported"
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "num_position_embeddings": 16}
     config = AutoConfig.for_model(
         spec.model_types[0],

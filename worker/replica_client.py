@@ -284,7 +284,7 @@ class ReplicaClient:
         try:
             return shape.model_validate_json(response.content)
         except ValueError:
-            what = f"sent a response of another shape (status {response.status_code})"
+            what = f"sent an unexpected response (status {response.status_code})"
             raise self._failed(what, SAME_RELEASE) from None
 
     def _refusal(self, response: httpx.Response) -> ArtifactInvalid | JobFailed:
@@ -295,8 +295,8 @@ class ReplicaClient:
             error: dict[str, Any] = response.json()["error"]
             code, message = error["code"], str(error["message"])
         except (ValueError, KeyError, TypeError):
-            what = f"responded with status {response.status_code} and no reason"
-            return self._failed(what, "Is that address a Mens serving replica?")
+            what = f"responded with status {response.status_code} without a reason"
+            return self._failed(what, "Check that the address is a Mens serving replica.")
         known = Code(code) if code in Code.__members__ else Code.SERVING_REFUSED
         return ArtifactInvalid(known, message, remedy=error.get("remedy") or "", param=error.get("param"))
 
@@ -307,7 +307,7 @@ class ReplicaClient:
         return Unavailable(
             Code.SERVING_UNAVAILABLE,
             f"The serving {self.name} does not respond ({reason}).",
-            remedy="`mens replicas` shows its last error. Start it again, or take it out of MENS_SERVING_URLS.",
+            remedy="Restart it, or remove it from MENS_SERVING_URLS; `mens replicas` shows its last error.",
         )
 
 

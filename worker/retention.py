@@ -26,7 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = read_settings(WorkerSettings)
     database = Database(settings.database_url)
     if not database.exists:
-        print(f"error: there is no installation in {settings.home}. Set MENS_HOME to that of one.", file=sys.stderr)
+        print(
+            f"error: {settings.home} does not contain an installation. Set MENS_HOME to the home of an installation.",
+            file=sys.stderr,
+        )
         return 1
     runner = RetentionRunner(database, settings)
     if not runner.has_rule:

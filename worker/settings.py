@@ -61,7 +61,7 @@ class WorkerSettings(RetentionSettings):
     )
     store_checkpoints: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Whether checkpoints are stored while a job runs, so that any worker can resume it; auto: in a bucket.",
+        description="Store checkpoints while a job runs, so that any worker can resume it; auto: if storage is a bucket.",
     )
     trainer_idle_seconds: float = Field(
         900.0, gt=0, description="How long a trainer may use less than 5 % of a processor and of its GPU."
@@ -70,7 +70,7 @@ class WorkerSettings(RetentionSettings):
         None, gt=0, description="How long the attempts at any job may run together; null: no limit."
     )
     orphan_seconds: float = Field(
-        1800.0, gt=0, description="A worker that has not reached the database for so long ends its trainer."
+        1800.0, gt=0, description="Time without a connection to the database after which a worker ends its trainer."
     )
     terminate_seconds: float = Field(
         10.0, ge=0, description="Time between SIGTERM and SIGKILL for a trainer that the watchdog ends."
@@ -87,11 +87,11 @@ class WorkerSettings(RetentionSettings):
     trainer_processes: int = Field(1, ge=0, description="Processes that share a fine-tune job; 0: one per GPU.")
     # Read by the trainer too.
     shard_base: Literal["auto", "always"] = Field(
-        "auto", description="always: several processes hold the frozen base in parts even where it would fit whole."
+        "auto", description="always: several processes shard the frozen base even if it would fit whole."
     )
     signing_key: Path | None = Field(
         None,
-        description="PEM file of the Ed25519 key that signs adapters and merged models (`mens adapter keygen`); null: none is signed.",
+        description="PEM file of the Ed25519 key that signs adapters and merged models (`mens adapter keygen`); null: artifacts are not signed.",
     )
     effect_floor: float = Field(1e-3, gt=0, description="Nats (RMS) by which an adapter must move the probes.")
     parity: Literal["full", "shift"] = Field(
@@ -101,11 +101,14 @@ class WorkerSettings(RetentionSettings):
         None, gt=0, description="Nats (RMS) that the served base may be from the NF4 base; null: only reported."
     )
     shift_warning: float = Field(
-        0.1, gt=0, description="A base shift that is at least this share of an adapter's effect is warned of."
+        0.1, gt=0, description="A base shift of at least this share of an adapter's effect causes a warning."
     )
     # Read by the trainer too.
     sample_answers: int = Field(
-        8, ge=0, le=32, description="Rows that base and adapter answer after a run, kept with their texts; 0: none."
+        8,
+        ge=0,
+        le=32,
+        description="Rows that base and adapter answer after a run, stored with their answers; 0: no rows.",
     )
     # Read by the trainer too, which gets the worker's environment; here so that a wrong name stops the worker at once.
     trackers: TrackerNames = Field(
@@ -119,5 +122,5 @@ class WorkerSettings(RetentionSettings):
 
     @property
     def stores_checkpoints(self) -> bool:
-        """Whether checkpoints are stored while a job runs."""
+        """Return true if checkpoints are stored while a job runs."""
         return self.store_checkpoints == "always" or (self.store_checkpoints == "auto" and bool(self.s3_bucket))

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m worker.train", description=__doc__)
     parser.add_argument("plan", type=Path, help="plan.json of a training run")
     parser.add_argument("run_dir", type=Path, help="folder that receives everything the run makes")
-    parser.add_argument("--resume", type=Path, help="checkpoint folder to go on from")
+    parser.add_argument("--resume", type=Path, help="checkpoint folder to resume from")
     parser.add_argument("--cache", type=Path, help="folder of encoded data files; inside the run folder by default")
     arguments = parser.parse_args(argv)
     exit_with_worker()

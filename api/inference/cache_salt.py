@@ -27,7 +27,7 @@ def with_cache_salt(body: dict[str, Any], secret: str, tenant: str) -> dict[str,
     """
     own = body.get(FIELD)
     if own is not None and not (isinstance(own, str) and own):
-        raise InvalidRequest(Code.REQUEST_INVALID, f"`{FIELD}` must be a text that is not empty.", param=FIELD)
+        raise InvalidRequest(Code.REQUEST_INVALID, f"`{FIELD}` must be a non-empty string.", param=FIELD)
     salt = _tenant_salt(secret, tenant)
     return {**body, FIELD: salt + _digest(secret, tenant, own) if own else salt}
 

@@ -251,8 +251,8 @@ def max_wait(headers: Mapping[str, str]) -> float:
     if not seconds >= 0:
         raise InvalidRequest(
             Code.REQUEST_INVALID,
-            "The header `Mens-Max-Wait` is no number of seconds.",
-            remedy=f"Make it one from 0 to {MAX_WAIT_SECONDS:g}, or leave it out.",
+            "The header `Mens-Max-Wait` is not a number of seconds.",
+            remedy=f"Send a number from 0 to {MAX_WAIT_SECONDS:g}, or leave it out.",
             param="Mens-Max-Wait",
         )
     return min(seconds, MAX_WAIT_SECONDS)
@@ -339,10 +339,10 @@ async def choose_model(
             return Choice(lookup.served.of(name), name, is_foreign=found is not None)
         raise NotFound(
             Code.MODEL_NOT_FOUND,
-            f"{model!r} stands for the base {name!r}, which there is no longer."
+            f"{model!r} stands for the base {name!r}, which no longer exists."
             if found
-            else f"There is no model {model!r}.",
-            remedy="List what there is with GET /v1/models.",
+            else f"The model {model!r} does not exist.",
+            remedy="List the available models with GET /v1/models.",
             param="model",
         )
     adapter_id = found.routing.main

@@ -67,7 +67,7 @@ def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
             raise InvalidRequest(
                 Code.REQUEST_INVALID,
                 f"messages[{index}] has no content.",
-                remedy="Give it a text, which may be empty; only an assistant's message with `tool_calls` can do without.",
+                remedy="Set it to a string, which may be empty; only an assistant's message with `tool_calls` may omit it.",
                 param=f"messages[{index}].content",
             )
     return _with_translated(body, "messages", with_refusals)
@@ -108,7 +108,7 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
         if kind != "function":
             raise InvalidRequest(
                 Code.TOOL_UNSUPPORTED,
-                f"A tool of the type {kind!r} would have to be run by the server, and it runs none.",
+                f"A tool of the type {kind!r} would have to run on the server, which is not supported.",
                 remedy="Describe it as a function, and run it yourself.",
                 param=f"tools[{index}].type",
             )
@@ -120,7 +120,7 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
             raise InvalidRequest(
                 Code.REQUEST_INVALID,
                 f"input[{index}] has no content.",
-                remedy="Give it a text, or leave it out.",
+                remedy="Set it to a string, or leave it out.",
                 param=f"input[{index}].content",
             )
     body = _with_translated(with_strict_forced_calls(body), "input", with_whole_texts)
@@ -174,11 +174,14 @@ def _with_translated(body: dict[str, Any], field: str, translate: Callable[[list
 
 def _refuse_empty(body: dict[str, Any], field: str) -> None:
     if body.get(field) in EMPTY:
-        remedy = "Say in it what the model is to answer."
+        remedy = "Put the prompt for the model into it."
         raise InvalidRequest(Code.REQUEST_INVALID, f"`{field}` is empty.", remedy=remedy, param=field)
 
 
 def _not_stored(param: str, remedy: str) -> InvalidRequest:
     return InvalidRequest(
-        Code.RESPONSE_NOT_STORED, f"`{param}` needs responses that are stored, and none is.", remedy=remedy, param=param
+        Code.RESPONSE_NOT_STORED,
+        f"`{param}` is not supported: Mens does not store responses.",
+        remedy=remedy,
+        param=param,
     )

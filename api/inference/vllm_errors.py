@@ -63,15 +63,15 @@ async def error_from_replica(response: ReplicaResponse, body: dict[str, Any], se
     if error.get("detail") == "Not Found" or code == Code.ROUTE_NOT_FOUND:
         return UpstreamError(
             Code.TASK_UNSUPPORTED,
-            f"{model!r} cannot do this: its base generates text, and the serving tier has no such route for it.",
-            remedy="Name a model that can, or send a chat completion.",
+            f"{model!r} cannot do this: its base generates text, and the serving tier does not have this route for it.",
+            remedy="Choose a model that supports it, or send a chat completion.",
             param="model",
             status=HTTPStatus.BAD_REQUEST,
         )
     return Unavailable(
         Code.SERVING_REFUSED,
         f"The serving tier refuses to load {model!r} ({served}).",
-        remedy="Its files may be damaged; the serving replica's log has the reason's code.",
+        remedy="Its files may be damaged; the serving replica's log contains the error code.",
         retryable=False,
     )
 
@@ -93,8 +93,8 @@ def _passed_on(status: int, error: dict[str, Any], body: dict[str, Any]) -> Upst
     if error.get("message") == UNANSWERABLE and (field := next(grammars(body), None)):
         return UpstreamError(
             Code.REQUEST_REJECTED,
-            "No answer fits the request's schema or grammar, or one fits in so many ways that following them takes too long.",
-            remedy="Look for a rule or a `$ref` that refers to itself alone, or for repetitions of what may be empty.",
+            "The request's schema or grammar accepts no answer, or is so ambiguous that parsing takes too long.",
+            remedy="Look for a rule or a `$ref` that refers only to itself, or for repetitions of an element that may be empty.",
             status=HTTPStatus.BAD_REQUEST,
             param=field[0],
         )
@@ -121,9 +121,9 @@ def _passed_on(status: int, error: dict[str, Any], body: dict[str, Any]) -> Upst
 def _default_remedy(param: str | None, *, failed: bool) -> str:
     """Return the remedy for an error of which only the field is known."""
     if failed:
-        return "Try again; the serving replica's log has the reason."
+        return "Try again; if it fails again, read the serving replica's log."
     if not param:
-        return "Correct the request; docs/openai.md says what is served."
+        return "Correct the request; docs/openai.md lists the supported fields."
     # A request needs its prompt, so the remedy must not suggest leaving it out.
     is_prompt = any(name in PROMPT for name in FIRST_WORD.findall(param))
     return f"Correct `{param}`." if is_prompt else f"Correct `{param}`, or leave it out."

@@ -84,7 +84,7 @@ KNOWN_SENTENCES = (
     KnownSentence(
         re.compile("Either prompt or prompt_embeds must be provided"),
         ("prompt",),
-        "Say in `prompt` what the model is to answer.",
+        "Put the prompt for the model into `prompt`.",
         Code.REQUEST_INVALID,
     ),
     KnownSentence(
@@ -93,7 +93,7 @@ KNOWN_SENTENCES = (
     KnownSentence(
         re.compile(r".* is not a multimodal model|At most 0 \w+\(s\) may be"),
         PROMPT,
-        "Send text only: this model takes nothing else.",
+        "Send text only: this model accepts no other content.",
     ),
     KnownSentence(
         re.compile(r"Grammar error|Invalid (JSON )?grammar|Failed to transform|The (provided )?JSON schema"), FORMAT
@@ -130,7 +130,7 @@ def explain(text: str, param: str | None, body: dict[str, Any]) -> ClientError:
         return _explain_faults(faults, text, param, body)
     if PYTHON_TYPE_ERROR.match(text):
         message = "A field of the request has a value of the wrong type; vLLM does not say which."
-        remedy = "Look for a null, or a text where a list or an object belongs."
+        remedy = "Look for a null, or for a string in place of a list or an object."
         return ClientError(message, param, {"serving_message": text}, remedy)
     # An error that vLLM raises with its field ends with the field: "… must be set. (parameter=tool_choice, value=auto)".
     sentence, mark, _ = text.partition(f" (parameter={param}")
@@ -148,7 +148,9 @@ def explain_sentence(message: str, param: str | None, body: dict[str, Any]) -> C
     """
     if INVALID_TAG.match(message) and (fault := tool_schema_fault(body)):
         reason = f"`{fault.path}` {fault.reason}."
-        return ClientError(reason, fault.path, {}, f"Write `{fault.path}` as JSON Schema has it.", Code.REQUEST_INVALID)
+        return ClientError(
+            reason, fault.path, {}, f"Write `{fault.path}` as JSON Schema defines it.", Code.REQUEST_INVALID
+        )
     known = next((each for each in KNOWN_SENTENCES if each.beginning.match(message)), UNKNOWN_SENTENCE)
     message = OPERATORS_ADVICE.sub("", message)
     candidates = known.fields or (CALLERS_NAMES.get(param, ()) if param else FIRST_WORD.findall(message))

@@ -51,7 +51,7 @@ class DatabaseReading(Generic[T]):
                 try:
                     self._last = self._read()
                 except Unavailable as error:
-                    logger.warning("metrics of %s wait for the database: %s", self._what, error.message)
+                    logger.warning("metrics of %s are delayed by the database: %s", self._what, error.message)
                     self._last = None
                 self._read_at = time.monotonic()
             return self._last

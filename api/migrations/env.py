@@ -22,7 +22,7 @@ def stop_minding_references(connection: Connection) -> None:
 def check_references(connection: Connection) -> None:
     """Refuse a migration that leaves dangling references."""
     if broken := connection.execute(text("PRAGMA foreign_key_check")).all():
-        raise RuntimeError(f"The migration would leave rows that refer to nothing: {broken[:5]}")
+        raise RuntimeError(f"The migration would leave rows with broken references: {broken[:5]}")
 
 
 with database.engine.connect() as connection:

@@ -84,7 +84,7 @@ class OllamaRequest(Closed):
 
     @property
     def streams(self) -> bool:
-        """Whether the response is streamed, which is the default."""
+        """Return true if the response is streamed, which is the default."""
         return self.stream is not False
 
 
@@ -120,7 +120,7 @@ class ChatRequest(OllamaRequest):
 
     @property
     def only_loads(self) -> bool:
-        """Whether the request only loads the model."""
+        """Return true if the request only loads the model."""
         return not self.messages
 
 
@@ -129,14 +129,14 @@ class GenerateRequest(OllamaRequest):
 
     prompt: str | None = None
     system: str | None = None
-    raw: bool | None = Field(None, description="The prompt is the whole text for the model: no chat template is used.")
+    raw: bool | None = Field(None, description="The prompt is passed to the model unchanged: no chat template is used.")
     suffix: Unsupported = None
     template: Unsupported = None
     context: Unsupported = None
 
     @property
     def only_loads(self) -> bool:
-        """Whether the request only loads the model."""
+        """Return true if the request only loads the model."""
         return not self.prompt
 
     @model_validator(mode="after")

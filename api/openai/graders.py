@@ -52,11 +52,11 @@ class RunGrader(Closed):
 
     grader: Grader
     model_sample: str = Field(description="The answer: `sample.output_text`, and `sample.output_json` when it is JSON.")
-    item: dict[str, Any] = Field({}, description="What templates name `item`.")
+    item: dict[str, Any] = Field({}, description="Value of `item` in templates.")
 
 
 class GraderErrors(BaseModel):
-    """What went wrong, all of it false when nothing has."""
+    """Kinds of errors; all false if the grader succeeded."""
 
     formula_parse_error: bool = False
     sample_parse_error: bool = False
@@ -72,7 +72,7 @@ class GraderErrors(BaseModel):
     model_grader_refusal_error: bool = False
     model_grader_parse_error: bool = False
     model_grader_server_error_details: str | None = None
-    mens: dict[str, Any] | None = Field(None, description="The error as this API's other routes have it.")
+    mens: dict[str, Any] | None = Field(None, description="The error in the form of this API's other routes.")
 
 
 class GraderRunMetadata(BaseModel):
@@ -86,7 +86,7 @@ class GraderRunMetadata(BaseModel):
 
 
 class GraderRun(BaseModel):
-    """What a grader gave. One that has failed gives 0, and says why in ``metadata.errors``."""
+    """Result of a grader. A failed grader returns 0, with the reason in ``metadata.errors``."""
 
     reward: float
     metadata: GraderRunMetadata

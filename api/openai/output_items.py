@@ -81,8 +81,10 @@ def item_position(run_id: str, item_id: str) -> int:
     """
     prefix, _, position = item_id.rpartition("-")
     if prefix != run_id or not re.fullmatch(r"[0-9]{1,9}", position):
-        message = f"The run {run_id} has no output item {item_id[:80]!r}."
-        raise NotFound(Code.EVAL_ITEM_NOT_FOUND, message, remedy="Use an id as it was listed.", param="output_item_id")
+        message = f"The run {run_id} has no output item with the id {item_id[:80]!r}."
+        raise NotFound(
+            Code.EVAL_ITEM_NOT_FOUND, message, remedy="Use an id from the list of output items.", param="output_item_id"
+        )
     return int(position)
 
 

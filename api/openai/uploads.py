@@ -43,7 +43,7 @@ class CompleteUpload(Closed):
         list[Annotated[str, StringConstraints(max_length=64)]], Field(min_length=1, max_length=MAX_PARTS)
     ]
     md5: Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{32}$")] | None = Field(
-        None, description="Of the whole file, as hexadecimal digits."
+        None, description="MD5 of the whole file, as hexadecimal digits."
     )
 
 
@@ -57,7 +57,7 @@ class UploadObject(BaseModel):
     purpose: str
     status: UploadStatus
     file: FileObject | None = None
-    mens: dict[str, Any] | None = Field(None, description="Of an upload that was asked for: its parts.")
+    mens: dict[str, Any] | None = Field(None, description="Parts of the requested upload.")
 
 
 class UploadPartObject(BaseModel):

@@ -34,7 +34,7 @@ EXPLANATIONS = {
     Reason.RETRY: "Its last attempt failed; it is tried again after a pause.",
     Reason.RUNNING_JOBS: "Its tenant runs as many jobs as its quota allows.",
     Reason.GPU_MINUTES: "It would hold more GPU-minutes than its tenant has left in this month.",
-    Reason.NO_WORKER: "No worker has reported, so nobody knows when it starts.",
+    Reason.NO_WORKER: "No worker has reported, so the start time is unknown.",
 }
 
 logger = logging.getLogger(__name__)
@@ -60,10 +60,10 @@ class QueuePlace(BaseModel):
     reason: Reason = Field(description="Why it stands behind the job before it, or is not claimed.")
     explanation: str
     estimated_start: datetime | None = Field(
-        description="When it is expected to start; null: unknown, e.g. because nothing is known of a job before it."
+        description="Expected start time; null: unknown, e.g. because the duration of an earlier job is unknown."
     )
     estimate_error: EstimateError | None = Field(
-        description="Accuracy of such estimates so far; null: there were none."
+        description="Accuracy of such estimates so far; null: no estimates were made yet."
     )
 
     def etag(self) -> str:

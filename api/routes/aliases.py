@@ -39,7 +39,7 @@ Reason = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")
 
 
 Override = Annotated[
-    StrictBool, Field(description="Move without the evidence that the policy asks for: takes an admin, and a reason.")
+    StrictBool, Field(description="Move without the evidence that the policy requires; needs an admin and a reason.")
 ]
 
 
@@ -48,13 +48,13 @@ class PutAlias(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     adapter: AdapterId | None = Field(
-        None, validation_alias=AliasChoices("adapter", "adapter_id"), description="The one adapter that answers."
+        None, validation_alias=AliasChoices("adapter", "adapter_id"), description="The adapter that answers."
     )
     targets: Annotated[list[Target], Field(min_length=1, max_length=16)] | None = Field(
         None, description="Or several adapters, by weight."
     )
     shadow: Shadow | None = Field(
-        None, description="An adapter that gets copies of requests; its responses are thrown away."
+        None, description="An adapter that gets copies of requests; its responses are discarded."
     )
     policy: str | None = Field(
         None,
@@ -82,7 +82,10 @@ class RollBack(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     to_version: StrictInt | None = Field(
-        None, ge=1, le=LARGEST_VERSION, description="Its target at this version; when null, before its last move."
+        None,
+        ge=1,
+        le=LARGEST_VERSION,
+        description="Restore its target at this version; null: the one before its last move.",
     )
     reason: Reason = Field("", description="Reason for the move; kept in the history.")
 

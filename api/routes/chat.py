@@ -53,7 +53,7 @@ def described(*required: str, **fields: dict[str, Any]) -> dict[str, Any]:
         "in": "header",
         "required": False,
         "schema": {"type": "string"},
-        "description": "Keeps a session on one adapter of a split alias, when the body names no user.",
+        "description": "Keeps a session on one adapter of a split alias if the body does not set `user`.",
     }
     schema = {"type": "object", "required": ["model", *required], "properties": properties}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}

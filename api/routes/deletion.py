@@ -25,7 +25,7 @@ def delete_model(model: Id, services: ServicesDep, view: TenantViewDep) -> Delet
         raise Conflict(
             Code.MODEL_NOT_DELETABLE,
             f"{model!r} is a base model.",
-            remedy=f"Take it out of the catalogue where that is: `mens base remove {model}`.",
+            remedy=f"Remove it from the catalogue on the machine that has it: `mens base remove {model}`.",
             param="model",
         )
     if view.aliases.find(model):

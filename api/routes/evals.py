@@ -135,13 +135,13 @@ def delete_run(eval_id: Id, run_id: Id, view: TenantViewDep) -> EvalRunDeleted:
 @router.post("/{eval_id}/runs/{run_id}/cancel", dependencies=TRAINER)
 @router.post("/{eval_id}/runs/{run_id}", dependencies=TRAINER)
 def cancel_run(eval_id: Id, run_id: Id, request: Request, services: ServicesDep, view: TenantViewDep) -> EvalRunObject:
-    """Cancel a run. What came of its items stays. (Python's client calls the first path, Node's and the specification the second.)"""
+    """Cancel a run. Finished output items are kept. (Python's client calls the first path, Node's and the specification the second.)"""
     run, job = view.eval_runs.get(eval_id, run_id)
     if job.kind is not Kind.EVALUATE:
         raise Conflict(
             Code.JOB_STATE_CONFLICT,
             f"The run {run_id} is a part of the {job.kind} job {job.id}.",
-            remedy=f"Cancel that: POST /v1/jobs/{job.id}/cancel.",
+            remedy=f"Cancel that job: POST /v1/jobs/{job.id}/cancel.",
         )
     return _view_of(services, request.base_url, run, view.change_job(view.jobs.cancel, job.id))
 
@@ -154,7 +154,7 @@ def list_output_items(
     page: ListingDep,
     status: Literal["pass", "fail", "error"] | None = None,
 ) -> OutputItemPage:
-    """What came of a run's items, in the order of the items."""
+    """List a run's output items, in the order of the items."""
     run, _ = view.eval_runs.get(eval_id, run_id)
     cursor = None if page.after is None else item_position(run_id, page.after)
     found = view.eval_items.list(run_id, after=cursor, limit=page.limit, newest_first=page.newest_first, status=status)
@@ -164,7 +164,7 @@ def list_output_items(
 
 @router.get("/{eval_id}/runs/{run_id}/output_items/{output_item_id}")
 def retrieve_output_item(eval_id: Id, run_id: Id, output_item_id: Id, view: TenantViewDep) -> OutputItem:
-    """What came of one item."""
+    """Return one output item."""
     run, _ = view.eval_runs.get(eval_id, run_id)
     return item_view(run, view.eval_items.get(run_id, item_position(run_id, output_item_id)))
 

@@ -35,9 +35,9 @@ SANDBOXED_AT_ONCE = CapacityLimiter(GRADER_RUNS_AT_ONCE)
 
 @router.post("/validate")
 async def validate_grader(body: ValidateGrader, services: ServicesDep, caller: CallerDep) -> ValidatedGrader:
-    """Whether a grader is well-formed, and of code whether it compiles and has its function; returns it as it was understood.
+    """Validate a grader: its form, and for code that it compiles and has its function. Returns the normalised grader.
 
-    That it can be run here is not said by this: without a sandbox code is not looked at.
+    This does not show that it can run here: without a sandbox, code is not checked.
     """
     if has_code(body.grader):
         try:

@@ -51,7 +51,7 @@ class CreateFinetune(QueueTerms):
     preset: str | None = Field(None, description="Preset for the fields that the contract leaves open, or `auto`.")
     domain: str | None = Field(None, description="Domain profile; it takes precedence over the preset.")
     name: Name | None = Field(None, description="First part of the adapter's id; exec.adapter_tag when null.")
-    backend: str | None = Field(None, description="A training backend, which must be the one that the contract means.")
+    backend: str | None = Field(None, description="A training backend; it must match the contract.")
     auto: list[str] = Field([], description="Fields of the contract that a client's auto rules have set, not its user.")
     metadata: Metadata = {}
 
@@ -134,7 +134,9 @@ CreateJob = Annotated[
     | Annotated[CreateImport, Tag("import")]
     | Annotated[CreateEvaluation, Tag("evaluate")]
     | Annotated[CreateFromRows, Tag("rows")],
-    Discriminator(_kind_of, custom_error_type=UNKNOWN_KIND, custom_error_message=f"it is none of {', '.join(KINDS)}"),
+    Discriminator(
+        _kind_of, custom_error_type=UNKNOWN_KIND, custom_error_message=f"it is not one of {', '.join(KINDS)}"
+    ),
 ]
 
 
@@ -168,11 +170,11 @@ class JobAnswer(PlacedJob):
 
 
 class ChangeJob(BaseModel):
-    """What of an unfinished job can be changed."""
+    """Fields of an unfinished job that can be changed."""
 
     model_config = ConfigDict(extra="forbid")
     priority: StrictInt = Field(
-        ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY, description="Higher is earlier; above 0 is for operators."
+        ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY, description="Higher runs first; above 0 only for operators."
     )
 
 
@@ -223,7 +225,7 @@ def contract_schema() -> dict[str, Any]:
 
 @router.get("/capabilities")
 def capabilities(services: ServicesDep) -> CapabilityMatrix:
-    """What this release trains, merges and serves: one row per capability, with the error code that proves it."""
+    """List what this release trains, merges and serves: one row per capability, with the error code that proves it."""
     return capabilities_here(services.sandboxes.report().statement)
 
 
@@ -241,7 +243,7 @@ def estimate_accuracy(view: TenantViewDep) -> WholeList[MemoryAccuracy]:
 
 @router.get("/jobs/{job_id}/preflight")
 def job_preflight(job_id: Id, view: TenantViewDep) -> dict[str, Any]:
-    """What the preflight found before the job trained: model, data, supervision, estimate, source of each field's value."""
+    """Return the preflight's results before the job trained: model, data, supervision, estimate, source of each field's value."""
     return view.jobs.preflight(job_id)
 
 
@@ -253,7 +255,7 @@ def list_jobs(
     limit: Limit = 20,
     kind: Annotated[Kind | None, Query()] = None,
     state: Annotated[
-        list[JobState] | None, Query(description="Only jobs in this state; given again, in either.")
+        list[JobState] | None, Query(description="Only jobs in this state; repeat it for several states.")
     ] = None,
     base_model: Annotated[str | None, Query(max_length=128, description="Only jobs of this base.")] = None,
 ) -> Page[PlacedJob]:

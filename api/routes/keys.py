@@ -20,11 +20,11 @@ class CreateKey(KeyLimits):
 
     model_config = ConfigDict(extra="forbid")
     name: KeyName = Field(description="Name of the person or program that uses the key, e.g. alice or ci.")
-    role: Role = Field(description="What the key may do in its tenant.")
+    role: Role = Field(description="Role of the key in its tenant.")
     tenant: TenantName | None = Field(
         None, description="The key's tenant; the caller's when null. Only an operator may name another."
     )
-    expires_at: AwareDatetime | None = Field(None, description="From then on the key is refused; null: never.")
+    expires_at: AwareDatetime | None = Field(None, description="Time from which the key is refused; null: never.")
 
 
 class RotateKey(BaseModel):
@@ -35,7 +35,7 @@ class RotateKey(BaseModel):
         DAY_SECONDS,
         ge=0,
         le=LONGEST_OVERLAP_SECONDS,
-        description="For how long the secret so far is accepted beside the new one; 0: it ends at once.",
+        description="How long the previous secret is accepted next to the new one; 0: it ends immediately.",
     )
 
 
@@ -52,7 +52,7 @@ def create_key(body: CreateKey, services: ServicesDep, caller: CallerDep) -> Cre
     if tenant != caller.tenant and not caller.is_operator:
         raise Forbidden(
             Code.TENANT_FORBIDDEN,
-            f"An admin of {caller.tenant!r} makes keys of that tenant only, not of {tenant!r}.",
+            f"An admin of {caller.tenant!r} can create keys of that tenant only, not of {tenant!r}.",
             remedy="Leave `tenant` out.",
             param="tenant",
         )

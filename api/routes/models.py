@@ -81,8 +81,8 @@ def _retrieve_foreign(view: TenantView, model: str) -> Model:
     if found is None:
         raise NotFound(
             Code.MODEL_NOT_FOUND,
-            f"There is no model {model!r}.",
-            remedy="List what there is with GET /v1/models.",
+            f"The model {model!r} does not exist.",
+            remedy="List the available models with GET /v1/models.",
             param="model",
         )
     if name := view.names.find(model):

@@ -23,19 +23,19 @@ router = APIRouter(prefix="/v1/names", tags=["names"])
 
 
 class PutName(BaseModel):
-    """What a foreign name stands for: one of an alias, an adapter and a base."""
+    """Target of a foreign name: exactly one of an alias, an adapter and a base."""
 
     model_config = ConfigDict(extra="forbid")
     alias: Name | None = Field(None, description="Name of an alias: the foreign name follows its moves.")
     adapter: AdapterId | None = Field(None, description="Id of a published adapter, for a checkpoint's name.")
-    base: str | None = Field(None, max_length=128, description="Name of a base of the catalogue; takes an admin.")
+    base: str | None = Field(None, max_length=128, description="Name of a base of the catalogue; needs an admin.")
     override: Override = False
     reason: Reason = Field("", description="Reason for the move; kept in the history.")
 
     @model_validator(mode="after")
     def _one_of_three(self) -> PutName:
         if sum(value is not None for value in (self.alias, self.adapter, self.base)) != 1:
-            raise ValueError("give one of alias, adapter and base")
+            raise ValueError("set exactly one of alias, adapter and base")
         return self
 
     def stands_for(self) -> StandsFor:

@@ -18,15 +18,15 @@ class ReplicaView(BaseModel):
     """One serving replica."""
 
     name: str = Field(
-        description="Its name where its address is not shown: in errors, and to callers who are not operators."
+        description="Name that is shown in place of its address: in errors, and to callers who are not operators."
     )
     url: str
-    base: str | None = Field(description="Name of the base model that it serves; null: it has not said so yet.")
-    base_digest: str | None = Field(description="Digest of that base; null: it has not said so yet.")
+    base: str | None = Field(description="Name of the base model that it serves; null: not reported yet.")
+    base_digest: str | None = Field(description="Digest of that base; null: not reported yet.")
     state: ReplicaState
     in_flight: int = Field(description="Requests of this API process in flight at the replica.")
-    last_error: str | None = Field(description="Its last error, however long ago.")
-    last_error_at: int | None = Field(description="Time of its last error, in unix seconds; null: there was none.")
+    last_error: str | None = Field(description="Its last error, of any age.")
+    last_error_at: int | None = Field(description="Time of its last error, in unix seconds; null: no error yet.")
 
 
 @router.get("/replicas")

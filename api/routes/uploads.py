@@ -124,7 +124,9 @@ def _join(
     upload, parts = view.uploads.get(upload_id), _ordered(view.uploads.parts(upload_id), body.part_ids)
     size = sum(part.bytes for part in parts)
     if size != upload.bytes:
-        raise size_mismatch(f"The parts have {size} bytes, and the upload is to have {upload.bytes}.", "part_ids")
+        raise size_mismatch(
+            f"The parts have {size} bytes together, but the upload was created for {upload.bytes} bytes.", "part_ids"
+        )
     with storage.writer() as writer:
         try:
             md5 = _copy(storage, parts, writer)
@@ -137,7 +139,7 @@ def _join(
             raise InvalidRequest(
                 Code.UPLOAD_DIGEST_MISMATCH,
                 f"The MD5 of the parts together is {md5}, not {body.md5}.",
-                remedy="Check the order of the parts; if a part differs from the file, cancel the upload and begin another.",
+                remedy="Check the order of the parts; if a part differs from the file, cancel the upload and create another.",
                 param="md5",
             )
         return view.uploads.complete(upload_id, digest, writer.finish(), writer.commit)
@@ -148,8 +150,8 @@ def _ordered(parts: Sequence[UploadPart], part_ids: Sequence[str]) -> list[Uploa
     if unknown := [part_id for part_id in part_ids if part_id not in by_id]:
         raise InvalidRequest(
             Code.REQUEST_INVALID,
-            f"The upload has no part {unknown[0]!r}.",
-            remedy="List the parts that have come with GET /v1/uploads/{upload_id}.",
+            f"The upload has no part with the id {unknown[0]!r}.",
+            remedy="List the received parts with GET /v1/uploads/{upload_id}.",
             param="part_ids",
         )
     return [by_id[part_id] for part_id in part_ids]

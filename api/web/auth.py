@@ -32,7 +32,7 @@ class Caller:
 
     @property
     def is_operator(self) -> bool:
-        """Whether the key is an operator's: an admin of ``shared``, whatever tenant it acts for at the moment."""
+        """Return true if the key is an operator's: an admin of ``shared``, for any tenant that it acts for."""
         return self.key.tenant == SHARED and self.key.role is Role.ADMIN
 
 
@@ -70,8 +70,8 @@ async def require_caller(services: ServicesDep, key: KeyDep, tenant: TenantHeade
     if caller.tenant not in (key.tenant, SHARED) and not await run_in_threadpool(services.keys.has_any, caller.tenant):
         raise NotFound(
             Code.TENANT_NOT_FOUND,
-            f"There is no tenant {caller.tenant!r}.",
-            remedy=f"Check X-Mens-Tenant; a tenant comes to be with its first key: `mens keys create NAME --tenant {caller.tenant}`.",
+            f"The tenant {caller.tenant!r} does not exist.",
+            remedy=f"Check X-Mens-Tenant; a tenant is created with its first key: `mens keys create NAME --tenant {caller.tenant}`.",
             param="X-Mens-Tenant",
         )
     return caller
@@ -96,7 +96,7 @@ def check_role(caller: Caller, role: Role) -> None:
     if not caller.role.includes(role):
         raise Forbidden(
             Code.ROLE_INSUFFICIENT,
-            f"This takes a key with the role {str(role)!r}; {caller.key.name!r} is a {caller.role}.",
+            f"This request needs a key with the role {str(role)!r}; {caller.key.name!r} is a {caller.role}.",
             remedy=f"Ask an admin of the tenant {caller.tenant!r} for a key with that role.",
         )
 
@@ -114,6 +114,6 @@ async def require_operator(caller: CallerDep) -> None:
     if not caller.is_operator:
         raise Forbidden(
             Code.ROLE_INSUFFICIENT,
-            f"This takes an operator: an admin of the tenant {SHARED!r}.",
+            f"This request needs an operator: an admin of the tenant {SHARED!r}.",
             remedy="Ask an operator of this installation.",
         )

@@ -95,7 +95,7 @@ async def receive_file(
     texts = {field: ValueTarget(MaxSizeValidator(MAX_FIELD_BYTES)) for field in fields}
     await _parse(request.stream(), dict(request.headers), {name: target, **texts})
     if target.multipart_filename is None:
-        raise _invalid(f"The form has no part named `{name}` with a file name.", name)
+        raise _invalid(f"The form has no part named `{name}` that has a file name.", name)
     if writer.size == 0:
         raise DatasetInvalid(
             Code.DATASET_EMPTY, "The file is empty.", remedy="Upload a file with one row a line.", param=name

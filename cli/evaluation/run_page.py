@@ -103,7 +103,7 @@ def _interval(items: Sequence[OutputItem], criterion: str, passed: int, judged: 
 
 
 def _print_wrong(pairs: Pairs) -> None:
-    """Print a wrong answer of the new model where the old one is no better: a rate says nothing of how it is wrong."""
+    """Print a wrong answer of the new model where the old one is not better: a rate does not show how it is wrong."""
     items = {id(pair.item): pair.item for found in pairs.by_criterion.values() for pair in found}
     if failed := worst(items.values()):
         typer.echo(f"\nnew is worse on no item; {counted(len(failed), 'answer')} of it did not pass, such as")

@@ -87,7 +87,7 @@ class CompileCheck:
             GrammarTooCostly: it may not.
         """
         digest = hashlib.sha256(json.dumps(grammar).encode()).digest()
-        # A caller that waits holds its lock, so the dictionary keeps it for as long as anybody needs it.
+        # A caller that waits holds its lock, so the dictionary keeps it for as long as a caller needs it.
         turn = self._turns.setdefault(caller, asyncio.Lock())
         if digest not in self._is_affordable:
             async with turn, self._processes:

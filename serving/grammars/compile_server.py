@@ -86,7 +86,7 @@ def _serve(connection: socket.socket, vocabulary: Any) -> None:
         job = json.loads(connection.makefile("rb").readline())
         connection.sendall(STARTED)
         _limit(job["seconds"], job["memory_bytes"])
-        # xgrammar computes without Python's lock, so this thread can detect meanwhile that nobody waits any more.
+        # xgrammar computes without Python's lock, so this thread can detect meanwhile that all callers have left.
         threading.Thread(target=_compile_and_end, args=(connection, vocabulary, job), daemon=True).start()
         connection.recv(1)
     finally:

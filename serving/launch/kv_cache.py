@@ -62,7 +62,7 @@ class CacheSizes:
             return f"up to {self.max_model_len:,} tokens" if self.max_model_len else "the base's own context"
         length = f"up to {self.max_model_len or UNKNOWN_LENGTH:,} tokens"
         if self.own_len:
-            length += f" of the base's {self.own_len:,}, because the KV cache holds no more"
+            length += f" of the base's {self.own_len:,}, the limit of the KV cache"
         return f"{length}, KV cache {_gib(self.cache_bytes)} ({self.sequences:,.1f} sequences of that length)"
 
 

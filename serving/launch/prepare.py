@@ -125,7 +125,7 @@ def check_quantization(settings: ServingSettings, entry: BaseModelEntry) -> None
     if entry.twin_of and settings.serving_quantization:
         raise InvalidRequest(
             Code.SETTINGS_INVALID,
-            f"MENS_SERVING_QUANTIZATION: {settings.serving_quantization} would round what {entry.name}, the twin of {entry.twin_of.name}, holds exactly.",
+            f"MENS_SERVING_QUANTIZATION: {settings.serving_quantization} would round the weights of {entry.name}, the twin of {entry.twin_of.name}, which are exact.",
             remedy=f"Leave it out, or serve the original: MENS_SERVING_BASE={entry.twin_of.name}.",
             param="MENS_SERVING_QUANTIZATION",
         )
@@ -201,12 +201,12 @@ def _threads(number: int) -> str:
 def _read_config(folder: Path) -> ModelConfig:
     path = folder / CONFIG_NAME
     if not path.is_file():
-        raise broken_model(Code.CONFIG_NOT_FOUND, f"The base's folder has no {CONFIG_NAME}", CONFIG_NAME)
+        raise broken_model(Code.CONFIG_NOT_FOUND, f"The base's folder does not contain {CONFIG_NAME}", CONFIG_NAME)
     config = parse_model_config(json_object(path.read_bytes(), CONFIG_NAME, Code.MODEL_CONFIG_INVALID))
     if not config.spec.lora:
         raise InvalidRequest(
             Code.NOT_SERVABLE_FAMILY,
-            f"The base is a {config.family} model, for which vLLM supports no adapters.",
+            f"The base is a {config.family} model, for which vLLM does not support adapters.",
             remedy=f"Serve a base of one of these families: {', '.join(sorted(LORA_FAMILIES))}.",
             param=CONFIG_NAME,
         )

@@ -163,7 +163,7 @@ class GuardMiddleware:
         route, adapter_id = _route(scope), _adapter_id(scope)
         known = OPEN_ROUTES | KEYED_ROUTES | {CAPABILITIES_ROUTE} | ({METRICS_ROUTE} if self._metrics_key else set())
         if adapter_id is None and (route not in known or not _is_plain(scope)):
-            raise NotFound(Code.ROUTE_NOT_FOUND, "There is no such route.", remedy="Use the Mens API.")
+            raise NotFound(Code.ROUTE_NOT_FOUND, "This route does not exist.", remedy="Use the Mens API.")
         key = self._metrics_key if route == METRICS_ROUTE else self._key
         if route in OPEN_ROUTES or not key:
             return adapter_id
@@ -230,7 +230,7 @@ class GuardMiddleware:
             raise
         except Exception as error:
             log.exception("The request about %s failed.", adapter_id)
-            raise MensError(Code.INTERNAL_ERROR, "The check itself failed; the replica's log says why.") from error
+            raise MensError(Code.INTERNAL_ERROR, "Read the replica's log: the check failed.") from error
 
 
 def replica_capabilities(settings: ServingSettings, base: BaseModelEntry, dtype: str | None) -> ReplicaCapabilities:

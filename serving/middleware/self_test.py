@@ -6,11 +6,11 @@ requests share (a NaN is enough) makes every model respond with nothing, with st
 then the replica ends, and its supervisor restarts it.
 
 It is here and not in the API's health monitor because an orchestrator's probe sees only this replica, and because each
-of several API processes would send its own. Two tokens every ten seconds delay nobody. They wait in the engine's queue
+of several API processes would send its own. Two tokens every ten seconds delay no request. They wait in the engine's queue
 like any request: a busy replica is tested a little later, never skipped. Silence alone does not fail the test, for
 under a long queue a sound engine is silent too, and ending it then would take the next replica down with its load. But
 a sound engine works for others meanwhile: an engine that for minutes has neither answered the test, nor generated a
-token or processed a part of a prompt for anybody, hangs.
+token or processed a part of a prompt for any request, hangs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOLERANCE = 0.25
 ANSWER_SECONDS = 120.0
 """Time without an answer after which the test is repeated and a warning logged."""
 LATE_ANSWERS = 2
-"""Late answers in a row, while the engine does nothing for anybody, after which it counts as hanging. The longest step
+"""Late answers in a row, while the engine computes nothing, after which it counts as hanging. The longest step
 of a sound engine, a whole batch of prompts on a slow CPU, takes less than two such times.
 """
 PROGRESS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:kv_cache_usage_perc")
@@ -71,7 +71,7 @@ class Verdict:
 
 
 def engine_progress() -> tuple[float, ...]:
-    """Return counts that change while the engine works for anybody; empty if vLLM counts nothing."""
+    """Return counts that change while the engine works; empty if vLLM counts nothing."""
     found = REGISTRY.restricted_registry(PROGRESS).collect()
     return tuple(sample.value for metric in found for sample in metric.samples if sample.name in PROGRESS)
 
@@ -119,7 +119,7 @@ class SelfTest:
             raise Unavailable(
                 Code.SERVING_UNAVAILABLE,
                 f"This replica failed its own test: {self._fault}.",
-                remedy="Use another replica; this one starts again. Its log says more.",
+                remedy="Use another replica; this one restarts. Its log has the details.",
             )
 
     async def _keep_asking(self, model: str, seconds: float, state: Any, on_fault: Callable[[], None]) -> None:
@@ -148,7 +148,7 @@ class SelfTest:
             seen = [*seen, self._progress()][-LATE_ANSWERS - 1 :]
             if len(seen) > LATE_ANSWERS and seen[0] and len(set(seen)) == 1:
                 return Verdict(
-                    f"nothing was computed for anybody in {LATE_ANSWERS * ANSWER_SECONDS:g} s", is_certain=True
+                    f"no output was computed for any request in {LATE_ANSWERS * ANSWER_SECONDS:g} s", is_certain=True
                 )
         return verdict
 
@@ -162,8 +162,8 @@ class SelfTest:
             SELF_TESTS.labels("late").inc()
             return None
         except Exception as error:
-            log.exception("The engine could not be asked.")
-            return Verdict(f"asking it failed ({type(error).__name__})")
+            log.exception("The engine's test could not be sent.")
+            return Verdict(f"the request failed ({type(error).__name__})")
         verdict = judge(status, body, self._reference)
         if verdict.fault is None and self._reference is None:
             log.info("The first answer's log-probability is %.4f.", verdict.logprob)

@@ -62,7 +62,7 @@ class Unloader:
             raise NotFound(
                 Code.ADAPTER_NOT_FOUND,
                 f"{model} was deleted.",
-                remedy="List what there is with GET /v1/models.",
+                remedy="List the available models with GET /v1/models.",
                 param="model",
             )
 

@@ -95,11 +95,11 @@ def original_contents(request: ImportRequest, given: SidecarV2 | SidecarV3, base
     weights = load_file(request.weights)
     if HEAD in layers and not keeps_head(layers[HEAD], weights[pairs[HEAD][1]], base):
         del layers[HEAD]
-        notes.append("lm_head: its B is all zeros, so it changes nothing, and it was left out.")
+        notes.append("lm_head: its B is all zeros, so it has no effect and was left out.")
     elif HEAD in layers:
         layers[HEAD] = HEAD_KEY
     if not layers:
-        raise incomplete("layer_order", "names no layer that changes the base")
+        raise incomplete("layer_order", "does not name any layer that changes the base")
     for logical, key in layers.items():
         if key not in base.tensors:
             raise incomplete(logical, f"is on {key}, which {request.base.name} does not have")
@@ -139,7 +139,7 @@ def _check_digests(sidecar: SidecarV2 | SidecarV3, base_digests: Mapping[str, st
         raise ArtifactInvalid(
             Code.ADAPTER_DIGEST_MISMATCH,
             "The weights are not those that the sidecar was written for: their SHA-256 is not its tensor_digest.",
-            remedy="Import the weights with the sidecar that was written beside them.",
+            remedy="Import the weights with the sidecar that was written with them.",
             param="tensor_digest",
         )
 
@@ -155,5 +155,5 @@ def _notes(sidecar: SidecarV2 | SidecarV3) -> list[str]:
     if more := len(sidecar.unused) - len(notes):
         notes.append(f"{more} more fields of the sidecar are not used.")
     if extra := sorted(sidecar.base_key_map.keys() - set(sidecar.layer_order)):
-        notes.append(f"base_key_map: {', '.join(extra[:5])} are in no layer_order, so they were not trained.")
+        notes.append(f"base_key_map: {', '.join(extra[:5])} are not in layer_order, so they were not trained.")
     return notes

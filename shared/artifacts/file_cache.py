@@ -1,7 +1,7 @@
 """Local copies of stored files, named by their SHA-256, bounded in bytes; the least recently used is removed first.
 
 Many threads and processes of a machine may share a folder. Using a copy takes a shared lock on it, removing one takes
-the exclusive lock, so that no path disappears while somebody reads from it. Locks end with their process.
+the exclusive lock, so that no path disappears while a process reads from it. Locks end with their process.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class FileCache:
             fetch(incoming)
             if digest_file(incoming) != path.name:
                 raise changed_blob(path.name)
-            # If another process was quicker, its copy stays: somebody may hold it.
+            # If another process was quicker, its copy stays: a process may hold it.
             with suppress(FileExistsError):
                 path.hardlink_to(incoming)
 

@@ -89,19 +89,21 @@ class AdapterManifest(BaseModel):
     base_digests: dict[str, Sha256] = Field(description="File → SHA-256 of the base it was trained on.", min_length=1)
     source_digests: dict[str, Sha256] | None = Field(
         None,
-        description="What it was made from → SHA-256: train, validation, replay; of an import, weights and sidecar.",
+        description="Inputs → SHA-256: train, validation, replay; for an import: weights and sidecar.",
     )
     contract_digest: Sha256
-    template_digest: Sha256 = Field(description="SHA-256 of the chat template's text.")
+    template_digest: Sha256 = Field(description="SHA-256 of the chat template.")
     template_arguments: TemplateArguments | None = Field(
         None,
         description="Arguments of the chat template that its rows were written with; null: the template's own defaults.",
     )
     step: int = Field(ge=0, description="Optimizer steps it was trained for.")
     trained_dtype: TrainedDtype | None = Field(
-        None, description="Dtype that the base was computed in; null: an import, or of an older release."
+        None, description="Dtype that the base was computed in; null: an import, or trained by an older release."
     )
-    lineage: Lineage | None = Field(None, description="What trained it; null: an import, or of an older release.")
+    lineage: Lineage | None = Field(
+        None, description="Provenance of the training process; null: an import, or trained by an older release."
+    )
     files: dict[FileName, Sha256] = Field(description="Every other file of the folder → SHA-256.")
 
     @model_validator(mode="after")
@@ -294,7 +296,7 @@ class ModelManifest(BaseModel):
     adapter_id: str
     base_weights: BaseWeights = Field(BaseWeights.ORIGINAL, description="Which weights the adapter was merged into.")
     template_arguments: TemplateArguments | None = Field(
-        None, description="Of the adapter; left out where it has none."
+        None, description="The adapter's template arguments; left out if it has none."
     )
     files: dict[FileName, Sha256]
 

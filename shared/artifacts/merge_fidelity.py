@@ -31,7 +31,7 @@ class MergeFidelity(BaseModel):
     """``merge_fidelity.json``: every comparison is computed in float32, from the tensors as they are stored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    model_digest: Sha256 = Field(description="Of the merged model's manifest.")
+    model_digest: Sha256 = Field(description="SHA-256 of the merged model's manifest.")
     dtype: str = Field(description="Coarsest dtype that a merged tensor is stored in.")
     base_weights: BaseWeights = Field(description="The weights under the adapter in adapter_divergence.")
     positions: int = Field(description="Token positions that were compared.")
@@ -39,12 +39,12 @@ class MergeFidelity(BaseModel):
     training_divergence: Divergence | None = Field(
         description="KL(merged ‖ the NF4 base that was trained on + adapter); null: trained on full precision."
     )
-    effect: Divergence = Field(description="KL(base ‖ base + adapter): what the adapter does, to compare with.")
+    effect: Divergence = Field(description="KL(base ‖ base + adapter): effect of the adapter, for comparison.")
     limit_nats: float = Field(description="Largest mean of adapter_divergence that passes.")
 
     @property
     def passed(self) -> bool:
-        """Whether the merge is faithful; a non-finite number never passes."""
+        """Return true if the merge is faithful; a non-finite number never passes."""
         return self.adapter_divergence.mean_kl_nats <= self.limit_nats
 
     @property
@@ -61,7 +61,7 @@ def shift_warning(training_nats: float | None, effect_nats: float) -> str | None
     if training_nats is None or training_nats < SHIFT_SHARE * effect_nats:
         return None
     return (
-        "A part of what was learnt is lost in the merged model: its divergence from what training saw is"
+        "The merged model has lost a part of the training: its divergence from what training saw is"
         f" {training_nats:.2g} nats, and the adapter's whole effect {effect_nats:.2g}. Merge with --base-weights dequant_nf4,"
         " or train over 16 bit (quant.base none)."
     )
@@ -83,5 +83,5 @@ class MergeProbes(BaseModel):
     """``merge_probes.json``: the reference values for a replica that serves the merged model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    model_digest: Sha256 = Field(description="Of the merged model's manifest.")
+    model_digest: Sha256 = Field(description="SHA-256 of the merged model's manifest.")
     probes: list[MergeProbe] = Field(min_length=1)

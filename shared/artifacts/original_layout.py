@@ -154,7 +154,7 @@ def tensor_pairs(logical_names: Iterable[str], stored: Iterable[str]) -> dict[st
         suffix = next((each for each in SUFFIXES if f"{logical}.lora_a{each}" in left), SUFFIXES[0])
         pair = f"{logical}.lora_a{suffix}", f"{logical}.lora_b{suffix}"
         if missing := next((name for name in pair if name not in left), None):
-            raise incomplete(logical, f"is in layer_order, but the weights hold no {missing}")
+            raise incomplete(logical, f"is in layer_order, but the weights do not contain {missing}")
         left -= set(pair)
         pairs[logical] = pair
     if left:
@@ -190,7 +190,7 @@ def refuse_bin(name: str, param: str) -> None:
     if name.lower().endswith(".bin"):
         raise InvalidRequest(
             Code.MERGE_REJECTS_BURN_BIN,
-            f"{name} is not merged: Burn is retired, and pickle is never read. What is merged are Candle's adapters: safetensors with a"
+            f"{name} cannot be merged: Burn is retired, and pickle is never read. Only Candle's adapters can be merged: safetensors with a"
             " sidecar that names their layers (mid0…, l0.q…, lm_head).",
             remedy="Train the adapter again with method qlora; see docs/adapters.md.",
             param=param,
@@ -215,7 +215,7 @@ def incomplete(name: str, reason: str) -> ArtifactInvalid:
     return ArtifactInvalid(
         Code.ADAPTER_IMPORT_INCOMPLETE,
         f"{name} {reason}.",
-        remedy="Import the adapter with the sidecar that was written beside it; docs/adapters.md lists what it must say.",
+        remedy="Import the adapter with the sidecar that was written with it; docs/adapters.md lists its required fields.",
         param=name,
     )
 
@@ -232,7 +232,7 @@ def _common(sidecar: Sidecar) -> dict[str, Any]:
 def _format(where: str, reason: str) -> ArtifactInvalid:
     return ArtifactInvalid(
         Code.ADAPTER_IMPORT_FORMAT,
-        f"The sidecar is neither a version 2 nor a version 3 of the original's: at {where}, {reason}.",
+        f"The sidecar is not a valid version 2 or 3 of the original's format: at {where}, {reason}.",
         remedy=f"Give {V2_NAME}, {V3_NAME} or the original's adapter_manifest.json.",
         param=where,
     )

@@ -56,9 +56,9 @@ def peft_contents(request: ImportRequest, options: PeftOptions, base: TargetBase
     ]
     if HEAD in found and not keeps_head(HEAD_KEY, found[HEAD][1], base):
         del found[HEAD]
-        notes.append("lm_head: its B is all zeros, so it changes nothing, and it was left out.")
+        notes.append("lm_head: its B is all zeros, so it has no effect and was left out.")
     if not found:
-        raise incomplete("adapter_model.safetensors", "holds no layer that changes the base")
+        raise incomplete("adapter_model.safetensors", "does not contain any layer that changes the base")
     rank, alpha, is_changed = to_one_scale(found, options)
     if is_changed:
         notes.append(
@@ -91,7 +91,7 @@ def tensor_names(stored: Tensors) -> dict[str, tuple[str, str]]:
         if match is None:
             raise ArtifactInvalid(
                 Code.ADAPTER_NOT_SERVABLE,
-                f"The weights hold {name}, which is no A or B of a linear layer: vLLM would ignore it or refuse all.",
+                f"The weights hold {name}, which is not an A or B of a linear layer: vLLM would ignore it or refuse the adapter.",
                 remedy="Train a plain LoRA adapter of linear layers; save it without embeddings (save_embedding_layers=False).",
                 param=name,
             )
@@ -112,7 +112,7 @@ def stored_keys(modules: Iterable[str], base: TargetBase, name: str) -> dict[str
     keys: dict[str, str] = {}
     for module in modules:
         if module not in known:
-            raise incomplete(module, f"is in the weights, and is no linear layer of {name} that can be adapted")
+            raise incomplete(module, f"is in the weights, but is not a linear layer of {name} that can be adapted")
         if known[module] in keys.values():
             raise incomplete(module, f"is the second layer on {known[module]}")
         keys[module] = known[module]
@@ -171,7 +171,7 @@ def _size(module: str, a: Any, b: Any, matcher: ModuleMatcher) -> tuple[int, flo
         raise ArtifactInvalid(
             Code.ADAPTER_SHAPE_MISMATCH,
             f"{module} has A {a.shape} and B {b.shape}, and adapter_config.json says rank {rank}.",
-            remedy="Import the weights with the adapter_config.json that was written beside them.",
+            remedy="Import the weights with the adapter_config.json that was written with them.",
             param=module,
         )
     return rank, alpha

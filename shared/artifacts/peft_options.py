@@ -107,7 +107,7 @@ class ModuleMatcher:
         try:
             return regex.fullmatch(expression, module, timeout=left, concurrent=True) is not None
         except regex.error as error:
-            raise _format(param, f"{expression[:200]!r} is no expression: {error}") from None
+            raise _format(param, f"{expression[:200]!r} is not a valid expression: {error}") from None
         except TimeoutError:
             raise _format(param, f"its expressions take longer than {MATCH_SECONDS:g} s") from None
 
@@ -124,13 +124,13 @@ def parse_peft_options(raw: bytes) -> PeftOptions:
         first = error.errors()[0]
         raise _format(".".join(map(str, first["loc"])) or "its top", first["msg"]) from None
     except (ValueError, RecursionError):
-        raise _format("its top", "it is no JSON object, or longer than 1 MB") from None
+        raise _format("its top", "it is not a JSON object, or is longer than 1 MB") from None
 
 
 def _format(where: str, reason: str) -> ArtifactInvalid:
     return ArtifactInvalid(
         Code.ADAPTER_IMPORT_FORMAT,
         f"The adapter_config.json cannot be used: at {where}, {reason}.",
-        remedy="Give the adapter_config.json that PEFT or torchtune wrote beside the weights.",
+        remedy="Give the adapter_config.json that PEFT or torchtune wrote with the weights.",
         param=where,
     )

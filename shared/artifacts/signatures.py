@@ -142,11 +142,11 @@ def verify_signature(
     except (ValidationError, binascii.Error, ValueError):
         raise _invalid(kind, "it cannot be read") from None
     except InvalidSignature:
-        raise _invalid(kind, "it is not of this manifest") from None
+        raise _invalid(kind, "it does not match this manifest") from None
     if found.format != kind.format:
         raise _invalid(kind, f"its format is {found.format}")
     if found.manifest_digest != manifest_digest:
-        raise _invalid(kind, "it names another manifest")
+        raise _invalid(kind, "it refers to another manifest")
     if trusted_keys is not None and found.public_key not in trusted_keys:
         raise _invalid(kind, f"its key {found.public_key} is not trusted here")
     return found
@@ -166,7 +166,7 @@ def read_trusted_keys(path: Path) -> frozenset[str]:
     except (OSError, ValueError) as error:
         raise _no_key(path, str(error)) from None
     if lengths - {KEY_BYTES}:
-        raise _no_key(path, f"a line is no key of {KEY_BYTES} bytes")
+        raise _no_key(path, f"a line is not a key of {KEY_BYTES} bytes")
     return keys
 
 
@@ -174,8 +174,8 @@ def unsigned(kind: SignedKind = ADAPTER) -> ArtifactInvalid:
     """Return the refusal of an unsigned artifact where a signature is required."""
     return ArtifactInvalid(
         kind.unsigned,
-        f"The {kind.noun} has no signature, and only signed ones are served here.",
-        remedy="Set MENS_SIGNING_KEY on the workers and make it again, or leave MENS_SERVING_TRUSTED_KEYS unset.",
+        f"The {kind.noun} has no signature, but this replica serves only signed ones.",
+        remedy="Set MENS_SIGNING_KEY on the workers and train, import or merge it again, or leave MENS_SERVING_TRUSTED_KEYS unset.",
         param=kind.signature_name,
     )
 
@@ -183,8 +183,8 @@ def unsigned(kind: SignedKind = ADAPTER) -> ArtifactInvalid:
 def _invalid(kind: SignedKind, reason: str) -> ArtifactInvalid:
     return ArtifactInvalid(
         kind.invalid,
-        f"The {kind.noun}'s signature does not count: {reason}.",
-        remedy="Restore the signature from a backup; add its key to MENS_SERVING_TRUSTED_KEYS if you trust who holds it.",
+        f"The {kind.noun}'s signature is not accepted: {reason}.",
+        remedy="Restore the signature from a backup, or add its key to MENS_SERVING_TRUSTED_KEYS if you trust its owner.",
         param=kind.signature_name,
     )
 
@@ -192,7 +192,7 @@ def _invalid(kind: SignedKind, reason: str) -> ArtifactInvalid:
 def _no_key(path: Path, reason: str) -> InvalidRequest:
     return InvalidRequest(
         Code.SETTINGS_INVALID,
-        f"{path} holds no usable key: {reason}.",
-        remedy="Make a key with `mens adapter keygen FILE`; it prints the public one.",
+        f"{path} does not contain a usable key: {reason}.",
+        remedy="Create a key with `mens adapter keygen FILE`; it prints the public key.",
         param=str(path),
     )

@@ -184,7 +184,7 @@ class Storage(Protocol):
         ...
 
     def measure(self, kind: ArtifactKind, digest: str) -> ArtifactSize | None:
-        """Return size and age of an artifact, with or without its manifest; None when nothing of it is stored."""
+        """Return size and age of an artifact, with or without its manifest; None if it is not stored at all."""
         ...
 
     def unpublish(self, kind: ArtifactKind, digest: str, manifest: str) -> None:
@@ -222,8 +222,8 @@ def missing_object(name: str) -> NotFound:
     """Return the error of an object that is not stored."""
     return NotFound(
         Code.STORAGE_OBJECT_MISSING,
-        f"The storage does not hold {name}.",
-        remedy="Restore it from a backup; if it was just made, check that every tier uses the same storage.",
+        f"The storage does not contain {name}.",
+        remedy="Restore it from a backup; if it was just created, check that every tier uses the same storage.",
     )
 
 
@@ -241,6 +241,6 @@ def changed_blob(sha256: str) -> ArtifactInvalid:
     """Return the error of a blob whose bytes differ from the stored ones."""
     return ArtifactInvalid(
         Code.STORAGE_OBJECT_MISSING,
-        f"The stored file {sha256} is not what was uploaded.",
+        f"The stored file {sha256} differs from the uploaded one.",
         remedy="Upload it again, or restore the storage from a backup.",
     )

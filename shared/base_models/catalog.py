@@ -81,13 +81,13 @@ class TwinOf(ModelValue):
 
     name: CatalogName
     digests: dict[str, Sha256] = Field(description="SHA-256 of each file of that base.", min_length=1)
-    double_quant: bool = Field(description="Whether the blocks' scales were quantised too.")
+    double_quant: bool = Field(description="True: the blocks' scales were quantised too.")
 
 
 class MergedFrom(ModelValue):
     """The merged model of a base. Such a base is offered once its replicas were measured (docs/certificates.md)."""
 
-    digest: Sha256 = Field(description="Of the merged model's manifest.")
+    digest: Sha256 = Field(description="SHA-256 of the merged model's manifest.")
     adapter_id: str
     base_model: CatalogName = Field(description="Name of the base that the adapter was merged into.")
     probes_digest: Sha256 = Field(description="SHA-256 of the probes that its replicas are measured with.")
@@ -114,7 +114,7 @@ class BaseModelEntry(ModelValue):
     gguf: GgufOrigin | None = Field(None, description="Null unless it was dequantised from a GGUF file.")
     template_arguments: dict[str, bool | int | str] = Field(
         {},
-        description="Of a merged model: the template arguments that its adapter was trained with, the default of its chats.",
+        description="For a merged model: the template arguments that its adapter was trained with; they are the default of its chats.",
     )
 
     @property
@@ -146,8 +146,8 @@ class Catalog(ModelValue):
         known = ", ".join(base.name for base in self.bases) or "none yet"
         raise NotFound(
             Code.MODEL_NOT_FOUND,
-            f"The base model {name!r} is not in the catalogue (it has: {known}).",
-            remedy="Use one of those names, or add the model with `mens base add`.",
+            f"The base model {name!r} is not in the catalogue (available: {known}).",
+            remedy="Use one of the available names, or add the model with `mens base add`.",
             param="model",
         )
 
@@ -170,7 +170,7 @@ class Catalog(ModelValue):
             for bases in (self.bases, [base for base in self.bases if serves_adapters_of(base.digest)]):
                 if len(bases) == 1:
                     return bases[0]
-            error.message = f"No model was named, so it is the default. {error.message}"
+            error.message = f"The request does not name a model, so the default is used. {error.message}"
             raise
 
     def having(self, entry: BaseModelEntry) -> Catalog:
@@ -225,8 +225,8 @@ def refuse_unknown_files(folder: Path) -> None:
     if unknown := sorted(path.name for path in folder.iterdir() if path not in known):
         raise ArtifactInvalid(
             Code.BASE_FILE_UNKNOWN,
-            f"{unknown[0]} in the base model's folder is covered by no digest, and a library may load it.",
-            remedy=f"Move it out of the folder; what is used there is {', '.join(MODEL_FILES)}.",
+            f"{unknown[0]} in the base model's folder is not covered by a digest, and a library may load it.",
+            remedy=f"Move it out of the folder; only these files are used: {', '.join(MODEL_FILES)}.",
             param=unknown[0],
             details={"unknown": unknown[:100]},
         )
@@ -248,7 +248,7 @@ def digest_model_folder(folder: Path) -> dict[str, str]:
     if missing:
         raise ArtifactInvalid(
             Code.CATALOG_INVALID,
-            f"{folder} is no base model: {', '.join(missing)} missing.",
+            f"{folder} is not a base model: {', '.join(missing)} missing.",
             remedy="Point at a folder with config.json, tokenizer.json and safetensors weights (pickle is refused).",
             param=str(folder),
         )

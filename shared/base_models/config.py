@@ -138,7 +138,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
         numbers.required(key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
     if layers > MAX_LAYERS:
-        _invalid(numbers.name("num_hidden_layers"), f"is {layers}; at most {MAX_LAYERS} layers are taken")
+        _invalid(numbers.name("num_hidden_layers"), f"is {layers}; at most {MAX_LAYERS} layers are supported")
     kv_heads = (numbers.optional("num_key_value_heads") if spec.grouped_heads else None) or heads
     if heads % kv_heads:
         _invalid("num_key_value_heads", f"is {kv_heads}, which does not divide {heads} heads")
@@ -173,12 +173,12 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
 def _family(raw: Mapping[str, Any]) -> Family:
     model_type = raw.get("model_type")
     if not isinstance(model_type, str):
-        _invalid("model_type", "is missing or no string")
+        _invalid("model_type", "is missing or not a string")
     if model_type not in FAMILY_OF_MODEL_TYPE:
         raise ArtifactInvalid(
             Code.MODEL_FAMILY_UNSUPPORTED,
             f"model_type is {model_type[:80]!r}; these can be tuned: {', '.join(sorted(FAMILY_OF_MODEL_TYPE))}.",
-            remedy="Choose a base model of one of these families.",
+            remedy="Choose a base model of a supported family.",
             param="model_type",
         )
     return FAMILY_OF_MODEL_TYPE[model_type]

@@ -136,7 +136,7 @@ class FamilySpec:
 
     @property
     def hybrid(self) -> bool:
-        """Whether some layers have linear attention."""
+        """Return true if some layers have linear attention."""
         return LINEAR in self.mixers
 
 

@@ -29,7 +29,7 @@ def check_convertible(path: Path, header: GgufHeader) -> None:
         raise ArtifactInvalid(
             Code.MODEL_FAMILY_UNSUPPORTED,
             f"{path.name} is a model of the architecture {architecture[:80]!r}, which cannot be tuned here.",
-            remedy=f"Choose a model of one of these: {', '.join(sorted(ARCHITECTURES))}.",
+            remedy=f"Choose a model with a supported architecture: {', '.join(sorted(ARCHITECTURES))}.",
             param="general.architecture",
         )
     if metadata.get(f"{architecture}.expert_count"):

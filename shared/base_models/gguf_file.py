@@ -98,7 +98,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
         table_end = reader.position
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not entries:
-        raise invalid(path, "it names no architecture, or holds no tensors")
+        raise invalid(path, "it does not name an architecture, or does not contain tensors")
     if metadata.get("split.count", 1) not in (0, 1):
         raise unsupported(path, "is one of several files of a model", "Join them with llama.cpp's gguf-split --merge.")
     start = _data_start(path, metadata, table_end)
@@ -207,11 +207,9 @@ def _tensors(path: Path, entries: list[_Entry], start: int, size: int) -> dict[s
         block, block_bytes = GGML_QUANT_SIZES[stored]
         elements = math.prod(shape)
         if name in tensors or shape[0] % block:
-            raise invalid(
-                path, f"the tensor {name[:80]!r} is there twice, or has a width that its blocks do not divide"
-            )
+            raise invalid(path, f"the tensor {name[:80]!r} occurs twice, or has a width that its blocks do not divide")
         tensor = GgufTensor(elements, stored.name, elements // block * block_bytes)
         if start + offset + tensor.size > size:
-            raise invalid(path, f"it is cut: {name[:80]!r} ends at byte {start + offset + tensor.size} of {size}")
+            raise invalid(path, f"it is truncated: {name[:80]!r} ends at byte {start + offset + tensor.size} of {size}")
         tensors[name] = tensor
     return tensors

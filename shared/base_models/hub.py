@@ -40,7 +40,9 @@ def fetch(source: LocalSource | HubSource, catalog_path: Path) -> Path:
     if isinstance(source, LocalSource):
         folder = (catalog_path.parent / source.path).resolve()
         if not folder.is_dir():
-            raise NotFound(Code.MODEL_NOT_FOUND, f"The base model's folder {folder} is not there.", param="source.path")
+            raise NotFound(
+                Code.MODEL_NOT_FOUND, f"The base model's folder {folder} does not exist.", param="source.path"
+            )
         return folder
     try:
         return Path(snapshot_download(source.repo, revision=source.revision, allow_patterns=list(MODEL_FILES)))
@@ -61,14 +63,14 @@ def resolve_commit(repo: str, revision: str = "main") -> str:
     except HFValidationError as error:
         raise InvalidRequest(
             Code.REQUEST_INVALID,
-            f"{repo!r} is neither a folder, nor a GGUF file, nor the name of a hub repository.",
+            f"{repo!r} is not a folder, a GGUF file or the name of a hub repository.",
             remedy="Correct the path, or give a repository as OWNER/NAME.",
             param="source",
         ) from error
     except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
         raise _hub_error(repo, revision, error) from error
     if commit is None:
-        raise _hub_error(repo, revision, OSError("the hub names no commit"))
+        raise _hub_error(repo, revision, OSError("the hub does not return a commit"))
     return commit
 
 
@@ -77,7 +79,7 @@ def _hub_error(repo: str, revision: str, error: Exception) -> MensError:
     if isinstance(error, GatedRepoError):
         return Forbidden(
             Code.HUB_ACCESS_DENIED,
-            f"{repo} is gated, and its owner has not let this token in.",
+            f"{repo} is gated, and its owner has not granted access to this token.",
             remedy=f"Accept its terms on the model's page at the hub, then set HF_TOKEN to a token of that account ({repo}).",
             param="repo",
         )
@@ -135,7 +137,7 @@ def not_fetched(name: str, place: str) -> Unavailable:
     return Unavailable(
         Code.BASE_NOT_FETCHED,
         f"The base model {name} has not been fetched from {place} yet.",
-        remedy=f"`mens up --base {name}` fetches it, as does each replica of it that starts; try again then. An API that shares no"
-        " folder with its replicas needs MENS_FETCH_BASES=true.",
+        remedy=f"Start a replica of it, which fetches it (`mens up --base {name}`), then try again. If the API shares no folder with"
+        " its replicas, set MENS_FETCH_BASES=true.",
         param="model",
     )

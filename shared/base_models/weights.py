@@ -91,7 +91,7 @@ def find_shards(folder: Path) -> dict[str, list[str] | None]:
                 remedy="Convert them to safetensors where it is safe to open them, or use a revision that has safetensors.",
                 param=pickled[0],
             )
-        raise broken_model(Code.MODEL_WEIGHTS_NOT_FOUND, f"There is neither {WEIGHTS} nor {INDEX}", WEIGHTS)
+        raise broken_model(Code.MODEL_WEIGHTS_NOT_FOUND, f"Neither {WEIGHTS} nor {INDEX} exists", WEIGHTS)
     index = json_object((folder / INDEX).read_bytes(), INDEX, Code.MODEL_WEIGHTS_NOT_FOUND)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
@@ -103,7 +103,7 @@ def find_shards(folder: Path) -> dict[str, list[str] | None]:
     for shard in sorted(shards):
         if Path(shard).name != shard or not shard.endswith(".safetensors") or not (folder / shard).is_file():
             raise broken_model(
-                Code.MODEL_WEIGHTS_NOT_FOUND, f"{INDEX} names the shard {shard!r}, which is not there", shard
+                Code.MODEL_WEIGHTS_NOT_FOUND, f"{INDEX} names the shard {shard!r}, which does not exist", shard
             )
     return {shard: shards[shard] for shard in sorted(shards)}
 

@@ -31,7 +31,7 @@ class Substance:
 
     @property
     def passes(self) -> bool:
-        """Whether the code is more than a stub."""
+        """Return true if the code is more than a stub."""
         return not self.markers and not self.is_trivial and self.richness >= MIN_RICHNESS
 
 

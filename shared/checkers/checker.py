@@ -54,7 +54,7 @@ class Check:
 
     @property
     def compiles(self) -> bool:
-        """Whether the code has no fault."""
+        """Return true if the code has no fault."""
         return not self.diagnostics
 
     @property

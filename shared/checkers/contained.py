@@ -61,7 +61,7 @@ class ContainedCheckers:
         """
         require_language(language)
         if len(text) > MAX_CHARACTERS:
-            message = f"it has {len(text)} characters, and {MAX_CHARACTERS} can be checked"
+            message = f"it has {len(text)} characters; at most {MAX_CHARACTERS} can be checked"
             return Check((Diagnostic("too_long", message),))
         request = json.dumps({"language": language, "text": text}).encode() + b"\n"
         with self._lock:
@@ -69,7 +69,7 @@ class ContainedCheckers:
             if "error" not in answer:
                 return _check(answer)
         message = f"The checker of {language} failed: {answer['error']}"
-        raise Unavailable(Code.CHECKER_FAILED, message, remedy="Report it to whoever maintains this checker.")
+        raise Unavailable(Code.CHECKER_FAILED, message, remedy="Report it to the maintainers of this checker.")
 
     def _ask(self, request: bytes) -> dict[str, Any]:
         child = self._running()

@@ -40,7 +40,7 @@ class JsonChecker:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _kinds(value: Any) -> Iterator[str]:
@@ -71,7 +71,7 @@ class SqlChecker:
         finally:
             database.close()
         if not found and not clauses:
-            found = [Diagnostic("syntax", "there is no statement")]
+            found = [Diagnostic("syntax", "it contains no statement")]
         return Check(tuple(found), clauses, clauses.total())
 
 

@@ -36,7 +36,7 @@ def require_language(language: str) -> None:
     """
     if is_checked(language):
         return
-    message = f"There is no checker for {language[:80]!r}; there are {', '.join(installed_languages())}."
+    message = f"No checker is installed for {language[:80]!r}; installed are: {', '.join(installed_languages())}."
     remedy = "Install a package with an entry point `mens.checkers` of this name, on every machine that checks."
     if language == "python-types":
         remedy = "Install mypy where answers are checked, or check `python`."

@@ -55,7 +55,7 @@ class Compilation:
 
     @property
     def compiles(self) -> bool:
-        """Whether the compiler accepted the code."""
+        """Return true if the compiler accepted the code."""
         return self.exit_code == 0
 
 

@@ -81,13 +81,13 @@ def _found(language: str, _search_path: tuple[str, ...]) -> Compiler | None:
     except Exception as error:
         raise _failed(language, f"{type(error).__name__}: {error}") from None
     if not isinstance(made, Compiler):
-        raise _failed(language, f"its package makes a {type(made).__name__}, and no Compiler")
+        raise _failed(language, f"its package returns a {type(made).__name__}, not a Compiler")
     return made
 
 
 def _failed(language: str, reason: str) -> Unavailable:
-    message = f"The compiler of {language} cannot be made: {reason}"
-    return Unavailable(Code.CHECKER_FAILED, message, remedy="Report it to whoever maintains its package.")
+    message = f"The compiler of {language} cannot be created: {reason}"
+    return Unavailable(Code.CHECKER_FAILED, message, remedy="Report it to the maintainers of its package.")
 
 
 def _gcc(program: str, file: str) -> Callable[[], Compiler | None]:

@@ -70,7 +70,7 @@ def attack_compiler() -> tuple[Attack, ...]:
     except ValueError:
         found = {}
     if set(found) != {each.__name__ for each in ATTACKS}:
-        return (Attack("all", held=False, detail=f"the attacks did not come to their end: {ran.output[-300:]}"),)
+        return (Attack("all", held=False, detail=f"the attacks did not finish: {ran.output[-300:]}"),)
     return tuple(
         Attack(
             name, outcome.get("score") == 0, str(outcome.get("error") or ("it succeeded" if outcome["score"] else ""))
@@ -101,6 +101,8 @@ def require_contained(language: str, sandbox: Sandbox) -> None:
     reason = f"the sandbox here is {sandbox.level}" if sandbox.level != LEVEL else _reason()
     if not reason:
         return
-    message = f"The compiler of {language} runs at the level {LEVEL} alone, which this machine has not got: {reason}."
-    remedy = "Have it judged where bubblewrap can make namespaces; docs/evaluation.md says what it needs."
+    message = (
+        f"The compiler of {language} requires the sandbox level {LEVEL}, which this machine does not have: {reason}."
+    )
+    remedy = "Run it on a machine where bubblewrap can create namespaces; docs/evaluation.md lists the requirements."
     raise InvalidRequest(Code.SANDBOX_UNAVAILABLE, message, remedy=remedy, param="grader")

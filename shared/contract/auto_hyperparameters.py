@@ -52,7 +52,7 @@ def note_on_default_rate(rate: float, *, is_default: bool, base: str, rate_of_ba
 
     Args:
         rate: that the job trains with.
-        is_default: whether nobody has chosen it, neither caller nor rule nor preset.
+        is_default: whether it is the default, not set by caller, rule or preset.
         base: name of the base.
         rate_of_base: the catalogue's; None when it has none for the base.
     """
@@ -72,7 +72,7 @@ def note_on_epochs(epochs: int, rate_of_base: float | None, *, has_replay: bool)
     """
     if has_replay or epochs <= MAX_EPOCHS or auto_learning_rate(rate_of_base) >= HIGH_RATE:
         return []
-    cost = f"exec.epochs is {epochs}: each pass over the same rows costs a base some of what it can do beside the task."
+    cost = f"exec.epochs is {epochs}: each pass over the same rows costs the base some of its other abilities."
     return [
         f"{cost} The report counts general questions; --replay FILE (data.replay_file) with general chats keeps more."
     ]

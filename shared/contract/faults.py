@@ -9,7 +9,7 @@ UNKNOWN_FIELD = "extra_forbidden"
 MISSING_FIELD = "missing"
 """Pydantic's types of the two faults that one misspelt name causes together."""
 
-_REASONS = {UNKNOWN_FIELD: "there is no such field"}
+_REASONS = {UNKNOWN_FIELD: "this field does not exist"}
 FaultT = TypeVar("FaultT", bound=Mapping[str, Any])
 
 

@@ -32,7 +32,7 @@ def parse_backend(name: str) -> Backend:
     if kernel is None:
         raise ContractRejected(
             Code.UNKNOWN_BACKEND,
-            f"{name!r} is no training backend; lora and qlora are.",
+            f"{name!r} is not a training backend; use lora or qlora.",
             remedy="Use backend qlora.",
             param="backend",
         )
@@ -103,7 +103,7 @@ def _lifted(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     else:
         near = get_close_matches(name, [*known, "backend", "qlora_no_double_quant"], n=1)
         hint = f"Did you mean {near[0]}?" if near else SCHEMA_REMEDY
-        raise _invalid(key, f"{key} is no field of the contract.", hint)
+        raise _invalid(key, f"{key} is not a field of the contract.", hint)
 
 
 def _invalid(key: str, message: str, remedy: str) -> ContractRejected:

@@ -194,7 +194,7 @@ class _Draft:
             self.sources[path] = "explicit" if is_set else "default"
 
     def take(self, values: Values, source: Source) -> None:
-        """Set the fields that are not explicit, to values of a preset or domain that somebody chose by name."""
+        """Set the fields that are not explicit, to values of a preset or domain that was chosen by name."""
         open_ = {path: value for path, value in values.items() if self.sources[path] != "explicit"}
         self.decide(open_, source)
         self._chosen |= {path: (value, source) for path, value in open_.items()}
@@ -218,7 +218,7 @@ class _Draft:
             self._reasons.setdefault(path, []).append(why)
 
     def notes(self) -> list[str]:
-        """Return a note for each changed value of a preset or domain that somebody chose. Call it last, when all values
+        """Return a note for each changed value of a preset or domain that was chosen. Call it last, when all values
         are set.
         """
         return [
@@ -250,4 +250,4 @@ def _unknown(code: Code, what: str, name: str, known: list[str]) -> ContractReje
     near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]}?" if near else f"Use one of: {', '.join(known)}."
     details = {"known": known, "nearest": near[0] if near else None}
-    return ContractRejected(code, f"There is no {what} {name!r}.", remedy=hint, param=what, details=details)
+    return ContractRejected(code, f"Unknown {what} {name!r}.", remedy=hint, param=what, details=details)

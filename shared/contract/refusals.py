@@ -110,7 +110,7 @@ def check_refusals(contract: FineTuneContract, context: RefusalContext) -> list[
     if contract.exec.curriculum_schedule and not contract.curriculum.enabled:
         notes.append("exec.curriculum_schedule has no effect: curriculum.enabled is false.")
     if contract.device.device is Device.CUDA and context.device == Device.CPU:
-        notes.append("device.device is cuda, but there is no GPU: the job falls back to the CPU.")
+        notes.append("device.device is cuda, but the machine has no GPU: the job falls back to the CPU.")
     if context.rows is not None and context.rows < MIN_CORPUS_PAIRS:
         notes.append(f"The training file has {context.rows} rows; {MIN_CORPUS_PAIRS} or more is advised.")
     if not contract.artifact.allow_placeholder_attention_merge:
@@ -229,9 +229,9 @@ REFUSALS: tuple[Refusal, ...] = (
         Code.KERNEL_MISMATCH,
         "backend",
         lambda c, x: any(named is not infer_kernel(c, x) for named in _backends(c, x)),
-        "The contract (adapter.method {c.adapter.method}, quant.base {c.quant.base}) does not mean the backend that was"
-        " named (backend {x.force_kernel}, exec.backend {c.exec.backend}).",
-        "Leave the backend out, or change adapter.method and quant.base to suit it.",
+        "The contract (adapter.method {c.adapter.method}, quant.base {c.quant.base}) does not match the requested"
+        " backend (backend {x.force_kernel}, exec.backend {c.exec.backend}).",
+        "Leave the backend out, or change adapter.method and quant.base to match it.",
     ),
     Refusal(
         Code.BURN_LORA_REJECTED,
@@ -256,9 +256,9 @@ REFUSALS: tuple[Refusal, ...] = (
             (c.device.require_gpu or (c.device.device is Device.CUDA and not c.device.allow_cpu_fallback))
             and Device.CPU in (target_device(c, x), x.device)
         ),
-        "The contract wants a GPU (device.require_gpu is true, or device.device is cuda without"
+        "The contract requires a GPU (device.require_gpu is true, or device.device is cuda without"
         " device.allow_cpu_fallback), but the job would run on the CPU.",
-        "Run it where there is a GPU; or set device.require_gpu to false and device.allow_cpu_fallback to true.",
+        "Run it on a machine with a GPU, or set device.require_gpu to false and device.allow_cpu_fallback to true.",
     ),
     Refusal(
         Code.PROXY_STACK_CONFLICT,
@@ -299,9 +299,9 @@ REFUSALS: tuple[Refusal, ...] = (
         Code.OPTIMIZER_EXPERIMENT_OFF,
         "optimizer.experiment",
         lambda c, x: c.optimizer.experiment is not OptimizerExperiment.OFF and not x.experimental_optimizer,
-        "optimizer.experiment is {c.optimizer.experiment}, a name that the original reserved and never gave an optimizer;"
-        " this release has none behind MENS_EXPERIMENTAL_OPTIMIZER either.",
-        "Set optimizer.experiment to off; optimizer.kind chooses among the optimizers that there are.",
+        "optimizer.experiment is {c.optimizer.experiment}, a name that the original reserved but never"
+        " implemented; this release does not implement it either, even with MENS_EXPERIMENTAL_OPTIMIZER.",
+        "Set optimizer.experiment to off; optimizer.kind chooses the optimizer.",
     ),
     Refusal(
         Code.LM_HEAD_ONLY_UNSUPPORTED,

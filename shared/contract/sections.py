@@ -47,7 +47,7 @@ def describe_bad_name(text: str) -> str | None:
     if re.fullmatch(_NAME_PATTERN, text):
         return None
     return (
-        f"{text[:80]!r} is no name: lower-case letters, digits, '.', '_' and '-', at most 64 of them, a letter or digit "
+        f"{text[:80]!r} is not a valid name: lower-case letters, digits, '.', '_' and '-', at most 64 of them, a letter or digit "
         "first; e.g. support-v2"
     )
 
@@ -63,7 +63,7 @@ def describe_bad_foreign_name(text: str) -> str | None:
     if re.fullmatch(_FOREIGN_NAME_PATTERN, text):
         return None
     return (
-        f"{text[:80]!r} is no foreign name: letters, digits, '.', '_', ':' and '-', at most 256 of them, a letter or digit "
+        f"{text[:80]!r} is not a valid foreign name: letters, digits, '.', '_', ':' and '-', at most 256 of them, a letter or digit "
         "first; e.g. ft:gpt-4o-mini-2024-07-18:acme:support:9xAbC1"
     )
 
@@ -128,7 +128,7 @@ class TokenizerMode(StrEnum):
 
 
 class AdapterMethod(StrEnum):
-    """What is trained; ``auto``, which no plan holds, follows the base's precision."""
+    """Training method; ``auto``, which plans do not contain, follows the base's precision."""
 
     AUTO = "auto"
     LORA = "lora"
@@ -241,19 +241,19 @@ class ContextFilter(ContractValue):
     @model_validator(mode="after")
     def _admits_something(self) -> Self:
         if self.difficulty_min and self.difficulty_max and self.difficulty_min > self.difficulty_max:
-            raise ValueError("difficulty_min is over difficulty_max, so no row would be left")
+            raise ValueError("difficulty_min is greater than difficulty_max, so no row would be left")
         return self
 
 
 class DataMode(StrEnum):
-    """What a bad line of a data file means: strict refuses the file, lenient skips the line and counts it."""
+    """Handling of invalid lines in a data file: strict refuses the file, lenient skips and counts the line."""
 
     STRICT = "strict"
     LENIENT = "lenient"
 
 
 class ThoughtsRule(StrEnum):
-    """What becomes of an answer's thoughts (``reasoning_content``) in training."""
+    """Use of an answer's thoughts (``reasoning_content``) in training."""
 
     LEARN = "learn"
     CONTEXT = "context"
@@ -261,7 +261,7 @@ class ThoughtsRule(StrEnum):
 
 
 class DataSection(ContractValue):
-    """What it is tuned on."""
+    """Training and validation data."""
 
     train_file: str = Field(min_length=1, description="Id of an uploaded JSONL file.")
     validation_file: str | None = Field(None, description="Id of an uploaded JSONL file; else a split of the first.")
@@ -274,8 +274,8 @@ class DataSection(ContractValue):
         0.05,
         ge=0.0,
         le=0.5,
-        description="Part of the rows that is held out to validate when there is no validation file; of more than 20 rows "
-        "at least 10, and at most half. 0: none.",
+        description="Part of the rows that is held out to validate if no validation file is given; of more than 20 rows "
+        "at least 10, and at most half. 0: no rows.",
     )
     mode: DataMode = DataMode.STRICT
     replay_file: str | None = Field(
@@ -292,7 +292,7 @@ class DataSection(ContractValue):
     )
     thoughts: ThoughtsRule = Field(
         ThoughtsRule.LEARN,
-        description="Thoughts of answers (reasoning_content): learn: trained on like the answer; context: written, and not trained"
+        description="Thoughts of answers (reasoning_content): learn: trained on like the answer; context: written, but not trained"
         " on; drop: left out.",
     )
 
@@ -317,7 +317,7 @@ class QuantSection(ContractValue):
 
     base: BaseQuant = Field(
         BaseQuant.AUTO,
-        description="nf4: four bits a weight. none: bfloat16 on a GPU, float32 on a CPU. auto: none where it fits with headroom.",
+        description="nf4: four bits a weight. none: bfloat16 on a GPU, float32 on a CPU. auto: none if it fits with headroom, else nf4.",
     )
     double_quant: StrictBool = Field(True, description="Quantise NF4's scales too; without effect on another base.")
 
@@ -329,7 +329,8 @@ class CurriculumSchedule(ContractValue):
     epoch_2_max_difficulty: Annotated[Integer, Field(ge=1, le=10)] | None = None
     epoch_3_max_difficulty: Annotated[Integer, Field(ge=1, le=10)] | None = None
     curriculum_phases: tuple[str, ...] | None = Field(
-        None, description="Names of the epochs, told at the end of each; later ones have the last. They decide nothing."
+        None,
+        description="Names of the epochs, reported at the end of each; later epochs use the last name. They have no other effect.",
     )
 
 
@@ -351,8 +352,8 @@ class ExecSection(ContractValue):
         256,
         ge=8,
         le=1 << 20,
-        description="Tokens per row; longer rows lose their beginning. Left out, with no preset: the longest row's, within "
-        "what base and memory allow.",
+        description="Tokens per row; longer rows lose their beginning. Left out, without a preset: the length of the longest "
+        "row, as far as base and memory allow.",
     )
     batch_size: Integer = Field(4, ge=1, le=4096, description="Rows per micro-batch.")
     grad_accum: Integer = Field(4, ge=1, le=4096, description="Micro-batches per optimizer step.")
@@ -367,17 +368,20 @@ class ExecSection(ContractValue):
         500, ge=1, le=10_000_000, description="Optimizer steps between checkpoints; each epoch's end has one too."
     )
     checkpoint_minutes: Number = Field(
-        5.0, gt=0.0, le=1440.0, description="After so long without a checkpoint one is written, only to resume from."
+        5.0,
+        gt=0.0,
+        le=1440.0,
+        description="Maximum time between checkpoints; an additional checkpoint is written only to resume from.",
     )
     early_stopping_patience: Integer | None = Field(
-        None, ge=1, description="Stop after so many validations in a row that were no better than the best one before."
+        None, ge=1, description="Stop after this many validations in a row without an improvement on the best one."
     )
     resume_from: str | None = None
     max_vram_fraction: Number | None = Field(None, gt=0.0, le=1.0)
     adapter_tag: Name | None = None
     backend: Annotated[Backend, BeforeValidator(_backend)] | None = Field(
         None,
-        description="A kernel of the original that the contract must mean; decides method and base where both are open.",
+        description="A kernel of the original that the contract must match; sets method and base if both are open.",
     )
     qlora_require_full_proxy_stack: StrictBool = False
     qlora_allow_partial_proxy_stack: StrictBool = False
@@ -393,7 +397,7 @@ class ExecSection(ContractValue):
 
 
 class ArtifactSection(ContractValue):
-    """What comes out."""
+    """The adapter and its publication."""
 
     adapter_schema_version: Integer = Field(3, ge=3, le=3)
     allow_placeholder_attention_merge: StrictBool = True
@@ -403,7 +407,7 @@ class ArtifactSection(ContractValue):
 
 
 class DeviceSection(ContractValue):
-    """What it runs on."""
+    """The training device."""
 
     device: Annotated[
         Device,
@@ -506,7 +510,7 @@ class ImportContract(ContractValue):
     template_file: str | None = Field(
         None,
         min_length=1,
-        description="Uploaded file: the chat template that it was trained with. Chats must become the same tokens by the base's.",
+        description="Uploaded file: the chat template that it was trained with. Chats must produce the same tokens with the base's template.",
     )
     template_arguments: TemplateArguments = Field(
         {},
@@ -530,8 +534,8 @@ class MergeContract(ContractValue):
     )
     base_weights: BaseWeights = Field(
         BaseWeights.ORIGINAL,
-        description="original: the base's own weights, before quantisation. dequant_nf4: those that training computed"
-        " with, NF4 and back.",
+        description="original: the base's own weights, before quantisation. dequant_nf4: the weights that training"
+        " computed with, quantised to NF4 and dequantised.",
     )
     max_kl_nats: Annotated[Number, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,

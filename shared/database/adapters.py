@@ -103,8 +103,8 @@ class Adapters:
             if row is None:
                 raise NotFound(
                     Code.ADAPTER_NOT_FOUND,
-                    f"There is no adapter or alias {name!r}.",
-                    remedy="List what there is with GET /v1/models.",
+                    f"The adapter or alias {name!r} does not exist.",
+                    remedy="List the available models with GET /v1/models.",
                     param="model",
                 )
             return Adapter.model_validate(row)

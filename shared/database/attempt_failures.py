@@ -86,7 +86,7 @@ def expire_attempt(session: Session, row: JobRow, now: datetime) -> None:
     error = JobFailed(
         Code.LEASE_EXPIRED,
         f"The worker {row.lease_owner} stopped responding in attempt {row.attempt}.",
-        remedy="Look at that worker's log and machine; the job continues from its last checkpoint.",
+        remedy="Check that worker's log and machine; the job continues from its last checkpoint.",
         details={"termination": "orphan"},
         retryable=True,
     )

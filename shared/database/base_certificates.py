@@ -92,7 +92,7 @@ def refuse_uncertified(name: str, found: Collection[BaseCertificate]) -> None:
     raise NotFound(
         Code.MODEL_UNCERTIFIED,
         f"The merged model {name} is not offered: {why or 'no replica that serves it has been measured yet'}.",
-        remedy=f"See `mens models show {name}`; what a replica failed is measured again when the replica is started again."
+        remedy=f"See `mens models show {name}`; restart the replica to measure it again."
         if failed
         else f"Serve it with `mens up --base {name}`; a replica is measured within seconds of its start.",
         param="model",

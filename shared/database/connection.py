@@ -116,7 +116,7 @@ class Database:
 
     @property
     def exists(self) -> bool:
-        """Whether the SQLite file exists (connecting would create an empty one); always true for a server, which is not
+        """Return true if the SQLite file exists (connecting would create an empty one); always true for a server, which is not
         contacted.
         """
         return not self.is_sqlite or Path(self.url.database or "").is_file()

@@ -79,8 +79,8 @@ class Deletions:
             if row is None:
                 raise NotFound(
                     Code.MODEL_NOT_FOUND,
-                    f"There is no model {adapter_id!r}.",
-                    remedy="List what there is with GET /v1/models.",
+                    f"The model {adapter_id!r} does not exist.",
+                    remedy="List the available models with GET /v1/models.",
                     param="model",
                 )
             check_owner(f"The model {adapter_id}", row.tenant, self._tenant)
@@ -162,7 +162,7 @@ def keep_for_merge(session: Session, tenant: TenantName, digest: str) -> None:
         raise NotFound(
             Code.ADAPTER_NOT_FOUND,
             "The adapter to merge was deleted.",
-            remedy="List what there is with GET /v1/adapters.",
+            remedy="List the adapters with GET /v1/adapters.",
             param="adapter",
         )
 
@@ -229,7 +229,7 @@ def _refuse_in_use(session: Session, row: AdapterRow) -> None:
     raise Conflict(
         Code.MODEL_IN_USE,
         f"{row.id} is needed by {', '.join(users[:5])}{f' and {len(users) - 5} more' if len(users) > 5 else ''}.",
-        remedy="Move or delete the aliases; wait for the jobs, or cancel them.",
+        remedy="Move or delete the aliases; cancel the jobs or wait until they have finished.",
         param="model",
         details={"aliases": [alias.name for alias in found], "jobs": jobs},
     )

@@ -62,9 +62,9 @@ def finish_unjudged(session: Session, row: JobRow, error: MensError, now: dateti
     alias, adapter = kept.pop(JUDGED_FOR), kept["adapter_id"]
     told = error.as_dict()
     row.result = kept | {"judging_error": told, "alias": {"name": alias, "moved": False, "error": told}}
-    judge = f"Judge it: mens receipts create {adapter} --alias {alias}."
-    said = f"{adapter} is published and was not judged: {error} {judge}"
+    judge = f"Evaluate it: mens receipts create {adapter} --alias {alias}."
+    said = f"{adapter} is published but was not evaluated: {error} {judge}"
     add_events(session, row, now, NewEvent(level="warn", message=said, data={"error": told}))
     data = {name: value for name, value in row.result.items() if name not in PARTS_WITH_TEXT}
-    message = f"Job succeeded; new adapter {adapter}. The alias {alias} stays where it was: it was not judged."
+    message = f"Job succeeded; new adapter {adapter}. The alias {alias} was not moved: the adapter was not evaluated."
     transition(session, row, Verb.FINISH, now, NewEvent(message=message, data=data))

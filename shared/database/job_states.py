@@ -34,7 +34,7 @@ class JobState(StrEnum):
 
 
 class Stage(StrEnum):
-    """What a running job is doing."""
+    """Activity of a running job."""
 
     PREFLIGHT = "preflight"
     TRAINING = "training"
@@ -85,8 +85,8 @@ def next_state(job_id: str, state: JobState, verb: Verb) -> JobState:
     except KeyError:
         raise Conflict(
             Code.JOB_STATE_CONFLICT,
-            f"The job {job_id} is {state}, so the verb {verb} is not allowed.",
+            f"The job {job_id} is {state}, so {verb} is not allowed.",
             remedy="Its outcome is final; create a new job instead."
             if state in FINAL
-            else "Look at the job's state and events; wait for it, or cancel it.",
+            else "Check the job's state and events; wait until it has finished, or cancel it.",
         ) from None

@@ -299,7 +299,7 @@ class Jobs:
                 raise Conflict(
                     Code.JOB_STATE_CONFLICT,
                     f"A {row.requested} of the job {job_id} was already requested.",
-                    remedy="Wait for its worker to stop; the job's events show when it has.",
+                    remedy="Wait until its worker stops; the job's events show when.",
                 )
             now = self._db.now(session)
             event = NewEvent(
@@ -400,7 +400,7 @@ def _event_values(row: JobRow, event: NewEvent, now: datetime) -> dict[str, Any]
 
 
 def _unknown(job_id: str) -> NotFound:
-    return NotFound(Code.JOB_NOT_FOUND, f"There is no job {job_id!r}.", remedy="List them: GET /v1/jobs.")
+    return NotFound(Code.JOB_NOT_FOUND, f"The job {job_id!r} does not exist.", remedy="List them: GET /v1/jobs.")
 
 
 def _other_seconds(row: Row[Any]) -> float | None:

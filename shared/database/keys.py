@@ -61,11 +61,12 @@ class Key(Value):
     tokens_per_minute: int | None = None
     created_at: datetime
     revoked_at: datetime | None
-    expires_at: datetime | None = Field(None, description="From then on the key is refused; null: never.")
+    expires_at: datetime | None = Field(None, description="Time from which the key is refused; null: never.")
     previous_secret_until: datetime | None = Field(
-        None, description="Until then the secret before the last rotation is accepted, too; null: there is none."
+        None,
+        description="Until then the secret before the last rotation is accepted too; null: only the current secret is accepted.",
     )
-    last_used_at: datetime | None = Field(None, description="Of its last request, as of a minute ago or so.")
+    last_used_at: datetime | None = Field(None, description="Time of its last request, accurate to about a minute.")
 
 
 class KeyChange(KeyLimits):
@@ -73,12 +74,12 @@ class KeyChange(KeyLimits):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: KeyName | None = Field(None, description="Name of the person or program that uses the key.")
-    role: Role | None = Field(None, description="What the key may do in its tenant.")
-    expires_at: AwareDatetime | None = Field(None, description="From then on the key is refused; null: never.")
+    role: Role | None = Field(None, description="Role of the key in its tenant.")
+    expires_at: AwareDatetime | None = Field(None, description="Time from which the key is refused; null: never.")
 
 
 class AcceptedSecret(NamedTuple):
-    """A key, found by one of its secrets, and the secret's end; None: valid until somebody changes the key."""
+    """A key, found by one of its secrets, and the secret's end; None: valid until the key is changed."""
 
     key: Key
     until: datetime | None
@@ -228,7 +229,7 @@ class Keys:
                 session.execute(update(KeyRow).where(KeyRow.id == key_id, is_later).values(last_used_at=at))
 
     def revoke(self, key_id: str, tenant: TenantName | None = None) -> Key:
-        """Refuse a key from now on. Revoking it again changes nothing. An attempt's key, which nobody created, is
+        """Refuse a key from now on. Revoking it again changes nothing. An attempt's key, which no user created, is
         deleted.
 
         Args:
@@ -270,7 +271,7 @@ class Keys:
                 # It begins with OpenAI's words: litellm takes a 401 without them for a bad request.
                 raise Unauthenticated(
                     Code.KEY_INVALID,
-                    "Incorrect API key provided: it is not known, or it was revoked.",
+                    "Incorrect API key provided: it is unknown or revoked.",
                     remedy="Make one with `mens keys create NAME`.",
                 )
             key = Key.model_validate(row)
@@ -299,7 +300,7 @@ def expired(key: Key, until: datetime) -> Unauthenticated:
         )
     else:
         message = f"Incorrect API key provided: this secret of the key {key.name!r} was replaced, and ended at {until:%Y-%m-%dT%H:%M:%SZ}."
-        remedy = "Use the key's new secret, which whoever rotated it has."
+        remedy = "Ask the person who rotated the key for its new secret."
     return Unauthenticated(Code.KEY_EXPIRED, message, remedy=remedy)
 
 
@@ -337,7 +338,7 @@ def _checked_expiry(expires_at: datetime, now: datetime) -> datetime:
     if expires_at <= now:
         raise InvalidRequest(
             Code.KEY_EXPIRY_INVALID,
-            f"The key would expire at {expires_at.isoformat()}, which is past.",
+            f"The key would expire at {expires_at.isoformat()}, which is in the past.",
             remedy="Give a later time; to end a key now, revoke it: `mens keys revoke KEY`.",
             param="expires_at",
         )
@@ -383,7 +384,7 @@ def _row(session: Session, key_id: str, tenant: str | None, *, lock: bool = Fals
     if row is None or tenant not in (None, row.tenant):
         raise NotFound(
             Code.KEY_NOT_FOUND,
-            f"There is no key {key_id!r}.",
+            f"The key {key_id!r} does not exist.",
             remedy="List them: GET /v1/keys or `mens keys list`.",
             param="key_id",
         )

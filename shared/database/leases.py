@@ -331,7 +331,7 @@ class Leases:
         """
         with self._db.write() as session:
             now = self._db.now(session)
-            event = NewEvent(level="warn", message=f"Given back to the queue: {reason}.")
+            event = NewEvent(level="warn", message=f"Returned to the queue: {reason}.")
             requeue(session, self._held(session, lease), now, event)
 
     def sweep(self, on_expired: Callable[[str], None] = lambda _: None) -> list[str]:
@@ -380,7 +380,7 @@ class Leases:
             raise LeaseLost(
                 Code.LEASE_LOST,
                 f"Attempt {lease.token} no longer owns the job {row.id} (now {row.state}, attempt {row.attempt}).",
-                remedy="Nothing: the worker stops by itself and the current attempt continues.",
+                remedy="No action is needed: the worker stops and the current attempt continues.",
             )
         return row
 

@@ -70,19 +70,19 @@ class QueueTerms(Value):
         0,
         ge=LOWEST_PRIORITY,
         le=HIGHEST_PRIORITY,
-        description="Higher is earlier: a level is worth 12 hours of waiting. Above 0 is for operators.",
+        description="Higher runs first: a level is worth 12 hours of waiting. Above 0 only for operators.",
     )
     max_wall_seconds: StrictFloat | None = Field(
         None,
         gt=0,
         le=1e9,
-        description="How long its attempts may run together; then it fails. Null: no limit of its own.",
+        description="Total time of its attempts, after which it fails. Null: no limit of its own.",
     )
     max_gpu_minutes: StrictFloat | None = Field(
         None,
         gt=0,
         le=1e9,
-        description="GPU-minutes that its attempts may use together; then it fails. It also holds them of its tenant's quota.",
+        description="Total GPU-minutes of its attempts, after which it fails. They are also reserved from its tenant's quota.",
     )
 
 

@@ -27,7 +27,7 @@ _ADAPTER_ID = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,159}$"
 def _check_adapter_id(value: object) -> object:
     if isinstance(value, str) and not re.fullmatch(_ADAPTER_ID, value):
         raise PydanticCustomError(
-            "bad_adapter_id", "{id} is no id of an adapter; GET /v1/adapters lists them", {"id": repr(value[:80])}
+            "bad_adapter_id", "{id} is not an adapter id; list them with GET /v1/adapters", {"id": repr(value[:80])}
         )
     return value
 
@@ -46,7 +46,7 @@ class Target(Value):
 class Shadow(Value):
     """An adapter that gets copies of requests without affecting the caller's response; its responses are discarded.
 
-    With an eval they are first judged beside the caller's.
+    With an eval they are first compared with the caller's.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -54,7 +54,7 @@ class Shadow(Value):
     share: StrictFloat = Field(gt=0, le=1, description="Share of the requests that is copied.")
     eval: Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=r"^[A-Za-z0-9_-]+$")] | None = Field(
         None,
-        description="Id of an eval whose criteria judge the copies' answers beside the callers'; null: they are thrown away unread.",
+        description="Id of an eval whose criteria compare the copies' answers with the callers'; null: the copies' answers are discarded.",
     )
 
     @model_serializer(mode="wrap")
@@ -100,7 +100,7 @@ class Routing(Value):
 
 
 class StandsFor(Value):
-    """What a foreign name stands for: a request for the one is a request for the other."""
+    """Target of a foreign name: a request for the name is a request for its target."""
 
     kind: Literal["alias", "adapter", "base"]
     name: str = Field(description="Name of the alias or base, or the adapter's id.")

@@ -36,7 +36,7 @@ TenantName = Annotated[str, StringConstraints(pattern=TENANT_PATTERN), BeforeVal
 
 
 class Role(StrEnum):
-    """What a key may do in its tenant; each role includes the one before it."""
+    """Permissions of a key in its tenant; each role includes the one before it."""
 
     VIEWER = "viewer"
     """Read everything of the tenant, and send requests to its models."""

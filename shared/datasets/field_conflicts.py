@@ -68,7 +68,7 @@ def _refuse_unsaid(record: Record, names: tuple[str, ...], turns: list[Message],
     for name in names:
         text = (getattr(record, name) or "").strip()
         if text and text not in said:
-            raise _conflict(name, "messages", f"{nobody} says it")
+            raise _conflict(name, "messages", f"{nobody} contains it")
 
 
 def _refuse_different(record: Record, names: tuple[str, ...]) -> None:
@@ -79,4 +79,6 @@ def _refuse_different(record: Record, names: tuple[str, ...]) -> None:
 
 
 def _conflict(name: str, other: str, reason: str) -> RowError:
-    return RowError(RowCode.ROW_FIELD_CONFLICT, f"{name} is there beside {other}, and {reason}; keep one of them", name)
+    return RowError(
+        RowCode.ROW_FIELD_CONFLICT, f"{name} and {other} are both present, and {reason}; keep one of them", name
+    )

@@ -102,7 +102,7 @@ class DataReport(ReportPart):
 
     @property
     def usable(self) -> bool:
-        """Whether a job may be started on these files."""
+        """Return true if a job may be started on these files."""
         files = [file for file in (self.training, self.validation) if file]
         broken = self.mode is DataMode.STRICT and any(file.error_count for file in files)
         return not broken and all(file.trainable_rows for file in files)

@@ -124,9 +124,7 @@ def check_record(record: Record, line: bytes) -> None:
         for index, span in enumerate(record.syntax_spans):
             if not span.start < span.end <= length:
                 field = f"syntax_spans[{index}]"
-                reason = (
-                    f"{field} is {span.start} to {span.end}, which is no stretch of the answer's {length} characters"
-                )
+                reason = f"{field} is {span.start} to {span.end}, which is not a range within the answer's {length} characters"
                 raise RowError(RowCode.ROW_SPAN_OUT_OF_RANGE, reason, field)
 
 
@@ -176,7 +174,7 @@ def _explain(line: bytes, failure: Exception) -> NoReturn:
         reason = "the line begins with a byte order mark, as where one file was appended to another; remove the mark"
         raise RowError(RowCode.ROW_NOT_JSON, reason) from None
     if has_lone_surrogate(line) and _is_json(line):
-        reason = "the line has half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+        reason = "the line has half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
         raise RowError(RowCode.ROW_LONE_SURROGATE, reason) from None
     reason = _cut_off(line, str(failure)) or str(failure).removeprefix("JSON is malformed: ")
     hint = " (the file looks like one JSON list; write one object per line)" if line.strip() in {b"[", b"]"} else ""
@@ -191,7 +189,7 @@ def _cut_off(line: bytes, failure: str) -> str:
     if failure != "Input data was truncated" and not (place and int(place[1]) >= len(text)):
         return ""
     in_text = re.sub(rb"\\.?", b"", text, flags=re.DOTALL).count(b'"') % 2
-    return f"it ends in the middle{' of a text' if in_text else ''}"
+    return f"it ends in the middle{' of a string' if in_text else ''}"
 
 
 def _check_length(line: bytes) -> None:
@@ -259,7 +257,7 @@ def _missing(record: Record, prompt: str | None, answer: str | None, line: bytes
         for name in ("messages", "turns"):
             if getattr(record, name) is not None:
                 return RowError(RowCode.ROW_FIELD_MISSING, f"`{name}` is empty: it has no turn", name)
-        name, reason = "", "neither `messages` nor `prompt` with `response` is there"
+        name, reason = "", "`messages`, or `prompt` with `response`, is missing"
     else:
         name = "prompt" if prompt is None else "response"
         reason = f"`{name}` is missing"
@@ -322,14 +320,14 @@ def _check_thoughts(message: Message, field: str) -> None:
     if message.role != "assistant":
         raise RowError(RowCode.ROW_FIELD_CONFLICT, f"{place}: only an assistant's turn has thoughts", place)
     if END_OF_THOUGHTS in (message.content or ""):
-        reason = f"{place}: the turn has thoughts there and in its content; keep one of them"
+        reason = f"{place}: the turn has thoughts in this field and in its content; keep one of them"
         raise RowError(RowCode.ROW_FIELD_CONFLICT, reason, place)
 
 
 def _check_tool_call(call: dict[str, Any], field: str) -> None:
     function = call.get("function", call)
     if not isinstance(function, dict) or not _is_name(function.get("name")):
-        reason = f"{field} names no function"
+        reason = f"{field} does not name a function"
         raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{field}.function.name")
     arguments = function.get("arguments")
     if isinstance(arguments, str) and not arguments.strip():  # a call without arguments, as the serving tier reads it
@@ -337,7 +335,7 @@ def _check_tool_call(call: dict[str, Any], field: str) -> None:
     with suppress(*FAILURES, UnicodeEncodeError):
         arguments = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
     if not isinstance(arguments, dict | None):
-        reason = f"{field}.function.arguments must be a JSON object, or text that holds one"
+        reason = f"{field}.function.arguments must be a JSON object, or a string that contains one"
         raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{field}.function.arguments")
 
 

@@ -132,7 +132,7 @@ class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
 
     @property
     def has_messages_only(self) -> bool:
-        """Whether the row has only ``messages`` and used labels, so that no other check applies."""
+        """Return true if the row has only ``messages`` and used labels, so that no other check applies."""
         others = self.turns or self.system or self.prompt or self.instruction or self.input or self.context
         answers = self.response or self.output or self.completion
         return not (others or answers or self.tools or self.syntax_spans or self.response_mode)

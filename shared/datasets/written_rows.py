@@ -145,7 +145,7 @@ def translate(line: bytes) -> Translated:
     tools = tools_of_text(written.tools, found.conversions.add) if isinstance(written.tools, str) else written.tools
     if written.functions:
         if tools:
-            raise _conflict("functions", "tools are there too")
+            raise _conflict("functions", "tools are present too")
         tools = [{"type": "function", "function": function} for function in written.functions]
         found.conversions.add("functions")
     turns = {name: _turns(fields[name], name, found) for name in ("messages", "turns")}
@@ -177,7 +177,7 @@ def _refuse_by_keys(row: _Keys, written: _WrittenRecord) -> None:
         if row.get(name) == _FALSE:
             form = RowForm.KTO if name == "label" else ""
             raise RowError(
-                RowCode.ROW_EXCLUDED, f"{name} is false: the row says that it is not to be learnt", name, form
+                RowCode.ROW_EXCLUDED, f"{name} is false: the row is marked as not to be trained on", name, form
             )
     turns = written.messages or written.turns
     if not turns and "history" in row and says_something(row["history"]):
@@ -190,7 +190,9 @@ def _refuse_by_keys(row: _Keys, written: _WrittenRecord) -> None:
         values = {name: msgspec.json.decode(row[name]) for name in MEDIA if name in row}
         if refers_to_media(values, texts):
             name = next(iter(values))
-            raise RowError(RowCode.ROW_PART_UNSUPPORTED, f"the text refers to {name}, which cannot be trained on", name)
+            raise RowError(
+                RowCode.ROW_PART_UNSUPPORTED, f"the content refers to {name}, which cannot be trained on", name
+            )
 
 
 def _unknown_keys(row: _Keys) -> Iterator[tuple[str, bool]]:
@@ -233,7 +235,7 @@ def _leave_out(name: str, written: _WrittenRecord, found: Translated) -> None:
     if value in ([], {}):
         return
     if not (written.messages or written.turns):
-        raise RowError(RowCode.ROW_FIELD_TYPE, f"{name} must be text, for it is a part of the prompt", name)
+        raise RowError(RowCode.ROW_FIELD_TYPE, f"{name} must be a string, because it is a part of the prompt", name)
     found.unused_keys.add(name)
 
 
@@ -255,7 +257,7 @@ def _turns(written: list[_WrittenMessage] | None, name: str, found: Translated) 
         tool_calls, tool_call_id, speaker = turn.tool_calls, turn.tool_call_id, turn.name
         if call := turn.function_call:
             if tool_calls:
-                raise _conflict(f"{place}.function_call", "tool_calls are there too")
+                raise _conflict(f"{place}.function_call", "tool_calls are present too")
             made += 1
             open_calls[call.name] = f"call_{made}"
             function = {"name": call.name, "arguments": call.arguments}
@@ -263,7 +265,7 @@ def _turns(written: list[_WrittenMessage] | None, name: str, found: Translated) 
             found.conversions.add("functions")
         if role == "function":
             if turn.name not in open_calls:
-                reason = f"{place} answers a call of {turn.name!r}, but no turn before it makes one"
+                reason = f"{place} answers a call of {turn.name!r}, but no earlier turn makes this call"
                 raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{place}.name")
             if turn.tool_call_id:
                 found.unused_keys.add(f"{name}[].tool_call_id")
@@ -331,7 +333,7 @@ def _part_text(part: _Part, place: str) -> str:
         reason = f"{place} is a part of type {part.type[:40]!r}; only parts with text can be trained on"
         raise RowError(RowCode.ROW_PART_UNSUPPORTED, reason, place)
     if part.text and part.refusal:
-        raise _conflict(place, "it has a text and a refusal")
+        raise _conflict(place, "it has content and a refusal")
     return text
 
 

@@ -77,7 +77,7 @@ def check_templates(paths: Iterator[Path], schema: Mapping[str, Any], param: str
     for path in paths:
         if path[0] == "item" and not _leads_somewhere(schema, schema, path[1:]):
             fields = sorted(schema.get("properties") or {})
-            has = f"it has {', '.join(map(repr, fields[:20]))}" if fields else "it has no such field"
+            has = f"it has {', '.join(map(repr, fields[:20]))}" if fields else "it does not have this field"
             message = f"{param} names {{{{ {written(path)} }}}}, which the item schema does not have: {has}."
             raise _invalid(param, message)
 
@@ -93,7 +93,7 @@ def check_for_traffic(spec: EvalSpec) -> None:
             if path[0] == "item" and path[1:2] != ("messages",):
                 raise InvalidRequest(
                     Code.EVAL_INVALID,
-                    f"testing_criteria.{number} reads {{{{ {written(path)} }}}}; a real request has {{{{ item.messages }}}} alone.",
+                    f"testing_criteria.{number} reads {{{{ {written(path)} }}}}; a real request has only {{{{ item.messages }}}}.",
                     remedy="Name an eval whose criteria read the answer and item.messages: a check, a label or score by a model.",
                     param="shadow.eval",
                 )

@@ -53,7 +53,7 @@ class ItemsReport:
             )
         if not self.count:
             raise InvalidRequest(
-                Code.EVAL_ITEMS_INVALID, "There are no items.", remedy="Send at least one.", param=param
+                Code.EVAL_ITEMS_INVALID, "The request contains no items.", remedy="Send at least one.", param=param
             )
 
 
@@ -136,8 +136,8 @@ def _check_sample_paths(paths: Iterable[TemplatePath]) -> None:
         if path[0] == "sample" and len(path) > 1 and path[1] not in SAMPLE_FIELDS:
             raise InvalidRequest(
                 Code.EVAL_INVALID,
-                f"A criterion reads {written(path)}; the answer of a model has {', '.join(sorted(SAMPLE_FIELDS))}.",
-                remedy="Make an eval whose criteria read one of those.",
+                f"A criterion reads {written(path)}; a model's answer has only {', '.join(sorted(SAMPLE_FIELDS))}.",
+                remedy="Create an eval whose criteria read one of these fields.",
                 param="testing_criteria",
             )
 
@@ -146,12 +146,12 @@ def _parse(line: bytes, number: int) -> SourceItem:
     try:
         value = _LINE.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _bad_line(number, f"it is no JSON object: {error}") from None
+        raise _bad_line(number, f"it is not a JSON object: {error}") from None
     item, sample = value.get("item"), value.get("sample")
     if not isinstance(item, dict):
-        raise _bad_line(number, "it has no object `item`.")
+        raise _bad_line(number, "the object `item` is missing.")
     if not isinstance(sample, dict | None) or value.keys() - {"item", "sample"}:
-        raise _bad_line(number, "beside `item` there may be `sample`, an object, and nothing else.")
+        raise _bad_line(number, "next to `item`, only the object `sample` is allowed.")
     return SourceItem.model_construct(item=item, sample=sample)
 
 

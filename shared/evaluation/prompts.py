@@ -46,8 +46,8 @@ def messages_of(prompt: InputMessages, item: Mapping[str, Any]) -> list[dict[str
     if not is_chat:
         raise InvalidRequest(
             Code.EVAL_ITEMS_INVALID,
-            f"{prompt.item_reference} holds no messages.",
-            remedy="It must be a list of {role, content}, or a text.",
+            f"{prompt.item_reference} does not contain messages.",
+            remedy="It must be a list of {role, content}, or a string.",
         )
     return list(found)
 
@@ -85,7 +85,7 @@ def read_response(endpoint: Endpoint, body: Mapping[str, Any]) -> Completion:
         return _read_chat(body) if endpoint == "chat" else _read_responses(body)
     except (KeyError, IndexError, TypeError, AttributeError):
         raise JobFailed(
-            Code.SERVING_FAILED, "The response is no completion.", remedy="Look at the API's log."
+            Code.SERVING_FAILED, "The response is not a chat completion.", remedy="Read the API's log."
         ) from None
 
 

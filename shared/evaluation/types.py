@@ -47,7 +47,7 @@ class CustomConfig(GraderValue):
     type: Literal["custom"]
     item_schema: dict[str, Any] = Field(description="JSON Schema of an item.")
     include_sample_schema: StrictBool = Field(
-        False, description="Whether answers are expected: `sample` beside `item`."
+        False, description="True: rows contain answers, as `sample` next to `item`."
     )
 
 
@@ -71,7 +71,7 @@ class EvalSpec(GraderValue):
     def _criteria_are_complete(self) -> EvalSpec:
         names = Counter(criterion.name for criterion in self.testing_criteria)
         if twice := [name for name, count in names.items() if count > 1]:
-            raise ValueError(f"testing_criteria has the name {twice[0]!r} twice; results are told apart by it")
+            raise ValueError(f"testing_criteria has the name {twice[0]!r} twice; names must be unique")
         for number, criterion in enumerate(self.testing_criteria):
             if isinstance(criterion, TextSimilarity) and criterion.pass_threshold is None:
                 raise ValueError(f"testing_criteria.{number} needs a pass_threshold, from which on an answer passes")
@@ -122,7 +122,7 @@ class ItemReference(GraderValue):
 
     type: Literal["item_reference"]
     item_reference: Annotated[str, StringConstraints(pattern=r"^item(\.[^.\[\]{}]+|\[\d{1,9}\])+$")] = Field(
-        description="Where they are: `item.messages`."
+        description="Path of the messages: `item.messages`."
     )
 
 
@@ -186,7 +186,7 @@ DataSource = Annotated[JsonlSource | CompletionsSource | ResponsesSource, Field(
 
 
 class RunExtension(GraderValue):
-    """What OpenAI's run has no field for."""
+    """Fields of a run that OpenAI's does not have."""
 
     incumbent: str | None = Field(
         None, min_length=1, description="A second model, asked the same with the same seeds, and compared pair by pair."
@@ -195,15 +195,15 @@ class RunExtension(GraderValue):
         1, ge=1, le=MAX_SAMPLES, description="Answers to each item, with a seed of their own each."
     )
     noise_floor: StrictBool = Field(
-        False, description="Ask the incumbent twice: how far it differs from itself is the run's noise floor."
+        False, description="Request answers from the incumbent twice; their difference is the run's noise floor."
     )
     margin: StrictFloat = Field(
-        DEFAULT_MARGIN, ge=0, le=1, description="What the model may lose against the incumbent, in the mean score."
+        DEFAULT_MARGIN, ge=0, le=1, description="Largest allowed loss of the mean score against the incumbent."
     )
 
 
 class RunSpec(GraderValue):
-    """What a run asks, and of which model."""
+    """Prompts, model and sampling of a run."""
 
     data_source: DataSource
     mens: RunExtension = RunExtension()

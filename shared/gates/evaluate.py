@@ -76,7 +76,7 @@ def _parts(row: str, gate: Gate, policy: GatePolicy, evidence: Evidence) -> Sequ
         return [] if is_left_out else [shadow_check(gate, evidence)]
     check = training_check(gate, evidence.training)
     if check is None:
-        raise TypeError(f"nothing judges the gate {row}")
+        raise TypeError(f"no check exists for the gate {row}")
     return [check]
 
 
@@ -87,8 +87,8 @@ def _losses(parts: Sequence[GateCheck | Loss]) -> list[Loss]:
 def _judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck]:
     """Judge comparisons by Holm's procedure; return their checks by the comparison's ``id()``.
 
-    Of m comparisons, those pass that do at 1 - alpha/m; of the m' that remain, those that do at 1 - alpha/m'; and so on
-    until none does. A comparison passes at a confidence if its interval there is above -margin, which is equivalent to
+    Those of m comparisons pass that do at 1 - alpha/m; then those of the m' that remain that do at 1 - alpha/m'; and so on
+    until no further one does. A comparison passes at a confidence if its interval there is above -margin, which is equivalent to
     an adjusted p-value.
     """
     left, found = list(losses), dict[int, GateCheck]()
@@ -106,9 +106,9 @@ def _judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck
 def _row(name: str, gate: Gate, checks: Sequence[GateCheck], evidence: str | None) -> GateRow:
     """Make the single row of a gate: from the deciding check, with the outcomes of the others."""
     if not checks:
-        said = "the policy says that it does not apply"
+        said = "the policy sets it to not applicable"
         if gate.applies:
-            said = "there is no incumbent, and the policy asks for no comparison then"
+            said = "the alias has no incumbent, and the policy does not require a comparison in this case"
         return GateRow(
             name=name, status=GateStatus.NOT_APPLICABLE, passed=True, block=gate.block, message=said, evidence=evidence
         )

@@ -24,14 +24,14 @@ class TrainingReport(Evidenced):
 
     job_id: str
     device: str = Field(description="`cpu`, or the name of the GPU.")
-    tokens: int = Field(ge=0, description="Of all rows, after truncation.")
+    tokens: int = Field(ge=0, description="Over all rows, after truncation.")
     supervised_tokens: int = Field(ge=0)
     truncation_fraction: float | None = Field(
         None, ge=0, le=1, description="Truncated tokens per token before truncation."
     )
     tokens_per_second: float | None = Field(None, ge=0)
     voice_fraction: float | None = Field(
-        None, ge=0, le=1, description="Share of the rows that were spoken; None: not every row says."
+        None, ge=0, le=1, description="Share of spoken rows; None: not every row has this information."
     )
 
 
@@ -63,10 +63,10 @@ class RunScores(Evidenced):
     run_id: str
     measured_at: datetime
     candidate: str = Field(description="Id of the adapter that answered.")
-    incumbent: str | None = Field(description="Id of the adapter, or name of the base, that it was compared with.")
+    incumbent: str | None = Field(description="Id of the adapter, or name of the base, that was the incumbent.")
     pairs: tuple[AnswerPair, ...]
     sandbox: Level | None = Field(
-        None, description="Weakest level that criteria of code ran at; None: there were none."
+        None, description="Weakest sandbox level of code criteria; None: the run has no code criteria."
     )
     unrepeatable: dict[str, int] = Field(
         {}, description="Criteria of code that gave another score the second time, and for how many answers."
@@ -102,7 +102,7 @@ class Evidence(Evidenced):
     """The evidence on which a policy judges an adapter.
 
     Attributes:
-        compared_with: id of the incumbent, or name of the base for a new alias; None: nothing was compared.
+        compared_with: id of the incumbent, or name of the base for a new alias; None: no items were compared.
         runs: by the policy's name for them; failed ones are absent.
         missing: why a run is absent, by its name.
         shadows: outcomes of copied requests for the alias, by the eval that judged them.
@@ -125,7 +125,7 @@ class Evidence(Evidenced):
     def _runs_are_of_these_models(self) -> Evidence:
         for name, run in self.runs.items():
             if run.candidate != self.adapter.id:
-                raise ValueError(f"the run {name} is of {run.candidate}, not of {self.adapter.id}")
+                raise ValueError(f"the run {name} evaluates {run.candidate}, not {self.adapter.id}")
             if run.incumbent not in (None, self.compared_with):
                 raise ValueError(f"the run {name} compares with {run.incumbent}, not with {self.compared_with}")
         return self

@@ -72,7 +72,7 @@ def rate_against(
             satisfy the bound. None: the measured mean is judged alone.
     """
     if not pairs:
-        return missing(measure, relation, bound, f"{measure}: no item was asked")
+        return missing(measure, relation, bound, f"{measure}: the run has no items")
     values = [of_item(pair.candidate, relation == "at_most") for pair in pairs]
     total, items = math.fsum(values), len(values)
     found = against(measure, relation, total / items, bound)
@@ -88,9 +88,7 @@ def rate_against(
         return _undecided(found, f"{measure} is {total / items:.3g}, but of {items} items", min_items)
     if alpha is not None and interval and not _holds(interval, relation, bound):
         low, high = interval
-        said = (
-            f"{found.message}; asked anew it has to be shown, and {items} items leave {low:.3g} to {high:.3g} possible"
-        )
+        said = f"{found.message}; with repeated sampling its interval must exclude the bound, but {items} items leave {low:.3g} to {high:.3g} possible"
         return _undecided(found, said, _items_that_show(total / items, items, relation, bound, confidence))
     return found
 
@@ -127,7 +125,7 @@ def compared(loss: Loss, found: Comparison, confidence: float) -> GateCheck:
     status = GateStatus(found.status)
     needed = f"; {found.items_needed} items would decide" if found.items_needed else ""
     moved = "" if found.difference is None else f"{loss.measure} went from {found.old:.3g} to {found.new:.3g}"
-    allowed = f"it may lose {loss.margin:.3g}" if loss.margin > 0 else f"it has to gain {-loss.margin:.3g}"
+    allowed = f"it may lose {loss.margin:.3g}" if loss.margin > 0 else f"it must gain {-loss.margin:.3g}"
     message = moved or found.reason
     if found.interval:
         lost = max(0.0, -found.interval[0])
@@ -200,7 +198,7 @@ def unusable(run: RunScores, criteria: Sequence[str | None], *, compares: bool) 
     sides = [pair.candidate for pair in run.pairs] + ([pair.incumbent for pair in run.pairs] if compares else [])
     answers = [answer for side in sides for answer in side]
     if compares and (run.incumbent is None or not all(pair.incumbent for pair in run.pairs)):
-        return "there are no answers of an incumbent to compare with"
+        return "the run has no answers of an incumbent to compare with"
     if compares and run.incumbent == run.candidate:
         return f"{run.candidate} was compared with itself"
     broken = sum(answer.error is not None for answer in answers)
@@ -223,4 +221,4 @@ def _score(answer: ScoredAnswer, criterion: str | None, unscored: bool) -> float
 def _say(measure: str, value: float, relation: str, bound: float, *, holds: bool) -> str:
     words = {"at_least": "at least", "at_most": "at most"}[relation]
     by = "" if holds else f", {abs(value - bound):.3g} {'below' if relation == 'at_least' else 'above'} it"
-    return f"{measure} is {value:.3g}; {words} {bound:.3g} is asked{by}"
+    return f"{measure} is {value:.3g}; {words} {bound:.3g} is required{by}"

@@ -59,10 +59,12 @@ class RunTemplate(Closed):
     seed: StrictInt = Field(1337, ge=0, le=2**31 - 1)
     samples: StrictInt = Field(1, ge=1, le=64, description="Answers to each item.")
     noise_floor: StrictBool = Field(
-        False, description="Ask the incumbent twice, so that the receipt says how far it differs from itself."
+        False, description="Request answers from the incumbent twice, so that the receipt reports its noise floor."
     )
     max_completion_tokens: StrictInt = Field(128, ge=1)
-    max_age_days: Positive | None = Field(None, description="Of this run, where less than the policy's own.")
+    max_age_days: Positive | None = Field(
+        None, description="Oldest evidence of this run that counts, in days; left out: the policy's limit."
+    )
 
     @model_serializer(mode="wrap")
     def _later_fields_only_where_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -81,7 +83,7 @@ class Gate(Closed):
     """Fields of every gate."""
 
     block: StrictBool = Field(
-        True, description="Whether an adapter that does not pass is kept from the alias; else it is a warning."
+        True, description="True: an adapter that fails is not moved to the alias. False: a failure is a warning."
     )
     applies: StrictBool = Field(True, description="false: the gate's row says `not_applicable`.")
 
@@ -121,15 +123,15 @@ class ShadowGate(Gate):
         description="Id of the eval that judges the copies, as the alias's shadow names it."
     )
     max_loss: Annotated[StrictFloat, Field(gt=0, lt=1, allow_inf_nan=False)] = Field(
-        0.05, description="What it may lose: its losses less its wins, per request."
+        0.05, description="Largest allowed net loss: losses minus wins, per request."
     )
 
 
 class RunGate(Gate):
     """A gate that reads a run."""
 
-    run: GateName | None = Field(None, description="One of the policy's runs; without one there is no evidence.")
-    min_items: StrictInt = Field(LEAST_ITEMS, ge=1, description="With fewer items a rate is no evidence.")
+    run: GateName | None = Field(None, description="One of the policy's runs; without a run, evidence is missing.")
+    min_items: StrictInt = Field(LEAST_ITEMS, ge=1, description="With fewer items, a rate does not count as evidence.")
 
 
 class EvalLocal(RunGate):
@@ -148,7 +150,7 @@ class PassAtK(RunGate):
     min_pass_at_1: Share = 0.25
     min_pass_at_k: Share = 0.50
     max_regression_drop: Margin = 0.03
-    criterion: str | None = Field(None, description="What solved means; left out, that all criteria pass.")
+    criterion: str | None = Field(None, description="Criterion that counts as solved; left out: all criteria pass.")
 
 
 class CollateralDamage(RunGate):
@@ -202,14 +204,16 @@ class ReviewRecurrence(RunGate):
 class EvalGate(RunGate):
     """A custom gate on an eval: a least score, a largest loss against the incumbent, or both."""
 
-    criterion: str | None = Field(None, description="Name of one criterion; left out, that all criteria pass.")
+    criterion: str | None = Field(None, description="Name of one criterion; left out: all criteria pass.")
     min_score: Share | None = None
-    max_loss: Margin | None = Field(None, description="Non-inferiority: what the mean may lose against the incumbent.")
+    max_loss: Margin | None = Field(
+        None, description="Non-inferiority: largest allowed loss of the mean against the incumbent."
+    )
 
     @model_validator(mode="after")
     def _asks_something(self) -> EvalGate:
         if self.min_score is None and self.max_loss is None:
-            raise PydanticCustomError("asks_nothing", "give min_score, max_loss or both: this gate asks nothing")
+            raise PydanticCustomError("asks_nothing", "set min_score, max_loss or both: this gate requires nothing")
         return self
 
 
@@ -250,7 +254,7 @@ class GatePolicy(Closed):
     version: Literal["1"]
     max_age_days: Positive = Field(30.0, description="Oldest evidence that may move an alias, in days.")
     without_incumbent: Literal["base", "not_applicable"] = Field(
-        "base", description="What a new alias's first adapter is compared with; or that it need not be compared."
+        "base", description="Incumbent for the first adapter of a new alias; not_applicable: no comparison."
     )
     runs: dict[GateName, RunTemplate] = {}
     gates: Gates
@@ -259,7 +263,7 @@ class GatePolicy(Closed):
     def _gates_are_there(self) -> GatePolicy:
         gates = dict(self.gates.configured())
         if not gates:
-            raise PydanticCustomError("no_gate", "gates is empty: this policy asks nothing")
+            raise PydanticCustomError("no_gate", "gates is empty: this policy requires nothing")
         for name, gate in gates.items():
             run = getattr(gate, "run", None)
             if run is not None and run not in self.runs:

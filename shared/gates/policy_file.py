@@ -62,7 +62,7 @@ def read_policy_file(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(
             Code.SETTINGS_INVALID,
-            f"MENS_GATE_POLICY: {path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}.",
+            f"MENS_GATE_POLICY: {path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}.",
             remedy="Name a policy file, or unset it.",
             param="MENS_GATE_POLICY",
         ) from None
@@ -81,7 +81,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise yaml.composer.ComposerError(None, None, "anchors and references are not taken", event.start_mark)
+            raise yaml.composer.ComposerError(None, None, "anchors and references are not allowed", event.start_mark)
         if self.depth > MAX_DEPTH:
             raise yaml.composer.ComposerError(None, None, "it is nested too deeply", event.start_mark)
         self.depth += 1
@@ -100,7 +100,7 @@ def _plain(node: yaml.Node, path: tuple[str, ...], lines: dict[tuple[str, ...], 
         for key, value in node.value:
             name = str(key.value)
             if name in fields:
-                raise _invalid(f"{name!r} is there twice.", ".".join((*path, name)), key.start_mark.line + 1)
+                raise _invalid(f"{name!r} occurs twice.", ".".join((*path, name)), key.start_mark.line + 1)
             lines[(*path, name)] = key.start_mark.line + 1
             fields[name] = _plain(value, (*path, name), lines)
         return fields
@@ -114,7 +114,7 @@ def _plain(node: yaml.Node, path: tuple[str, ...], lines: dict[tuple[str, ...], 
 
 def _reason(fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
-        return "there is no such field"
+        return "this field does not exist"
     if fault["type"] == "missing":
         return "it is required"
     return str(fault["msg"]).removeprefix("Value error, ")

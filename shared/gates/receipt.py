@@ -46,11 +46,11 @@ class GateCheck(Recorded):
 
 
 class GateRow(Recorded):
-    """What came of one gate: the numbers are those of the check that decided it.
+    """Outcome of one gate: the numbers are those of the check that decided it.
 
     Attributes:
         passed: whether the gate does not stand in the way: passed, or not applicable.
-        evidence: digest of what it rests on; None where there is nothing.
+        evidence: digest of the evidence; None without evidence.
     """
 
     name: str
@@ -76,16 +76,16 @@ class PolicyRef(Recorded):
 
 
 class Receipt(Recorded):
-    """What came of judging an adapter by a policy.
+    """Result of judging an adapter by a policy.
 
     Attributes:
         timestamp: when it was judged.
         valid_until: when it can move an alias no longer: how old it is counts from its oldest run, not from the judgement.
         incumbent: the adapter that the alias pointed to; None: to none.
-        compared_with: the incumbent's id, or the base's name; None: nothing was compared.
-        sandbox: the weakest level that criteria of code ran at; None: there were none.
-        attempt: the how manieth receipt under this policy it is of this adapter beside this incumbent, where each draws new answers; 0: none
-            does, so that repeating it is no new chance.
+        compared_with: the incumbent's id, or the base's name; None: no items were compared.
+        sandbox: the weakest level that code criteria ran at; None: the run had no code criteria.
+        attempt: number of this receipt among those of the adapter against this incumbent under the policy, if each samples new answers; 0: answers
+            are not sampled again, so that a repetition gives the same result.
         alpha: what all blocking comparisons together may err by, and from the second attempt each rate: smaller with each attempt, so that
             all attempts together stay within .05.
         unrepeatable: criteria of code that gave another score the second time, and for how many answers, by the policy's run.

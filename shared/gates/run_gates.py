@@ -58,8 +58,8 @@ def run_parts(row: str, gate: RunGate, policy: GatePolicy, evidence: Evidence) -
     questions = _questions(gate, policy)
     run = evidence.runs.get(gate.run or "")
     if gate.run is None or run is None:
-        why = "the policy names no run for this gate" if gate.run is None else evidence.missing.get(gate.run)
-        return _all_missing(questions, why or f"the run {gate.run} was not made")
+        why = "the policy does not name a run for this gate" if gate.run is None else evidence.missing.get(gate.run)
+        return _all_missing(questions, why or f"the run {gate.run} was not executed")
     if evidence.incumbent is None and policy.without_incumbent == "not_applicable":
         questions = [question for question in questions if question.relation != "loss_at_most"]
     if reason := _unusable(gate, run, policy, questions):
@@ -77,7 +77,7 @@ def _part(question: Question, pairs: Sequence[AnswerPair], gate: RunGate, alpha:
             question.measure, question.relation, pairs, question.of_item, question.bound, gate.min_items, alpha
         )
     if not pairs:
-        return missing(question.measure, "loss_at_most", question.bound, "no item was asked")
+        return missing(question.measure, "loss_at_most", question.bound, "the run has no items")
     loss = loss_of(question.measure, pairs, question.of_item, question.bound)
     if not isinstance(gate, CollateralDamage):
         return loss
@@ -100,7 +100,7 @@ def _unusable(gate: RunGate, run: RunScores, policy: GatePolicy, questions: Sequ
     k = _k(gate, policy)
     sides = [side for pair in run.pairs for side in (pair.candidate, pair.incumbent) if side or compares]
     fewest = min((len(side) for side in sides), default=0)
-    return f"pass@{k} needs {k} answers to each item, and the run has {fewest}" if fewest < k else None
+    return f"pass@{k} needs {k} answers to each item, but the run has {fewest}" if fewest < k else None
 
 
 def _all_missing(questions: Sequence[Question], reason: str) -> list[GateCheck | Loss]:
@@ -159,7 +159,7 @@ def _questions(gate: RunGate, policy: GatePolicy) -> list[Question]:
             ]
             asked = [_mean("mean score", how, bound, gate.criterion) for how, bound in bounds if bound is not None]
     if not asked:
-        raise TypeError(f"{type(gate).__name__} asks nothing of a run")
+        raise TypeError(f"{type(gate).__name__} does not evaluate runs")
     return asked
 
 

@@ -48,17 +48,17 @@ def _judged(gate: ShadowGate, counts: ShadowCounts, seen: int) -> GateCheck:
         status = GateStatus.PASSED
     elif mean > -gate.max_loss:
         needed = _requests_needed(gate.max_loss, counts, seen)
-    told = f"won {counts.wins}, lost {counts.losses}, alike {counts.ties} of {seen} real requests"
+    counted = f"won {counts.wins}, lost {counts.losses}, alike {counts.ties} of {seen} real requests"
     said = {
-        GateStatus.PASSED: f"a net loss of more than {max(0.0, -low):.3g} is excluded; it may lose {gate.max_loss:.3g}",
-        GateStatus.FAILED: f"it is shown to be worse; it may lose {gate.max_loss:.3g}",
-        GateStatus.MISSING_EVIDENCE: f"a net loss of {max(0.0, -low):.3g} is not excluded; it may lose {gate.max_loss:.3g}",
+        GateStatus.PASSED: f"a net loss of more than {max(0.0, -low):.3g} is excluded; at most {gate.max_loss:.3g} is allowed",
+        GateStatus.FAILED: f"it is shown to be worse; at most {gate.max_loss:.3g} is allowed",
+        GateStatus.MISSING_EVIDENCE: f"a net loss of {max(0.0, -low):.3g} is not excluded; at most {gate.max_loss:.3g} is allowed",
     }[status]
     more = f"; about {needed} requests like these would decide" if needed else ""
     return GateCheck(
         measure=MEASURE,
         status=status,
-        message=f"{told}: {said}{more}",
+        message=f"{counted}: {said}{more}",
         relation="loss_at_most",
         value=mean if seen else None,
         bound=gate.max_loss,

@@ -61,7 +61,7 @@ def _is_spoken(label: str) -> bool:
 def _modal_mix(gate: ModalMix, report: TrainingReport | None) -> GateCheck:
     measure = "share of spoken rows"
     if report is None or report.voice_fraction is None:
-        reason = f"{measure}: not every row that was trained on has a lane, or else a category, to tell by"
+        reason = f"{measure}: not every training row has a lane or a category"
         return missing(measure, "at_most", gate.max_voice_fraction, reason)
     return against(measure, "at_most", report.voice_fraction, gate.max_voice_fraction)
 
@@ -84,5 +84,5 @@ def _throughput(gate: Throughput, report: TrainingReport | None) -> GateCheck:
     profile = device_profile(report.device, bounds)
     bound = bounds.get(profile, bounds.get("cpu"))
     if bound is None:
-        return missing(measure, "at_least", min(bounds.values()), f"the policy has no bound for {profile}")
+        return missing(measure, "at_least", min(bounds.values()), f"the policy does not set a bound for {profile}")
     return against(f"{measure} ({profile})", "at_least", report.tokens_per_second, bound)

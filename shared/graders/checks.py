@@ -26,7 +26,7 @@ def matches(pattern: str, text: str) -> bool:
         return regex.search(pattern, text, timeout=REGEX_SECONDS, concurrent=True) is not None
     except regex.error as error:
         raise InvalidRequest(
-            Code.GRADER_INVALID, f"{pattern[:200]!r} is no expression: {error}.", param="pattern"
+            Code.GRADER_INVALID, f"{pattern[:200]!r} is not a valid expression: {error}.", param="pattern"
         ) from None
     except TimeoutError:
         message = f"The expression {pattern[:200]!r} took longer than {REGEX_SECONDS:g} s."
@@ -55,7 +55,7 @@ def parse_json(text: str) -> Any:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 class Schema:
@@ -73,7 +73,7 @@ class Schema:
         except (ValueError, RecursionError) as error:
             reason = str(error).splitlines()[0]
             raise InvalidRequest(
-                Code.GRADER_INVALID, f"The JSON Schema is none: {reason}", param="json_schema"
+                Code.GRADER_INVALID, f"The JSON Schema is invalid: {reason}", param="json_schema"
             ) from None
 
     def accepts(self, value: Any) -> bool:

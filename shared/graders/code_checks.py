@@ -35,9 +35,9 @@ def require_code_check(check: CodeCheck, sandbox: Sandbox | None) -> None:
     if language is None:
         require_language(check.language)
     elif sandbox is None:
-        message = f"A compiler judges {language}, and there is no sandbox to run it in."
+        message = f"A compiler checks {language}, but this machine has no sandbox to run it in."
         remedy = (
-            "Check another language, or have it judged where there is a sandbox; docs/evaluation.md says what it needs."
+            "Check another language, or run it on a machine with a sandbox; docs/evaluation.md lists the requirements."
         )
         raise InvalidRequest(Code.SANDBOX_UNAVAILABLE, message, remedy=remedy, param="grader")
     else:

@@ -49,7 +49,7 @@ class Formula:
         self._tokens = _tokens(text)
         self._term = self._sum()
         if self._tokens:
-            raise _invalid(text, f"{self._tokens[0]!r} is not expected where it stands")
+            raise _invalid(text, f"{self._tokens[0]!r} is not expected at this position")
 
     def __call__(self, scores: Scores) -> float:
         """Compute the value for some scores.
@@ -62,7 +62,7 @@ class Formula:
         except (ArithmeticError, ValueError):
             value = math.nan
         if not math.isfinite(value):
-            message = f"The formula {self._text[:200]!r} has no finite value for these scores."
+            message = f"The formula {self._text[:200]!r} is not finite for these scores."
             raise InvalidRequest(Code.GRADER_RESULT_INVALID, message, param="calculate_output")
         return value
 
@@ -118,7 +118,7 @@ class Formula:
             number = float(part)
             return lambda _: number
         if not part.isidentifier():
-            raise _invalid(self._text, f"{part!r} is not expected where it stands")
+            raise _invalid(self._text, f"{part!r} is not expected at this position")
         self.names.add(part)
         return lambda scores: scores[part]
 
@@ -140,7 +140,7 @@ class Formula:
         if not self._take(")"):
             raise _invalid(self._text, "a bracket is not closed")
         if not least <= len(found) <= most:
-            raise _invalid(self._text, f"{len(found)} arguments stand where {most} is expected")
+            raise _invalid(self._text, f"{len(found)} arguments are given where {most} is expected")
         self._depth -= 1
         return found
 
@@ -156,7 +156,7 @@ def _tokens(text: str) -> list[str]:
     tokens, position, end = [], 0, len(text.rstrip())
     while position < end:
         if not (token := _TOKEN.match(text, position)):
-            raise _invalid(text, f"{text[position:].strip()[:10]!r} is no part of a formula")
+            raise _invalid(text, f"{text[position:].strip()[:10]!r} is not valid in a formula")
         tokens.append(token[0].strip())
         position = token.end()
     return tokens

@@ -75,7 +75,7 @@ def make_sample(text: str, tool_calls: Iterable[Mapping[str, Any]] = ()) -> dict
 
 
 def has_code(grader: Grader) -> bool:
-    """Return whether a grader runs somebody's code, or a compiler on it, so that it needs a sandbox."""
+    """Return whether a grader runs a user's code, or a compiler on it, so that it needs a sandbox."""
     return any(part.mens is None or _is_compiled(part) for part in _python_parts(grader))
 
 
@@ -141,7 +141,7 @@ def check_runnable(grader: Grader, sandbox: Sandbox | None = None, *, embeds: bo
 
 def _needed(sandbox: Sandbox | None, grader: PythonGrader) -> Sandbox:
     if sandbox is None:
-        message = f"The grader {grader.name!r} is Python code, and there is no sandbox to run it in."
+        message = f"The grader {grader.name!r} is Python code, but this machine has no sandbox to run it in."
         remedy = "Use another grader, or a check in its block `mens`: regex, json_schema, tool_calls, compiles, anti_stub, pass_at_k."
         raise InvalidRequest(Code.SANDBOX_UNAVAILABLE, message, remedy=remedy, param="grader")
     return sandbox
@@ -244,9 +244,9 @@ def _pass_at_k(
 ) -> float:
     messages = [choice.get("message") or {} for choice in sample.get("choices") or ()]
     if len(messages) < check.k:
-        message = f"pass@{check.k} needs {check.k} answers or more; there are {len(messages)}."
+        message = f"pass@{check.k} needs at least {check.k} answers; the sample has {len(messages)}."
         raise InvalidRequest(
-            Code.GRADER_INVALID, message, remedy="Set k to 1, or give a sample with more choices.", param="mens.k"
+            Code.GRADER_INVALID, message, remedy="Set k to 1, or send a sample with more choices.", param="mens.k"
         )
     answers = [make_sample(turn.get("content") or "", turn.get("tool_calls") or ()) for turn in messages]
     scores = [grade(check.of, item, answer, checkers=checkers, sandbox=sandbox).score for answer in answers]
@@ -274,9 +274,9 @@ def _passes(
 
 def _ask_model(grader: ScoreModel | LabelModel, item: Item, sample: Sample, ask: Ask | None) -> Grade:
     if ask is None:
-        message = f"The grader {grader.name!r} asks the model {grader.model}, and no model is at hand."
+        message = f"The grader {grader.name!r} needs the model {grader.model}, but no model is available here."
         raise InvalidRequest(
-            Code.GRADER_UNSUPPORTED, message, remedy="Use a grader that needs no model.", param="model"
+            Code.GRADER_UNSUPPORTED, message, remedy="Use a grader that does not need a model.", param="model"
         )
     completion = ask(judge_request(grader, item, sample))
     return Grade(score_of(grader, completion), usage={grader.model: completion.get("usage") or {}})

@@ -74,8 +74,8 @@ def check_text_alone(turn: GraderMessage) -> None:
             what = "an image" if part.type == "input_image" else "a recording"
             raise InvalidRequest(
                 Code.GRADER_UNSUPPORTED,
-                f"A message of the role {turn.role} has {what}, and the models here read text alone.",
-                remedy="Say in words what is to be seen or heard.",
+                f"A message of the role {turn.role} has {what}, but the models here accept only text.",
+                remedy="Describe the image or recording in words.",
                 param="input",
             )
 
@@ -90,7 +90,7 @@ def score_of(grader: ScoreModel | LabelModel, completion: Values) -> float:
         message = completion["choices"][0]["message"]
         refusal, content = message.get("refusal"), message.get("content")
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise _no_result(grader, "it is no chat completion") from None
+        raise _no_result(grader, "it is not a chat completion") from None
     if refusal:
         raise InvalidRequest(Code.GRADER_MODEL_REFUSED, f"{grader.model} refused to judge: {str(refusal)[:200]}")
     try:
@@ -99,14 +99,14 @@ def score_of(grader: ScoreModel | LabelModel, completion: Values) -> float:
         raise _no_result(grader, "it has no `result`") from None
     if isinstance(grader, LabelModel):
         if result not in grader.labels:
-            raise _no_result(grader, f"{str(result)[:100]!r} is none of the labels")
+            raise _no_result(grader, f"{str(result)[:100]!r} is not one of the labels")
         return float(result in grader.passing_labels)
     if isinstance(result, bool) or not isinstance(result, int | float) or not math.isfinite(result):
-        raise _no_result(grader, f"{str(result)[:100]!r} is no number")
+        raise _no_result(grader, f"{str(result)[:100]!r} is not a number")
     return float(min(max(result, grader.range[0]), grader.range[1]))
 
 
 def _no_result(grader: ScoreModel | LabelModel, reason: str) -> InvalidRequest:
-    message = f"The answer of {grader.model} has no score: {reason}."
-    remedy = "A larger max_completions_tokens may help, or a model that follows JSON Schemas."
+    message = f"The answer of {grader.model} does not contain a score: {reason}."
+    remedy = "Raise max_completions_tokens, or use a model that follows JSON Schemas."
     return InvalidRequest(Code.GRADER_MODEL_ANSWER_INVALID, message, remedy=remedy, param="model")

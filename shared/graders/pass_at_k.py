@@ -46,7 +46,7 @@ def check_sampling(grader: Grader, samples: int, temperature: float | None) -> N
     k = samples_needed(grader)
     if k > samples:
         together = "one answer" if samples == 1 else f"{samples} answers"
-        message = f"The grader {grader.name!r} estimates pass@{k}, and it gets {together} to a prompt at a time."
+        message = f"The grader {grader.name!r} estimates pass@{k}, but it gets {together} per prompt."
         remedy = f"Set k to {samples}; pass@{k} of an eval's answers is what a policy's gate `pass_at_k` estimates."
         raise InvalidRequest(Code.GRADER_INVALID, message, remedy=remedy, param="mens.k")
     if k > 1 and temperature == 0:

@@ -51,7 +51,7 @@ class RemoteModels:
 
     @property
     def embeds(self) -> bool:
-        """Whether a model for embeddings is available."""
+        """Return true if a model for embeddings is available."""
         return self._embeddings is not None
 
     def complete(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,8 +82,8 @@ class RemoteModels:
         if len(vectors) != len(texts) or len({len(vector) for vector in vectors}) != 1:
             raise InvalidRequest(
                 Code.GRADER_MODEL_ANSWER_INVALID,
-                f"{self._embeddings.url} gave no embedding of each text.",
-                remedy="Look whether the model in MENS_GRADER_EMBEDDINGS is one for embeddings.",
+                f"{self._embeddings.url} did not return an embedding for each string.",
+                remedy="Check that the model in MENS_GRADER_EMBEDDINGS is an embedding model.",
                 param="evaluation_metric",
             )
         return vectors
@@ -97,7 +97,7 @@ class RemoteModels:
             try:
                 response = self._client.post(target.url.rstrip("/") + route, json=content, headers=headers)
             except httpx.TransportError as error:
-                reason = f"gives no response ({type(error).__name__})"
+                reason = f"does not respond ({type(error).__name__})"
             else:
                 if response.is_success:
                     return _object(response, name)
@@ -124,14 +124,14 @@ def _object(response: httpx.Response, name: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise _refused(name, "its answer is no JSON object")
+        raise _refused(name, "its answer is not a JSON object")
     return found
 
 
 def _refused(name: str, reason: str) -> InvalidRequest:
     return InvalidRequest(
         Code.GRADER_MODEL_ANSWER_INVALID,
-        f"{name} did not judge: {reason}.",
-        remedy="Look whether that model takes chat requests with a JSON Schema as response_format.",
+        f"{name} did not return a judgement: {reason}.",
+        remedy="Check that this model accepts chat requests with a JSON Schema as response_format.",
         param="model",
     )

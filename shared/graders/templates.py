@@ -91,7 +91,7 @@ def _parse(path: str) -> Path:
         steps.append(int(step["index"]) if step["index"] else step["name"].strip())
         position = step.end()
     if steps[0] not in NAMESPACES or position < len(path):
-        raise _invalid(f"{{{{ {path[:80]} }}}} is no path that begins with `item` or `sample`.")
+        raise _invalid(f"{{{{ {path[:80]} }}}} is not a path that begins with `item` or `sample`.")
     return tuple(steps)
 
 
@@ -103,15 +103,17 @@ def _text_at(path: Path, item: Mapping[str, Any], sample: Mapping[str, Any]) -> 
 def _missing(path: Path, number: int) -> InvalidRequest:
     if path[:2] == ("sample", "output_json") and number == 1:
         return InvalidRequest(
-            Code.GRADER_SAMPLE_INVALID, "The answer is no JSON, so there is no `sample.output_json`.", param="sample"
+            Code.GRADER_SAMPLE_INVALID,
+            "The answer is not valid JSON, so `sample.output_json` is unavailable.",
+            param="sample",
         )
     written = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[: number + 1]).lstrip(".")
     remedy = "Name a field that the item or the answer has."
     return InvalidRequest(
-        Code.GRADER_VARIABLE_INVALID, f"There is no {written[:200]}.", remedy=remedy, param=written[:200]
+        Code.GRADER_VARIABLE_INVALID, f"The field {written[:200]} does not exist.", remedy=remedy, param=written[:200]
     )
 
 
 def _invalid(message: str) -> InvalidRequest:
-    remedy = "Placeholders are {{ item.field }} and {{ sample.output_text }}, with dots and [0] for what is inside."
+    remedy = "Placeholders are {{ item.field }} and {{ sample.output_text }}, with dots and [0] for nested values."
     return InvalidRequest(Code.GRADER_INVALID, message, remedy=remedy)

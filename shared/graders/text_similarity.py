@@ -32,7 +32,9 @@ def similarity(metric: Metric, text: str, reference: str) -> float:
     """
     longest = LONGEST_OF.get(metric, LONGEST)
     if max(len(text), len(reference)) > longest:
-        message = f"A text for {metric} has {max(len(text), len(reference))} characters; {longest} can be compared."
+        message = (
+            f"A string for {metric} has {max(len(text), len(reference))} characters; at most {longest} can be compared."
+        )
         raise TooLarge(Code.GRADER_TEXT_TOO_LONG, message, remedy="Shorten it, or use rouge_l.")
     if metric == "cosine":
         raise no_embeddings()
@@ -68,7 +70,7 @@ def _meteor(text: str, reference: str) -> float:
     try:
         return float(meteor_score([reference.split()], text.split()))
     except LookupError:
-        message = "meteor needs WordNet, which this machine has not got."
+        message = "meteor needs WordNet, which is not installed on this machine."
         remedy = "Install it with `python -m nltk.downloader wordnet`, or use rouge_l."
         raise InvalidRequest(Code.GRADER_UNSUPPORTED, message, remedy=remedy, param="evaluation_metric") from None
 
@@ -83,8 +85,8 @@ def no_embeddings() -> InvalidRequest:
     """Return the error of ``cosine`` without a model for embeddings."""
     return InvalidRequest(
         Code.GRADER_UNSUPPORTED,
-        "cosine compares embeddings, and no model makes them here.",
-        remedy="Use another metric or a score_model, or have an operator name a model in MENS_GRADER_EMBEDDINGS.",
+        "cosine compares embeddings, but no embedding model is configured.",
+        remedy="Use another metric or a score_model, or ask an operator to name a model in MENS_GRADER_EMBEDDINGS.",
         param="evaluation_metric",
     )
 

@@ -39,7 +39,7 @@ def _checked(template: str) -> str:
 
 
 Template = Annotated[str, AfterValidator(_checked)]
-Threshold = Annotated[StrictFloat, Field(allow_inf_nan=False, description="The least score that passes; in evals.")]
+Threshold = Annotated[StrictFloat, Field(allow_inf_nan=False, description="Lowest score that passes; in evals.")]
 
 
 class GraderValue(BaseModel):
@@ -183,7 +183,7 @@ class LabelModel(NamedGrader):
     @model_validator(mode="after")
     def _passing_are_labels(self) -> LabelModel:
         if unknown := sorted(set(self.passing_labels) - set(self.labels)):
-            raise ValueError(f"passing_labels has {', '.join(unknown)}, which labels has not")
+            raise ValueError(f"passing_labels has {', '.join(unknown)}, which labels does not list")
         return self
 
 
@@ -224,7 +224,7 @@ class CodeCheck(GraderValue):
     """
 
     language: Annotated[str, StringConstraints(min_length=1, max_length=32)] = Field(
-        "python", description="python, python-types, json, sql, or one that an installed package checks."
+        "python", description="python, python-types, json, sql, or a language that an installed package checks."
     )
     input: Template = "{{ sample.output_text }}"
 
@@ -247,14 +247,14 @@ class PassAtKCheck(GraderValue):
     check: Literal["pass_at_k"]
     k: Annotated[StrictInt, Field(ge=1, le=100)] = 1
     of: Annotated[StringCheck | TextSimilarity | PythonGrader, Field(discriminator="type")] = Field(
-        description="What each answer has to pass."
+        description="Criteria that each answer must pass."
     )
 
     @model_validator(mode="after")
     def _is_not_nested(self) -> PassAtKCheck:
         check = self.of.mens if isinstance(self.of, PythonGrader) else None
         if check and check.check == "pass_at_k":
-            raise ValueError("pass_at_k is of another check, not of pass_at_k")
+            raise ValueError("pass_at_k applies only to the check pass_at_k")
         return self
 
 
@@ -265,7 +265,7 @@ ShortForm = Annotated[
 
 
 class PythonGrader(NamedGrader):
-    """What ``grade(sample, item)`` of a source returns. With a block ``mens`` the check there is made instead, and no code runs."""
+    """Grade by the function ``grade(sample, item)`` of a source. With a block ``mens``, run the check there instead of the code."""
 
     type: Literal["python"]
     source: Annotated[str, StringConstraints(max_length=MAX_SOURCE_CHARACTERS)]
@@ -294,13 +294,13 @@ class MultiGrader(NamedGrader):
     @model_validator(mode="after")
     def _formula_is_over_graders(self) -> MultiGrader:
         if functions := sorted(self.graders.keys() & FUNCTIONS):
-            raise ValueError(f"{', '.join(functions)} is a function of formulas, so no grader can have this name")
+            raise ValueError(f"{', '.join(functions)} is a function of formulas, so a grader cannot have this name")
         try:
             names = Formula(self.calculate_output).names
         except InvalidRequest as error:
             raise ValueError(error.message) from None
         if unknown := sorted(names - self.graders.keys()):
-            raise ValueError(f"calculate_output names {', '.join(unknown)}, which graders has not")
+            raise ValueError(f"calculate_output names {', '.join(unknown)}, which graders does not list")
         return self
 
 

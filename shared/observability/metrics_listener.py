@@ -60,8 +60,8 @@ class MetricsListener:
         if not key and not _is_loopback(host):
             raise InvalidRequest(
                 Code.SETTINGS_INVALID,
-                f"MENS_METRICS_HOST: {host} is not loopback, so whoever reaches it would read the metrics of all tenants.",
-                remedy="Set MENS_METRICS_KEY, and let the scraper send it as its bearer token.",
+                f"MENS_METRICS_HOST: {host} is not loopback, so any client that reaches it could read the metrics of all tenants.",
+                remedy="Set MENS_METRICS_KEY, and configure the scraper to send it as its bearer token.",
                 param="MENS_METRICS_KEY",
             )
         try:
@@ -70,7 +70,7 @@ class MetricsListener:
             raise InvalidRequest(
                 Code.SETTINGS_INVALID,
                 f"MENS_METRICS_PORT: the metrics cannot be served on {host}:{port} ({error.strerror or error}).",
-                remedy="Give each process of a machine a port of its own, or leave it out.",
+                remedy="Use a different port for each process of a machine, or leave it out.",
                 param="MENS_METRICS_PORT",
             ) from None
         self.port: int = self._server.server_address[1]

@@ -71,7 +71,7 @@ def stop_tracing() -> None:
 
 
 def is_tracing() -> bool:
-    """Whether this process sends spans."""
+    """Return true if this process sends spans."""
     return _tracing.tracer is not None
 
 

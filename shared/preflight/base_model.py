@@ -132,10 +132,10 @@ def _check_files(folder: Path, tokenizer_mode: TokenizerMode | str) -> None:
             param="data.tokenizer_mode",
         )
     if not folder.is_dir():
-        raise broken_model(Code.MODEL_WEIGHTS_NOT_FOUND, "The model folder is not there", folder.name)
+        raise broken_model(Code.MODEL_WEIGHTS_NOT_FOUND, "The model folder does not exist", folder.name)
     for name, code in (("tokenizer.json", Code.TOKENIZER_NOT_FOUND), ("config.json", Code.CONFIG_NOT_FOUND)):
         if not (folder / name).is_file():
-            raise broken_model(code, f"The model folder has no {name}", name)
+            raise broken_model(code, f"The model folder does not contain {name}", name)
 
 
 def _check_embedding(tensors: Tensors, config: ModelConfig) -> None:
@@ -144,7 +144,7 @@ def _check_embedding(tensors: Tensors, config: ModelConfig) -> None:
         sample = sorted(tensors)[:SAMPLE_KEYS]
         raise broken_model(
             Code.EMBEDDING_NOT_FOUND,
-            f"None of {', '.join(EMBEDDING_KEYS)} is in the weights; they hold {', '.join(sample) or 'nothing'}",
+            f"None of {', '.join(EMBEDDING_KEYS)} is in the weights; they contain {', '.join(sample) or 'nothing'}",
             EMBEDDING_KEYS[0],
             sample=sample,
         )
@@ -178,13 +178,13 @@ def _check_coverage(middle: Coverage, inventory: Coverage, tensors: Tensors, exp
         faults = {
             name: f"is {info.dtype} {info.shape}, not floats of {expected[name]}"
             if (info := tensors.get(name))
-            else f"is not there (shape {expected[name]})"
+            else f"is missing (shape {expected[name]})"
             for name in inventory.missing
         }
         first = inventory.missing[0]
         raise broken_model(
             Code.BLOCK_INVENTORY_INCOMPLETE,
-            f"Need {inventory.expected} tensors, found {inventory.matched} as they must be; {first} {faults[first]}",
+            f"Need {inventory.expected} tensors, found {inventory.matched} valid ones; {first} {faults[first]}",
             first,
             need=inventory.expected,
             found=inventory.matched,
@@ -197,7 +197,9 @@ def _notes(
 ) -> list[str]:
     notes = []
     if config.composite and namespace == "model":
-        notes.append("The config is composite but the weights are text-only; the names found are used.")
+        notes.append(
+            "The config is composite, but the weights contain only the language model; the names in the weights are used."
+        )
     if further:
         notes.append(f"{further} further tensors (a vision tower, buffers, a stored tied head) are not trained.")
     if pickled := pickled_files(folder):

@@ -145,8 +145,8 @@ def read_files(
     if passes.heaviest_row == 0:
         raise ContractRejected(
             Code.NOTHING_SUPERVISED,
-            "The boosts of the trajectory section make every row weigh 0, so nothing would be learnt.",
-            remedy="Raise the boost that is 0 or nearly, or set trajectory.enabled to false.",
+            "The boosts of the trajectory section give every row the weight 0, so training would have no effect.",
+            remedy="Raise the boost that is 0 or nearly 0, or set trajectory.enabled to false.",
             param="trajectory",
         )
     replayed = _read_replay(files.replay, contract.data, passes) if files.replay else None
@@ -226,6 +226,6 @@ def _verify(file: InputFile | None, hasher: Hasher | None) -> None:
     if file and hasher and hasher.hexdigest() != file.sha256:
         raise ArtifactInvalid(
             Code.STORAGE_OBJECT_MISSING,
-            f"The stored file {file.sha256} is not what was uploaded.",
+            f"The stored file {file.sha256} differs from the uploaded one.",
             remedy="Upload it again, or restore the storage from a backup.",
         )

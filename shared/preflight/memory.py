@@ -125,7 +125,7 @@ def activation_bytes(
     With checkpointing: one block's input a layer, and while a block is recomputed, all that this block saves.
 
     Args:
-        fused: as the trainer computes on packed rows. Of the MLP's four wide intermediates two are kept
+        fused: as the trainer computes on packed rows. Two of the MLP's four wide intermediates are kept
             (`worker/training/model/fused_functions.py`); each document's attention output is kept, and all of them end
             to end.
     """

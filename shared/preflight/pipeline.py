@@ -112,7 +112,7 @@ def preflight(
     precision = decide(tried, model.config, machine, on_gpu=on_gpu)
     if not _holds_rows(lengths, precision.base_quant, found.longest_row):
         precision = precision.model_copy(
-            update={"precision": "nf4", "reason": "full precision has no room for the longest row"}
+            update={"precision": "nf4", "reason": "the longest row does not fit in memory in full precision"}
         )
     resolution = resolve(rows=rows, measured=measured[precision.base_quant], open_base=precision.base_quant)
     contract = resolution.contract
@@ -265,12 +265,10 @@ def _estimate(
     if not needs.possible:
         raise _too_large(needs)
     if needs.fits is False:
-        note = "The job takes more than the device has in one piece; the trainer cuts its steps into smaller ones, or the base."
+        note = "The job needs more memory than the device has; the trainer splits its steps, or the base."
         needs = needs.model_copy(update={"notes": (*needs.notes, note)})
     if on_gpu and machine.free_bytes is not None and needs.vram_bytes > machine.free_bytes:
-        note = (
-            f"Of the device's memory {machine.free_bytes >> 20} MiB are free now, less than the job takes in one piece."
-        )
+        note = f"{machine.free_bytes >> 20} MiB of the device's memory are free now, less than the job needs without splitting."
         needs = needs.model_copy(update={"notes": (*needs.notes, note)})
     return needs
 
@@ -287,7 +285,7 @@ def _too_large(needs: Estimate) -> ContractRejected:
     nearest = needs.nearest_fit
     return ContractRejected(
         Code.MEMORY_DOES_NOT_FIT,
-        f"The job takes {needs.vram_bytes >> 20} MiB; the device has {(needs.vram_budget or 0) >> 20} MiB for it.",
+        f"The job needs {needs.vram_bytes >> 20} MiB; the device has {(needs.vram_budget or 0) >> 20} MiB for it.",
         remedy=nearest.advice if nearest else needs.notes[-1],
         param="exec.seq_len" if nearest else "model.hf_repo",
         details={"vram": needs.vram.model_dump(), "nearest_fit": nearest.model_dump() if nearest else None},
@@ -300,7 +298,7 @@ def _unknown_machine(request: JobRequest, machine: Machine) -> list[str]:
         return []
     smallest = f"its smallest row (GPUs of {auto_row(None).max_vram_mb} MiB)"
     return [
-        f"No worker has reported its memory, so the preset auto is {smallest}. Name a preset, or ask again once one runs."
+        f"No worker has reported its memory, so the preset auto uses {smallest}. Name a preset, or try again when a worker is running."
     ]
 
 

@@ -33,7 +33,7 @@ def check_servable(
     if config.family not in limits.families:
         raise ContractRejected(
             Code.NOT_SERVABLE_FAMILY,
-            f"The base is a {config.family} model; the serving engine takes adapters for"
+            f"The base is a {config.family} model; the serving engine supports adapters for"
             f" {', '.join(sorted(limits.families))}.",
             remedy="Choose another base, or set artifact.publish to false to train without serving.",
             param="model.hf_repo",
@@ -44,7 +44,7 @@ def check_servable(
     if rank > limits.max_lora_rank:
         raise ContractRejected(
             Code.NOT_SERVABLE_RANK,
-            f"adapter.rank is {rank}; the serving tier takes ranks up to {limits.max_lora_rank}.",
+            f"adapter.rank is {rank}; the serving tier supports ranks up to {limits.max_lora_rank}.",
             remedy=f"Set adapter.rank to {limits.max_lora_rank} (`--rank {limits.max_lora_rank}`), or {rank_remedy(rank)}.",
             param="adapter.rank",
             details={"rank": rank, "max_lora_rank": limits.max_lora_rank},
@@ -77,7 +77,7 @@ def check_served_weights(contract: FineTuneContract, limits: ServingLimits) -> N
     base = contract.model.hf_repo
     raise ContractRejected(
         Code.NOT_SERVABLE_BASE,
-        f"Only the twin of {base} is served, whose weights are rounded to NF4; an adapter of the unquantised base belongs on the original.",
+        f"Only the twin of {base} is served, whose weights are rounded to NF4; an adapter of the unquantised base needs the original.",
         remedy=f"Train over NF4 (quant.base = nf4, `--quant nf4`), serve the original (`mens up --base {base} --weights original`),"
         " or set artifact.publish to false.",
         param="quant.base",
@@ -94,11 +94,11 @@ def serving_notes(contract: FineTuneContract, limits: ServingLimits) -> list[str
     length, served = contract.exec.seq_len, limits.max_model_len
     if served is not None and length > served:
         notes.append(
-            f"exec.seq_len is {length}, but the serving tier takes {served} tokens; longer chats cannot be sent there."
+            f"exec.seq_len is {length}, but the serving tier accepts {served} tokens; longer chats are refused there."
         )
     if limits.only_originals and pair_of(contract)[1] is BaseQuant.NF4:
         notes.append(
-            "The adapter is trained over NF4 and served over the original weights, where a part of what it learns is lost"
+            "The adapter is trained over NF4 and served over the original weights, where it loses a part of its training"
             f" (base shift). Train over 16 bit (quant.base = none), or serve the twin (`mens up --base {contract.model.hf_repo} --weights twin`)."
         )
     return notes
@@ -109,9 +109,9 @@ def _check_target(target: str, config: ModelConfig, limits: ServingLimits) -> No
     if HEAD not in lora_modules(config, [target]):
         return
     if config.tied:
-        reason = "this base ties its lm_head to the embedding, so an adapter of it would belong to no stored tensor"
+        reason = "this base ties its lm_head to the embedding, so an adapter of it would not match any stored tensor"
     elif not limits.head_families:
-        reason = "a replica on a GPU serves no adapter of it"
+        reason = "a replica on a GPU does not serve adapters of it"
     elif config.family not in limits.head_families:
         reason = f"the serving engine cannot adapt the lm_head of a {config.family} model"
     else:

@@ -92,12 +92,12 @@ class ServingLimits(PreflightValue):
 
     @property
     def only_twins(self) -> bool:
-        """Whether only the base's twin is known to be served."""
+        """Return true if only the base's twin is known to be served."""
         return self.weights is not None and "original" not in self.weights
 
     @property
     def only_originals(self) -> bool:
-        """Whether the base is known to be served without its twin."""
+        """Return true if the base is known to be served without its twin."""
         return self.weights is not None and "twin" not in self.weights
 
 
@@ -186,7 +186,7 @@ class TrainingTime(PreflightValue):
 
     seconds: float
     other_seconds: float | None = Field(
-        None, description="Of loading, evaluation and publishing, as in the measured job; null: not known."
+        None, description="Time of loading, evaluation and publishing, as in the measured job; null: not known."
     )
     basis: Literal["measured", "flops", "steps"] = Field(
         description="Speed of an earlier job; FLOPs of the model over the device's speed; 200 ms a step."
@@ -335,7 +335,7 @@ class Estimate(PreflightValue):
 
     @property
     def possible(self) -> bool:
-        """Whether the job fits, or the trainer makes it fit with the same result; true if the device is unknown."""
+        """Return true if the job fits, or the trainer makes it fit with the same result, or the device is unknown."""
         return self.fits is not False or (self.nearest_fit is not None and not self.nearest_fit.changes_result)
 
 

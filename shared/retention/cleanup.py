@@ -74,7 +74,7 @@ class RetentionRunner:
 
     @property
     def has_rule(self) -> bool:
-        """Whether the policy has any rule."""
+        """Return true if the policy has any rule."""
         return self._policy != Policy()
 
     def find(self) -> list[Finding]:
@@ -154,7 +154,7 @@ class RetentionRunner:
         ]
 
     def _unreferenced(self) -> list[Finding]:
-        reason = f"no job has it, and it was stored more than {self._settings.retain_leftover_days} days ago"
+        reason = f"no job uses it, and it was stored more than {self._settings.retain_leftover_days} days ago"
         found = unreferenced_folders(self._db, self._storage, self._policy)
         bases = self._bases() if any(kind == "models" for kind, _ in found) else frozenset()
         return [
@@ -170,7 +170,7 @@ class RetentionRunner:
                 what="prepared data",
                 name=name,
                 bytes=files[name].bytes,
-                reason=f"last used {files[name].used_at:%Y-%m-%d %H:%M}, and there is more than may be kept",
+                reason=f"last used {files[name].used_at:%Y-%m-%d %H:%M}, and the cache exceeds its limit",
             )
             for name in prepared_to_remove(files.values(), known.in_use_since, self._policy)
         ]

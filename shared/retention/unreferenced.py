@@ -1,6 +1,6 @@
 """Stored folders that no job accounts for: it failed, was cancelled or was killed after it had stored them.
 
-A job reserves an adapter before it stores it (:func:`shared.database.deletions.reserve_adapters`), and nothing of an
+A job reserves an adapter before it stores it (:func:`shared.database.deletions.reserve_adapters`), and no file of an
 unfinished job is unreferenced. A finding is checked once more when it is removed, while every unfinished job's row is
 locked, so that none begins to store the same content meanwhile.
 """
@@ -52,7 +52,9 @@ def unreferenced_folders(database: Database, storage: Storage, policy: Policy) -
         # A database without any reference to the stored folders belongs to another installation, or is new.
         if not any(folder.digest in digests for folder in stored[kind]):
             logger.warning(
-                "retention: the database knows none of the %d stored %s, so none is removed", len(stored[kind]), kind
+                "retention: the database does not contain any of the %d stored %s, so they are kept",
+                len(stored[kind]),
+                kind,
             )
             continue
         found += [(kind, digest) for digest in unreferenced_to_remove(stored[kind], digests, policy, now)]

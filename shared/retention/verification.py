@@ -94,7 +94,7 @@ def _read_artifact(storage: Storage, kind: ArtifactKind, manifest: str, digest: 
 def _changed(name: str) -> ArtifactInvalid:
     return ArtifactInvalid(
         Code.STORAGE_OBJECT_MISSING,
-        f"{name} is not the file that was stored: its SHA-256 differs.",
+        f"{name} was changed: its SHA-256 differs from that of the stored file.",
         remedy="Restore it from a backup.",
         param=name,
     )
@@ -109,7 +109,10 @@ def main() -> int:
     settings = read_settings(Settings)
     database = Database(settings.database_url)
     if not database.exists:
-        print(f"error: there is no installation in {settings.home}. Set MENS_HOME to that of one.", file=sys.stderr)
+        print(
+            f"error: {settings.home} does not contain an installation. Set MENS_HOME to the home of an installation.",
+            file=sys.stderr,
+        )
         return 1
     count = faults = 0
     try:

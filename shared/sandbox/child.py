@@ -88,7 +88,7 @@ class ForkServer:
             self._process.wait(1)
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"it ended with {self._process.poll()} and said nothing"
+        return lines[-1] if lines else f"it ended with {self._process.poll()} and without a message"
 
     def is_alive(self) -> bool:
         """Return whether it accepts requests; bubblewrap outlives the process in it for a moment."""
@@ -133,4 +133,6 @@ class ForkServer:
 def failed(reason: str) -> Unavailable:
     """Return the error of a failed sandbox, whatever runs in it."""
     message = f"The sandbox for Python code has failed: {reason}."
-    return Unavailable(Code.SANDBOX_FAILED, message, remedy="Try again; if it stays, look at the machine's memory.")
+    return Unavailable(
+        Code.SANDBOX_FAILED, message, remedy="Try again; if the error persists, check the machine's memory."
+    )

@@ -123,7 +123,7 @@ class Sandbox:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, so that its running work must end."""
+        """True once it was closed, so that its running work must end."""
         return self._closed
 
     @contextmanager
@@ -165,7 +165,7 @@ class Sandbox:
         if too_much:
             raise TooLarge(Code.GRADER_TEXT_TOO_LONG, f"Sample and item {too_much}.", remedy="Shorten them.")
         with self._slots:
-            # A process may be killed, by the kernel when memory is short or by somebody. Grading is a pure function, so
+            # A process may be killed, by the kernel when memory is short, or by an operator. Grading is a pure function, so
             # it is retried.
             for pause in RETRY_SECONDS:
                 try:
@@ -175,7 +175,7 @@ class Sandbox:
             try:
                 return self._ask_once(source, request)
             except _CompilerEnded:
-                message = f"compiling it took more than {COMPILE_SECONDS:g} s or the memory that it may have"
+                message = f"compiling it took more than {COMPILE_SECONDS:g} s, or more memory than allowed"
                 _raise_error({"error": "source", "message": message})
                 raise
             except ChannelClosed as error:
@@ -279,16 +279,22 @@ _ERRORS: dict[str, tuple[Code, str, str]] = {
     "source": (
         Code.GRADER_SOURCE_INVALID,
         "The grader's source cannot be used",
-        "Python of this release with a function `grade(sample, item)` that returns a number; docs/evaluation.md lists packages.",
+        "Write Python of this release with a function `grade(sample, item)` that returns a number; docs/evaluation.md lists the packages.",
     ),
-    "raised": (Code.GRADER_FAILED, "The grader failed", "Its traceback is in the details; try it with graders/run."),
-    "limit": (Code.GRADER_FAILED, "The grader failed", "docs/evaluation.md lists what a grader may take."),
-    "time": (Code.GRADER_TIMEOUT, "The grader was ended", "Make it faster; docs/evaluation.md lists what it may take."),
+    "raised": (Code.GRADER_FAILED, "The grader failed", "Try it with graders/run; the details contain its traceback."),
+    "limit": (
+        Code.GRADER_FAILED,
+        "The grader failed",
+        "Reduce its time, memory and files; docs/evaluation.md lists the limits.",
+    ),
+    "time": (Code.GRADER_TIMEOUT, "The grader was ended", "Make it faster; docs/evaluation.md lists the limits."),
 }
 
 
 def unavailable(report: SandboxReport) -> InvalidRequest:
     """Return the refusal of code on a machine that cannot contain it."""
     message = f"This machine has no sandbox to run Python code in ({report.statement})."
-    remedy = "Use another grader, or a check in its block `mens`; docs/evaluation.md says what a sandbox needs."
+    remedy = (
+        "Use another grader, or a check in its block `mens`; docs/evaluation.md lists the requirements of a sandbox."
+    )
     return InvalidRequest(Code.SANDBOX_UNAVAILABLE, message, remedy=remedy, param="grader")

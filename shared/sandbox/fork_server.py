@@ -54,7 +54,7 @@ def serve(config: dict[str, Any]) -> None:
         config: ``level``, and ``limits`` of an item.
     """
     control = socket.socket(fileno=os.dup(0))
-    # Nobody reads output of this process, and no fork may hold the socket.
+    # Output of this process is not read, and no fork may hold the socket.
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(null, descriptor)

@@ -197,7 +197,7 @@ def _read_result(content: bytes, exit_code: int, limits: Limits) -> Outcome:
     if outcome := _parse_result(content):
         return outcome
     if exit_code in {-signal.SIGXCPU, -signal.SIGKILL}:
-        message = f"it was killed: it took more than {limits.wall_seconds:g} s of processor time, or the machine has no memory left"
+        message = f"it was killed: it took more than {limits.wall_seconds:g} s of processor time, or the machine ran out of memory"
         return {"error": "time", "message": message, "detail": ""}
     ending = (
         f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
@@ -262,7 +262,7 @@ def _run(code: CodeType, request: dict[str, Any]) -> Outcome:
         return {"error": "source", "message": _message(error), "detail": _formatted(error)}
     grade = names.get("grade")
     if not callable(grade):
-        return {"error": "source", "message": "it has no function `grade(sample, item)`", "detail": ""}
+        return {"error": "source", "message": "it does not define a function `grade(sample, item)`", "detail": ""}
     if request.get("check"):
         return {"score": 0.0}
     try:
@@ -271,7 +271,7 @@ def _run(code: CodeType, request: dict[str, Any]) -> Outcome:
     except BaseException as error:
         return {"error": "raised", "message": _message(error), "detail": _formatted(error)}
     if not math.isfinite(score):
-        message = f"`grade` returned {str(value)[:100]!r}, which is no finite number"
+        message = f"`grade` returned {str(value)[:100]!r}, which is not a finite number"
         return {"error": "raised", "message": message, "detail": message}
     return {"score": score}
 

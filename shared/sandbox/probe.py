@@ -61,7 +61,7 @@ def missing(level: Level) -> str:
     if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
         return f"it needs Linux on {' or '.join(_MACHINES)}"
     if not landlock.abi_version():
-        return "the kernel has no Landlock, or it is not switched on (Linux 5.13 or later, lsm=landlock,…)"
+        return "the kernel does not support Landlock, or it is not enabled (Linux 5.13 or later, lsm=landlock,…)"
     try:
         seccomp.load_library()
     except OSError:

@@ -110,12 +110,12 @@ class ScorecardFolder:
             yield from self._event_faults(spec, condition, events, check)
             everything += _in_order(spec, events)
         if list(read_events(self.path / ALL_EVENTS)) != everything:
-            yield f"{ALL_EVENTS} is not the events of the conditions"
+            yield f"{ALL_EVENTS} does not match the events of the conditions"
         by_id = {condition.id: condition for condition in summary.conditions}
         for condition in spec.conditions:
             events = [event for event in everything if event.condition_id == condition.id]
             if events and by_id.get(condition.id) != summarize(condition, events):
-                yield f"{SUMMARY}: {condition.id} is not the summary of its events"
+                yield f"{SUMMARY}: {condition.id} does not match its events"
 
     def _event_faults(
         self, spec: ScorecardSpec, condition: ScorecardCondition, events: Sequence[ScorecardEvent], check: CheckText
@@ -123,7 +123,7 @@ class ScorecardFolder:
         tasks = {task.id: task for task in spec.tasks}
         names = [event.task_id for event in events]
         if sorted(names) != sorted(tasks):
-            yield f"{condition.id}/{EVENTS} has not one event for each task"
+            yield f"{condition.id}/{EVENTS} does not have exactly one event for each task"
         for event in events:
             if event.task_id in tasks and event.condition_id == condition.id:
                 yield from self._output_faults(condition, tasks[event.task_id], event, check)
@@ -173,7 +173,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        remedy = "A scorecard that was broken off is completed by running it again with the same --output."
+        remedy = "To complete an interrupted scorecard, run it again with the same --output."
         raise InvalidRequest(
             Code.SCORECARD_INVALID,
             f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.",
@@ -182,7 +182,7 @@ def _read(path: Path) -> str:
 
 
 def _misfit(place: str, error: ValueError) -> InvalidRequest:
-    reason = f"it is no JSON: {error}"
+    reason = f"it is not JSON: {error}"
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         reason = f"{'.'.join(map(str, first['loc'])) or 'the row'}: {first['msg']}"

@@ -20,7 +20,9 @@ def decide(summaries: Sequence[ScorecardSummary]) -> ScorecardDecision:
     """
     conditions = [condition for summary in summaries for condition in summary.conditions]
     if not conditions:
-        raise InvalidRequest(Code.SCORECARD_INVALID, "There is no condition to decide by.", remedy="Give a summary.")
+        raise InvalidRequest(
+            Code.SCORECARD_INVALID, "The summary does not contain a condition.", remedy="Give a summary."
+        )
     best = max(conditions, key=lambda condition: condition.task_success)
     plateau = _is_plateau(conditions)
     unmet = {
@@ -33,7 +35,7 @@ def decide(summaries: Sequence[ScorecardSummary]) -> ScorecardDecision:
     return ScorecardDecision(
         recommended="invest_in_custom_model_rnd" if invest else "continue_qlora_first",
         reason=f"The best condition is {best.id}, with a task success of {best.task_success:.3f}; "
-        f"{'adapters have reached a plateau' if plateau else 'adapters still differ, or there are fewer than two'}; "
+        f"{'adapters have reached a plateau' if plateau else 'adapters still differ, or fewer than two were compared'}; "
         f"unmet: {', '.join(names) or 'nothing'}.",
         qlora_plateau=plateau,
         strictness_unmet=unmet["strictness"],

@@ -71,12 +71,14 @@ class KpiDelta(ScorecardValue):
     items: int = Field(description="Tasks that have a value under both conditions.")
     candidate: float
     incumbent: float
-    delta: float = Field(description="Candidate less incumbent.")
-    interval: tuple[float, float] = Field(description="Of the delta; each end holds with 95 %.")
+    delta: float = Field(description="Candidate minus incumbent.")
+    interval: tuple[float, float] = Field(description="Confidence interval of the delta; each end holds with 95 %.")
     required: str
-    holds: bool = Field(description="The delta is as required.")
-    smallest_visible: float | None = Field(description="The smallest difference of a rate that so many tasks show.")
-    items_needed: int | None = Field(description="Tasks that would show the required gain, where these are too few.")
+    holds: bool = Field(description="True: the delta meets its requirement.")
+    smallest_visible: float | None = Field(description="Smallest difference of a rate that this many tasks can detect.")
+    items_needed: int | None = Field(
+        description="Number of tasks that would show the required gain, if these are too few."
+    )
 
     @property
     def open_question(self) -> str | None:

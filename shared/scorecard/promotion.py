@@ -28,15 +28,15 @@ class PromotionCycle(ScorecardValue):
     """One scorecard, and which of its conditions are compared."""
 
     spec: ScorecardSpec
-    candidate: ConditionId = Field(description="The condition that is to take the place.")
-    incumbent: ConditionId = Field(description="The condition that has it.")
+    candidate: ConditionId = Field(description="The candidate condition.")
+    incumbent: ConditionId = Field(description="The incumbent condition.")
     events: Annotated[list[ScorecardEvent], Field(min_length=1, max_length=MAX_EVENTS)] = Field(
         description="Lines of events.all.jsonl. Those of other conditions are not used."
     )
 
 
 class CycleResult(ScorecardValue):
-    """What one cycle shows.
+    """Result of one cycle.
 
     Attributes:
         id: digest of the eval, its items, the seeds and both adapters.
@@ -47,14 +47,14 @@ class CycleResult(ScorecardValue):
     candidate: str
     incumbent: str
     repeats: str | None
-    missing: list[str] = Field(description="What it does not show; each keeps the candidate from being eligible.")
-    failed: list[str] = Field(description="KPIs in which the candidate does not do what it has to.")
+    missing: list[str] = Field(description="Missing evidence; each entry makes the candidate ineligible.")
+    failed: list[str] = Field(description="KPIs in which the candidate does not meet the requirement.")
     unused_conditions: list[str] = Field(description="Conditions with events that no comparison used.")
     deltas: list[KpiDelta]
 
 
 class PromotionResult(ScorecardValue):
-    """Whether the candidate is eligible, and why."""
+    """Decision whether the candidate is eligible, with reasons."""
 
     verdict: Verdict
     eligible: bool
@@ -75,7 +75,7 @@ def evaluate_promotion(cycles: Sequence[PromotionCycle], missing: Sequence[str] 
     lacking = [*missing, *_across(cycles)]
     if distinct < MIN_CYCLES:
         lacking.append(
-            f"{MIN_CYCLES} distinct cycles are needed and there {'is' if distinct == 1 else 'are'} {distinct}; "
+            f"{MIN_CYCLES} distinct cycles are needed, but only {distinct} {'is' if distinct == 1 else 'are'} distinct; "
             "cycles are distinct when their items or their training seeds differ"
         )
     lacking += [f"cycle {number}: {gap}" for number, result in enumerate(results, start=1) for gap in result.missing]
@@ -83,7 +83,7 @@ def evaluate_promotion(cycles: Sequence[PromotionCycle], missing: Sequence[str] 
     verdict: Verdict = "insufficient_evidence" if lacking else "not_eligible" if failed else "eligible"
     reasons = {
         "insufficient_evidence": "Not shown: " + "; ".join(lacking) + ".",
-        "not_eligible": f"The candidate does not do what it has to in: {', '.join(failed)}.",
+        "not_eligible": f"The candidate does not meet the requirement in: {', '.join(failed)}.",
         "eligible": f"In {distinct} distinct cycles the candidate gains, and loses in no KPI.",
     }
     return PromotionResult(
@@ -119,7 +119,9 @@ def _results(cycles: Sequence[PromotionCycle]) -> Iterator[CycleResult]:
         # If a cycle is incomplete, its numbers would be about other tasks than they seem to be.
         deltas = [] if missing else compare_kpis(_events(cycle, cycle.candidate), _events(cycle, cycle.incumbent))
         shown = {delta.kpi for delta in deltas}
-        missing += [f"{name} ({kpi.group}) has no value" for name, kpi in KPIS.items() if deltas and name not in shown]
+        missing += [
+            f"{name} ({kpi.group}) does not have a value" for name, kpi in KPIS.items() if deltas and name not in shown
+        ]
         missing += [f"{delta.kpi}: {delta.open_question}" for delta in deltas if delta.open_question]
         yield CycleResult(
             id=found,
@@ -148,14 +150,14 @@ def _missing(cycle: PromotionCycle) -> Iterator[str]:
         ("candidate", "incumbent"), (cycle.candidate, cycle.incumbent), conditions, strict=True
     ):
         if condition is None:
-            yield f"the spec has no condition {name}, which is to be the {role}"
+            yield f"the spec does not have a condition {name}, which is named as the {role}"
             continue
         yield from _missing_of(role, condition)
         tasks = Counter(event.task_id for event in cycle.events if event.condition_id == name)
         if lacking := [task.id for task in spec.tasks if tasks[task.id] != 1]:
-            yield f"{name} has not one event for each task: {', '.join(lacking[:5])}"
+            yield f"{name} does not have exactly one event for each task: {', '.join(lacking[:5])}"
         if unknown := sorted(tasks.keys() - {task.id for task in spec.tasks}):
-            yield f"{name} has events of tasks that the spec has not: {', '.join(unknown[:5])}"
+            yield f"{name} has events of tasks that are not in the spec: {', '.join(unknown[:5])}"
         if any(event.backend != condition.backend for event in cycle.events if event.condition_id == name):
             yield f"events of {name} are of another backend than its condition"
     candidate, incumbent = conditions
@@ -164,12 +166,12 @@ def _missing(cycle: PromotionCycle) -> Iterator[str]:
     if not all(task.semantic_expected_contains for task in spec.tasks):
         yield f"{Group.SEMANTIC}: tasks have no semantic_expected_contains"
     if spec.max_retries == 0:
-        yield f"{Group.RUNTIME_REPAIR}: max_retries is 0, so nothing was repaired"
+        yield f"{Group.RUNTIME_REPAIR}: max_retries is 0, so repair was not tested"
 
 
 def _missing_of(role: str, condition: ScorecardCondition) -> Iterator[str]:
     if condition.mode != "http_generate":
-        yield f"{Group.RUNTIME_REPAIR}: the {role} {condition.id} was not sampled; recorded answers have no times"
+        yield f"{Group.RUNTIME_REPAIR}: the {role} {condition.id} was not sampled; recorded answers have no latencies"
     if condition.backend != "base" and condition.training_seed is None:
         yield f"the {role} {condition.id} has no training_seed"
     if condition.backend != "base" and not condition.adapter_revision:

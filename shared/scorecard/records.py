@@ -23,14 +23,18 @@ class ScorecardEvent(ScorecardValue):
     compile_pass_1: bool = Field(description="The first attempt compiles.")
     compile_pass_n: bool = Field(description="The last attempt compiles.")
     repair_depth: Count | None = Field(description="Repairs until it compiled; null when it never did.")
-    canonical_pass: bool = Field(description="The answer as it stands compiles: no fence and nothing else around it.")
+    canonical_pass: bool = Field(
+        description="The unmodified answer compiles, without a code fence or other content around it."
+    )
     voxelized_strictness: Share = Field(description="Share of the answer's lines that are code.")
-    task_success: bool = Field(description="It compiles and contains what is expected.")
-    semantic_task_success: bool = Field(description="It compiles and contains what is semantically expected.")
+    task_success: bool = Field(description="It compiles and contains the expected strings.")
+    semantic_task_success: bool = Field(description="It compiles and contains the semantically expected strings.")
     hir_error_count: Count = Field(description="Diagnostics of the validator.")
-    latency_ms: Milliseconds = Field(description="Of all attempts together.")
-    time_to_first_valid_ms: Milliseconds | None = Field(description="Until an answer compiled; null when none did.")
-    repair_stalled: bool = Field(description="It was given up because the same errors came again.")
+    latency_ms: Milliseconds = Field(description="Total of all attempts.")
+    time_to_first_valid_ms: Milliseconds | None = Field(
+        description="Time until an answer compiled; null if no answer compiled."
+    )
+    repair_stalled: bool = Field(description="Repair stopped because the same errors occurred again.")
     tokens_in: Count = Field(description="As the server counts them.")
     tokens_out: Count
     placeholder_marker_hits: Count
@@ -72,7 +76,9 @@ class ConditionSummary(ScorecardValue):
     voxelized_strictness: Share
     task_success: Share
     semantic_task_success: Share
-    repair_depth_mean: float | None = Field(description="Over the tasks that compiled; null when none did.")
+    repair_depth_mean: float | None = Field(
+        description="Mean over the tasks that compiled; null if no answer compiled."
+    )
     repair_stall_rate: Share
     time_to_first_valid_p50_ms: Milliseconds | None
     latency_p50_ms: Milliseconds
@@ -99,7 +105,7 @@ class ScorecardSummary(ScorecardValue):
 
 
 class ScorecardDecision(ScorecardValue):
-    """What the summaries recommend to invest in."""
+    """Recommendation from the summaries."""
 
     recommended: Literal["continue_qlora_first", "invest_in_custom_model_rnd"]
     reason: str

@@ -75,6 +75,6 @@ def _no_answer(condition: ScorecardCondition, task: ScorecardTask) -> InvalidReq
     return InvalidRequest(
         Code.SCORECARD_INVALID,
         message,
-        remedy="Add the file; what is done so far is kept.",
+        remedy="Add the file and run it again; completed results are kept.",
         param="conditions.fixture_dir",
     )

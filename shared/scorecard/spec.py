@@ -39,7 +39,7 @@ class ScorecardCondition(ScorecardValue):
     mode: Literal["http_generate", "fixture_file"] = Field(
         description="`http_generate`: it is sampled at `server_url`. `fixture_file`: its answers are files in `fixture_dir`."
     )
-    backend: Backend = Field("other", description="What trained it; `base` when nothing did.")
+    backend: Backend = Field("other", description="Backend that trained it; `base` for an untrained model.")
     model_id: Text | None = Field(None, description="Its name in requests; required for `http_generate`.")
     adapter_revision: Text | None = Field(None, description="The adapter's id with its digest.")
     server_url: Text | None = Field(None, description="Address of the API, as in http://127.0.0.1:8000.")
@@ -47,7 +47,7 @@ class ScorecardCondition(ScorecardValue):
         None, description="Folder with TASK.txt, TASK.2.txt for a second attempt, …; relative to the file of the spec."
     )
     training_seed: int | None = Field(
-        None, ge=0, description="The seed that it was trained with; two promotion cycles are told apart by it."
+        None, ge=0, description="The seed that it was trained with; it distinguishes promotion cycles."
     )
 
     @model_validator(mode="after")
@@ -123,7 +123,7 @@ def read_spec(path: Path) -> ScorecardSpec:
         field = ".".join(map(str, first["loc"]))
         raise _invalid(path, f"{field}: {first['msg']}", field) from None
     except (ValueError, RecursionError) as error:
-        raise _invalid(path, f"it is no JSON: {error}", None) from None
+        raise _invalid(path, f"it is not JSON: {error}", None) from None
 
 
 def _invalid(path: Path, reason: str, field: str | None) -> InvalidRequest:

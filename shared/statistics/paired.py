@@ -77,7 +77,9 @@ def compare(
     """
     differences = [after - before for before, after in zip(old, new, strict=True)]
     if not differences:
-        return Comparison(Status.MISSING_EVIDENCE, 0, None, None, None, None, None, None, None, "nothing was compared")
+        return Comparison(
+            Status.MISSING_EVIDENCE, 0, None, None, None, None, None, None, None, "no items were compared"
+        )
     items = len(differences)
     clusters = clusters_of(differences, range(items) if groups is None else groups)
     # The added pairs weigh as much as a group.
@@ -135,7 +137,7 @@ def _decide(interval: tuple[float, float], visible: float | None, margin: float,
     if visible is not None and visible <= margin:
         return (
             Status.FAILED,
-            f"a loss of {margin:g} cannot be excluded, though {items} items would show that there is none",
+            f"a loss of {margin:g} cannot be excluded, although {items} items are enough to exclude it",
         )
     return Status.MISSING_EVIDENCE, f"{items} items are too few to exclude a loss of {margin:g}"
 

@@ -42,7 +42,7 @@ class Chat:
         last_turn_only: earlier turns should be supervised too, but the template rewrites them.
         prompt_differs: the generation prompt differs from the beginning of the answer's turn in the chat (a template
             that adds ``<think>`` to prompts only, say): prompts at serving time differ a little from those in training.
-        developer_as_system: the template has no developer, so that turn is written as the system's, as vLLM does.
+        developer_as_system: the template does not know the role developer, so that turn is written as the system's, as vLLM does.
         left_out: parts of the row that the template does not write, and for which the row is not refused.
     """
 
@@ -133,7 +133,7 @@ class _WrittenRow:
     # -- marks
 
     def by_marks(self, compare_prompt: bool) -> Chat | None:
-        """Return the chat with the spans that the template marks; None if it marks nothing of this chat."""
+        """Return the chat with the spans that the template marks; None if it has no marks in this chat."""
         spans = self.whole.assistant_spans
         if not spans:
             return None
@@ -190,7 +190,7 @@ class _WrittenRow:
         position = text.rfind(token, start) if token else -1
         end = position + len(token) if position >= 0 else max(start, len(text.rstrip()))
         if not self.whole.text.startswith(text[:end]):
-            raise _unsupported("it rewrites the turn once other turns follow.")
+            raise _unsupported("it rewrites a turn when other turns follow.")
         return _Answer(start, end, differs)
 
     def _start(self, turn: int, text: str) -> tuple[int, bool]:

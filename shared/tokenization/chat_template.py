@@ -212,7 +212,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         # "x".ljust(10**9), for one.
         sizes = (value for value in (*args, *kwargs.values()) if isinstance(value, int))
         if isinstance(getattr(__obj, "__self__", None), str) and any(size > MAX_TEXT for size in sizes):
-            raise SecurityError("a text method would make a text that is too long")
+            raise SecurityError("a string method would produce a string that is too long")
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -259,7 +259,7 @@ def _refusal(error: Exception) -> InvalidRequest:
     reason = str(error) or type(error).__name__
     return InvalidRequest(
         Code.TEMPLATE_UNSUPPORTED,
-        f"The base's chat template does not take this chat: {reason[:500]}.",
+        f"The base's chat template refuses this chat: {reason[:500]}.",
         remedy="Write chats in the way that the template requires, or give the base another chat_template.jinja.",
         param="model.hf_repo",
     )

@@ -241,6 +241,6 @@ def _leaves_out(part: str) -> InvalidRequest:
     return InvalidRequest(
         Code.TEMPLATE_UNSUPPORTED,
         f"The base's chat template leaves out {part}.",
-        remedy="Take it out of the row, or give the base a chat_template.jinja that writes it.",
+        remedy="Remove it from the row, or give the base a chat_template.jinja that writes it.",
         param="model.hf_repo",
     )

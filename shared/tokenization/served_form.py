@@ -20,7 +20,7 @@ _OURS = frozenset(("weight", "reasoning_content"))
 def served_roles(messages: Sequence[Message], template: str) -> list[Message]:
     """Return turns with the roles that vLLM passes to a template.
 
-    A developer's turn is a system turn where the template has no developer. Several system turns, or one that is not
+    A developer's turn is a system turn where the template does not know the role developer. Several system turns, or one that is not
     the first, are then one at the beginning, without a name, because many templates take no other.
     """
     if not any(message.role == "developer" for message in messages) or _knows_developer(template):

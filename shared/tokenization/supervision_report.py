@@ -207,7 +207,7 @@ class SupervisionReport(SupervisionPart):
         left.
         """
         if self.tools_unsupported and self.tools_unsupported == self.unsupported.count:
-            return "This base's chat template does not know tools: choose another base, or write the calls as text."
+            return "This base's chat template does not know tools: choose another base, or write the calls into the content."
         if self.is_refused(lenient=True):
             return f"No row is left to train on: choose another base, change the rows, or {advice}."
         return f"Fix or remove the lines in details.lines, skip them (data.mode lenient), or {advice}."

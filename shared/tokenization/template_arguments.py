@@ -79,14 +79,16 @@ def check_arguments(templates: Sequence[ChatTemplate], arguments: Mapping[str, A
         if name not in known:
             raise ContractRejected(
                 Code.TEMPLATE_ARGUMENT_UNKNOWN,
-                f"The base's chat template has no argument {name!r}.",
-                remedy=f"It knows {', '.join(known)}." if known else "It knows none: leave the arguments out.",
+                f"The base's chat template does not have an argument {name!r}.",
+                remedy=f"Use one of its arguments: {', '.join(known)}."
+                if known
+                else "Leave the arguments out: the template does not have any.",
                 param=f"{PARAM}.{name}",
                 details={"known": known},
             )
         if isinstance(value, str) and value.strip().lower() in ("true", "false"):
             remedy = f"Write {value.strip().lower()} without quotation marks."
-            raise _invalid(name, f"is the string {value!r}, which a template takes for neither true nor false", remedy)
+            raise _invalid(name, f"is the string {value!r}, but a template needs true or false", remedy)
     for template in templates:
         for chat, prompt in _probes():
             try:
@@ -94,11 +96,11 @@ def check_arguments(templates: Sequence[ChatTemplate], arguments: Mapping[str, A
             except InvalidRequest as error:
                 if _renders(template.with_arguments({}), chat, prompt):
                     reason = error.message.partition(": ")[2]
-                    message = f"The base's chat template does not take {describe_arguments(arguments)}: {reason}"
+                    message = f"The base's chat template refuses {describe_arguments(arguments)}: {reason}"
                     raise ContractRejected(
                         Code.TEMPLATE_ARGUMENT_INVALID,
                         message,
-                        remedy="Give a value that the template takes; the base's model card names them.",
+                        remedy="Use a value that the template accepts; the base's model card lists them.",
                         param=PARAM,
                     ) from None
 

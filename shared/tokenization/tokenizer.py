@@ -136,7 +136,7 @@ class Tokenizer:
 
     @property
     def knows_tools(self) -> bool:
-        """Whether the base's template writes tools or calls: it has one for tools, or contains the word "tool"."""
+        """Return true if the base's template writes tools or calls: it has one for tools, or contains the word "tool"."""
         return self.tool_template is not None or "tool" in self.template.text
 
     @property
@@ -154,7 +154,7 @@ class Tokenizer:
         """Notes on arguments without effect, if any."""
         arguments = self.options.arguments
         idle = [describe_arguments({name: arguments[name]}) for name in idle_arguments(self.templates, arguments)]
-        return [f"The template argument {argument} changes no chat of this base." for argument in idle]
+        return [f"The template argument {argument} does not change any chat of this base." for argument in idle]
 
     def template_for(self, tools: Sequence[Turn] | None) -> ChatTemplate:
         """Return the template for chats with these tools."""
@@ -181,7 +181,7 @@ class Tokenizer:
 
 def _load_backend(path: Path, config: dict[str, Any], special_tokens: dict[str, str]) -> tokenizers.Tokenizer:
     if not path.is_file():
-        raise _unreadable(f"The base's folder has no {path.name}.")
+        raise _unreadable(f"The base's folder does not contain {path.name}.")
     try:
         backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
     except Exception as error:

@@ -60,7 +60,7 @@ class AllowedTargets:
                 name = entry.lower().rstrip(".")
                 if any(sign in name for sign in "/:@ ") or "*" in name.removeprefix("*."):
                     raise ValueError(
-                        f"{entry!r} is no host name, address or network, such as hooks.internal, *.corp.example or 10.2.0.0/16"
+                        f"{entry!r} is not a host name, address or network, such as hooks.internal, *.corp.example or 10.2.0.0/16"
                     ) from None
                 hosts.append(name)
         return cls(tuple(hosts), tuple(networks))
@@ -93,15 +93,15 @@ def check_url(url: str, allowed: AllowedTargets) -> SplitResult:
         parts = urlsplit(url)
         host, _ = parts.hostname or "", parts.port
     except ValueError:
-        raise _forbidden("it is no URL") from None
+        raise _forbidden("it is not a URL") from None
     if len(url) > MAX_URL_CHARS or not url.isascii() or any(sign <= " " or sign == "\x7f" for sign in url):
-        raise _forbidden(f"it takes at most {MAX_URL_CHARS} ASCII characters, none of them a space")
+        raise _forbidden(f"it must have at most {MAX_URL_CHARS} ASCII characters, without spaces")
     if parts.scheme not in ("https", "http") or not host:
-        raise _forbidden("it has to begin with https:// and a host")
+        raise _forbidden("it must begin with https:// and a host")
     if parts.username is not None or parts.password is not None or parts.fragment:
-        raise _forbidden("user, password and fragment are not sent; the signature says who sends it")
+        raise _forbidden("it must not contain user, password or fragment; receivers verify the signature")
     if parts.scheme == "http" and not allowed.names(host):
-        raise _forbidden("it has to begin with https://")
+        raise _forbidden("it must begin with https://")
     address = parse_address(host)
     # A name is checked when it is resolved, and so are addresses that only a resolver accepts, such as 127.1.
     if address is not None and not allowed.permit(host, address):
@@ -142,6 +142,6 @@ def _forbidden(reason: str) -> InvalidRequest:
     return InvalidRequest(
         Code.WEBHOOK_URL_FORBIDDEN,
         f"Webhooks cannot be sent to this URL: {reason}.",
-        remedy="Use an https:// URL of a public host; an operator allows internal receivers with MENS_WEBHOOK_ALLOWED.",
+        remedy="Use an https:// URL of a public host, or ask an operator to allow internal receivers with MENS_WEBHOOK_ALLOWED.",
         param="url",
     )

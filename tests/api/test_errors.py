@@ -81,15 +81,15 @@ def test_a_misspelt_field_leads_with_what_was_meant(
         param,
         "extra_forbidden",
     )
-    assert error["message"].startswith(f"{param}: there is no such field. Did you mean {meant}? ")
-    assert error["mens"]["details"]["errors"][0] == {"param": param, "reason": "there is no such field"}
+    assert error["message"].startswith(f"{param}: this field does not exist. Did you mean {meant}? ")
+    assert error["mens"]["details"]["errors"][0] == {"param": param, "reason": "this field does not exist"}
 
 
 @pytest.mark.parametrize("kind", ["fine-tune", 7, None])
 def test_an_unknown_kind_of_job_is_answered_with_those_there_are(client: TestClient, kind: object) -> None:
     error = client.post("/v1/jobs", json={"kind": kind, "contract": DATA}).json()["error"]
     assert error["param"] == "kind"
-    assert error["message"].startswith("kind: it is none of finetune, merge, import, evaluate.")
+    assert error["message"].startswith("kind: it is not one of finetune, merge, import, evaluate.")
 
 
 @pytest.mark.parametrize(("body", "byte"), [('{"kind": ', 9), ('{"é": tru}', 7), ("", None)])

@@ -47,7 +47,7 @@ def test_database_that_cannot_hold_every_text_is_refused(
     monkeypatch.setenv("MENS_DATABASE_URL", narrow)
     assert main() == 1
     error = capsys.readouterr().err
-    assert "'narrow' has the encoding SQL_ASCII; texts need UTF8" in error
+    assert "'narrow' has the encoding SQL_ASCII; UTF8 is required" in error
     assert "CREATE DATABASE mens ENCODING 'UTF8'" in error
     postgres_server.drop(narrow)
     postgres_server.drop(str(server))

@@ -106,7 +106,7 @@ def test_base_models_on_a_claim_are_read_only(chart: Chart) -> None:
                 "catalog": {"version": 1, "bases": [base("q", kind="local", path="q")]},
                 "serving": {"models": [{"base": "q"}]},
             },
-            "catalog: q is a folder (kind local), and with storage.s3 pods share none",
+            "catalog: q is a folder (kind local), and with storage.s3 pods do not share a volume",
         ),
     ],
 )

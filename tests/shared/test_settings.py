@@ -55,7 +55,7 @@ def test_targets_of_webhooks_are_checked_when_they_are_read(monkeypatch: pytest.
     monkeypatch.setenv("MENS_WEBHOOK_ALLOWED", " hooks.internal, 10.2.0.0/16,")
     assert read_settings(Settings).webhook_allowed == ["hooks.internal", "10.2.0.0/16"]
     monkeypatch.setenv("MENS_WEBHOOK_ALLOWED", "https://hooks.internal")
-    with pytest.raises(InvalidRequest, match=r"MENS_WEBHOOK_ALLOWED: 'https://hooks.internal' is no host name"):
+    with pytest.raises(InvalidRequest, match=r"MENS_WEBHOOK_ALLOWED: 'https://hooks.internal' is not a host name"):
         read_settings(Settings)
 
 

@@ -66,7 +66,7 @@ class Models:
         self.asked.append(body)
         question = body["messages"][-1]["content"]
         if body["model"] not in self.right:
-            error = {"message": "There is no such model.", "mens": {"code": "MODEL_NOT_FOUND", "remedy": ""}}
+            error = {"message": "This model does not exist.", "mens": {"code": "MODEL_NOT_FOUND", "remedy": ""}}
             return 404, {"error": error}
         knows = int(question) < ROWS * self.right[body["model"]]
         usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}

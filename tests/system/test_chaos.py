@@ -65,7 +65,7 @@ def test_job_goes_on_from_a_checkpoint_after_each_loss_of_its_trainer_or_worker(
     assert job["attempt"] == 4
     installation.assert_one_result(job)
     assert installation.resumptions(job_id) == 3, "each further attempt goes on from a checkpoint"
-    assert [event["message"] for event in job["events"]].count("Given back to the queue: the worker stops.") == 1
+    assert [event["message"] for event in job["events"]].count("Returned to the queue: the worker stops.") == 1
 
 
 @pytest.mark.long  # of the killed one above

@@ -186,7 +186,7 @@ def test_better_adapter_takes_the_alias_in_one_call_and_worse_one_by_no_way(desk
 def check_that_it_took_the_alias(desk: Desk, job: dict[str, Any], said: str) -> None:
     adapter, receipt_id = job["result"]["adapter_id"], job["result"]["receipt"]["id"]
     assert f"note: The alias {ALIAS} is governed by the policy desk" in said
-    assert f"evaluated beside {desk.incumbent}" in said
+    assert f"compared with {desk.incumbent}" in said
     assert desk.state()["adapter_id"] == adapter
     receipt = desk.installation.call("GET", f"/v1/receipts/{receipt_id}")["receipt"]
     rows = {row["name"]: row for row in receipt["gates"]}

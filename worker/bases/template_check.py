@@ -78,14 +78,14 @@ def refuse_difference(tokenizer: Tokenizer, source: str) -> None:
             raise _mismatch(f"refuses the probe chat {chat.name!r}, which the base's accepts", {"chat": chat.name})
         if found := first_difference(own[chat.name], served):
             where = f"has token {found['trainer_id']} at position {found['position']} of the probe chat {chat.name!r}"
-            raise _mismatch(f"{where}, where the base's has {found['server_id']}", {"chat": chat.name, **found})
+            raise _mismatch(f"{where}, but the base's has {found['server_id']}", {"chat": chat.name, **found})
 
 
 def _mismatch(difference: str, details: dict[str, object]) -> ArtifactInvalid:
     return ArtifactInvalid(
         Code.ADAPTER_TEMPLATE_MISMATCH,
-        f"The adapter's chat template {difference}; chats are served with the base's.",
-        remedy="Add a base whose folder has the adapter's chat_template.jinja, and import it for that one.",
+        f"The adapter's chat template {difference}; chats are served with the base's template.",
+        remedy="Add a base whose folder has the adapter's chat_template.jinja, and import the adapter for that base.",
         param="template_file",
         details=details,
     )

@@ -20,7 +20,7 @@ from worker.run_folder import (
 
 @contextmanager
 def appearing_whole(target: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which becomes the target once everything is on the disk; on failure nothing of it
+    """Yield a folder to write into, which becomes the target once everything is on the disk; on failure no part of it
     remains.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}")

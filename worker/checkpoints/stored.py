@@ -207,7 +207,7 @@ class StoredCheckpoints:
 def _damaged(name: str) -> ArtifactInvalid:
     return ArtifactInvalid(
         Code.STORAGE_OBJECT_MISSING,
-        f"{name} of a stored checkpoint is not what was stored.",
-        remedy="Nothing: an older checkpoint is gone on from, or the beginning.",
+        f"{name} of a stored checkpoint differs from the stored one.",
+        remedy="No action is needed: training continues from an older checkpoint, or from the beginning.",
         param=name,
     )

@@ -17,7 +17,7 @@ from shared.graders.remote_models import RemoteModels
 from shared.sandbox.client import Sandbox
 
 Post = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""Sends a request to a route and returns the response's object; raises a MensError if there was no valid response."""
+"""Sends a request to a route and returns the response's object; raises a MensError without a valid response."""
 OF_THE_WHOLE = (Unavailable, NotFound)
 """Errors that are independent of the item: the next one would meet them too."""
 REPEATED = 10

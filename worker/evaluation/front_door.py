@@ -128,8 +128,8 @@ class FrontDoor:
                 raise
             return Unavailable(
                 Code.EVAL_UNAVAILABLE,
-                f"{self._client.base_url} gives no response ({type(error).__name__}).",
-                remedy="Check MENS_API_URL and the API; what was stored is not asked again.",
+                f"{self._client.base_url} does not respond ({type(error).__name__}).",
+                remedy="Check MENS_API_URL and the API; stored answers are not requested again.",
             )
 
     def _remember_socket(self, event: str, facts: dict[str, Any]) -> None:
@@ -153,7 +153,7 @@ def _object(response: httpx.Response) -> dict[str, Any]:
         return msgspec.json.decode(response.content, type=dict[str, Any])
     except msgspec.DecodeError:
         raise JobFailed(
-            Code.SERVING_FAILED, "The response is no JSON object.", remedy="Look at the API's log."
+            Code.SERVING_FAILED, "The response is not a JSON object.", remedy="Read the API's log."
         ) from None
 
 
@@ -164,7 +164,7 @@ def _error_of(response: httpx.Response) -> MensError:
         told = msgspec.json.decode(response.content)["error"]
         given, message, remedy = told["mens"]["code"], str(told["message"]), str(told["mens"].get("remedy") or "")
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-        given, message, remedy = "", f"The API gave the status {status}.", ""
+        given, message, remedy = "", f"The API returned the status {status}.", ""
     code = Code(given) if given in Code.__members__ else Code.SERVING_FAILED
     if status == httpx.codes.UNAUTHORIZED:
         return Unavailable(Code.EVAL_UNAVAILABLE, f"The API refuses the evaluation's key: {message}")

@@ -152,8 +152,8 @@ def _scored(answer: Answer, criteria: list[Criterion]) -> ScoredAnswer:
     """Return an answer's scores, from 0 to 1 if the criterion has a range; a missing or unjudged answer has none."""
     fault = answer.error or next((result.error for result in answer.results if result.error), None)
     if fault or not answer.results:
-        told = fault or {"code": "", "message": "it was not judged"}
-        return ScoredAnswer(error=f"{told['code']}: {told['message']}")
+        outcome = fault or {"code": "", "message": "it was not evaluated"}
+        return ScoredAnswer(error=f"{outcome['code']}: {outcome['message']}")
     scores = {}
     for criterion, result in zip(criteria, answer.results, strict=True):
         low, high = criterion.range if isinstance(criterion, ScoreModel) else (0.0, 1.0)

@@ -286,8 +286,8 @@ def _open_door(attempt: RunningJob, plan: EvaluationPlan) -> Iterator[FrontDoor]
     if not url:
         raise JobFailed(
             Code.EVAL_UNAVAILABLE,
-            "The worker does not know the API's address, so it cannot ask a model.",
-            remedy="Set MENS_API_URL for the worker and start it again.",
+            "The worker does not know the API's address, so it cannot send requests to a model.",
+            remedy="Set MENS_API_URL for the worker and restart it.",
         )
     key, secret = attempt.leases.mint_key(attempt.lease, Role.VIEWER)
     try:

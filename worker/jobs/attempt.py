@@ -65,7 +65,7 @@ class Attempt:
         self._stage: Stage | None = None
 
     def end(self) -> None:
-        """End the attempt in the metrics; nothing of it runs any more."""
+        """End the attempt in the metrics; it no longer runs."""
         self._enter(None)
         self.metrics.training.forget(self.lease.job.id)
 

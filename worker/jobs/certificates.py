@@ -180,7 +180,7 @@ def _warnings(shift_share: float | None, limit: float) -> list[str]:
     if shift_share is None or not shift_share >= limit:
         return []
     lost = f"the base shift is {100 * shift_share:.0f} % of what the adapter changes"
-    return [f"A part of what was learnt is lost where it is served: {lost}. {SHIFT_REMEDY}"]
+    return [f"The served model loses a part of the training: {lost}. {SHIFT_REMEDY}"]
 
 
 def _error_numbers(name: str, expected: Scores | None, served: Scores, limit: float | None) -> dict[str, Any]:
@@ -222,28 +222,26 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
             elif found:
                 reason = (
                     f"the probe chat {found['chat']!r} has token {found['server_id']} at position {found['position']}, "
-                    f"where the trainer has {found['trainer_id']}"
+                    f"but the trainer has {found['trainer_id']}"
                 )
-            remedy = "Serve the base with the tokenizer and chat template it was tuned with; set none on the replica."
+            remedy = "Serve the base with the tokenizer and chat template that it was tuned with; do not set others on the replica."
             return Code.ADAPTER_TEMPLATE_MISMATCH, reason, remedy
         case "stop":
             tokens = ", ".join(f"{one['token']} ({one['id']})" for one in report["stop"]["missed"])
-            reason = f"its answers go on after {tokens}, where training ends a turn"
+            reason = f"its answers continue after {tokens}, but training ends a turn there"
             remedy = (
                 "Start the replica with this release's `python -m serving`, which makes it stop at every end token."
             )
             return Code.ADAPTER_STOP_MISMATCH, reason, remedy
         case "effect":
             effect, noise = report["effect_rms_nats"], report["noise_rms_nats"]
-            reason = f"it changes nothing: it moves the probes by {effect:.2e} nats (noise {noise:.2e})"
-            remedy = (
-                "Train longer or with a higher learning rate; if the loss did fall, the served base is another one."
-            )
+            reason = f"it has no effect: it moves the probes by {effect:.2e} nats (noise {noise:.2e})"
+            remedy = "Train longer or with a higher learning rate; if the loss fell, the served base differs from the trained one."
             return Code.ADAPTER_NO_EFFECT, reason, remedy
         case "engine_error":
             error, limit = parity["engine_error_rms_nats"], parity["engine_error_limit_nats"]
             dtype = report["base"]["dtype"]
-            reason = f"the engine error is {error:.2e} nats RMS beside {parity['reference_dtype']}; the limit for {dtype} is {limit:.0e}"
+            reason = f"the engine error is {error:.2e} nats RMS against {parity['reference_dtype']}; the limit for {dtype} is {limit:.0e}"
             remedy = "vLLM does not compute this model as transformers does: check its version, dtype and settings."
         case _:
             shift, limit = parity["base_shift_rms_nats"], parity["base_shift_limit_nats"]

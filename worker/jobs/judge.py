@@ -72,7 +72,7 @@ def judge_adapter(attempt: Attempt, adapter_id: str, alias: str, policy: PolicyN
         compared_with = None
     attempt.enter(
         Stage.EVALUATING,
-        f"Evaluating {adapter.id} beside {compared_with or 'nothing'} by the policy {policy.name} ({policy.digest[:12]}).",
+        f"Evaluating {adapter.id} against {compared_with or 'no incumbent'} by the policy {policy.name} ({policy.digest[:12]}).",
     )
     served = served_bases(attempt, adapter.base_digest, TrainedWeights.of(adapter.manifest))
     runs, missing = run_policy(attempt, asked, adapter.id, compared_with)

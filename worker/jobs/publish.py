@@ -91,7 +91,7 @@ def certify(
     if not urls:
         raise JobFailed(
             Code.SERVING_UNAVAILABLE,
-            "No serving replica is configured, so nothing can be published.",
+            "No serving replica is configured, so adapters cannot be published.",
             remedy="Set MENS_SERVING_URLS or MENS_SERVING_DNS, or set artifact.publish = false.",
         )
     deadline = time.monotonic() + timeout_seconds

@@ -81,8 +81,8 @@ class ReferenceScores:
         if entry.digest != served.digest:
             raise ArtifactInvalid(
                 Code.BASE_DIGEST_MISMATCH,
-                f"A replica serves another {served.name} than the one in this worker's catalogue.",
-                remedy="Let all tiers read one catalogue, and start the replica again after a base was replaced.",
+                f"A replica serves a {served.name} that differs from the one in this worker's catalogue.",
+                remedy="Use one catalogue for all tiers, and restart a replica after replacing its base.",
                 param=served.name,
             )
         return self._folder(PlannedBase(name=entry.name, digests=entry.digests))

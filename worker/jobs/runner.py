@@ -109,7 +109,7 @@ class Worker:
             return
         lease = self.leases.claim_next(self.name, self.gpus)
         if lease is None:
-            logger.info("the message of the job %s: no job may be claimed", job_id)
+            logger.info("the message of the job %s was dropped: no job may be claimed", job_id)
             return
         ids = {"job_id": lease.job.id, "attempt": str(lease.token), "tenant": lease.job.tenant}
         with log_ids(**ids), span(f"attempt {lease.job.kind}", lease.traceparent, ids):
@@ -194,10 +194,10 @@ class Worker:
                 logger.warning("the job %s failed: %s", lease.job.id, error)
                 return self._failed(lease, error)
             except Exception as error:
-                logger.exception("the job %s met a bug", lease.job.id)
+                logger.exception("the job %s failed with a bug", lease.job.id)
                 bug = JobFailed(
                     Code.INTERNAL_ERROR,
-                    f"The worker met an unexpected {type(error).__name__}: {error}",
+                    f"The worker had an unexpected {type(error).__name__}: {error}",
                     remedy="Read the worker's log and report it.",
                 )
                 return self._failed(lease, bug)

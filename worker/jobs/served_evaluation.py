@@ -167,7 +167,7 @@ def _open_replica(attempt: Attempt, certificates: Mapping[str, Any], *, prefer_t
     raise Unavailable(
         Code.SERVING_UNAVAILABLE,
         "The replicas that were certified are no longer configured.",
-        remedy="Start them again, or take them out of MENS_SERVING_URLS.",
+        remedy="Restart them, or remove them from MENS_SERVING_URLS.",
     )
 
 

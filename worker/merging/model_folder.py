@@ -32,7 +32,7 @@ from worker.training.model.nf4 import through_nf4
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 SPECIAL_IDS = ("bos_token_id", "pad_token_id")
-"""Ids that transformers reads from config.json, in addition to the EOS, if there is no generation config."""
+"""Ids that transformers reads from config.json, in addition to the EOS, without a generation config."""
 PIECE_ELEMENTS = 1 << 18
 """Elements that are computed at a time: in float64 they fit into a processor's cache."""
 ShardWritten = Callable[[int, int], None]
@@ -158,7 +158,7 @@ class FolderMerge:
             raise ArtifactInvalid(
                 Code.MERGE_NOT_FINITE,
                 f"{key} of the base holds a number that is not finite, in whatever dtype it is stored.",
-                remedy="The base itself is damaged: fetch it again, or use another one; no dtype mends it.",
+                remedy="The base itself is damaged: fetch it again, or use another one; another dtype does not help.",
                 param=key,
             )
         if not extremes.to(dtype).isfinite().all():

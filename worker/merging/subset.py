@@ -93,7 +93,7 @@ class SubsetMerge:
         if not self.base_shards:
             raise InvalidRequest(
                 Code.MERGE_NO_BASE_SHARDS,
-                "There is no base to merge into.",
+                "The base to merge into is missing.",
                 remedy="Name each safetensors file of the base with --base-shard.",
                 param="base_shard",
             )
@@ -102,11 +102,11 @@ class SubsetMerge:
         _require(self.adapter, Code.MERGE_ADAPTER_NOT_FOUND, "adapter", "Give the original's safetensors file.")
         for path, param in ((self.adapter, "adapter"), *((shard, "base_shard") for shard in self.base_shards)):
             refuse_bin(path.name, param)
-        _require(self.meta, Code.MERGE_META_NOT_FOUND, "meta", "Give the sidecar that was written beside the adapter.")
+        _require(self.meta, Code.MERGE_META_NOT_FOUND, "meta", "Give the sidecar that was written with the adapter.")
         if self.output.exists():
             raise InvalidRequest(
                 Code.REQUEST_INVALID,
-                f"{self.output} is there already, and no merge overwrites a file.",
+                f"{self.output} exists already, and a merge does not overwrite files.",
                 remedy="Name another output.",
                 param="output",
             )
@@ -192,7 +192,7 @@ def checked_layer(
         found.append(stored[name])
     if key not in located:
         raise _refused(
-            Code.MERGE_BASE_KEY_NOT_FOUND, key, f"{key}, on which {logical} is, is in none of the base's files",
+            Code.MERGE_BASE_KEY_NOT_FOUND, key, f"{key}, the tensor of {logical}, is not in any of the base's files",
             "Name the shard that holds it with --base-shard too.",
         )  # fmt: skip
     a, b = found
@@ -234,7 +234,7 @@ def _as_float32(info: TensorInfo) -> TensorInfo:
 
 def _require(path: Path, code: Code, param: str, remedy: str) -> None:
     if not path.is_file():
-        raise NotFound(code, f"There is no file {path}.", remedy=remedy, param=param)
+        raise NotFound(code, f"The file {path} does not exist.", remedy=remedy, param=param)
 
 
 def _refused(code: Code, param: str, reason: str, remedy: str) -> ArtifactInvalid:
@@ -245,6 +245,6 @@ def _meta_format(reason: str, param: str | None) -> ArtifactInvalid:
     return ArtifactInvalid(
         Code.MERGE_META_FORMAT,
         f"The sidecar cannot be used: {reason.removesuffix('.')}.",
-        remedy="Give the sidecar of version 2 or 3 that was written beside the adapter.",
+        remedy="Give the sidecar of version 2 or 3 that was written with the adapter.",
         param=param,
     )

@@ -46,7 +46,9 @@ class WorkerMetrics:
             "mens_sweep_seconds", "How long sweeps took.", buckets=SWEEP_SECONDS, registry=where
         )
         self._swept_at = Gauge(
-            "mens_sweep_last_success_timestamp_seconds", "When the last sweep ended; 0: none has.", registry=where
+            "mens_sweep_last_success_timestamp_seconds",
+            "When the last sweep ended; 0: no sweep has ended.",
+            registry=where,
         )
         self._enqueued = Counter("mens_sweep_enqueued", "Jobs that a sweep sent to the queue again.", registry=where)
         self._expired = Counter(
@@ -54,9 +56,9 @@ class WorkerMetrics:
         )
         self._removed = Counter("mens_adapters_removed", "Deleted adapters whose files are removed.", registry=where)
         self._retained_out = Counter(
-            "mens_retention_removed", "What the retention policy has removed.", ("what",), registry=where
+            "mens_retention_removed", "Objects that the retention policy has removed.", ("what",), registry=where
         )
-        self._retained_out_bytes = Counter("mens_retention_removed_bytes", "Bytes of that.", registry=where)
+        self._retained_out_bytes = Counter("mens_retention_removed_bytes", "Bytes of these objects.", registry=where)
         self._disk_fault = Gauge(
             "mens_worker_disk_fault",
             "1 while the worker takes no job, because its run folders or the storage cannot be written; by code.",

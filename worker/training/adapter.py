@@ -58,7 +58,7 @@ def load_adapter(model: PeftModel, folder: Path, base: Path) -> None:
     if strangers := load_weights(model, folder, base):
         raise ArtifactInvalid(
             Code.ADAPTER_SHAPE_MISMATCH,
-            f"The base has no layer for the adapter's {strangers[0]}, or the adapter none for the base's.",
+            f"The adapter does not fit the base's layers: {strangers[0]}.",
             remedy="Train the adapter again on this base.",
             param=strangers[0],
         )

@@ -71,7 +71,7 @@ class DistributedContext:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes the run's files."""
+        """Return true if this process writes the run's files."""
         return self.rank == 0
 
     def share(self, lengths: Sequence[int]) -> list[int]:
@@ -202,7 +202,7 @@ def _claim(device: torch.device) -> None:
     if (device.index or 0) >= torch.cuda.device_count():
         raise JobFailed(
             Code.SETTINGS_INVALID,
-            f"Process {device.index} of the trainer has no GPU of its own; this machine shows {torch.cuda.device_count()}.",
+            f"Process {device.index} of the trainer has no GPU of its own; this machine has {torch.cuda.device_count()}.",
             remedy="Set MENS_TRAINER_PROCESSES to 0, which starts one process per GPU.",
         )
     torch.cuda.set_device(device)

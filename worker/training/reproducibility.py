@@ -69,7 +69,9 @@ def order_of_sums() -> str:
 def threads_follow_load() -> bool:
     """Return whether a library may use fewer threads while the machine is busy, which changes how sums are split."""
     mkl, openmp = (os.environ.get(name, "").lower() for name in ("MKL_DYNAMIC", "OMP_DYNAMIC"))
-    follows_mkl = torch.backends.mkl.is_available() and mkl not in NO  # MKL's own default is yes, OpenMP's is no
+    follows_mkl = (
+        torch.backends.mkl.is_available() and mkl not in NO
+    )  # MKL's own default is yes, OpenMP's default is "no"
     return follows_mkl or openmp not in ("", *NO)
 
 

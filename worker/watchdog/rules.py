@@ -115,7 +115,7 @@ _CAP = _Bound(
     Code.WALL_CLOCK_CAP_EXCEEDED,
     "seconds",
     "The job has run for {used:.0f} s; this installation allows {allowed:.0f} s.",
-    "Ask for less work in one job, or raise MENS_MAX_JOB_SECONDS.",
+    "Split the work into several jobs, or raise MENS_MAX_JOB_SECONDS.",
 )
 _BUDGET = _Bound(
     Termination.GPU_BUDGET,

@@ -61,7 +61,7 @@ class PinnedBackend(httpcore.NetworkBackend):
                 # The address goes to the log alone: a tenant reads this error, and could look up internal names with it.
                 logger.warning("a webhook to %s was not sent: it resolves to %s", host, address)
                 raise ForbiddenAddress(f"{host} does not resolve to public addresses alone")
-        failure: Exception = httpcore.ConnectError(f"{host} has no address")
+        failure: Exception = httpcore.ConnectError(f"{host} does not resolve to an address")
         for address in addresses:
             try:
                 left = _left(self._deadline, timeout)
@@ -110,7 +110,7 @@ def resolve_host(host: str, port: int) -> list[Address]:
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        raise OSError(f"no name of a host: {error}") from error
+        raise OSError(f"not a host name: {error}") from error
     addresses = (parse_address(str(entry[4][0])) for entry in found)
     return list(dict.fromkeys(address for address in addresses if address is not None))
 

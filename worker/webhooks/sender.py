@@ -64,9 +64,7 @@ def _outcome(response: httpcore.Response) -> Outcome:
     if 200 <= response.status < 300:
         return Outcome(response.status, None)
     if 300 <= response.status < 400:
-        return Outcome(
-            response.status, f"HTTP {response.status}: redirects are not followed; store the URL that is meant"
-        )
+        return Outcome(response.status, f"HTTP {response.status}: redirects are not followed; store the final URL")
     return Outcome(response.status, f"HTTP {response.status}{_beginning(response)}")
 
 

@@ -78,8 +78,8 @@ class FailedAuthentications:
             wait = max(math.ceil((1 - allowance.left) * 60 / self._per_minute), 1)
             raise TooMany(
                 Code.AUTHENTICATION_THROTTLED,
-                "Too many requests with unknown keys came from this address.",
-                remedy=f"Check the key, and try again in {wait} s.",
+                "This address has sent too many requests with unknown keys.",
+                remedy=f"Check the key, then try again in {wait} s.",
                 details={"retry_after_seconds": wait},
             )
         allowance.left -= 1

@@ -227,7 +227,7 @@ def make_limiter(broker_url: str, tenant_limits: KeyLimits = UNLIMITED) -> RateL
     try:
         return RateLimiter(SharedStore(ValkeyStore(broker_url)), tenant_limits=tenant_limits)
     except ValueError as error:
-        logger.warning("the broker cannot hold limits, so each API process limits keys for itself: %s", error)
+        logger.warning("the broker cannot store limits, so each API process limits keys on its own: %s", error)
         return RateLimiter(SharedStore(None), tenant_limits=tenant_limits)
 
 
@@ -264,7 +264,7 @@ def _too_many(who: str, account: Account, refusal: Refusal, state: dict[str, Any
         remedy = f"Try again in {state['retry_after_seconds']} s."
     else:
         code, limit, unit = Code.CONCURRENCY_LIMITED, account.concurrent_requests, "in flight at once"
-        remedy = "Try again when one of them has ended."
+        remedy = "Try again when one of them has finished."
     requests = "1 request" if limit == 1 else f"{limit} requests"
     message = f"The {who} has reached its limit of {requests} to models {unit}."
     return TooMany(code, message, remedy=remedy, details=state)

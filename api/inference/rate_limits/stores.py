@@ -60,7 +60,7 @@ local function counted(name, limit)
   return used, reset, 0
 end
 
--- First every account is checked, then every account is charged. Of each: its requests, its slots, its tokens, and the limits.
+-- First every account is checked, then every account is charged. For each: its requests, its slots, its tokens, and the limits.
 for account = 1, #KEYS / 3 do
   local requests, held, tokens = KEYS[3 * account - 2], KEYS[3 * account - 1], KEYS[3 * account]
   local rate, slots, most = tonumber(ARGV[3 * account + 1]), tonumber(ARGV[3 * account + 2]), tonumber(ARGV[3 * account + 3])
@@ -374,7 +374,7 @@ class SharedStore:
 
     def _went_away(self, error: Exception) -> None:
         if time.monotonic() >= self._warn_again_at:
-            logger.warning("Valkey does not answer, so this process limits keys for itself: %s", error)
+            logger.warning("Valkey does not answer, so this process limits keys on its own: %s", error)
             self._warn_again_at = time.monotonic() + self._away_seconds
         self._away_until = time.monotonic() + self._away_seconds
 

@@ -1,6 +1,6 @@
 """HTTP client for serving replicas: pooled kept-alive connections, responses read as they arrive, two kinds of errors.
 
-`ReplicaUnreachable` means that the replica has seen nothing of the request, `ReplicaDisconnected` that it may have. A
+`ReplicaUnreachable` means that the replica has not received any part of the request, `ReplicaDisconnected` that it may have. A
 request that a reused connection lost before the first byte of the response is sent once more, on a new one.
 """
 
@@ -30,7 +30,7 @@ _CONNECTION_ERRORS = (BadResponse, OSError)
 
 
 class ReplicaUnreachable(Exception):
-    """No connection was made, so the replica has seen nothing of the request."""
+    """The connection failed before the replica received any part of the request."""
 
 
 class ReplicaDisconnected(Exception):
@@ -63,12 +63,12 @@ class ReplicaResponse:
 
     @property
     def ok(self) -> bool:
-        """Whether the status is a success."""
+        """Return true if the status is a success."""
         return 200 <= self.status < 300
 
     @property
     def is_error(self) -> bool:
-        """Whether the response is an error: by its status, or as a stream whose first event is an error.
+        """Return true if the response is an error: by its status, or as a stream whose first event is an error.
 
         vLLM checks some fields only when it generates, after it has started a stream. The first event is known after
         :meth:`read_first`.
@@ -77,7 +77,7 @@ class ReplicaResponse:
 
     @property
     def engine_is_dead(self) -> bool:
-        """Whether vLLM reports that its engine has died; the server exits after that."""
+        """Return true if vLLM reports that its engine has died; the server exits after that."""
         return self.is_error and ENGINE_DEAD.search(self._first) is not None
 
     async def read_first(self) -> None:

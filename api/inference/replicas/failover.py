@@ -98,14 +98,14 @@ class Failover:
             return Unavailable(
                 Code.BASE_NOT_SERVED,
                 f"{describe_unserved(model.base, served)}{tuned}",
-                remedy=f"{serving_remedy(model.base, served)}; or try again while a replica of it starts; `mens replicas` shows what each serves.",
+                remedy=f"{serving_remedy(model.base, served)}; or try again when a replica of it has started; `mens replicas` lists the served bases.",
                 param="model",
             )
         states = "; ".join(f"{replica_name(replica.url)} is {replica.state}" for replica in having)
         return Unavailable(
             Code.SERVING_UNAVAILABLE,
-            f"No serving replica answers ({reason or states or 'none is known'}).",
-            remedy="Try again shortly; if it stays so, look at the serving tier.",
+            f"No serving replica answers ({reason or states or 'no replica is known'}).",
+            remedy="Try again shortly; if the error persists, check the serving tier.",
         )
 
     async def _one_is_back(self, model: ServedModel, deadline: float) -> bool:

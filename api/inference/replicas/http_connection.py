@@ -139,7 +139,7 @@ class HttpConnection(asyncio.Protocol):
         if self._loop.time() < self._deadline:
             self._set_timer()
         else:
-            self._fail(TimeoutError(f"nothing came for {self._silence_seconds:g} s"))
+            self._fail(TimeoutError(f"no data received for {self._silence_seconds:g} s"))
 
     def _fail(self, failure: Exception) -> None:
         self._failure = self._failure or failure
@@ -155,7 +155,7 @@ class HttpConnection(asyncio.Protocol):
     # Callbacks for asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, but is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, but is not a subclass
         # Without this uvloop keeps a request until the loop's next turn.
         self._transport.set_write_buffer_limits(0)
 

@@ -76,5 +76,5 @@ class ReplicaLimits:
             response = httpx.get(f"{url}/mens/limits", headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False)
             return ReplicaCapabilities.model_validate_json(response.raise_for_status().content)
         except (httpx.HTTPError, ValueError) as error:  # a body of another shape: another release, or another program
-            logger.warning("the replica %s does not report what it can serve: %s", url, error)
+            logger.warning("the replica %s does not report its limits: %s", url, error)
             return None

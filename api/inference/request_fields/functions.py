@@ -85,7 +85,7 @@ def _tools(functions: Any) -> list[JsonObject]:
     for index, function in enumerate(functions):
         if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             param = f"functions[{index}].name"
-            raise _invalid(param, f"`{param}` is not a text that is not empty.", "Give the function a name.")
+            raise _invalid(param, f"`{param}` is not a non-empty string.", "Give the function a name.")
     return [{"type": "function", "function": function} for function in functions]
 
 

@@ -239,7 +239,7 @@ def check_chat_fields(body: dict[str, Any]) -> None:
     if body.get("store"):
         raise InvalidRequest(
             Code.RESPONSE_NOT_STORED,
-            "`store` needs completions that are stored, and none is.",
+            "`store` is not supported: Mens does not store completions.",
             remedy="Leave `store` out, or set it to false.",
             param="store",
         )
@@ -283,7 +283,7 @@ def unknown_field(name: str, known: frozenset[str], parent: str = "") -> Invalid
     path = parent + name[:100]
     return InvalidRequest(
         Code.FIELD_UNKNOWN,
-        f"There is no field `{path}`.",
+        f"The field `{path}` does not exist.",
         remedy=f"Use `{instead}`." if instead else "Leave it out.",
         param=path,
     )

@@ -44,7 +44,7 @@ def _check_function(path: str, function: Any) -> None:
     if not isinstance(function, dict):
         raise _invalid(path, "is not an object", 'Make it {"name": …, "arguments": …}.')
     if not isinstance(function.get("name"), str) or not function["name"]:
-        raise _invalid(f"{path}.name", "is not a text that is not empty", "Give the function's name.")
+        raise _invalid(f"{path}.name", "is not a non-empty string", "Give the function's name.")
 
 
 def _check_parts(path: str, content: Any) -> None:
@@ -52,7 +52,7 @@ def _check_parts(path: str, content: Any) -> None:
         if isinstance(part, str):
             continue
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise _invalid(f"{path}[{index}].type", "is not a text", 'Make it "text".')
+            raise _invalid(f"{path}[{index}].type", "is not a string", 'Make it "text".')
         audio = part.get("input_audio")
         if audio is not None and not isinstance(audio, dict):
             raise _invalid(f"{path}[{index}].input_audio", "is not an object", "Send text only.")

@@ -121,7 +121,7 @@ def _refuse_flat(path: str, tool: dict[str, Any]) -> None:
         whose = "Anthropic's API" if "input_schema" in tool else "the Responses API"
         raise InvalidRequest(
             Code.REQUEST_INVALID,
-            f"`{path}` has no `function`: it is in the form of {whose}.",
+            f"`{path}` has no `function`: it has the form of {whose}.",
             remedy='Write {"type": "function", "function": {"name": …, "description": …, "parameters": …}}.',
             param=f"{path}.function",
         )

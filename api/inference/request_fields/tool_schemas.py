@@ -81,4 +81,4 @@ def _own_faults(schema: dict[str, Any], path: str) -> Iterator[SchemaFault]:
         if keyword in schema and not isinstance(schema[keyword], list):
             yield SchemaFault(f"{path}.{keyword}", "is not a list of schemas")
     if not isinstance(schema.get("pattern", ""), str):
-        yield SchemaFault(f"{path}.pattern", "is not a text")
+        yield SchemaFault(f"{path}.pattern", "is not a string")

@@ -80,7 +80,7 @@ def check_chat_tools(body: dict[str, Any]) -> None:
         if not isinstance(function, dict):
             raise _wrong(f"tools[{index}].function", "an object")
         if not isinstance(function.get("name"), str) or not function["name"]:
-            raise _wrong(f"tools[{index}].function.name", "a text that is not empty")
+            raise _wrong(f"tools[{index}].function.name", "a non-empty string")
 
 
 def _wrong(param: str, expected: str) -> InvalidRequest:

@@ -140,7 +140,9 @@ class Meter:
             for account, amount in counted.items():
                 self._add(account, amount)
             if not self._write_failed:
-                logger.warning("the database does not take the usage, which is kept here until it does: %s", error)
+                logger.warning(
+                    "the database does not accept the usage, which is kept in memory until it does: %s", error
+                )
             self._write_failed = True
         else:
             self._write_failed = False
@@ -155,7 +157,7 @@ class Meter:
         if self._writing:
             logger.error("usage that may be lost, because the database did not answer in time: %s", self._writing)
         if self._counted:
-            logger.error("usage that is lost, because the database did not take it: %s", self._counted)
+            logger.error("usage that is lost, because the database did not accept it: %s", self._counted)
 
     def _count(self, key: Key, model: str, amount: Amount) -> None:
         self._add(Account(datetime.now(UTC).date().isoformat(), key.id, model, key.tenant), amount)

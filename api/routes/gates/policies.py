@@ -31,7 +31,7 @@ class StorePolicy(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     name: PolicyNameText = Field(description="Letters, digits, `.`, `_` and `-`, at most 64.")
-    source: str = Field(max_length=MAX_BYTES, description="The file: YAML, or JSON, which is a part of it.")
+    source: str = Field(max_length=MAX_BYTES, description="Content of the file: YAML or JSON.")
 
 
 class CheckPolicy(BaseModel):
@@ -53,7 +53,7 @@ class AssignPolicy(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     policy: str = Field(
-        min_length=1, max_length=64, description="Name of a policy, of which the newest is meant, or its digest."
+        min_length=1, max_length=64, description="Name of a policy, for its newest version, or its digest."
     )
     reason: Reason = Field("", description="Reason for the change; kept in the history.")
 
@@ -87,7 +87,7 @@ def retrieve_policy(name: Id, view: TenantViewDep) -> StoredPolicy:
 
 @router.get("/policy_assignments")
 def list_policy_assignments(view: TenantViewDep) -> WholeList[Assignment]:
-    """What policies govern: aliases, the tenant, the server."""
+    """List the assignments of policies: to aliases, the tenant and the server."""
     return WholeList(data=view.policies.assignments())
 
 
@@ -113,7 +113,7 @@ def remove_policy_assignment(
         raise NotFound(
             Code.POLICY_NOT_FOUND,
             f"No policy is assigned to {scope}.",
-            remedy="List what there is with GET /v1/policy_assignments.",
+            remedy="List the assignments with GET /v1/policy_assignments.",
             param="scope",
         )
     view.policies.assign(scope, None, author_of(caller), reason)

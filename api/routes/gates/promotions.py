@@ -27,7 +27,8 @@ class EvaluatePromotion(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     alias: Name | None = Field(
-        None, description="The alias that it is about: the incumbent of one cycle has to be what it points to now."
+        None,
+        description="The alias to promote to: the incumbent of one cycle must be the adapter that it points to now.",
     )
     cycles: Annotated[list[PromotionCycle], Field(min_length=1, max_length=MAX_CYCLES)]
 
@@ -41,7 +42,7 @@ class EvaluatePromotion(BaseModel):
         if (count := sum(len(found) for found in events if isinstance(found, list))) > MAX_EVENTS:
             raise PydanticCustomError(
                 "too_many_events",
-                "the cycles have {count} events together; at most {most} are taken: send those of the two conditions alone",
+                "the cycles have {count} events together; at most {most} are accepted: send only those of the two conditions",
                 {"count": count, "most": MAX_EVENTS},
             )
         return cycles

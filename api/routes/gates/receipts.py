@@ -22,13 +22,15 @@ router = APIRouter(prefix="/v1/receipts", tags=["policies"])
 
 
 class CreateReceipt(BaseModel):
-    """Which adapter to judge, and for which alias: beside the adapter that answers for it now."""
+    """Request to judge an adapter for an alias, against the adapter that answers for it now."""
 
     model_config = ConfigDict(extra="forbid")
     adapter: AdapterId = Field(description="Id of a published adapter.")
-    alias: str = Field(min_length=1, max_length=256, pattern=NO_NUL, description="The name that it would answer for.")
+    alias: str = Field(
+        min_length=1, max_length=256, pattern=NO_NUL, description="Alias that the adapter would answer for."
+    )
     policy: str | None = Field(
-        None, min_length=1, max_length=64, description="Another policy than the one that governs the alias, to try it."
+        None, min_length=1, max_length=64, description="A policy to try instead of the one that governs the alias."
     )
 
 
@@ -43,8 +45,10 @@ def create_receipt(
 @router.get("")
 def list_receipts(
     view: TenantViewDep,
-    adapter: Annotated[str | None, Query(max_length=256, pattern=NO_NUL, description="Of this adapter alone.")] = None,
-    job: Annotated[str | None, Query(max_length=64, pattern=NO_NUL, description="Of this job alone.")] = None,
+    adapter: Annotated[
+        str | None, Query(max_length=256, pattern=NO_NUL, description="Only receipts of this adapter.")
+    ] = None,
+    job: Annotated[str | None, Query(max_length=64, pattern=NO_NUL, description="Only receipts of this job.")] = None,
     after: After = None,
     limit: Limit = 20,
 ) -> Page[StoredReceipt]:

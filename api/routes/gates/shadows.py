@@ -20,12 +20,14 @@ class JudgedShadow(ShadowComparison):
     """A comparison, and what its counts show at this look."""
 
     verdict: Literal["worse", "undecided"] = Field(
-        description="`worse`: the e-value has reached 20, and nothing more is copied."
+        description="`worse`: the e-value has reached 20, and requests are no longer copied."
     )
-    log_e: float = Field(description="Natural logarithm of the e-value against that the candidate is no worse.")
-    difference: float | None = Field(description="Wins less losses, per request.")
+    log_e: float = Field(
+        description="Natural logarithm of the e-value against the hypothesis that the candidate is not worse."
+    )
+    difference: float | None = Field(description="Wins minus losses, per request.")
     interval: tuple[float, float] = Field(
-        description="Of the difference; each end holds with 95 %, at every look of all that there are."
+        description="Confidence interval of the difference; each end holds with 95 %, at all looks together."
     )
 
 

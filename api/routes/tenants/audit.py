@@ -26,11 +26,13 @@ class PruneAudit(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     through: Annotated[Seq, Strict()] = Field(description="Number of the last one.")
-    events: StrictInt = Field(ge=0, description="How many they are; another number than the log has is refused.")
+    events: StrictInt = Field(
+        ge=0, description="Number of these events; a number that differs from the log's is refused."
+    )
 
 
 class PrunedAudit(BaseModel):
-    """What was deleted."""
+    """Range of deleted events."""
 
     object: Literal["audit.pruned"] = "audit.pruned"
     through: int
@@ -41,19 +43,17 @@ class PrunedAudit(BaseModel):
 def list_audit_events(
     services: ServicesDep,
     caller: CallerDep,
-    action: Annotated[Text, Query(description="`key.rotated`, or `key` for all that was done to keys.")] = None,
-    actor: Annotated[Text, Query(description="Id or name of the one who did it.")] = None,
-    object_id: Annotated[Text, Query(description="Id or name of what was changed.")] = None,
+    action: Annotated[Text, Query(description="`key.rotated`, or `key` for all events of keys.")] = None,
+    actor: Annotated[Text, Query(description="Id or name of the actor.")] = None,
+    object_id: Annotated[Text, Query(description="Id or name of the changed object.")] = None,
     tenant: Annotated[
         TenantName | None,
-        Query(description="Only this tenant's; an operator who names none gets those of all tenants."),
+        Query(description="Only events of this tenant; without it, an operator gets the events of all tenants."),
     ] = None,
-    since: Annotated[AwareDatetime | None, Query(description="From this time on.")] = None,
+    since: Annotated[AwareDatetime | None, Query(description="Earliest time.")] = None,
     until: Annotated[AwareDatetime | None, Query(description="Before this time.")] = None,
     after: Annotated[Seq | None, Query(description="`seq` of the last event of the previous page.")] = None,
-    order: Annotated[
-        Literal["asc", "desc"], Query(description="`asc`: the oldest first, so that the log can be followed.")
-    ] = "desc",
+    order: Annotated[Literal["asc", "desc"], Query(description="`asc`: oldest first, to follow the log.")] = "desc",
     limit: Annotated[int, Query(ge=1, le=1000, description="Events per page.")] = 100,
 ) -> Page[AuditEvent]:
     """Changes that were made, newest first. An event is written with its change, so neither is there without the other."""

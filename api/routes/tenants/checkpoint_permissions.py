@@ -63,8 +63,8 @@ def create_permissions(model: Id, body: CreatePermissions, services: ServicesDep
     if SHARED in body.project_ids and not caller.is_operator:
         raise Forbidden(
             Code.TENANT_FORBIDDEN,
-            f"What {SHARED!r} may use, every tenant may; only an operator may permit that.",
-            remedy="Name the tenants that are to use it.",
+            f"A permission for {SHARED!r} applies to every tenant; only an operator may create it.",
+            remedy="Name the tenants that may use it.",
             param="project_ids",
         )
     made = CheckpointPermissions(services.database, caller.tenant).grant(model, body.project_ids)

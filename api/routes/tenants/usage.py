@@ -31,9 +31,7 @@ Day = Annotated[date, BeforeValidator(_check_day)]
 """Without the check, pydantic interprets a number as a time in seconds."""
 From = Annotated[Day | None, Query(alias="from", description="First day, UTC; by default 29 days before the last.")]
 To = Annotated[Day | None, Query(description="Last day, UTC; today by default.")]
-GroupBy = Annotated[
-    str, Query(description="What the lines are grouped by: some of `day`, `key` and `model`, comma-separated.")
-]
+GroupBy = Annotated[str, Query(description="Fields to group by: some of `day`, `key` and `model`, comma-separated.")]
 KeyId = Annotated[
     str | None, Query(pattern=NO_NUL, description="Only this key's usage, by its id; the key may be revoked.")
 ]
@@ -82,7 +80,7 @@ def _groups(text: str) -> list[Group]:
         raise InvalidRequest(
             Code.REQUEST_INVALID,
             f"Usage cannot be grouped by {unknown[0]!r}.",
-            remedy=f"Take some of {', '.join(GROUPS)}.",
+            remedy=f"Use some of {', '.join(GROUPS)}.",
             param="group_by",
         )
     return [group for group in GROUPS if group in names]
@@ -95,8 +93,8 @@ def _visible_key(services: Services, caller: Caller, key_id: str | None) -> str 
     if key_id not in (None, caller.key.id):
         raise Forbidden(
             Code.ROLE_INSUFFICIENT,
-            f"The usage of other keys takes a key with the role {str(Role.ADMIN)!r}; {caller.key.name!r} is a {caller.role}.",
-            remedy="Leave `key_id` out for your own key's.",
+            f"Reading the usage of other keys needs a key with the role {str(Role.ADMIN)!r}; {caller.key.name!r} is a {caller.role}.",
+            remedy="Leave `key_id` out to get the usage of your own key.",
             param="key_id",
         )
     return caller.key.id

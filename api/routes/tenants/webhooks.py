@@ -38,9 +38,9 @@ class CreateEndpoint(BaseModel):
     """Request for a new endpoint."""
 
     model_config = ConfigDict(extra="forbid")
-    name: EndpointName = Field(description="What it is for, in one line.")
+    name: EndpointName = Field(description="Purpose of the endpoint, in one line.")
     url: Url = Field(description="URL that webhooks are posted to: https://, on a public host.")
-    event_types: EventTypes = Field(description="What it is told of.")
+    event_types: EventTypes = Field(description="Event types that are sent to it.")
 
 
 class UpdateEndpoint(BaseModel):
@@ -49,10 +49,12 @@ class UpdateEndpoint(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: EndpointName | None = None
     url: Url | None = None
-    event_types: EventTypes | None = Field(None, description="All that it is told of from now on.")
+    event_types: EventTypes | None = Field(
+        None, description="Event types that are sent to it from now on; they replace the previous ones."
+    )
     enabled: StrictBool | None = Field(
         None,
-        description="False: it is sent nothing. True: it is again, after it was disabled; of what happens from then on.",
+        description="False: no webhooks are sent. True: enables a disabled endpoint again, for events from then on.",
     )
 
 
@@ -61,7 +63,7 @@ class RotateSecret(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     keep_old_secret_active_for_24_hours: StrictBool = Field(
-        False, description="Whether webhooks also carry a signature by the secret so far, for 24 hours."
+        False, description="True: for 24 hours, webhooks also carry a signature by the previous secret."
     )
 
 
@@ -71,19 +73,21 @@ class TestEndpoint(BaseModel):
     model_config = ConfigDict(extra="forbid")
     event_type: EventType = Field(EventType.JOB_SUCCEEDED, description="Type of the sample.")
     wait_seconds: StrictFloat = Field(
-        20.0, ge=0, le=MAX_WAIT_SECONDS, description="How long the response waits for what comes of it."
+        20.0, ge=0, le=MAX_WAIT_SECONDS, description="How long the response waits for the delivery."
     )
 
 
 class EndpointState(BaseModel):
-    """What OpenAI's shape of an endpoint has no field for."""
+    """Fields of an endpoint that OpenAI's does not have."""
 
     enabled: bool
     disabled_at: datetime | None = Field(
-        description="When it was disabled: it took nothing for three days, or answered 410."
+        description="When it was disabled, after three days without a successful delivery or after a response with status 410."
     )
     disabled_reason: str | None
-    old_secret_until: datetime | None = Field(description="Until then the secret before the last rotation signs too.")
+    old_secret_until: datetime | None = Field(
+        description="Until then webhooks are also signed with the secret before the last rotation."
+    )
     last_delivered_at: datetime | None
 
 
@@ -97,7 +101,7 @@ class WebhookEndpoint(BaseModel):
     name: str
     url: str
     event_types: list[str]
-    signing_secret_hint: str = Field(description="The end of the secret.")
+    signing_secret_hint: str = Field(description="Last characters of the secret.")
     mens: EndpointState
 
 
@@ -108,15 +112,15 @@ class WebhookEndpointWithSecret(WebhookEndpoint):
 
 
 class TestResult(BaseModel):
-    """What came of a sample event."""
+    """Result of a sample event."""
 
     object: Literal["webhook_endpoint.test"] = "webhook_endpoint.test"
     webhook_endpoint_id: str
     event_type: str
     status_code: int | None = Field(
-        description="Of the endpoint's response; null: there was none, or there is none yet."
+        description="Status of the endpoint's response; null: no response, or no response yet."
     )
-    success: bool = Field(description="Whether there was a response.")
+    success: bool = Field(description="True if the endpoint has responded.")
     mens: Delivery
 
 
@@ -197,9 +201,9 @@ def list_webhook_deliveries(
     view: TenantViewDep,
     after: After = None,
     limit: Limit = 20,
-    status: Annotated[DeliveryStatus | None, Query(description="Of the deliveries; null: any.")] = None,
+    status: Annotated[DeliveryStatus | None, Query(description="State of the deliveries; null: any.")] = None,
 ) -> Page[Delivery]:
-    """What was or is to be delivered to an endpoint, newest first: attempts, the last response, the last error."""
+    """List the deliveries of an endpoint, newest first: attempts, the last response, the last error."""
     return page_of(
         view.webhook_endpoints.deliveries(webhook_endpoint_id, after=after, limit=limit, status=status), limit
     )

@@ -25,7 +25,7 @@
 {{- range .Values.catalog.bases -}}{{- $bases = append $bases .name -}}{{- end -}}
 {{- range .Values.serving.models -}}
 {{- if not (has .base $bases) -}}
-{{- fail (printf "serving.models: there is no base model %s in the catalog, which has %s" .base (join ", " $bases)) -}}
+{{- fail (printf "serving.models: the catalog does not contain the base model %s; it has %s" .base (join ", " $bases)) -}}
 {{- end -}}
 {{- $name := default (.base | lower | replace "." "-" | replace "_" "-" | replace "/" "-") .name -}}
 {{- if has $name $names -}}

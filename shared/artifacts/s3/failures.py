@@ -56,7 +56,7 @@ def to_error(error: Exception, bucket: str, name: str) -> MensError:
         # boto3 wraps a failed transfer; the cause is inside.
         return to_error(cause, bucket, name)
     if isinstance(error, NO_CREDENTIALS):
-        return _denied(bucket, f"there are no credentials for it ({type(error).__name__})")
+        return _denied(bucket, f"credentials are missing ({type(error).__name__})")
     if isinstance(error, ClientError):
         return _of_response(error, bucket, name)
     return _unavailable(bucket, type(error).__name__)
@@ -67,8 +67,8 @@ def _of_response(error: ClientError, bucket: str, name: str) -> MensError:
     if code in NO_BUCKET:
         return Unavailable(
             Code.STORAGE_BUCKET_NOT_FOUND,
-            f"The bucket {bucket!r} is not there, or is in another region ({code}).",
-            remedy="Make the bucket, or correct MENS_S3_BUCKET, MENS_S3_REGION and MENS_S3_ENDPOINT.",
+            f"The bucket {bucket!r} does not exist, or is in another region ({code}).",
+            remedy="Create the bucket, or correct MENS_S3_BUCKET, MENS_S3_REGION and MENS_S3_ENDPOINT.",
         )
     if code in ABSENT:
         return missing_object(name)
@@ -87,7 +87,7 @@ def _of_response(error: ClientError, bucket: str, name: str) -> MensError:
 def _denied(bucket: str, why: str) -> Unavailable:
     return Unavailable(
         Code.STORAGE_DENIED,
-        f"The bucket {bucket!r} may not be used: {why}.",
+        f"Access to the bucket {bucket!r} is denied: {why}.",
         remedy="Give this process the credentials and permissions that docs/storage.md lists.",
     )
 
@@ -96,5 +96,5 @@ def _unavailable(bucket: str, why: str) -> Unavailable:
     return Unavailable(
         Code.STORAGE_UNAVAILABLE,
         f"The bucket {bucket!r} does not respond as it should: {why}.",
-        remedy="Look whether the object store is up and reachable from here, then try again.",
+        remedy="Check that the object store is running and reachable from here, then try again.",
     )

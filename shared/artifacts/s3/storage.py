@@ -163,7 +163,7 @@ class S3Storage(Storage):
         self.bucket.abort_uploads(datetime.now(UTC) - timedelta(seconds=ABANDONED_SECONDS))
 
     def _publish(self, name: str, content: bytes) -> None:
-        """Write a manifest unless it exists; one with other bytes, which somebody has damaged, is replaced."""
+        """Write a manifest unless it exists; one with other bytes, which is damaged, is replaced."""
         sha256 = hashlib.sha256(content).hexdigest()
         condition = {"IfNoneMatch": "*"}
         for left in reversed(range(PUBLISH_TRIES)):

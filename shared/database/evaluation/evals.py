@@ -127,14 +127,14 @@ class Evals:
                 raise Conflict(
                     Code.EVAL_IN_USE,
                     f"Other tenants have {others} runs of the eval {eval_id}.",
-                    remedy="They have to delete their runs first; deleting the eval would take them along.",
+                    remedy="Ask these tenants to delete their runs first; deleting the eval would delete them too.",
                     details={"runs_of_others": others},
                 )
             if run := unfinished_run(session, row.id):
                 raise Conflict(
                     Code.EVAL_IN_USE,
                     f"The run {run} of the eval {eval_id} has not ended.",
-                    remedy="Wait for it, or cancel it.",
+                    remedy="Wait until it has finished, or cancel it.",
                     details={"run_id": run},
                 )
             delete_runs(session, row.id)
@@ -145,7 +145,7 @@ class Evals:
         if row is None or row.tenant not in self._tenants:
             raise NotFound(
                 Code.EVAL_NOT_FOUND,
-                f"There is no eval {eval_id!r}.",
+                f"The eval {eval_id!r} does not exist.",
                 remedy="List them: GET /v1/evals.",
                 param="eval_id",
             )

@@ -59,8 +59,8 @@ class EvalItems:
             if row is None:
                 raise NotFound(
                     Code.EVAL_ITEM_NOT_FOUND,
-                    f"The run {run_id} has no output item at position {position}, or not yet.",
-                    remedy="List what there is: GET /v1/evals/{eval_id}/runs/{run_id}/output_items.",
+                    f"The run {run_id} has no output item at position {position} yet.",
+                    remedy="List the output items: GET /v1/evals/{eval_id}/runs/{run_id}/output_items.",
                     param="output_item_id",
                 )
             return StoredItem.model_validate(row)
@@ -104,6 +104,6 @@ def add_items(session: Session, run_id: str, items: Sequence[NewItem], totals: d
     if items:
         rows = [{"run_id": run_id, "created_at": now, **item.model_dump()} for item in items]
         insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-        # They exist already if the confirmation of an earlier commit was lost: the lease lets nobody else write.
+        # They exist already if the confirmation of an earlier commit was lost: the lease excludes other writers.
         session.execute(insert(EvalItemRow).on_conflict_do_nothing(), rows)
     session.execute(update(EvalRunRow).where(EvalRunRow.id == run_id).values(totals=totals))

@@ -95,7 +95,9 @@ class EvalRuns:
             job = session.get_one(JobRow, row.job_id, with_for_update=True)
             if JobState(job.state) not in FINAL:
                 raise Conflict(
-                    Code.EVAL_IN_USE, f"The run {run_id} has not ended.", remedy="Wait for it, or cancel it first."
+                    Code.EVAL_IN_USE,
+                    f"The run {run_id} has not ended.",
+                    remedy="Wait until it has finished, or cancel it first.",
                 )
             session.execute(delete(EvalItemRow).where(EvalItemRow.run_id == row.id))
             session.delete(row)
@@ -157,9 +159,9 @@ def delete_runs(session: Session, eval_id: str) -> None:
 def _add(
     session: Session, job: JobRow, run_id: str, eval_id: str, name: str, plan: dict[str, Any], now: datetime
 ) -> EvalRunRow:
-    # Locked until the transaction ends: nobody deletes the eval meanwhile.
+    # Locked until the transaction ends, so that the eval is not deleted meanwhile.
     if session.get(EvalRow, eval_id, with_for_update=True) is None:
-        raise NotFound(Code.EVAL_NOT_FOUND, f"There is no eval {eval_id!r} any longer.", param="eval_id")
+        raise NotFound(Code.EVAL_NOT_FOUND, f"The eval {eval_id!r} no longer exists.", param="eval_id")
     row = EvalRunRow(
         id=run_id,
         job_id=job.id,

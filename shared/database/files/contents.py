@@ -90,7 +90,7 @@ def over_quota(tenant: str, quota: str, param: str = "file") -> Forbidden:
     """Return the error for a file that exceeds a tenant's quota."""
     return Forbidden(
         Code.QUOTA_EXCEEDED,
-        f"The tenant {tenant!r} may store {quota}, and this file does not fit in.",
+        f"The tenant {tenant!r} may store {quota}; this file would exceed that.",
         remedy="Delete files that are not needed (DELETE /v1/files/{file_id}), or cancel uploads that are pending.",
         param=param,
     )

@@ -190,7 +190,7 @@ class Files:
         if row is None or row.tenant not in self._tenants:
             raise NotFound(
                 Code.FILE_NOT_FOUND,
-                f"There is no file {file_id!r}.",
+                f"The file {file_id!r} does not exist.",
                 remedy="Upload it with POST /v1/files and use the id it returns.",
                 param=field,
             )

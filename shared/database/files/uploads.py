@@ -1,7 +1,7 @@
 """Uploads in parts: create, add parts, complete or cancel; and remove leftovers of ended ones.
 
 An upload takes parts until it is completed, is cancelled or expires. Each part is a blob. The upload's bytes count in
-its tenant's quota from the beginning, and its parts have no more bytes together, so that nobody stores more than a file
+its tenant's quota from the beginning, and its parts have no more bytes together, so that a tenant cannot store more than a file
 of that size.
 """
 
@@ -184,7 +184,9 @@ class Uploads:
                 return UploadPart.model_validate(part)
             count, stored = _stored(session, row.id)
             if stored + size > row.bytes:
-                raise size_mismatch(f"The upload is to have {row.bytes} bytes, and its parts would have more.", "data")
+                raise size_mismatch(
+                    f"The upload was created for {row.bytes} bytes, but its parts would have more.", "data"
+                )
             if count >= MAX_PARTS:
                 raise size_mismatch(f"The upload has {MAX_PARTS} parts already.", "data")
             lock_content(session, sha256)
@@ -307,8 +309,8 @@ class Uploads:
         if row is None or row.tenant != self._tenant:
             raise NotFound(
                 Code.UPLOAD_NOT_FOUND,
-                f"There is no upload {upload_id!r}.",
-                remedy="Begin one with POST /v1/uploads and use the id it returns.",
+                f"The upload {upload_id!r} does not exist.",
+                remedy="Create an upload with POST /v1/uploads and use the id that it returns.",
                 param="upload_id",
             )
         return row
@@ -316,7 +318,7 @@ class Uploads:
 
 def size_mismatch(message: str, param: str) -> InvalidRequest:
     """Return the error for parts that do not add up to the announced file."""
-    remedy = "Cancel the upload, and begin another with the file's own size and larger parts."
+    remedy = "Cancel the upload, and create another with the file's size and larger parts."
     return InvalidRequest(Code.UPLOAD_SIZE_MISMATCH, message, remedy=remedy, param=param)
 
 
@@ -341,6 +343,6 @@ def _check_pending(row: UploadRow) -> None:
         raise Conflict(
             Code.UPLOAD_STATE_CONFLICT,
             f"The upload {row.id} is {status}.",
-            remedy="Begin another with POST /v1/uploads.",
+            remedy="Create another with POST /v1/uploads.",
             param="upload_id",
         )

@@ -51,7 +51,7 @@ class StoredPolicy(PolicyName):
 
 
 class Assignment(Value):
-    """What a policy governs. ``version`` grows by one with every change."""
+    """Assignment of a policy to a scope. ``version`` grows by one with every change."""
 
     tenant: str
     scope: str = Field(description="`alias:NAME`, `tenant`, or `server`.")
@@ -186,7 +186,7 @@ def assign_policy(
     if scope == SERVER_SCOPE and tenant != SHARED:
         raise Forbidden(
             Code.TENANT_FORBIDDEN,
-            "The server's policy is the operator's.",
+            "Only an operator may change the server's policy.",
             remedy="Assign one to your tenant: PUT /v1/policy_assignments/tenant.",
         )
     # Waits for the moves that are in flight; later ones wait for this transaction.
@@ -219,7 +219,7 @@ def _check_reaches(session: Session, tenant: TenantName, assigned: Assignment) -
             raise InvalidRequest(
                 Code.REQUEST_INVALID,
                 f"{row.name!r} stands for the alias {followed.name!r}, which the policy {assigned.policy.name} does not govern.",
-                remedy=f"Assign it to what is moved: PUT /v1/policy_assignments/{ALIAS_PREFIX}{followed.name}.",
+                remedy=f"Assign it to the alias that is moved: PUT /v1/policy_assignments/{ALIAS_PREFIX}{followed.name}.",
                 param="scope",
             )
 
@@ -252,8 +252,8 @@ def policy_row(session: Session, tenants: Sequence[str], name: str) -> PolicyRow
 def _unknown(name: str) -> NotFound:
     return NotFound(
         Code.POLICY_NOT_FOUND,
-        f"There is no policy {name!r}.",
-        remedy="List what there is with GET /v1/policies.",
+        f"The policy {name!r} does not exist.",
+        remedy="List the policies with GET /v1/policies.",
         param="policy",
     )
 
@@ -282,7 +282,9 @@ def _check_may_change(session: Session, tenant: str, scope: str, after: dict[str
     if governing and after and governing.policy.digest == after["digest"]:
         return
     governs = (
-        f"The policy {governing.policy.name} governs {scope}" if governing else f"A policy of the {scope} governs much"
+        f"The policy {governing.policy.name} governs {scope}"
+        if governing
+        else f"A policy of the {scope} governs many aliases"
     )
     raise Forbidden(
         Code.ROLE_INSUFFICIENT,

@@ -55,8 +55,8 @@ class Receipts:
             if row is None or row.tenant not in self._tenants:
                 raise NotFound(
                     Code.RECEIPT_NOT_FOUND,
-                    f"There is no receipt {receipt_id!r}.",
-                    remedy="List what there is with GET /v1/receipts.",
+                    f"The receipt {receipt_id!r} does not exist.",
+                    remedy="List the receipts with GET /v1/receipts.",
                     param="receipt",
                 )
             return StoredReceipt.model_validate(row)

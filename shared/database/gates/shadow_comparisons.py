@@ -51,7 +51,7 @@ class ShadowComparison(ShadowPair, PairCounts):
     tenant: str
     first_at: datetime
     last_at: datetime
-    worse_at: datetime | None = Field(description="When the candidate was shown to be worse; nothing is copied since.")
+    worse_at: datetime | None = Field(description="When the candidate was shown to be worse; copying stopped then.")
 
 
 class ShadowComparisons:

@@ -63,14 +63,14 @@ class CheckpointPermissions:
             InvalidRequest: ``REQUEST_INVALID``: the tenant would permit itself. Conflict: ``ADAPTER_NOT_SERVABLE``.
         """
         if self._tenant in projects:
-            message = f"The adapter is {self._tenant!r}'s own, which needs no permission."
+            message = f"The adapter is {self._tenant!r}'s own, which does not need a permission."
             raise InvalidRequest(Code.REQUEST_INVALID, message, param="project_ids")
         with self._db.write() as session:
             row = self._own(session, adapter_id, lock=True)
             if not row.published:
                 raise Conflict(
                     Code.ADAPTER_NOT_SERVABLE,
-                    f"{row.id} is not published, so that no request could be routed to it.",
+                    f"{row.id} is not published, so requests cannot be routed to it.",
                     remedy="Read its certificates, or train it with artifact.publish = true.",
                     param="model",
                 )
@@ -100,7 +100,7 @@ class CheckpointPermissions:
             if not found:
                 raise NotFound(
                     Code.PERMISSION_NOT_FOUND,
-                    f"There is no permission {permission_id!r} for {adapter_id}.",
+                    f"The permission {permission_id!r} for {adapter_id} does not exist.",
                     remedy="List them with GET /v1/fine_tuning/checkpoints/MODEL/permissions.",
                 )
             session.delete(found[0])
@@ -124,8 +124,8 @@ class CheckpointPermissions:
         if row is None:
             raise NotFound(
                 Code.MODEL_NOT_FOUND,
-                f"There is no model {adapter_id!r}.",
-                remedy="List what there is with GET /v1/models.",
+                f"The model {adapter_id!r} does not exist.",
+                remedy="List the available models with GET /v1/models.",
                 param="model",
             )
         check_owner(f"The model {adapter_id}", row.tenant, self._tenant)
@@ -133,7 +133,7 @@ class CheckpointPermissions:
             raise Forbidden(
                 Code.TENANT_FORBIDDEN,
                 f"The model {adapter_id} was lent to {self._tenant!r}, which may use it, but not lend it.",
-                remedy="Ask the tenant that trained it for a permission of the other one.",
+                remedy="Ask the tenant that trained it to create a permission for the other tenant.",
             )
         return row
 

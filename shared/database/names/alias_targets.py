@@ -12,7 +12,7 @@ from shared.database.tables.adapters import AdapterRow
 from shared.database.visibility import adapters_by_id
 from shared.errors import Code, Conflict, InvalidRequest, NotFound
 
-CHOOSE_ANOTHER = "List what there is with GET /v1/adapters; an alias points to adapters, not to other aliases."
+CHOOSE_ANOTHER = "List the adapters with GET /v1/adapters; an alias points to adapters, not to other aliases."
 FURTHER_BACK = (
     "An alias cannot be rolled back to a deleted adapter. To roll back further, "
     "name the version (to_version) of a move whose adapters still exist."
@@ -57,7 +57,7 @@ def _check_adapter(row: AdapterRow | None, adapter_id: str, remedy: str) -> None
     if row is None:
         raise NotFound(
             Code.ADAPTER_NOT_FOUND,
-            f"There is no adapter {adapter_id!r}, or it has been deleted.",
+            f"The adapter {adapter_id!r} does not exist, or it was deleted.",
             remedy=remedy,
             param="targets",
         )

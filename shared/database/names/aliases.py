@@ -36,7 +36,9 @@ class Alias(Routing):
 
     name: str
     tenant: str
-    hides: str | None = Field(description="The tenant whose alias of the same name is hidden by this one; null: none.")
+    hides: str | None = Field(
+        description="The tenant whose alias of the same name is hidden by this one; null: this alias hides no other."
+    )
     version: int
     adapter_id: str
     moved_at: datetime
@@ -56,7 +58,7 @@ class Move(Value):
     after: Routing | StandsFor | None = Field(serialization_alias="to")
     gate: dict[str, Any] | None = Field(
         None,
-        description="What it rests on: the policy, and the receipts or that an admin overrode it; null: no policy governed.",
+        description="Evidence for the move: the policy, and the receipts or an admin's override; null: no policy governed the alias.",
     )
 
 
@@ -195,7 +197,7 @@ class Aliases:
                 which = "before its last move" if to_version is None else f"at version {to_version}"
                 raise NotFound(
                     Code.ALIAS_VERSION_NOT_FOUND,
-                    f"The alias {row.name!r} pointed to no adapter {which}.",
+                    f"The alias {row.name!r} did not point to an adapter {which}.",
                     remedy=f"See its moves with GET /v1/aliases/{row.name}/history.",
                     param="to_version",
                 )
@@ -370,7 +372,7 @@ def expect_version(row: AliasRow, version: int | None) -> None:
 def _unknown(name: str) -> NotFound:
     return NotFound(
         Code.ALIAS_NOT_FOUND,
-        f"There is no alias {name!r}.",
-        remedy="List what there is with GET /v1/aliases.",
+        f"The alias {name!r} does not exist.",
+        remedy="List the aliases with GET /v1/aliases.",
         param="name",
     )

@@ -120,7 +120,7 @@ class ForeignNames:
             row = lock_alias(session, self._tenant, name, now)
             if alias_rows(session, self._tenants, name):
                 raise InvalidRequest(
-                    Code.NAME_INVALID, f"{name!r} is the name of an alias, which comes first.", param="name"
+                    Code.NAME_INVALID, f"{name!r} is the name of an alias, which takes precedence.", param="name"
                 )
             before = standing(session, row)
             self._check(session, stands_for, bases)
@@ -180,8 +180,8 @@ class ForeignNames:
             return Destination(stands_for.name, routing, is_foreign=True)
         raise NotFound(
             Code.MODEL_NOT_FOUND,
-            f"{row.name!r} stands for the {stands_for.kind} {stands_for.name!r}, which there is no longer.",
-            remedy=f"Let it stand for another with PUT /v1/names/{row.name}.",
+            f"{row.name!r} stands for the {stands_for.kind} {stands_for.name!r}, which no longer exists.",
+            remedy=f"Point it to another model with PUT /v1/names/{row.name}.",
             param="model",
         )
 
@@ -197,11 +197,11 @@ class ForeignNames:
             made = {row.step: row.id for row in session.scalars(query.order_by(AdapterRow.step))}
         if adapter_id := made.get(step):
             return Destination(adapter_id, Routing.to(adapter_id), is_foreign=True)
-        others = f"it has those of the steps {', '.join(map(str, made))}" if made else "it has none"
+        others = f"it has those of the steps {', '.join(map(str, made))}" if made else "it has no checkpoints"
         raise NotFound(
             Code.MODEL_NOT_FOUND,
             f"{model.name!r} is answered by {destination.name!r}, which has no checkpoint of step {step}: {others}.",
-            remedy=f"Let the checkpoint's name stand for an adapter with PUT /v1/names/{model.name}:ckpt-step-{step}.",
+            remedy=f"Point the checkpoint's name to an adapter with PUT /v1/names/{model.name}:ckpt-step-{step}.",
             param="model",
         )
 
@@ -211,8 +211,8 @@ class ForeignNames:
             case "alias" if not alias_rows(session, self._tenants, stands_for.name):
                 raise NotFound(
                     Code.ALIAS_NOT_FOUND,
-                    f"There is no alias {stands_for.name!r}.",
-                    remedy="List what there is with GET /v1/aliases.",
+                    f"The alias {stands_for.name!r} does not exist.",
+                    remedy="List the aliases with GET /v1/aliases.",
                     param="alias",
                 )
             case "adapter":
@@ -220,8 +220,8 @@ class ForeignNames:
             case "base" if stands_for.name not in bases:
                 raise NotFound(
                     Code.MODEL_NOT_FOUND,
-                    f"There is no base model {stands_for.name!r}.",
-                    remedy="List what there is with GET /v1/models.",
+                    f"The base model {stands_for.name!r} does not exist.",
+                    remedy="List the available models with GET /v1/models.",
                     param="base",
                 )
 
@@ -239,7 +239,7 @@ def _view(row: AliasRow) -> ForeignName:
 def _unknown(name: str) -> NotFound:
     return NotFound(
         Code.NAME_NOT_FOUND,
-        f"There is no foreign name {name!r}.",
-        remedy="List what there is with GET /v1/names.",
+        f"The foreign name {name!r} does not exist.",
+        remedy="List the foreign names with GET /v1/names.",
         param="name",
     )

@@ -2,7 +2,7 @@
 
 An adapter whose share of a name's answers grows needs a receipt: of its very bytes, under the policy that governs now,
 on the base that is served now, against the adapter that answers now, and not too old. If several receipts fit, the
-newest counts. The adapter with most of the answers needs no receipt, and a shadow answers nobody.
+newest counts. The adapter with most of the answers needs no receipt, and a shadow's answers reach no caller.
 
     standing()  the present answer to the name, and the policies that might govern it; locks their rows
     check()     refuses a move without evidence; no policy changes until the transaction ends
@@ -219,7 +219,7 @@ def _receipt(
             before,
             assignment,
             adapter,
-            f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), and {adapter.id} has no receipt under it.",
+            f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), and {adapter.id} has no receipt under that policy.",
         )
     misfits = [(receipt, _misfit(receipt, before, terms)) for receipt in receipts]
     receipt = next((receipt for receipt, misfit in misfits if misfit is None), None)
@@ -260,7 +260,7 @@ def _misfit(receipt: StoredReceipt, before: Standing, terms: Terms) -> str | Non
         was = receipt.incumbent_id or "the base"
         return f"compares it with {was}, but {incumbent.id if incumbent else 'no adapter'} answers for {before.name!r}"
     if terms.served is not None and receipt.serving_digest not in terms.served:
-        return "was made on another base than the one that is served now"
+        return "was made with a base that differs from the one served now"
     return None
 
 
@@ -275,9 +275,7 @@ def _refused(
     rows = receipt.receipt.get("gates", []) if receipt else []
     remedy = f"Evaluate it: POST /v1/receipts with adapter {adapter.id!r} and alias {before.name!r}."
     if code is Code.GATE_FAILED:
-        remedy = (
-            f"GET /v1/receipts/{receipt.id if receipt else ''} has every gate; an admin may override, with a reason."
-        )
+        remedy = f"Read every gate with GET /v1/receipts/{receipt.id if receipt else ''}, or ask an admin to override the policy with a reason."
     return Conflict(
         code,
         message,
@@ -300,7 +298,7 @@ def _ungoverned(before: Standing, assignment: Assignment, name: str) -> Conflict
     return Conflict(
         Code.GATE_MISSING,
         f"{before.name!r} is governed by the policy {policy.name} ({policy.digest[:12]}), and would not be after this move.",
-        remedy=f"Let it govern {name!r} first: PUT /v1/policy_assignments/{ALIAS_PREFIX}{name}. Or let an admin override, with a reason.",
+        remedy=f"Assign it to {name!r} first: PUT /v1/policy_assignments/{ALIAS_PREFIX}{name}. Or ask an admin to override the policy with a reason.",
         param="policy",
         details={"alias": before.name, "policy": policy.model_dump(), "scope": assignment.scope},
     )

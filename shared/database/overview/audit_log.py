@@ -29,18 +29,20 @@ class AuditEvent(Value):
     created_at: datetime
     tenant: str = Field(description="The tenant that the object belongs to.")
     actor_kind: ActorKind = Field(
-        description="`key`: a request; `job`: an attempt at a job; `command`: one on the machine of the database; `process`: one by itself."
+        description="`key`: a request; `job`: an attempt at a job; `command`: a command on the machine of the database; `process`: a background process."
     )
     actor_id: str = Field(description="Id of the key or the job; empty for others.")
     actor: str = Field(description="Name of the key, id of the job, `user@host` of a command, `host:pid` of a process.")
-    action: str = Field(description="What was done: the object's type and a verb, e.g. `key.rotated`.")
+    action: str = Field(description="Action: the object's type and a verb, e.g. `key.rotated`.")
     object_type: str
     object_id: str
     changes: dict[str, Any] = Field(
         description="By field, the values `before` and `after`; those of secrets are concealed."
     )
-    request_id: str | None = Field(description="Of the request, as in its `x-request-id`.")
-    address: str | None = Field(description="That the request came from; a proxy's, where one is in between.")
+    request_id: str | None = Field(description="Id of the request, as in its `x-request-id`.")
+    address: str | None = Field(
+        description="Client address of the request; the proxy's address if a proxy is in between."
+    )
 
 
 class AuditFilter(NamedTuple):
@@ -106,7 +108,7 @@ class AuditLog:
             if found != events:
                 raise Conflict(
                     Code.AUDIT_EXPORT_DIFFERS,
-                    f"The log has {found} events up to {through}, the export has {events}.",
+                    f"The log has {found} events up to {through}, but the export has {events}.",
                     remedy="Export the whole log from its first event: `mens audit export`; without filters, for all tenants.",
                     param="events",
                 )

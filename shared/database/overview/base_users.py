@@ -29,7 +29,7 @@ def refuse_taken_name(database: Database, name: str) -> None:
         with database.read() as session:
             aliases, jobs = _aliases_of(session, name), _jobs_for(session, name)
     except ProgrammingError:
-        return  # PostgreSQL without our tables: nobody has any name yet
+        return  # PostgreSQL without our tables: no names exist yet
     if aliases:
         kind, command = ("foreign name", "names remove") if aliases[0].stands_for else ("alias", "aliases delete")
         tenant = aliases[0].tenant
@@ -43,7 +43,7 @@ def refuse_taken_name(database: Database, name: str) -> None:
     if jobs:
         raise InvalidRequest(
             Code.NAME_INVALID,
-            f"The job {jobs[0]}, which has not ended, will make the alias {name!r}.",
+            f"The job {jobs[0]} has not ended and will create the alias {name!r}.",
             remedy=f"Choose another name, or first cancel the job: `mens jobs cancel {jobs[0]}`.",
             param="name",
             details={"jobs": jobs},
@@ -69,7 +69,7 @@ def refuse_needed_base(database: Database, name: str) -> None:
         raise Conflict(
             Code.MODEL_IN_USE,
             f"The base {name} is needed by {', '.join(users[:SHOWN])}{more}.",
-            remedy="Delete the adapters (`mens models delete ID`) and names, and cancel the jobs or wait for them.",
+            remedy="Delete the adapters (`mens models delete ID`) and names, and cancel the jobs or wait until they have finished.",
             param="model",
             details={"adapters": adapters, "names": sorted(names), "jobs": jobs},
         )

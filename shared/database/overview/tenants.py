@@ -30,11 +30,11 @@ class TenantOverview(QuotaUse):
     valid_keys: int = Field(description="Keys that requests may carry: neither revoked nor expired.")
     files: int
     stored_bytes: int = Field(
-        description="Of its files and pending uploads, as its quota of files counts them; adapters share folders, and are not in it."
+        description="Bytes of its files and pending uploads, as its quota of files counts them; without adapters, which share folders."
     )
-    adapters: int = Field(description="That are not being or have not been deleted.")
+    adapters: int = Field(description="Adapters that are neither deleted nor being deleted.")
     last_active_at: datetime | None = Field(
-        description="When one of its keys was last used, as of a minute ago or so, or a job of it was created; null: never."
+        description="When one of its keys was last used (accurate to about a minute) or a job of it was created; null: never."
     )
 
 
@@ -65,7 +65,7 @@ class Tenants:
             if tenant not in _names(session):
                 raise NotFound(
                     Code.TENANT_NOT_FOUND,
-                    f"There is no tenant {tenant!r}.",
+                    f"The tenant {tenant!r} does not exist.",
                     remedy="List them: GET /v1/tenants.",
                     param="tenant",
                 )

@@ -19,7 +19,7 @@ from shared.database.tenancy import LARGEST_LIMIT, TenantName
 from shared.errors import Code, Forbidden, TooMany
 
 RETRY_SECONDS = 60
-"""Seconds until a full queue may be tried again: a guess, because nobody knows when a job will start."""
+"""Seconds until a full queue may be tried again: a guess, because the start of a job is unknown."""
 MOST_MINUTES = 1e9
 _quotas = TenantQuotaRow.__table__
 QUOTA = select(_quotas).where(_quotas.c.tenant == bindparam("of_tenant")).with_for_update()
@@ -125,8 +125,8 @@ def _exhausted(tenant: str, limit: float, month: MonthUse, hold: float, resets_a
     used, held, wanted = minutes(month.used), minutes(month.held), minutes(hold)
     return Forbidden(
         Code.GPU_MINUTES_EXHAUSTED,
-        f"The job would hold {wanted:g} GPU-minutes. Of the {limit:g} that the tenant {tenant!r} has a month, {used:g} are used"
-        f" and {held:g} are held by jobs that run.",
+        f"The job would reserve {wanted:g} GPU-minutes. The tenant {tenant!r} may use {limit:g} a month; {used:g} are used and"
+        f" {held:g} are reserved by running jobs.",
         remedy=f"Send a smaller max_gpu_minutes, or wait: the next month begins at {resets_at:%Y-%m-%dT%H:%MZ}. An operator can"
         " raise the quota: `mens tenants limit`.",
         details={

@@ -61,7 +61,7 @@ class Outcome:
 
     @property
     def is_delivered(self) -> bool:
-        """Whether the receiver accepted it."""
+        """Return true if the receiver accepted it."""
         return self.status_code is not None and 200 <= self.status_code < 300
 
 
@@ -129,7 +129,7 @@ class Deliveries:
             took_something = endpoint.last_delivered_at is not None and endpoint.last_delivered_at >= row.created_at
             if row.is_test or took_something:
                 return None
-            reason = f"it took nothing in {row.attempts} attempts from {row.created_at:%Y-%m-%d %H:%M} UTC on: {row.last_error}"
+            reason = f"no delivery succeeded in {row.attempts} attempts since {row.created_at:%Y-%m-%d %H:%M} UTC: {row.last_error}"
             disable(session, endpoint, reason[:500], now)
             return reason
 

@@ -49,7 +49,7 @@ class Endpoint(Value):
 
 
 class Delivery(Value):
-    """An event for an endpoint, and what came of sending it."""
+    """An event for an endpoint, and the result of its delivery."""
 
     id: str
     endpoint_id: str
@@ -205,7 +205,7 @@ class Endpoints:
                     else f"A test of the webhook endpoint {row.id} is still pending.",
                     remedy='Enable it first: POST /v1/webhook_endpoints/{id} with {"enabled": true}.'
                     if row.disabled_at
-                    else "Look at its deliveries. If none is ever attempted, the control worker does not run.",
+                    else "Check its deliveries. If no delivery is attempted, start the control worker.",
                 )
             event_id = new_id("evt").replace("-", "_")
             thing_id = new_id("ftjob" if event.startswith("fine_tuning") else "evalrun")
@@ -258,7 +258,7 @@ def _endpoint(row: WebhookEndpointRow) -> Endpoint:
 def _unknown(endpoint_id: str) -> NotFound:
     return NotFound(
         Code.WEBHOOK_NOT_FOUND,
-        f"The tenant has no webhook endpoint {endpoint_id!r}.",
+        f"The webhook endpoint {endpoint_id!r} does not exist in this tenant.",
         remedy="List them: GET /v1/webhook_endpoints.",
         param="webhook_endpoint_id",
     )

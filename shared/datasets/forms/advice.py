@@ -14,7 +14,7 @@ _CONVERT_IT = f"Convert it: `{CONVERT}` writes rows for training and accounts fo
 _REMEDIES = {
     RowForm.PREFERENCE: "Mens tunes on answers and not on preferences (DPO); "
     f"`{CONVERT} --as-supervised` takes the chosen answers.",
-    RowForm.TEXT: f"`{CONVERT}` divides texts with a known chat markup into turns; other texts have no answer to learn.",
+    RowForm.TEXT: f"`{CONVERT}` divides strings with a known chat markup into turns; other strings have no answer to learn.",
     RowForm.KTO: f"`{CONVERT}` keeps the rows whose label is true and counts the others.",
 }
 COMMON = 0.5

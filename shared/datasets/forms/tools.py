@@ -114,7 +114,7 @@ def tools_of_text(text: str, note: Note) -> list[Tool] | None:
     try:
         tools = msgspec.json.decode(text, type=list[dict[str, Any]] | dict[str, Any] | None)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        reason = "tools is a text, and not a JSON list of tools"
+        reason = "tools is a string, but not a JSON list of tools"
         raise RowError(RowCode.ROW_TOOL_INVALID, reason, "tools") from None
     if tools is None:
         return None
@@ -154,7 +154,7 @@ def check_tools(tools: list[Tool]) -> None:
         if not isinstance(function, dict) or not isinstance(name, str) or not name.strip():
             raise _invalid(f"{place} has no function with a name", f"{place}.function.name")
         if _WHITE_SPACE.search(name):
-            raise _invalid(f"{place}.function.name {name[:40]!r} has white space in it", f"{place}.function.name")
+            raise _invalid(f"{place}.function.name {name[:40]!r} contains white space", f"{place}.function.name")
         if name in names:
             raise _invalid(f"{place} is a second tool of the name {name[:40]!r}", f"{place}.function.name")
         names.add(name)
@@ -187,7 +187,9 @@ def _translated_tool(tool: Tool, place: str, note: Note) -> Tool:
         translated = _wrapped(tool)
         note("flat tools")
     elif isinstance(kind := tool.get("type"), str) and kind != "function":
-        reason = f"{place} is a tool of type {kind[:40]!r}, which runs at another provider; chats have functions alone"
+        reason = (
+            f"{place} is a tool of type {kind[:40]!r}, which runs at another provider; chats support only functions"
+        )
         raise _invalid(reason, f"{place}.type")
     else:
         raise _invalid(f"{place} has no function with a name", f"{place}.function.name")
@@ -260,7 +262,7 @@ def _schema_fault(schema: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    names = {list: "a list", str: "a text", bool: "true or false", dict: "an object", type(None): "null"}
+    names = {list: "a list", str: "a string", bool: "true or false", dict: "an object", type(None): "null"}
     return names.get(type(value), "a number")
 
 

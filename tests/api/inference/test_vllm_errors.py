@@ -69,8 +69,8 @@ def test_refusal_is_in_openais_shape() -> None:
         (400, "temperature must be non-negative, got -1.0.", "temperature", "Correct `temperature`, or leave it out."),
         (400, "1 validation error:\n  {'type': 'list_type', 'loc': 'body.messages', 'msg': 'Not a list'}", None,
          "Correct `messages`."),
-        (400, "Something is wrong.", None, "Correct the request; docs/openai.md says what is served."),
-        (500, "Boom.", None, "Try again; the serving replica's log has the reason."),
+        (400, "Something is wrong.", None, "Correct the request; docs/openai.md lists the supported fields."),
+        (500, "Boom.", None, "Try again; if it fails again, read the serving replica's log."),
     ],
 )  # fmt: skip
 def test_every_refusal_has_a_remedy(status: int, text: str, param: str | None, remedy: str) -> None:

@@ -217,7 +217,7 @@ def test_invalid_adapter_ids_are_refused(client: TestClient, adapters: str) -> N
     for adapter in ("", "a b", "x" * 161, "\0"):
         error = client.put("/v1/aliases/prod", json={"adapter": adapter}).json()["error"]
         assert (error["mens"]["code"], error["param"]) == ("REQUEST_INVALID", "adapter")
-        assert "is no id of an adapter" in error["message"]
+        assert "is not an adapter id" in error["message"]
 
 
 @pytest.mark.parametrize("model", ["\0", "a\0b", "prod\n"])

@@ -71,7 +71,7 @@ def test_the_guides_example_runs_and_validates(app: FastAPI, url: str) -> None:
     assert (found.reward, found.metadata.type, errors_of(found)) == (0.95, "python", {})
     grader: Any = {"type": "python", "source": GUIDE}
     assert client.fine_tuning.alpha.graders.validate(grader=grader).grader
-    with pytest.raises(openai.BadRequestError, match="no function") as caught:
+    with pytest.raises(openai.BadRequestError, match="not define a function") as caught:
         client.fine_tuning.alpha.graders.validate(grader={**grader, "source": "x = 1"})
     assert caught.value.param == "grader.source"
 
@@ -80,7 +80,7 @@ def test_the_guides_example_runs_and_validates(app: FastAPI, url: str) -> None:
     ("source", "words"),
     [
         ("def grade(sample, item):\n    print('seen')\n    return item['missing']", "KeyError: 'missing'"),
-        ("def grade(sample, item) -> float: return", "None', which is no finite number"),
+        ("def grade(sample, item) -> float: return", "None', which is not a finite number"),
         ("def grade(", "line 1"),
         ("import socket\ndef grade(sample, item): socket.socket()", "Operation not permitted"),
     ],
@@ -112,7 +112,7 @@ def test_a_compiler_judges_in_the_sandbox(app: FastAPI, url: str) -> None:
     assert graders.validate(grader=grader).grader
     app.state.services.sandboxes._choice = "landlock"
     anyio.run(app.state.services.sandboxes.close)
-    with pytest.raises(openai.BadRequestError, match="runs at the level bubblewrap alone") as refused:
+    with pytest.raises(openai.BadRequestError, match="requires the sandbox level bubblewrap") as refused:
         graders.run(grader=grader, model_sample="int x;", item={})
     assert refused.value.code == "SANDBOX_UNAVAILABLE"
 

@@ -87,7 +87,7 @@ def test_refusals_have_a_remedy(app: FastAPI, anonymous: TestClient) -> None:
     headers = {"Authorization": f"Bearer {secret}"}
     low = anonymous.delete("/v1/files/file-1", headers=headers)
     assert low.json()["error"] == {
-        "message": "This takes a key with the role 'trainer'; 'bob' is a viewer. "
+        "message": "This request needs a key with the role 'trainer'; 'bob' is a viewer. "
         "Ask an admin of the tenant 'acme' for a key with that role.",
         "type": "invalid_request_error",
         "param": None,

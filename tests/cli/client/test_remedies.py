@@ -117,17 +117,19 @@ def test_invalid_field_refers_to_help(field: str, remedy: str) -> None:
 
 
 def test_the_field_that_was_meant_is_kept() -> None:
-    faults = [{"param": "contract.exec.epoch", "reason": "there is no such field"}]
+    faults = [{"param": "contract.exec.epoch", "reason": "this field does not exist"}]
     meant = "Did you mean contract.exec.epochs?"
     shown = to_cli_remedy(error(Code.REQUEST_INVALID, "contract.exec.epoch", f"{meant} See GET /v1/x.", errors=faults))
     assert shown.startswith(f"{meant} See the command's --help")
 
 
 def test_only_the_remedy_of_a_message_is_replaced() -> None:
-    remedy = "List what there is with GET /v1/models."
-    body = error(Code.MODEL_NOT_FOUND, "model", remedy) | {"message": f"There is no model 'GET /v1/models'. {remedy}"}
+    remedy = "List the available models with GET /v1/models."
+    body = error(Code.MODEL_NOT_FOUND, "model", remedy) | {
+        "message": f"The model 'GET /v1/models' does not exist. {remedy}"
+    }
     shown = describe_error(error_of(httpx.Response(404, json={"error": body})))
-    assert shown == "MODEL_NOT_FOUND: There is no model 'GET /v1/models'. List what there is with `mens models`."
+    assert shown == "MODEL_NOT_FOUND: The model 'GET /v1/models' does not exist. List what there is with `mens models`."
 
 
 def test_error_without_our_block_is_passed_on() -> None:
@@ -136,7 +138,7 @@ def test_error_without_our_block_is_passed_on() -> None:
 
 
 def test_code_is_ours_where_the_api_has_openais_too() -> None:
-    mens = {"code": "MODEL_NOT_FOUND", "remedy": "List what there is with GET /v1/models."}
+    mens = {"code": "MODEL_NOT_FOUND", "remedy": "List the available models with GET /v1/models."}
     assert (
         to_cli_remedy({"code": "model_not_found", "param": "model", "mens": mens})
         == "List what there is with `mens models`."
@@ -146,8 +148,8 @@ def test_code_is_ours_where_the_api_has_openais_too() -> None:
 @pytest.mark.parametrize(
     ("remedy", "shown"),
     [
-        ("List what there is with GET /v1/models.", "List what there is with `mens models`."),
-        ("Cancel that: POST /v1/jobs/ftjob-01/cancel.", "Cancel that: `mens jobs cancel ftjob-01`."),
+        ("List the available models with GET /v1/models.", "List the available models with `mens models`."),
+        ("Cancel that job: POST /v1/jobs/ftjob-01/cancel.", "Cancel that job: `mens jobs cancel ftjob-01`."),
         ("List them: GET /v1/evals/eval-1/runs.", "List them: `mens eval list`."),
         ("See GET /v1/evals, then try.", "See `mens eval list`, then try."),
     ],

@@ -50,7 +50,7 @@ def test_import_uploads_both_files_and_queues_the_job(installation: CliInstallat
 def test_nothing_is_uploaded_for_a_sidecar_that_is_none(installation: CliInstallation, original: Path) -> None:
     (original / V2_NAME).write_text(json.dumps({"format": "other"}))
     refused = installation.mens("adapter", "import", str(original), "--model", "tiny", code=1)
-    assert "ADAPTER_IMPORT_FORMAT" in refused or "neither a version 2 nor a version 3" in refused
+    assert "ADAPTER_IMPORT_FORMAT" in refused or "not a valid version 2 or 3" in refused
     assert not installation.services.files.list(after=None, limit=1, purpose=None, newest_first=True)
 
 

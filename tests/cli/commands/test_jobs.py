@@ -64,7 +64,7 @@ def test_train_notes_an_alias_that_will_be_hidden(installation: CliInstallation,
 
 def test_train_refuses_invalid_alias(installation: CliInstallation, rows: str) -> None:
     refused = installation.mens("train", rows, "--model", "tiny", "--no-watch", "--alias", "a/b", code=1)
-    assert refused.startswith("error: NAME_INVALID: artifact.alias: 'a/b' is no name: lower-case letters")
+    assert refused.startswith("error: NAME_INVALID: artifact.alias: 'a/b' is not a valid name: lower-case letters")
 
 
 def test_lenient_skips_bad_lines(installation: CliInstallation, rows: str) -> None:
@@ -311,7 +311,7 @@ def test_watch_warns_of_a_merge_that_is_far_from_what_was_trained(installation: 
     }
     leases.finish(lease, {"model_digest": "a" * 64, "fidelity": fidelity})
     last = installation.mens("jobs", "watch", lease.job.id).splitlines()[-1]
-    assert last.startswith("warning: A part of what was learnt is lost in the merged model: ")
+    assert last.startswith("warning: The merged model has lost a part of the training: ")
 
 
 def test_show_prints_both_models_and_their_answers(installation: CliInstallation, rows: str) -> None:

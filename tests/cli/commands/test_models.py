@@ -147,7 +147,7 @@ def test_model_as_json(with_models: CliInstallation) -> None:
 
 
 def test_unknown_model_is_refused(with_models: CliInstallation) -> None:
-    refused = "error: MODEL_NOT_FOUND: There is no model 'nope'. List what there is with `mens models`."
+    refused = "error: MODEL_NOT_FOUND: The model 'nope' does not exist. List what there is with `mens models`."
     assert with_models.mens("models", "show", "nope", code=1) == refused
 
 

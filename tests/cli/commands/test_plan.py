@@ -88,8 +88,8 @@ def test_model_is_by_default_the_contract_files(base: Path, rows: Path, tmp_path
 def test_a_missing_default_base_is_said_to_be_the_default(rows: Path, base: Path) -> None:
     shown = runner.invoke(app, ["plan", str(rows)])
     assert shown.exit_code == 1
-    assert "MODEL_NOT_FOUND: No model was named, so it is the default." in shown.output
-    assert "(it has: none yet)" in shown.output and "--model" in shown.output
+    assert "MODEL_NOT_FOUND: The request does not name a model, so the default is used." in shown.output
+    assert "(available: none yet)" in shown.output and "--model" in shown.output
 
 
 def test_only_base_of_the_catalogue_is_taken_where_none_is_named(rows: Path, base: Path, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_only_base_of_the_catalogue_is_taken_where_none_is_named(rows: Path, bas
     shown = runner.invoke(app, ["plan", str(rows), "--json"])
     assert json.loads(shown.output)["plan"]["base"]["name"] == "mine"
     save_catalog(tmp_path / "home" / "catalog.json", Catalog(bases=[entry, entry.model_copy(update={"name": "other"})]))
-    assert "(it has: mine, other)" in runner.invoke(app, ["plan", str(rows)]).output
+    assert "(available: mine, other)" in runner.invoke(app, ["plan", str(rows)]).output
 
 
 def test_every_field_is_a_flag_as_in_train(base: Path, rows: Path) -> None:

@@ -119,7 +119,7 @@ def test_a_twin_is_refused_with_the_name_of_its_original(
 ) -> None:
     with _running(installation, catalog.get(TWIN)):
         refused = installation.mens("train", rows, "--model", TWIN, "--no-watch", code=1)
-    assert f"{TWIN} (the twin of small) is served here with the adapters of its original alone." in refused
+    assert f"{TWIN} (the twin of small) is served here only with the adapters of its original." in refused
     assert "Use small, its original; or train without publishing" in refused
 
 

@@ -146,8 +146,8 @@ def test_folder_is_added_and_what_comes_next_is_said(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["mine"], "neither a folder, nor a GGUF file"),
-        (["mine", "/nowhere"], "neither a folder"),
+        (["mine"], "a GGUF file"),
+        (["mine", "/nowhere"], "/nowhere"),
         (["mine", "--path", "/nowhere"], "MODEL_NOT_FOUND"),
         (["mine", "my model", "--hub", "org/tiny"], "give the source once"),
         (["mine", "my model", "--revision", "main"], "--revision is of a hub repository"),

@@ -79,7 +79,7 @@ def test_every_number_is_under_the_name_that_peft_has_for_it(
         "sidecar": digest_file(sidecar),
     }
     assert (found.manifest.quant.base_quant, found.manifest.quant.double_quant) == ("nf4", True)
-    assert found.notes == ["lm_head: its B is all zeros, so it changes nothing, and it was left out."]
+    assert found.notes == ["lm_head: its B is all zeros, so it has no effect and was left out."]
 
 
 def test_the_same_files_make_the_same_adapter(base: Path, sizes: tuple[int, int], tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def valid(version: int = 2, **changes: Any) -> dict[str, Any]:
 MALFORMED = {
     "a list": ([], "its top"),
     "another version": (valid() | {"version": 4}, "version"),
-    "a version that is no number": (valid() | {"version": [2]}, "version"),
+    "a version that is not a number": (valid() | {"version": [2]}, "version"),
     "another format": (valid() | {"format": "other"}, "format"),
     "rank 0": (valid(rank=0), "rank"),
     "a layer twice": (valid(layer_order=["mid0", "mid0"]), "its top"),

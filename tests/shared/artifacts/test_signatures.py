@@ -64,7 +64,7 @@ def refused(raw: bytes, digest: str, trusted: set[str] | None = None) -> Artifac
 
 
 def test_a_signature_of_another_manifest_is_refused(signed: Path) -> None:
-    assert "not of this manifest" in refused((signed / SIGNATURE_NAME).read_bytes(), "0" * 64).message
+    assert "does not match this manifest" in refused((signed / SIGNATURE_NAME).read_bytes(), "0" * 64).message
 
 
 def test_a_key_that_is_not_trusted_is_named(signed: Path, public: str, tmp_path: Path) -> None:

@@ -130,4 +130,4 @@ def test_hub_model_that_is_not_in_the_cache_is_unavailable(tmp_path: Path, monke
     with pytest.raises(Unavailable) as caught:
         hub.locate_fetched(entry, tmp_path / "catalog.json")
     assert (caught.value.code, caught.value.retryable) == (Code.BASE_NOT_FETCHED, True)
-    assert caught.value.remedy.startswith(f"`mens up --base {entry.name}` fetches it")
+    assert caught.value.remedy.startswith(f"Start a replica of it, which fetches it (`mens up --base {entry.name}`)")

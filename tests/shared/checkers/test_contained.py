@@ -53,7 +53,7 @@ def test_it_is_the_check_of_the_checker(checkers: ContainedCheckers) -> None:
 
 def test_a_long_text_is_not_sent(checkers: ContainedCheckers) -> None:
     fault = checkers.check("python", "x" * (MAX_CHARACTERS + 1)).diagnostics[0]
-    assert (fault.code, fault.message) == ("too_long", "it has 200001 characters, and 200000 can be checked")
+    assert (fault.code, fault.message) == ("too_long", "it has 200001 characters; at most 200000 can be checked")
 
 
 def test_a_text_that_takes_long_has_its_time_limit() -> None:

@@ -30,7 +30,7 @@ def test_json_is_json_and_a_part_of_it_is_not(value: object) -> None:
 def test_faults_of_json_have_places() -> None:
     fault = JsonChecker().check('{"a": 1,\n "b" 2}').diagnostics[0]
     assert (fault.code, fault.line, fault.column) == ("syntax", 2, 6)
-    assert JsonChecker().check("NaN").diagnostics[0].message == "NaN is no JSON"
+    assert JsonChecker().check("NaN").diagnostics[0].message == "NaN is not JSON"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_statements_that_sqlite_takes(text: str) -> None:
         ("CREATE TABLE t (a); SELECT a FROM u", "line 1: no such table: u (name)"),
         ("ATTACH 'other' AS o", "line 1: not authorized (syntax)"),
         ("PRAGMA writable_schema = 1", "line 1: not authorized (syntax)"),
-        ("-- nothing", "there is no statement (syntax)"),
+        ("-- nothing", "it contains no statement (syntax)"),
     ],
 )
 def test_faults_of_sql(text: str, found: str) -> None:

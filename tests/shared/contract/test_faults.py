@@ -16,7 +16,7 @@ def fault(kind: str, *path: str) -> dict[str, Any]:
 
 
 def test_reasons_are_plain_words() -> None:
-    assert reason_of(fault("extra_forbidden", "a")) == "there is no such field"
+    assert reason_of(fault("extra_forbidden", "a")) == "this field does not exist"
     assert reason_of(fault("value_error", "a")) == "words"
 
 
@@ -54,6 +54,10 @@ def test_a_misspelt_field_is_named_with_what_was_meant(sections: dict[str, Any],
     with pytest.raises(ContractRejected) as refused:
         parse_contract(sections)
     error = refused.value
-    assert (error.code, error.param, error.message) == ("CONTRACT_INVALID", param, f"{param}: there is no such field.")
+    assert (error.code, error.param, error.message) == (
+        "CONTRACT_INVALID",
+        param,
+        f"{param}: this field does not exist.",
+    )
     assert error.remedy.startswith(f"Did you mean {meant}? ")
     assert "mens plan" in error.remedy, "which needs no installation"

@@ -220,7 +220,7 @@ def test_invalid_name_is_refused_with_a_sentence() -> None:
         FineTuneContract.model_validate(with_value("artifact.alias", "Prod {v2}"))
     [fault] = caught.value.errors()
     assert fault["msg"] == describe_bad_name("Prod {v2}")
-    assert fault["msg"].startswith("'Prod {v2}' is no name: lower-case letters, digits")
+    assert fault["msg"].startswith("'Prod {v2}' is not a valid name: lower-case letters, digits")
     assert describe_bad_name("support-v2") is None, "the example is one"
 
 

@@ -128,7 +128,10 @@ def test_tenant_changes_only_its_own_jobs(jobs: Jobs, database: Database, verb: 
         change(job["other"])
     with pytest.raises(MensError) as unknown:
         change("ftjob-none")
-    assert foreign.value.as_dict() == {**unknown.value.as_dict(), "message": f"There is no job {job['other']!r}."}
+    assert foreign.value.as_dict() == {
+        **unknown.value.as_dict(),
+        "message": f"The job {job['other']!r} does not exist.",
+    }
     assert code(change, job[SHARED]) == Code.TENANT_FORBIDDEN
     assert snapshot(database) == before
     if verb != "resume":

@@ -94,10 +94,10 @@ def careful(line: bytes) -> Verdict:
         (
             b'{"message": [{"role": "user"}]}',
             "",
-            "neither `messages` nor `prompt` with `response` is there; is `message` meant to be `messages`?",
+            "`messages`, or `prompt` with `response`, is missing; is `message` meant to be `messages`?",
         ),
-        (b'{"question": "a"}', "", "neither `messages` nor `prompt` with `response` is there"),
-        (b'{"prompt\\u001b": "a"}', "", "neither `messages` nor `prompt` with `response` is there"),
+        (b'{"question": "a"}', "", "`messages`, or `prompt` with `response`, is missing"),
+        (b'{"prompt\\u001b": "a"}', "", "`messages`, or `prompt` with `response`, is missing"),
         (b'{"messages": []}', "messages", "`messages` is empty: it has no turn"),
         (b'{"turns": [], "rating": 3}', "turns", "`turns` is empty: it has no turn"),
     ],
@@ -110,10 +110,10 @@ def test_what_is_missing_is_named_on_both_paths(line: bytes, field: str, reason:
 @pytest.mark.parametrize(
     ("start", "where"),
     [
-        (b'{"prompt": "abc', " of a text"),
-        (b'{"prompt": "say \\"abc\\"', " of a text"),
-        (b'{"prompt": "abc\\', " of a text"),
-        (b'{"prompt": "caf\xc3\xa9 \\u00', " of a text"),
+        (b'{"prompt": "abc', " of a string"),
+        (b'{"prompt": "say \\"abc\\"', " of a string"),
+        (b'{"prompt": "abc\\', " of a string"),
+        (b'{"prompt": "caf\xc3\xa9 \\u00', " of a string"),
         (b'{"prompt": "abc"', ""),
         (b'{"prompt": "abc", "rating": nul', ""),
     ],

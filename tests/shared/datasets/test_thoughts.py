@@ -60,7 +60,7 @@ def test_what_is_no_text_is_an_unused_key() -> None:
         (
             [QUESTION, {"role": "assistant", "content": "<think>a</think>1", "reasoning_content": "a"}],
             RowCode.ROW_FIELD_CONFLICT,
-            "there and in its content",
+            "in this field and in its content",
         ),
         ([QUESTION, answer(reasoning_content=["a"])], RowCode.ROW_FIELD_TYPE, "reasoning_content"),
         ([QUESTION, {"role": "assistant", "reasoning_content": "a"}], RowCode.ROW_ANSWER_EMPTY, "content is empty"),

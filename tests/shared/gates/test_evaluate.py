@@ -247,7 +247,7 @@ def test_pass_at_k_is_the_unbiased_estimate() -> None:
     values = {check.measure: check.value for check in found.checks if check.relation == "at_least"}
     assert values == {"pass@1": pytest.approx(0.25), "pass@2": pytest.approx(0.5)}
     too_few = judge(policy(pass_at_k={"run": "bench", "k": 5}), evidence(runs={"bench": run})).gates[0]
-    assert too_few.message == "pass@5 needs 5 answers to each item, and the run has 4"
+    assert too_few.message == "pass@5 needs 5 answers to each item, but the run has 4"
 
 
 @pytest.mark.parametrize(("repeated", "status"), [(0.0, "passed"), (1.0, "failed")])
@@ -303,7 +303,7 @@ def test_a_receipt_is_as_old_as_its_oldest_run() -> None:
 
 
 def test_evidence_is_of_the_adapter_that_it_names() -> None:
-    with pytest.raises(ValueError, match="not of demo@1"):
+    with pytest.raises(ValueError, match="evaluates demo@7, not demo@1"):
         evidence(runs={"bench": run_scores([1.0], candidate="demo@7")})
 
 

@@ -72,7 +72,7 @@ def test_digest_is_of_what_is_asked_not_of_how_it_is_written() -> None:
 @pytest.mark.parametrize(
     ("text", "param", "line", "words"),
     [
-        ('version: "1"\ngates:\n  nope: {}\n', "gates.nope", 3, "no such field"),
+        ('version: "1"\ngates:\n  nope: {}\n', "gates.nope", 3, "this field does not exist"),
         (
             'version: "1"\ngates:\n  truncation:\n    max_fraction: 2\n',
             "gates.truncation.max_fraction",
@@ -80,10 +80,10 @@ def test_digest_is_of_what_is_asked_not_of_how_it_is_written() -> None:
             "equal to 1",
         ),
         ('version: "1"\n', "gates", 1, "required"),
-        ('version: "1"\ngates: {}\n', "", None, "asks nothing"),
+        ('version: "1"\ngates: {}\n', "", None, "requires nothing"),
         ('version: "2"\ngates: {truncation: {}}\n', "version", 1, "'1'"),
         ('version: "1"\ngates:\n  pass_at_k:\n    run: bench\n', "gates.pass_at_k.run", 4, "'bench' is not one of"),
-        ('version: "1"\ngates:\n  evals:\n    q: {block: true}\n', "gates.evals.q", 4, "asks nothing"),
+        ('version: "1"\ngates:\n  evals:\n    q: {block: true}\n', "gates.evals.q", 4, "requires nothing"),
         ('version: "1"\ngates:\n  truncation: {}\n  truncation: {}\n', "gates.truncation", 4, "twice"),
         ('version: "1"\nruns: &a {}\ngates: *a\n', "", 2, "references"),
         (

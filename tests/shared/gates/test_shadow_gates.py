@@ -29,7 +29,7 @@ def row(found: ShadowCounts | None, **changes: Any) -> GateRow:
     [
         (None, "missing_evidence", "--shadow-eval eval-1"),
         (counts(ties=10), "missing_evidence", "requests like these would decide"),
-        (counts(ties=60), "passed", "excluded; it may lose 0.1"),
+        (counts(ties=60), "passed", "excluded; at most 0.1 is allowed"),
         (counts(wins=40, losses=10), "passed", "won 40, lost 10"),
         (counts(losses=8), "failed", "shown to be worse"),
         (counts(wins=10, losses=60, ties=100), "failed", "shown to be worse"),

@@ -68,7 +68,7 @@ def test_too_few_answers_are_said() -> None:
     with pytest.raises(InvalidRequest) as refused:
         grade(make(k=3), {"a": "Yes"}, answers("Yes", "Yes"))
     assert refused.value.code == Code.GRADER_INVALID, "the answer is not to blame"
-    assert refused.value.message == "pass@3 needs 3 answers or more; there are 2."
+    assert refused.value.message == "pass@3 needs at least 3 answers; the sample has 2."
 
 
 def test_what_cannot_be_estimated_is_refused_before_anything_is_sampled() -> None:
@@ -91,7 +91,7 @@ def test_what_cannot_be_estimated_is_refused_before_anything_is_sampled() -> Non
 
 
 def test_what_it_is_of_is_validated_when_it_is_made() -> None:
-    with pytest.raises(ValidationError, match="not of pass_at_k"):
+    with pytest.raises(ValidationError, match="applies only to the check pass_at_k"):
         make(of=make().model_dump(exclude_none=True))
     with pytest.raises(ValidationError):
         make(k=0)

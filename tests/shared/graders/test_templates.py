@@ -60,7 +60,7 @@ def test_a_path_is_filled_in(template: str, text: str) -> None:
     ],
 )
 def test_a_path_to_nothing_is_an_error_that_names_it(path: str, named: str) -> None:
-    with pytest.raises(InvalidRequest, match=re.escape(f"There is no {named}.")) as caught:
+    with pytest.raises(InvalidRequest, match=re.escape(f"The field {named} does not exist.")) as caught:
         render(f"{{{{ {path} }}}}", ITEM, make_sample("yes"))
     assert (caught.value.code, caught.value.param) == (Code.GRADER_VARIABLE_INVALID, named)
 

@@ -92,9 +92,9 @@ def test_a_name_that_is_left_out_is_the_type() -> None:
             ("score_model", "input", 0, "content"),
             "",
         ),
-        ({**LABEL, "passing_labels": ["best"]}, ("label_model",), "has best, which labels has not"),
+        ({**LABEL, "passing_labels": ["best"]}, ("label_model",), "has best, which labels does not list"),
         ({**CODE, "source": "x" * 256_001}, ("python", "source"), "at most 256000"),
-        ({**MULTI, "calculate_output": "exact + other"}, ("multi",), "names other, which graders has not"),
+        ({**MULTI, "calculate_output": "exact + other"}, ("multi",), "names other, which graders does not list"),
         ({**MULTI, "calculate_output": "exact +"}, ("multi",), "ends too early"),
         ({**MULTI, "graders": {"min": EXACT}, "calculate_output": "1"}, ("multi",), "is a function of formulas"),
         (

@@ -240,7 +240,7 @@ def test_changed_file_is_refused_when_it_is_verified(base: Path, tmp_path: Path,
 
     assert run().plan.train.rows == 30
     files[name].path.write_text(content)
-    with pytest.raises(MensError, match=f"{files[name].sha256} is not what was uploaded") as refused:
+    with pytest.raises(MensError, match=f"{files[name].sha256} differs from the uploaded one") as refused:
         run()
     assert refused.value.code == "STORAGE_OBJECT_MISSING"
 
@@ -277,7 +277,7 @@ def test_job_that_fits_in_smaller_pieces_is_planned_and_told(base: Path, tmp_pat
     assert nearest is not None
     assert not nearest.changes_result
     assert nearest.configuration.batch_size * nearest.configuration.grad_accum == 256 * 4
-    assert any("cuts its steps into smaller ones" in note for note in found.notes)
+    assert any("splits its steps" in note for note in found.notes)
 
 
 def test_job_that_cannot_fit_is_refused(base: Path, tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_job_that_cannot_fit_is_refused(base: Path, tmp_path: Path) -> None:
         Machine(device="cpu", host_bytes=MIB),
         Machine(device="cpu", vram_bytes=80 << 30, host_bytes=MIB),
     ):
-        with pytest.raises(MensError, match="takes") as refused:
+        with pytest.raises(MensError, match="needs") as refused:
             check(base, tmp_path, ROWS, machine)
         assert refused.value.code == "MEMORY_DOES_NOT_FIT"
         assert refused.value.param
@@ -317,7 +317,7 @@ def test_a_base_may_be_held_in_parts_by_several_gpus(base: Path, tmp_path: Path)
 
 def test_memory_that_others_hold_is_told(base: Path, tmp_path: Path) -> None:
     found = check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=80 << 30, free_bytes=MIB))
-    assert any("1 MiB are free now" in note for note in found.notes)
+    assert any("1 MiB of the device's memory are free now" in note for note in found.notes)
 
 
 def test_the_gpu_decides_what_the_preset_auto_is(base: Path, tmp_path: Path) -> None:

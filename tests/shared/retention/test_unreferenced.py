@@ -60,7 +60,7 @@ def test_storage_unknown_to_the_database_is_not_cleaned(home: Home, caplog: pyte
         home.store("adapters", letter * 64, MANIFEST_NAME)
     home.clock.advance(30 * DAY)
     assert home.keep(retain_leftover_days=2).apply() == []
-    assert "the database knows none of the 3 stored adapters" in caplog.text
+    assert "the database does not contain any of the 3 stored adapters" in caplog.text
     home.train("d")
     assert len(home.keep(retain_leftover_days=2).apply()) == 3
 

@@ -203,5 +203,5 @@ def test_missing_installation_is_named(
 ) -> None:
     monkeypatch.setenv("MENS_HOME", str(tmp_path))
     assert verification.main() == 1
-    assert capsys.readouterr().err.startswith(f"error: there is no installation in {Settings().home}.")
+    assert capsys.readouterr().err.startswith(f"error: {Settings().home} does not contain an installation.")
     assert list(tmp_path.iterdir()) == []

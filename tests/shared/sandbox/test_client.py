@@ -64,11 +64,11 @@ def test_a_score(sandbox: Sandbox) -> None:
         ("def grade(:", Code.GRADER_SOURCE_INVALID, "line 1: invalid syntax"),
         ("\0", Code.GRADER_SOURCE_INVALID, "null bytes"),
         ("(" * 100_000, Code.GRADER_SOURCE_INVALID, "nested parentheses"),
-        ("grade = 1", Code.GRADER_SOURCE_INVALID, "no function"),
+        ("grade = 1", Code.GRADER_SOURCE_INVALID, "not define a function"),
         ("import nothing_here", Code.GRADER_SOURCE_INVALID, "No module named 'nothing_here'"),
         ("def grade(sample, item): return sample['x']", Code.GRADER_FAILED, "KeyError: 'x'"),
-        ("def grade(sample, item): return 'high'", Code.GRADER_FAILED, "'high', which is no finite number"),
-        ("def grade(sample, item): return float('nan')", Code.GRADER_FAILED, "no finite number"),
+        ("def grade(sample, item): return 'high'", Code.GRADER_FAILED, "'high', which is not a finite number"),
+        ("def grade(sample, item): return float('nan')", Code.GRADER_FAILED, "not a finite number"),
         ("def grade(sample, item): return 10 ** 400", Code.GRADER_FAILED, "OverflowError"),
         ("#" * (MAX_SOURCE_BYTES + 1), Code.GRADER_SOURCE_INVALID, "more than 256000 bytes"),
     ],
@@ -90,7 +90,7 @@ def test_a_traceback_begins_in_the_source_and_shows_its_lines_and_what_was_print
 
 def test_a_source_is_checked_without_an_item(sandbox: Sandbox) -> None:
     sandbox.check(LENGTH)
-    with pytest.raises(InvalidRequest, match="no function"):
+    with pytest.raises(InvalidRequest, match="not define a function"):
         sandbox.check("x = 1")
 
 

@@ -26,7 +26,7 @@ def test_a_kernel_without_landlock_runs_no_code(monkeypatch: pytest.MonkeyPatch)
     report = probe()
     assert (report.level, set(report.reasons)) == (None, set(LEVELS))
     assert refusal(report).code == Code.SANDBOX_UNAVAILABLE
-    assert "the kernel has no Landlock" in refusal(report).message
+    assert "the kernel does not support Landlock" in refusal(report).message
 
 
 def test_a_machine_without_libseccomp_runs_no_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_two_distinct_cycles_with_gains_are_eligible() -> None:
 def test_one_cycle_is_insufficient() -> None:
     found = evaluate(promotion_cycle(1))
     assert found.verdict == "insufficient_evidence"
-    assert "2 distinct cycles are needed and there is 1" in found.reason
+    assert "2 distinct cycles are needed, but only 1 is distinct" in found.reason
 
 
 def test_one_cycle_that_is_repeated_is_one_cycle() -> None:
@@ -97,11 +97,11 @@ def test_a_cycle_without_semantic_kpis_is_insufficient() -> None:
 
 def test_a_cycle_without_runtime_repair_is_insufficient() -> None:
     found = evaluate(promotion_cycle(1), with_spec(promotion_cycle(2), max_retries=0))
-    assert "cycle 2: runtime_repair: max_retries is 0, so nothing was repaired" in found.missing
+    assert "cycle 2: runtime_repair: max_retries is 0, so repair was not tested" in found.missing
     recorded = with_condition(promotion_cycle(2), "new", mode="fixture_file", fixture_dir="answers")
     found = evaluate(promotion_cycle(1), recorded)
     assert found.verdict == "insufficient_evidence"
-    assert "recorded answers have no times" in found.reason
+    assert "recorded answers have no latencies" in found.reason
 
 
 # -- everything else that is missing ----------------------------------------------------------------------------------
@@ -110,16 +110,19 @@ def test_a_cycle_without_runtime_repair_is_insufficient() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda cycle: cycle.model_copy(update={"candidate": "absent"}), "has no condition absent"),
+        (lambda cycle: cycle.model_copy(update={"candidate": "absent"}), "does not have a condition absent"),
         (lambda cycle: cycle.model_copy(update={"incumbent": "new"}), "are the same model"),
-        (lambda cycle: cycle.model_copy(update={"events": cycle.events[1:]}), "not one event for each task: task_0"),
+        (
+            lambda cycle: cycle.model_copy(update={"events": cycle.events[1:]}),
+            "exactly one event for each task: task_0",
+        ),
         (
             lambda cycle: cycle.model_copy(update={"events": [*cycle.events, cycle.events[0]]}),
-            "not one event for each task: task_0",
+            "exactly one event for each task: task_0",
         ),
         (
             lambda cycle: cycle.model_copy(update={"events": [*cycle.events, scorecard_event("new", "task_99")]}),
-            "events of tasks that the spec has not: task_99",
+            "events of tasks that are not in the spec: task_99",
         ),
         (lambda cycle: with_condition(cycle, "new", training_seed=None), "has no training_seed"),
         (lambda cycle: with_condition(cycle, "new", adapter_revision=None), "has no adapter_revision"),
@@ -153,8 +156,8 @@ def test_a_model_without_any_valid_answer_has_no_repair_kpis() -> None:
         return cycle.model_copy(update={"events": events})
 
     found = evaluate(never(1), never(2))
-    assert "cycle 1: repair_depth_mean (runtime_repair) has no value" in found.missing
-    assert "cycle 1: time_to_first_valid_p50_ms (runtime_repair) has no value" in found.missing
+    assert "cycle 1: repair_depth_mean (runtime_repair) does not have a value" in found.missing
+    assert "cycle 1: time_to_first_valid_p50_ms (runtime_repair) does not have a value" in found.missing
 
 
 LOSSES: dict[str, dict[str, Any]] = {

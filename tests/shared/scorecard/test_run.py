@@ -133,7 +133,7 @@ def test_results_that_were_written_by_hand_are_found(tmp_path: Path, checkers: C
     assert len(found) == 3
     assert found[0].startswith("new/events.jsonl: task_1: the answers give another ")
     assert "compile_pass_1" in found[0]
-    assert found[1:] == ["old/outputs lacks task_0.1.txt", "summary.json: old is not the summary of its events"]
+    assert found[1:] == ["old/outputs lacks task_0.1.txt", "summary.json: old does not match its events"]
 
 
 def test_a_row_that_does_not_fit_has_file_line_and_field(tmp_path: Path, checkers: ContainedCheckers) -> None:

@@ -117,8 +117,13 @@ def test_vllm_passes_the_known_names_on(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "arguments", "code", "words"),
     [
-        ("qwen3", {"reasoning_effort": "low"}, Code.TEMPLATE_ARGUMENT_UNKNOWN, "It knows enable_thinking."),
-        ("chatml_marked", {"enable_thinking": False}, Code.TEMPLATE_ARGUMENT_UNKNOWN, "It knows none"),
+        (
+            "qwen3",
+            {"reasoning_effort": "low"},
+            Code.TEMPLATE_ARGUMENT_UNKNOWN,
+            "Use one of its arguments: enable_thinking.",
+        ),
+        ("chatml_marked", {"enable_thinking": False}, Code.TEMPLATE_ARGUMENT_UNKNOWN, "the template does not have any"),
         ("qwen3", {"add_generation_prompt": False}, Code.TEMPLATE_ARGUMENT_INVALID, "set by the server"),
         ("qwen3", {"enable_thinking": "false"}, Code.TEMPLATE_ARGUMENT_INVALID, "Write false without quotation marks"),
         ("qwen38", {"reasoning_effort": "high"}, Code.TEMPLATE_ARGUMENT_INVALID, "unexpected reasoning effort high"),
@@ -134,10 +139,10 @@ def test_refusals(bases: dict[str, Path], family: str, arguments: dict[str, Any]
 
 def test_an_argument_that_changes_nothing_is_noted(bases: dict[str, Path]) -> None:
     assert load(bases, "qwen38", reasoning_effort="xhigh").notes == [
-        'The template argument reasoning_effort = "xhigh" changes no chat of this base.'
+        'The template argument reasoning_effort = "xhigh" does not change any chat of this base.'
     ]
     assert load(bases, "qwen38", reasoning_effort="low", enable_thinking=True).notes == [
-        "The template argument enable_thinking = true changes no chat of this base."
+        "The template argument enable_thinking = true does not change any chat of this base."
     ]
     assert load(bases, "qwen36", preserve_thinking=True, enable_thinking=False).notes == []
 

@@ -59,7 +59,7 @@ def test_networks_and_hosts_that_are_allowed() -> None:
 
 @pytest.mark.parametrize("entry", ["https://hooks.internal", "a b", "hooks:80", "a.*.b", "10.0.0.0/99"])
 def test_an_entry_that_is_neither_is_refused(entry: str) -> None:
-    with pytest.raises(ValueError, match="is no host name, address or network"):
+    with pytest.raises(ValueError, match="is not a host name, address or network"):
         AllowedTargets.parse([entry])
 
 

@@ -251,7 +251,7 @@ def test_a_tier_that_is_away_ends_the_attempt_and_the_next_asks_the_rest(
 
 
 def test_a_model_that_is_gone_ends_the_job(place: Place, door: FrontDoorStub) -> None:
-    door.reply = lambda body: (404, refusal(Code.MODEL_NOT_FOUND, "There is no model 'tiny@1'."))
+    door.reply = lambda body: (404, refusal(Code.MODEL_NOT_FOUND, "The model 'tiny@1' does not exist."))
     failed = place.run(place.queue())
     assert failed.state is JobState.FAILED
     assert failed.error
@@ -535,7 +535,7 @@ def test_criteria_that_a_compiler_judges_run_in_bubblewrap_or_end_the_job(place:
     failed = place.run(place.queue(criteria=[COMPILES]))
     assert failed.error
     assert failed.error["code"] == Code.SANDBOX_UNAVAILABLE
-    assert "runs at the level bubblewrap alone" in failed.error["message"]
+    assert "requires the sandbox level bubblewrap" in failed.error["message"]
 
 
 @ON_SQLITE_IN_MAKE_TEST

@@ -226,7 +226,7 @@ def test_pause(installation, monkeypatch, fake_trainer):
 def test_shutdown_of_the_worker_returns_the_job_to_the_queue(installation, monkeypatch, fake_trainer):
     job = run(installation, monkeypatch, fake_trainer(OBEDIENT + RUN_ON), lambda _: installation.worker.stopping.set())
     assert job.state is JobState.QUEUED
-    assert "Given back to the queue: the worker stops." in installation.messages(job.id)
+    assert "Returned to the queue: the worker stops." in installation.messages(job.id)
 
 
 def test_cancel_that_has_to_kill_is_still_a_cancel(open_installation, monkeypatch, fake_trainer):

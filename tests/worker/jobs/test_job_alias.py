@@ -150,7 +150,7 @@ def test_job_whose_judging_never_ends_succeeds_and_leaves_the_alias(
     assert job.result["alias"] == {"name": "prod", "moved": False, "error": job.result["judging_error"]}
     said = [event.message for event in Jobs(place.database).events(job.id)]
     assert any("mens receipts create new@1 --alias prod" in message for message in said)
-    assert said[-1] == "Job succeeded; new adapter new@1. The alias prod stays where it was: it was not judged."
+    assert said[-1] == "Job succeeded; new adapter new@1. The alias prod was not moved: the adapter was not evaluated."
 
 
 def test_adapter_that_is_quarantined_after_it_was_published_fails_the_job(place: JudgedInstallation) -> None:

@@ -208,7 +208,7 @@ def test_pause_and_resume(run, installation, work):
 def test_shutdown_returns_the_job_without_counting_a_failure(run, installation):
     job = run(until_stopped(lambda _: installation.worker.stopping.set()))
     assert job.state is JobState.QUEUED
-    assert installation.messages(job.id)[-1] == "Given back to the queue: the worker stops."
+    assert installation.messages(job.id)[-1] == "Returned to the queue: the worker stops."
     assert installation.leases.claim(job.id, "second").token == 2
 
 

@@ -122,8 +122,8 @@ def refuse_weightless(*weights: Sequence[float] | npt.NDArray[np.float32]) -> No
     if not any(np.any(one) for one in weights):
         raise DatasetInvalid(
             Code.NOTHING_SUPERVISED,
-            "Every row that is left to train on weighs 0, so nothing would be learnt: those that weigh something are held out"
-            " to validate, or skipped.",
+            "Every training row has the weight 0, so training would have no effect: the other rows are held out to validate,"
+            " or skipped.",
             remedy="Raise the boosts of the trajectory section that are 0, or set data.validation_split_ratio to 0.",
             param="trajectory",
         )
@@ -143,7 +143,7 @@ def refuse_other_tokens(labeller: Tokenizer, tokenizer: PreTrainedTokenizerBase,
     ):
         raise JobFailed(
             Code.TOKENIZER_MISMATCH,
-            "transformers makes other tokens of a text than the base's tokenizer.json says.",
+            "transformers encodes a string to other tokens than the base's tokenizer.json.",
             remedy=TAKE_AS_IT_IS,
             param="model.hf_repo",
         )

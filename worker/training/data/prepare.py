@@ -291,7 +291,7 @@ def _refused_rows(tally: _Tally, labeller: Labeller, contract: FineTuneContract,
             Code.EMBEDDING_ROW_MISSING,
             f"{count} have tokens that the base's embedding ({vocab_size} rows) has no row for, such as {token!r}"
             f" (id {tally.unknown_id}): lines {lines}.",
-            remedy="Resize the base's embedding to its tokenizer and add the base again, or take the token out of the rows.",
+            remedy="Resize the base's embedding to its tokenizer and add the base again, or remove the token from the rows.",
             param="data.train_file",
             details=details,
         )
@@ -314,7 +314,7 @@ def _refuse_losses(report: PreparationReport, contract: FineTuneContract) -> Non
         return
     raise DatasetInvalid(
         Code.SKIP_RATE_EXCEEDED,
-        f"{skipped} of {attempted} rows cannot be learnt from, over exec.qlora_max_skip_rate ({limit:g}): "
+        f"{skipped} of {attempted} rows cannot be trained on, more than exec.qlora_max_skip_rate ({limit:g}): "
         f"lines {format_line_numbers(report.skipped_lines)}.",
         remedy="Correct those rows, or raise exec.qlora_max_skip_rate.",
         param="exec.qlora_max_skip_rate",

@@ -38,7 +38,7 @@ def pick_device(requested: DeviceSection, local_rank: int = 0) -> torch.device:
     if needs_gpu:
         raise ContractRejected(
             Code.GPU_REQUIRED,
-            "The contract wants a GPU, and this worker has none that torch can use.",
+            "The contract requires a GPU, but this worker does not have one that torch can use.",
             remedy="Run the job on a worker with a GPU, or set device.allow_cpu_fallback to true and device.require_gpu to false.",
             param="device.require_gpu" if requested.require_gpu else "device.device",
         )

@@ -28,7 +28,7 @@ def quantised_tensors(base: Path) -> set[str]:
     if has_transposed_layers(base):
         raise ContractRejected(
             Code.CONTRACT_UNSUPPORTED,
-            "A GPT-2 model has no twin: its layers are stored transposed, and the serving engine takes no adapter for it.",
+            "GPT-2 models do not support a twin: their layers are stored transposed, and the serving engine does not support adapters for them.",
             remedy="Use a base of another family.",
             param="model",
         )
@@ -37,7 +37,7 @@ def quantised_tensors(base: Path) -> set[str]:
     if missing := sorted(names - tensors.keys()):
         raise ArtifactInvalid(
             Code.BLOCK_INVENTORY_INCOMPLETE,
-            f"The base has no tensor {missing[0]}, which its config implies ({len(missing)} are missing).",
+            f"The base does not contain the tensor {missing[0]}, which its config requires ({len(missing)} are missing).",
             remedy="Fetch the model again.",
             param=missing[0],
         )

@@ -72,7 +72,7 @@ def refuse_text(payload: Mapping[str, Any]) -> None:
             continue
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str) and not (field in TEXT_FIELDS and _IDENTIFIER.fullmatch(text)):
-                raise ValueError(f"telemetry takes no such text in {field}")
+                raise ValueError(f"telemetry does not accept this value in {field}")
 
 
 def identifier(text: str) -> str:

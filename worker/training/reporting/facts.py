@@ -62,7 +62,7 @@ class RunFacts:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether the validation loss did not improve for as long as the contract's patience."""
+        """Return true if the validation loss has not improved for as long as the contract's patience."""
         return self.progress.step < self.planned_steps
 
     def series(self, column: str) -> list[tuple[int, float]]:

@@ -64,7 +64,7 @@ MAX_TRIES = 3
 
 
 class StopRequests(Protocol):
-    """Whether the worker has requested a pause or a cancel."""
+    """Return true if the worker has requested a pause or a cancel."""
 
     @property
     def pause_requested(self) -> bool: ...

@@ -164,4 +164,4 @@ def test_broker_of_another_kind_limits_each_process_by_itself(caplog: pytest.Log
         await one.close()
 
     run(check)
-    assert "each API process limits keys for itself" in caplog.text
+    assert "each API process limits keys on its own" in caplog.text

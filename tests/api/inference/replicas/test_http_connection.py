@@ -202,7 +202,7 @@ def test_silence_is_a_timeout(raw: bytes) -> None:
         connection, transport = connected(silence_seconds=0.2)
         if raw:
             connection.data_received(raw)
-        with pytest.raises(TimeoutError, match=r"nothing came for 0\.2 s"):
+        with pytest.raises(TimeoutError, match=r"no data received for 0\.2 s"):
             await read(connection)
         assert transport.aborted
 

@@ -104,7 +104,9 @@ def test_base_that_is_served_nowhere_is_refused_by_name(app: FastAPI, replicas: 
         for model in (OTHER_BASE, "second"):
             status, code, message = refusal(api, model)
             assert (status, code) == (503, "BASE_NOT_SERVED")
-            assert message.startswith(f"{OTHER_BASE} is served here from other files than this request needs.")
+            assert message.startswith(
+                f"{OTHER_BASE} is served here from files that differ from those that this request needs."
+            )
         models = {model["id"]: model["mens"].get("served") for model in api.get("/v1/models").json()["data"]}
         assert (models[BASE], models[OTHER_BASE]) == (True, False)
         assert own.models == [BASE]

@@ -65,8 +65,8 @@ def test_a_job_says_what_it_will_be_judged_by(client: TestClient, job_body: dict
     digest = client.get("/v1/policies/strict").json()["digest"]
     assert level == "info"
     assert message == (
-        f"The alias prod is governed by the policy strict ({digest[:12]}, alias:prod): once it is published, the adapter is evaluated"
-        " beside demo@1, and takes the alias if it passes. Gates: truncation, throughput (warns), evals.quality."
+        f"The alias prod is governed by the policy strict ({digest[:12]}, alias:prod): once it is published, the adapter is compared"
+        " with demo@1, and the alias moves to it if it passes. Gates: truncation, throughput (warns), evals.quality."
         " Runs: support (eval Support, rows of rows.jsonl)."
     )
 
@@ -75,7 +75,7 @@ def test_a_job_says_which_run_cannot_be_made(client: TestClient, job_body: dict[
     assert client.delete(f"/v1/evals/{governed}").status_code == 200
     [_, (level, message)] = told(client, job_body, alias="prod")
     assert level == "warn"
-    assert message.startswith("The policy's run support cannot be made: ")
+    assert message.startswith("The policy's run support cannot be created: ")
     assert governed in message
 
 

@@ -120,7 +120,7 @@ def test_what_replicas_serve_now_has_to_be_what_was_measured(
     limits = type(app.state.services.replica_limits)
     monkeypatch.setattr(limits, "served", lambda self: frozenset({"a" * 64}))
     found = error(client.put("/v1/aliases/prod", json={"adapter": B}))
-    assert (found["code"], "another base" in found["message"]) == ("GATE_STALE", True)
+    assert (found["code"], "a base that differs" in found["message"]) == ("GATE_STALE", True)
     monkeypatch.setattr(limits, "served", lambda self: frozenset({"b" * 64}))
     assert client.put("/v1/aliases/prod", json={"adapter": B}).status_code == 200
 

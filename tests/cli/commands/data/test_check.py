@@ -219,7 +219,7 @@ def test_a_template_without_tools_is_the_verdict_and_never_ok(tmp_path: Path) ->
         text = " ".join(output.split())
         assert (code, "ok:" in text) == (1, False)
         assert text.endswith(
-            "This base's chat template does not know tools: choose another base, or write the calls as text."
+            "This base's chat template does not know tools: choose another base, or write the calls into the content."
         )
     error = json.loads(check(path, "--model", str(folder), "--json")[1])["error"]
     assert (error["code"], "does not know tools" in error["remedy"]) == ("TEMPLATE_UNSUPPORTED", True)

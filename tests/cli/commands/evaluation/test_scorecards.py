@@ -165,7 +165,7 @@ def test_promotion_is_decided_by_cycles(installation: CliInstallation, tmp_path:
     assert "task_success\t0.5\t0.9\t+0.4\t" in output
     assert output.splitlines()[-1].startswith("eligible: In 2 distinct cycles")
     alone = installation.mens("scorecard", "promote", first, first, *names, code=1)
-    assert "insufficient_evidence: Not shown: 2 distinct cycles are needed and there is 1" in alone
+    assert "insufficient_evidence: Not shown: 2 distinct cycles are needed, but only 1 is distinct" in alone
     installation.register(new_adapter("demo@1", final=True), new_adapter(f"old@{2:064d}"))
     installation.mens("aliases", "set", "prod", "demo@1")
     other = installation.mens("scorecard", "promote", first, second, *names, "--alias", "prod", code=1)

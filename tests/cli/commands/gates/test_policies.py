@@ -72,7 +72,7 @@ def test_a_wrong_line_is_named(installation: CliInstallation, file: Path) -> Non
     file.write_text(POLICY.replace("max_loss", "max_lost"))
     said = installation.mens("policies", "check", str(file), code=1)
     assert "POLICY_INVALID" in said
-    assert "line 8: gates.evals.quality.max_lost: there is no such field." in said
+    assert "line 8: gates.evals.quality.max_lost: this field does not exist." in said
 
 
 def test_from_a_file_to_an_alias_that_asks_for_evidence(installed: CliInstallation, file: Path) -> None:
@@ -87,7 +87,7 @@ def test_from_a_file_to_an_alias_that_asks_for_evidence(installed: CliInstallati
     number = judged(installed)
     refused = installed.mens("aliases", "set", "prod", B, code=1)
     assert "GATE_FAILED" in refused
-    assert "truncation failed: share of tokens cut off is 0.1; at most 0.05 is asked, 0.05 above it" in refused
+    assert "truncation failed: share of tokens cut off is 0.1; at most 0.05 is required, 0.05 above it" in refused
     assert f"`mens receipts show {number}`" in refused
     assert "reason" in installed.mens("aliases", "set", "prod", B, "--override", code=1)
     assert B in installed.mens("aliases", "set", "prod", B, "--override", "--reason", "an outage")

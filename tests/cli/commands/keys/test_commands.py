@@ -141,7 +141,7 @@ def test_revoking_the_installations_own_key_prints_a_note(keys: Keys) -> None:
 def test_unknown_tenant_is_refused(installation: CliInstallation) -> None:
     installation.patch.setenv("MENS_TENANT", "acmee")
     refused = installation.mens("models", code=1)
-    assert refused.startswith("error: TENANT_NOT_FOUND: There is no tenant 'acmee'. Check MENS_TENANT")
+    assert refused.startswith("error: TENANT_NOT_FOUND: The tenant 'acmee' does not exist. Check MENS_TENANT")
     installation.patch.setenv("MENS_TENANT", "Acme")
     assert "MENS_TENANT: 'Acme' is not 1 to 63 of a-z" in installation.mens("models", code=1)
 
@@ -316,7 +316,8 @@ def test_tenant_that_never_had_a_key_is_refused(keys: Keys) -> None:
     for command in (["list"], ["revoke", "bot"]):
         refused = runner.invoke(app, ["keys", *command, "--tenant", "acmee"])
         assert (refused.exit_code, refused.stdout) == (1, "")
-        assert refused.stderr.startswith("error: TENANT_NOT_FOUND: There is no tenant 'acmee'.")
+        assert refused.stderr.startswith("error: TENANT_NOT_FOUND: ")
+        assert "'acmee'" in refused.stderr
     assert runner.invoke(app, ["keys", "list", "--tenant", "acme"]).exit_code == 0
 
 
@@ -333,8 +334,8 @@ def test_unknown_key_is_refused(keys: Keys) -> None:
         for command in (["limit", "--rpm", "1"], ["revoke"]):
             refused = runner.invoke(app, ["keys", *command, "--", named])
             assert (refused.exit_code, refused.stdout) == (1, "")
-            output = f"error: KEY_NOT_FOUND: There is no key {named!r}. List them: `mens keys list`"
-            assert refused.stderr.startswith(output)
+            assert refused.stderr.startswith("error: KEY_NOT_FOUND: ")
+            assert repr(named) in refused.stderr and "List them: `mens keys list`" in refused.stderr
 
 
 # -- over the API ----------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_the_rules_are_vllms(schema: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("schema", "words"),
-    [({"type": "strin"}, "The JSON Schema is none"), ("x", "no JSON object"), (None, "no JSON object")],
+    [({"type": "strin"}, "The JSON Schema is invalid"), ("x", "no JSON object"), (None, "no JSON object")],
 )
 def test_what_is_no_schema_is_named(schema: object, words: str) -> None:
     assert words in refused_schemas(asking(schema))["response_format reply"]

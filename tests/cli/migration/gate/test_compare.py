@@ -163,7 +163,7 @@ def test_a_grader_that_cannot_judge_an_item_is_refused_and_shown(openai: ServedO
     receipt = answered(record_archive(openai, tmp_path / "a"))
     check = receipt.graders[0]
     assert (check.may_block, check.compared) == (False, 0)
-    assert "There is no item.missing" in check.refused
+    assert "The field item.missing does not exist" in check.refused
     assert receipt.verdict is Status.MISSING_EVIDENCE
 
 

@@ -132,7 +132,7 @@ def test_unknown_names(names: ForeignNames) -> None:
 def test_deleted_alias_is_named_and_a_rollback_brings_the_name_back(names: ForeignNames, database: Database) -> None:
     names.set(MODEL, SUPPORT, ALICE, bases=BASES)
     Aliases(database).delete("support", ALICE)
-    with pytest.raises(MensError, match="stands for the alias 'support', which there is no longer") as caught:
+    with pytest.raises(MensError, match="stands for the alias 'support', which no longer exists") as caught:
         names.resolve(MODEL)
     assert caught.value.code == Code.MODEL_NOT_FOUND
     Aliases(database).rollback("support", ALICE)
