@@ -33,7 +33,7 @@ class WorkerMachine(BaseModel):
         memory_bytes: of the smallest of its GPUs. free_bytes: what other programs have left of it.
         host_bytes: main memory that it may use. cores: of its CPU that it may keep busy.
         sandbox: what code of graders runs in there, or why in nothing: a sentence.
-        fault: of its disks, because of which it takes no job now, with the worker's name: a sentence.
+        fault: reason for which the worker takes no job now, e.g. a full disk, with the worker's name: a sentence.
     """
 
     model_config = ConfigDict(frozen=True)

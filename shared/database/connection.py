@@ -27,7 +27,7 @@ SQLITE_SYNCHRONOUS = "FULL"
 LOCK_SECONDS = 5.0
 """Wait of a PostgreSQL statement for a lock, and of a caller for a pooled connection."""
 STATEMENT_SECONDS = 30.0
-"""Time of a PostgreSQL statement. So a locked or slow table costs its own callers a 503, and nobody else a connection."""
+"""Time of a PostgreSQL statement. A locked or slow table gives its own callers a 503, and takes no connection from others."""
 SERVER_OPTIONS = {
     # Strings arrive as strings whatever the database's own encoding is: from SQL_ASCII they would be bytes.
     "client_encoding": "utf8",

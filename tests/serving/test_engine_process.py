@@ -61,6 +61,7 @@ def test_it_ends_with_a_server_that_starts_no_engine(killed: bool) -> None:
         eventually(lambda: is_gone(waiting), 10, "it has ended")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("changes", "preload", "forks"),
     [

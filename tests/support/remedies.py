@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-HELPERS = ("cli/client/remedies.py", "shared/replicas.py")
+HELPERS = ("cli/client/remedies.py", "cli/client/start_command.py", "shared/replicas.py")
 """Modules that write remedies, or parts of them, for codes that other modules raise."""
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("api", "cli", "serving", "shared", "worker")

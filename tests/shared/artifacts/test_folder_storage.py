@@ -81,12 +81,13 @@ def test_uncommitted_blob_is_a_temporary_file(storage: FolderStorage) -> None:
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_failed_commit_leaves_no_file(storage: FolderStorage, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     def fail(*_: Any) -> None:
-        raise OSError(errno.EIO, "disk died")
+        raise OSError(errno.EIO, "the disk has failed")
 
     monkeypatch.setattr(*((os, "fsync") if step == "fsync" else (Path, "replace")), fail)
-    with pytest.raises(OSError, match="disk died"), storage.writer() as writer:
+    with pytest.raises(Unavailable) as caught, storage.writer() as writer:
         writer.write(b"content")
         writer.commit()
+    assert caught.value.code is Code.STORAGE_UNAVAILABLE
     assert not files(storage)
 
 

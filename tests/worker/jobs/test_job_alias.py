@@ -29,6 +29,7 @@ from worker.jobs.finetune import finish
 from worker.run_folder import METRICS_NAME, SUMMARY_NAME
 
 AWAY = Unavailable(Code.SERVING_UNAVAILABLE, "No replica answers.")
+BUSY = Unavailable(Code.EVAL_UNAVAILABLE, "The API does not answer.")
 
 
 class WorkerDied(BaseException):
@@ -123,7 +124,7 @@ def test_a_jobs_alias_moves_when_its_adapter_passes_and_else_stays(
 @pytest.mark.parametrize(
     ("failures", "error", "attempts", "code"),
     [
-        (4, AWAY, 5, "ATTEMPTS_EXHAUSTED"),
+        (4, BUSY, 5, "ATTEMPTS_EXHAUSTED"),
         (0, WorkerDied(), 5, "ATTEMPTS_EXHAUSTED"),
         (0, JobFailed(Code.INTERNAL_ERROR, "a bug"), 1, "INTERNAL_ERROR"),
     ],
