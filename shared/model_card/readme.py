@@ -127,7 +127,7 @@ def _data(plan: Mapping[str, Any]) -> str:
 
 def _recipe(job: Mapping[str, Any], manifest: AdapterManifest) -> str:
     # A job without a result, or of an earlier release, has only the plan's number: an upper bound.
-    planned = job.get("result", {}).get("planned_steps", job["plan"]["optimizer_steps"])
+    planned = job.get("result", {}).get("planned_steps") or job["plan"].get("optimizer_steps") or manifest.step
     contract = used_values(job["contract"], steps=manifest.step, planned=planned)
     rows = [
         (f"{section}.{field}", contract[section][field])

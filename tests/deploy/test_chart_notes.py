@@ -65,7 +65,10 @@ def test_notes_have_the_address(chart: Chart, values: Values, address: str) -> N
 
 def test_notes_tell_what_has_no_effect_here(chart: Chart) -> None:
     found = notes(chart, KEDA)
-    assert "worker.autoscaling has no effect: the cluster has no keda.sh/v1alpha1. The number of workers stays 1 until" in found
+    assert (
+        "worker.autoscaling has no effect: the cluster has no keda.sh/v1alpha1. The number of workers stays 1 until"
+        in found
+    )
     assert "No PodMonitor and no alert rules" in found
     found = notes(chart, KEDA, "--api-versions=keda.sh/v1alpha1", "--api-versions=monitoring.coreos.com/v1")
     assert "no effect" not in found

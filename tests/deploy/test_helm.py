@@ -144,7 +144,11 @@ def test_documents_of_a_release(chart: Chart) -> None:
             [{"base": "q", "maxLoras": 0}],
             "serving.models.0.maxLoras: Must be greater than or equal to 1",
         ),
-        ("serving.models", [{"base": "unknown"}], "the catalog does not contain the base model unknown; it has qwen3-0.6b"),
+        (
+            "serving.models",
+            [{"base": "unknown"}],
+            "the catalog does not contain the base model unknown; it has qwen3-0.6b",
+        ),
         ("serving.models", [{"base": "qwen3-0.6b"}] * 2, "two entries are named qwen3-0-6b"),
         ("serving.models", [{"base": "qwen3-0.6b", "name": "n" * 60}], "longer than the 63 characters"),
         ("serving.models", [], "serving.urls: Array must have at least 1 items"),

@@ -139,9 +139,8 @@ def test_control_worker_and_its_beat_end_together(tmp_path: Path, victim: str) -
             )
         stop = stop_at_exit(control)
         try:
-            eventually(
-                lambda: log.read_bytes().count(b"task mens.sweep") > 2, 120, "they do their work, beside each other"
-            )
+            # Each fails, as the home has no database, and that is logged.
+            eventually(lambda: log.read_bytes().count(b"Task mens.sweep[") > 2, 120, "they do their work together")
             scraped = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", trust_env=False, timeout=60).text
             assert "mens_sweep_last_success_timestamp_seconds" in scraped
             (beat,) = [int(pid) for pid in Path(f"/proc/{control.pid}/task/{control.pid}/children").read_text().split()]

@@ -43,7 +43,7 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_packages_compiler_is_found_by_its_entry_point() -> None:
     assert "snake" in installed_compilers()
     assert find_compiler("snake") == Compiler((sys.executable, "main.py"), "main.py")
-    for language, words in (("nothing", "makes a NoneType"), ("absent", "AttributeError")):
+    for language, words in (("nothing", "returns a NoneType"), ("absent", "AttributeError")):
         with pytest.raises(Unavailable, match=words) as failed:
             find_compiler(language)
         assert failed.value.code == Code.CHECKER_FAILED

@@ -58,7 +58,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "not an object": (b"[1, 2]", "one object per line"),
     "not UTF-8": (b'{"prompt": "\xff\xfe", "response": "x"}', "byte 13 of the line is not UTF-8"),
     "lone surrogate": (b'{"prompt": "\\ud800", "response": "x"}', "surrogate"),
-    "no fields": (b"{}", "neither"),
+    "no fields": (b"{}", "is missing"),
     "prompt only": (b'{"prompt": "Hi"}', "`response` is missing"),
     "response only": (b'{"response": "Hi"}', "`prompt` is missing"),
     "nothing in messages": (b'{"messages": []}', "`messages` is empty: it has no turn"),

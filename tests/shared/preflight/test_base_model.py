@@ -84,7 +84,7 @@ def test_text_only_weights_of_a_composite_config_pass_with_a_note(tmp_path: Path
     (folder / "config.json").write_text(json.dumps(RAW["qwen3_5"]))
     report = preflight(folder)
     assert report.namespace == "model"
-    assert any("text-only" in note for note in report.notes)
+    assert any("only the language model" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("name", RAW)

@@ -507,7 +507,9 @@ def test_an_attempt_that_judges_nothing_more_names_the_level_of_the_one_that_did
     job = place.queue(ROWS[:2], criteria=[CODE])
     first = place.run(job).result["sandbox"]
     without = place.settings.model_copy(update={"sandbox": "off"})
-    attempt: Any = SimpleNamespace(leases=place.worker.leases, settings=without, storage=place.storage, lease=None)
+    attempt: Any = SimpleNamespace(
+        leases=place.worker.leases, settings=without, storage=place.storage, lease=None, report=lambda **_: None
+    )
     outcome = evaluate_model(attempt, EvaluationPlan.model_validate(job.plan), job.id)
     assert outcome.as_dict()["sandbox"] == first in LEVELS
 
@@ -546,7 +548,11 @@ def test_what_was_not_repeatable_is_still_told_after_another_attempt(place: Plac
     job = place.queue(ROWS[:2], criteria=[{**CODE, "source": source}])
     assert place.run(job).result["unrepeatable"] == {"code": 2}
     attempt: Any = SimpleNamespace(
-        leases=place.worker.leases, settings=place.settings, storage=place.storage, lease=None
+        leases=place.worker.leases,
+        settings=place.settings,
+        storage=place.storage,
+        lease=None,
+        report=lambda **_: None,
     )
     outcome = evaluate_model(attempt, EvaluationPlan.model_validate(job.plan), job.id)
     assert outcome.as_dict()["unrepeatable"] == {"code": 2}

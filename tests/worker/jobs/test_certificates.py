@@ -130,7 +130,7 @@ def test_low_precision_has_its_own_limit():
         (
             {"stop": stop_report({7: "<|im_end|>", 9: "</s>"}, {7: False, 9: True})},
             Code.ADAPTER_STOP_MISMATCH,
-            ["go on after <|im_end|> (7)", "ends a turn"],
+            ["continue after <|im_end|> (7)", "ends a turn"],
         ),
     ],
 )

@@ -41,6 +41,7 @@ def long_backoff(monkeypatch):
     """No retry is due before the test says so."""
     for delays in ("BACKOFF_SECONDS", "OUTAGE_BACKOFF_SECONDS"):
         monkeypatch.setattr(f"shared.database.attempt_failures.{delays}", (3600,))
+    monkeypatch.setattr("shared.database.leases.LONGEST_DELAY_SECONDS", 3600)
 
 
 @pytest.fixture
