@@ -74,7 +74,7 @@ def open_telemetry() -> Iterator[Callable[..., Telemetry]]:
 
 @given(total=st.integers(1, 30), data=st.data())
 def test_the_last_progress_of_the_self_evaluation_is_what_was_done(tmp_path_factory, total, data):
-    """However fast it was: progress is told once a second, at a part's ends, and before the result."""
+    """Progress is reported once a second, at the end of each part and before the result, however fast the run was."""
     done = data.draw(st.integers(0, total))
     folder = tmp_path_factory.mktemp("run")
     with Telemetry(folder, 1, []) as telemetry:
