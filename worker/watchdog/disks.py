@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shared.artifacts.storage import Storage
 from shared.errors import Unavailable
-from shared.host import disk_errors
+from shared.host import disk_errors, storage_unavailable
 
 PROBE_SECONDS = 5.0
 """Time between two checks of a machine that failed one."""
@@ -71,4 +71,6 @@ class DiskCheck:
                 self.storage.has_blob(ABSENT_BLOB)
         except Unavailable as fault:
             return fault
+        except OSError as error:  # e.g. a file is in a folder's place
+            return storage_unavailable(os.strerror(error.errno or 0))
         return None

@@ -75,3 +75,11 @@ def test_waiting_ends_with_the_worker(check: DiskCheck) -> None:
     assert check.wait_until_sound(stopping)
     check.runs_dir = REFUSES_FILES
     assert not check.wait_until_sound(stopping)
+
+
+def test_file_in_the_folders_place_is_a_fault(check: DiskCheck, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check.runs_dir = tmp_path / "file" / "runs"
+    fault = check.find_fault()
+    assert fault is not None
+    assert "Not a directory" in fault.message
