@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from cli.client.connection import fail, fail_with, note
 from cli.client.json_errors import Json
 from cli.output import print_table
-from cli.standalone.base_changes import check_name, own_folder, refuse_needed
+from cli.standalone.base_changes import check_name, own_folder, refuse_copy, refuse_needed
 from cli.standalone.base_facts import BaseFacts, describe_base
 from cli.standalone.base_sources import add, default_name, is_gguf, pinned, read_source
 from cli.standalone.gguf_bases import add_gguf
@@ -285,7 +285,8 @@ def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool =
     """Create the dequantised twin of a base and add it to the catalogue.
 
     Raises:
-        MensError: the base is missing, its files are not those of the catalogue, or the twin's name is an alias's.
+        MensError: the base is missing, its files are not those of the catalogue, the twin's name is an alias's, or the
+            base has such a twin under another name.
             ValidationError: ``twin`` is not a valid name.
     """
     from shared.base_models.hub import locate
@@ -303,6 +304,7 @@ def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool =
     if folder.exists() or any(base.name == twin for base in catalog.bases):
         fail(f"{twin} is already there; give the twin another name with --as.")
     check_name(settings, twin)
+    refuse_copy(settings, twin, lambda base: base.twin_of == origin)
     base = locate(original, settings.catalog_path)
     verify_model_folder(original, base)
     run_worker_program("worker.dequantize", str(base), str(folder), *([] if double_quant else ["--no-double-quant"]))
@@ -319,8 +321,8 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
         name: name in the catalogue; None: the adapter's name with ``-merged``.
 
     Raises:
-        MensError: the model does not exist or is damaged, or the name is an alias's. ValidationError: not a valid name
-            for a base.
+        MensError: the model does not exist or is damaged, the name is an alias's, or the catalogue has the model under
+            another name. ValidationError: not a valid name for a base.
     """
     storage = open_storage(settings)
     manifest = stored_manifest(storage, digest)
@@ -348,6 +350,7 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
     if folder.exists() or any(base.name == name for base in catalog.bases):
         fail(f"{name} is already there; give the merged model another name with --as.")
     check_name(settings, name)
+    refuse_copy(settings, name, lambda base: base.merged_from is not None and base.merged_from.digest == digest)
     fetch_merged(storage, digest, folder)
     entry = entry.model_copy(update={"digests": digest_model_folder(folder)})
     save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))

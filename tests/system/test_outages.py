@@ -1,13 +1,19 @@
-"""Faults of a worker's disk, made with real mounts: jobs wait for the disk and succeed; none fails, whatever it was doing."""
+"""Faults that a whole installation outlives: a worker's disk, with real mounts; an emptied queue; a locked database.
+
+Jobs wait for the end of the fault and succeed. `docs/faults.md` lists the faults and their tests.
+"""
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from tests.support.waiting import eventually
 from tests.system.loop import SECONDS, Installation
@@ -15,6 +21,8 @@ from tests.system.loop import SECONDS, Installation
 pytestmark = pytest.mark.long  # `tests/worker/jobs/test_runner.py` has the same without an installation
 
 JOBS = 3
+LOCKED_SECONDS = 8.0
+"""Longer than a lease and than what a statement waits for a lock."""
 
 
 def _mount(*arguments: str) -> None:
@@ -76,3 +84,27 @@ def test_running_job_outlives_a_bad_disk(installation: Installation, runs: Path)
     codes = {event["data"]["error"]["code"] for event in done["events"] if "error" in event["data"]}
     assert codes == {"STORAGE_UNAVAILABLE"}
     assert installation.resumptions(job), "it continued from its checkpoint"
+
+
+def test_jobs_whose_messages_are_lost_are_run(installation: Installation) -> None:
+    """The database is the truth: the sweep sends the message of each waiting job again."""
+    first = installation.train(name="runs", publish=False)
+    installation.wait_for_step(first, 1)
+    waiting = [installation.train(name=f"lost-{number}", publish=False, epochs=1) for number in range(JOBS)]
+    with Redis.from_url(installation.stack.settings["MENS_BROKER_URL"]) as broker:
+        assert broker.flushall()
+    for job in (first, *waiting):
+        assert installation.wait_for_success(job)["attempt"] == 1
+
+
+def test_running_job_outlives_a_locked_database(installation: Installation, home: Path) -> None:
+    job = installation.train(name="locked", checkpoint_every=5)
+    installation.wait_for_step(job, 5)
+    with sqlite3.connect(home / "mens.db", isolation_level=None, timeout=SECONDS) as database:
+        database.execute("BEGIN IMMEDIATE")
+        time.sleep(LOCKED_SECONDS)
+        database.execute("ROLLBACK")
+    done = installation.wait_for_success(job)
+    installation.assert_one_result(done)
+    codes = {event["data"]["error"]["code"] for event in done["events"] if "error" in event["data"]}
+    assert codes <= {"LEASE_EXPIRED", "DATABASE_UNAVAILABLE"}

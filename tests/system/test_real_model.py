@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from cli.commands.weights import ServedWeights, choose_weights
 from cli.standalone.stack import Stack, running_stack
 from shared.artifacts.manifests import WEIGHTS_NAME
-from shared.base_models.catalog import Catalog, load_catalog, save_catalog
+from shared.base_models.catalog import Catalog, LocalSource, load_catalog, save_catalog
 from shared.settings import Settings
 from tests.support.smollm2 import smollm2_folder
 from tests.support.waiting import eventually
@@ -36,13 +37,17 @@ def tickets(name: str, count: int) -> bytes:
     return b"".join((ROOT / "examples" / name).read_bytes().splitlines(keepends=True)[:count])
 
 
+def add_base(home: Path) -> None:
+    """Add SmolLM2 to the catalogue of an installation, by the command line."""
+    command = [sys.executable, "-m", "cli.main", "base", "add", REAL, str(smollm2_folder())]
+    subprocess.run(command, env={**os.environ, "MENS_HOME": str(home)}, cwd=ROOT, timeout=300, check=True)
+
+
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """An installation that serves SmolLM2 and nothing else."""
     home = tmp_path_factory.mktemp("real")
-    environment = {**os.environ, "MENS_HOME": str(home)}
-    command = [sys.executable, "-m", "cli.main", "base", "add", REAL, str(smollm2_folder())]
-    subprocess.run(command, env=environment, cwd=ROOT, timeout=300, check=True)
+    add_base(home)
     commit = {GIT_SHA_VARIABLE: sha} if (sha := git_sha(os.environ)) else {}
     environment = commit | {"MENS_SAMPLE_ANSWERS": "0", "MENS_PUBLISH_TIMEOUT_SECONDS": "600"}
     with running_stack(Stack(home, REAL, environment=environment)) as stack:
@@ -94,6 +99,13 @@ def export(installation: Installation, adapter: str, folder: Path) -> Path:
     done = mens(installation, "adapter", "export", adapter, "--to", str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+def twin_folder(settings: Settings, name: str) -> Path:
+    """The folder of a base that `mens up` made."""
+    source = load_catalog(settings.catalog_path).get(name).source
+    assert isinstance(source, LocalSource)
+    return Path(source.path)
 
 
 def names_of(installation: Installation) -> list[str]:
@@ -202,12 +214,21 @@ def test_killed_trainer_resumes_to_the_same_adapter(real: Installation, tuned: d
 
 
 @pytest.mark.long  # a twin's certificate on the tiny base: tests/vllm/test_certificates.py
-def test_reported_loss_of_an_nf4_job_is_that_of_peft_on_the_twin(real: Installation, tmp_path: Path) -> None:
-    job = finish(real, submit(real, rows=24, quant={"base": "nf4"}, artifact={"alias": None, "publish": False}))
-    adapter, twin = folder_of(real, job["result"]["adapter_id"]), tmp_path / "twin"
-    command = [sys.executable, "-m", "worker.dequantize", str(smollm2_folder()), str(twin)]
-    subprocess.run(command, cwd=ROOT, timeout=900, check=True)
-    assert job["result"]["self_evaluation"]["loss"]["tuned"] == pytest.approx(independent_loss(twin, adapter), rel=0.02)
+def test_reported_loss_of_an_nf4_job_on_the_served_twin_is_that_of_peft(tmp_path: Path) -> None:
+    """The twin is made and served as `mens up --weights twin` does."""
+    settings = Settings(home=tmp_path)
+    add_base(tmp_path)
+    (twin,) = choose_weights(settings, [REAL], ServedWeights.TWIN, print)
+    with running_stack(Stack(tmp_path, twin, environment={"MENS_PUBLISH_TIMEOUT_SECONDS": "600"})) as stack:
+        other = Installation(stack)
+        job = finish(other, submit(other, rows=24, quant={"base": "nf4"}))
+        adapter = other.call("GET", f"/v1/adapters/{job['result']['adapter_id']}")
+        stored = folder_of(other, adapter["id"])
+    (certificate,) = adapter["certificates"].values()
+    assert certificate["passed"] and certificate["parity"]["base_shift_max_nats"] < SHIFT_NATS
+    measured, own = job["result"]["self_evaluation"], independent_loss(twin_folder(settings, twin), stored)
+    assert measured["loss"]["tuned"] == pytest.approx(own, rel=0.02)
+    assert measured["served"]["loss"]["tuned"] == pytest.approx(own, rel=0.02)
 
 
 @pytest.mark.long  # importing by itself: tests/worker/jobs/test_adapter_import.py

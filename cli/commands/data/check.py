@@ -96,6 +96,7 @@ def check(
         for name, path in (("supervision", file), ("validation_supervision", validation)):
             if path:
                 supervised[name] = report_supervision(path, model, seq_len, filters, sample, options, lenient=lenient)
+    report = _with_paths(report, {"training": file, "validation": validation})
     error = refusal(report, filters) or _supervision_refusal(supervised, lenient=lenient)
     if error:
         error.remedy = with_file(error.remedy, (error.param == "data.validation_file" and validation) or file)
@@ -110,6 +111,17 @@ def check(
             show_supervision(one, "validation " if name == "validation_supervision" else "")
         console.print(_verdict(report, error), markup=False, soft_wrap=True)
     raise typer.Exit(1 if error else 0)
+
+
+def _with_paths(report: DataReport, paths: dict[str, Path | None]) -> DataReport:
+    """Return a report whose advice has the paths of the files that it is about."""
+    named = {}
+    for name, path in paths.items():
+        found: FileReport | None = getattr(report, name)
+        if path and found and found.advice:
+            advice = found.advice.model_copy(update={"remedy": with_file(found.advice.remedy, path)})
+            named[name] = found.model_copy(update={"advice": advice})
+    return report.model_copy(update=named)
 
 
 def _supervision_refusal(supervised: dict[str, SupervisionReport], *, lenient: bool) -> MensError | None:

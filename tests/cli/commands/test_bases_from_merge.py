@@ -135,6 +135,8 @@ def test_up_takes_a_merged_model_by_the_beginning_of_its_digest(settings: Settin
     assert ensure_base(settings, merged) == "support-merged", "made once"
     assert ensure_base(settings, "org/tiny") == "org/tiny"
     assert len(load_catalog(settings.catalog_path).bases) == 2
+    second = runner.invoke(app, ["base", "from-merge", merged, "--as", "second"])
+    assert (second.exit_code, "MODEL_DUPLICATE" in second.output) == (1, True)
     with pytest.raises(typer.Exit):
         ensure_base(settings, "0" * 12)
 

@@ -150,6 +150,14 @@ def test_json_is_json(tmp_path: Path) -> None:
     assert report["supervision"] is None
 
 
+def test_json_advice_names_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "chats.jsonl", {"conversations": [{"from": "human", "value": "a"}]})
+    code, output = check(file, "--json")
+    remedy = json.loads(output)["training"]["advice"]["remedy"]
+    assert code == 1
+    assert f"mens data convert {file} " in remedy
+
+
 def test_category_option_keeps_what_matches(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", pair("1", category="Code"), pair("2", lane="speech"), pair("3"))
     code, output = check(path, "--category", "code", "--category", "SPEECH", "--json")
