@@ -42,10 +42,12 @@ MODULE_MARKS = re.compile(r"^pytestmark = (?:\[[^\]]*\]|.*)", re.MULTILINE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hold the capability matrix to the tests that it names."""
+    """Hold the capability matrix to the tests that it names, and print at the end what was skipped."""
     from tests.support.proofs import Proofs
+    from tests.support.skips import Skips
 
     config.pluginmanager.register(Proofs(), "proofs")
+    config.pluginmanager.register(Skips(), "skips")
     # Now, because it is remembered: later, tests have put packages of their own on this process's path.
     from worker.training.lineage import environment_digest
 
