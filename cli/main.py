@@ -10,7 +10,7 @@ import typer
 
 from cli.client.json_errors import note_json, print_json_error, wants_json
 from cli.lazy_commands import CommandPlace, LazyGroup
-from shared.errors import Code, MensError
+from shared.errors import Code, MensError, Unavailable
 
 # Typer exports this error's kinds only, and its copy of click is private.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -219,10 +219,25 @@ def main() -> None:
     # Commands report errors of the API themselves, so errors that arrive here are mostly wrong settings.
     except MensError as error:
         _end(str(error), error.as_dict())
+    except ModuleNotFoundError as error:
+        missing = _missing_package(error)
+        _end(str(missing), missing.as_dict())
     except _failures() as error:
         message = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
         unexpected = MensError(Code.INTERNAL_ERROR, message)
         _end(str(unexpected), unexpected.as_dict())
+
+
+def _missing_package(error: ModuleNotFoundError) -> MensError:
+    """Return the error of a command that needs more than the extra `cli`, which has what commands need that call an API."""
+    package = str(error.name).partition(".")[0]
+    return Unavailable(
+        Code.PROGRAM_FAILED,
+        f"This command needs the Python package {package}, which is not installed here.",
+        remedy="Run it where all of Mens is installed (`make install`, or the extra `standalone`); the extra `cli` is for commands "
+        "that call an API.",
+        retryable=False,
+    )
 
 
 def _failures() -> tuple[type[Exception], ...]:

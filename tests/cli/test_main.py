@@ -149,3 +149,19 @@ def test_error_that_no_command_expects_is_json_too(monkeypatch: pytest.MonkeyPat
     assert (ended.value.code, error["code"]) == (1, "INTERNAL_ERROR")
     assert error["message"].startswith("ValueError: ")
     assert set(error) == FIELDS
+
+
+def test_command_that_needs_more_than_the_client_names_the_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError("No module named 'supervisor'", name="supervisor.options")
+
+    monkeypatch.setattr(sys, "argv", ["mens", "status", "--json"])
+    monkeypatch.setattr("cli.commands.status.find_all", fail)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (ended.value.code, error["code"], error["retryable"]) == (1, "PROGRAM_FAILED", False)
+    assert error["message"] == "This command needs the Python package supervisor, which is not installed here."
+    assert "standalone" in error["remedy"]
