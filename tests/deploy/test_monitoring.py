@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "helm" / "rules" / "mens.yaml"
 DASHBOARD = ROOT / "deploy" / "helm" / "dashboards" / "mens.json"
 CASES = ROOT / "tests" / "deploy" / "alerts.yaml"
-RUNBOOKS = (ROOT / "docs" / "on-call.md").read_text()
+RUNBOOKS = (ROOT / "docs" / "runbook.md").read_text()
 DEBIAN_PACKAGE = "prometheus"
 FROM_OTHERS = {"up", "process_start_time_seconds", "process_resident_memory_bytes"}
 """Metrics of Prometheus and of its client library."""
@@ -106,7 +106,7 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     assert {alert["alert"] for alert in alerts()} == set(re.findall(r"^### (Mens\w+)$", RUNBOOKS, re.MULTILINE))
     for alert in alerts():
         name = alert["alert"]
-        assert alert["annotations"]["runbook"] == f"docs/on-call.md#{name.lower()}"
+        assert alert["annotations"]["runbook"] == f"docs/runbook.md#{name.lower()}"
         assert alert["labels"]["severity"] in ("info", "warning", "critical")
         entry = RUNBOOKS.partition(f"### {name}\n")[2].partition("\n### ")[0]
         assert all(f"**{part}:**" in entry for part in ("Means", "Look at", "Then")), name

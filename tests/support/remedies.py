@@ -11,7 +11,7 @@ HELPERS = ("cli/client/remedies.py", "cli/client/start_command.py", "shared/repl
 """Modules that write remedies, or parts of them, for codes that other modules raise."""
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("api", "cli", "serving", "shared", "worker")
-ROW = re.compile(r"^\| `([A-Z0-9_]+)` \| .*? \| (.*?) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `([A-Z0-9_]+)` \| .*? \| (.*?) \|", re.MULTILINE)
 ACTION = re.compile(r"`(mens [^`]+|MENS_[A-Z_]+(?:=[^`]+)?|(?:GET|POST|PUT|DELETE) /[^`]+)`")
 """A command, a setting or a route."""
 PLACEHOLDER = re.compile(r"\{[^}]*\}|\b(?:ID|NAME|KEY|ADAPTER|ALIAS|MODEL|BASE|FILE|TENANT|JOB)\b|[<>]")

@@ -1,6 +1,8 @@
-"""docs/runbook.md, made from the error tree: which class raises a code says who can act, its section where to look, docs/errors.md what to do.
+"""docs/errors.md: its introduction, and each code's sentences, are written by hand; the rest comes from the error tree.
 
-``MENS_UPDATE_GOLDEN=1 pytest tests/test_runbook.py`` writes the page.
+The tree says which class raises a code, and so who can act; the sections of the enumeration say where an operator looks.
+``MENS_UPDATE_GOLDEN=1 pytest tests/test_errors_page.py`` writes the page: a row ``| `CODE` | happened | remedy |``
+may stand anywhere, and is put into its section.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ RULES = {"Refusal": errors.ContractRejected}
 """Calls that take a code and are raised as an error later, by their name."""
 CALL = re.compile(r"\b(\w+)\(\s*(?:code=)?Code\.([A-Z0-9_]+)\b")
 MAKER = re.compile(r"def (\w+)\([^)]*\) -> (\w+):")
-ROW = re.compile(r"^\| `([A-Z0-9_]+)` \| (.+?) \| (.+?) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `([A-Z0-9_]+)` \| (.+?) \| (.+?) \|", re.MULTILINE)
+PAGE = ROOT / "docs" / "errors.md"
 
 
 class Entry(NamedTuple):
@@ -109,11 +112,6 @@ class Entry(NamedTuple):
     happened: str
     remedy: str
     section: str
-
-    @property
-    def look_at(self) -> str:
-        """Where an operator finds out more."""
-        return LOOK_AT_CODE.get(self.code) or LOOK_AT[self.section]
 
 
 @cache
@@ -140,7 +138,7 @@ def kinds_by_code() -> Mapping[Code, set[type[MensError]]]:
 @cache
 def entries() -> tuple[Entry, ...]:
     """An entry for each code, in the order of the enumeration."""
-    documented = {code: (happened, remedy) for code, happened, remedy in ROW.findall(_read("docs/errors.md"))}
+    documented = {code: (happened, remedy) for code, happened, remedy in ROW.findall(PAGE.read_text())}
     sections, kinds = _sections(), kinds_by_code()
     order = list(classes().values())
     return tuple(
@@ -150,28 +148,16 @@ def entries() -> tuple[Entry, ...]:
 
 
 def page() -> str:
-    """The text of docs/runbook.md."""
-    found = entries()
-    parts = [HEAD, _classes_table()]
-    for kind in OPERATORS:
-        own = [entry for entry in found if kind in entry.kinds]
-        if own:
-            parts.append(_operators_table(kind, own))
-    parts.append(_callers_list([entry for entry in found if not set(entry.kinds) & set(OPERATORS)]))
-    return "\n".join(parts)
-
-
-HEAD = """# Runbook by error code
-
-`tests/support/runbook.py` generates this page from the error tree (`shared/errors.py`), its sections and [errors](errors.md); a test fails if they differ. You find
-a code in an error's JSON, in a failed job's `error` and in the logs. Metrics count it: `mens_api_refusals_total` by code for requests,
-`mens_attempt_failures_total` for jobs ([metrics](metrics.md)). The class of an error says who can act, and whether a retry may succeed. `retryable` of an error takes
-precedence.
-"""
+    """Return the text of docs/errors.md."""
+    head = PAGE.read_text().partition("\n## ")[0].partition("\n| code |")[0].rstrip("\n")
+    by_section: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries():
+        by_section[entry.section].append(entry)
+    return "\n".join([head, "", _classes_table(), *(_section(name, own) for name, own in by_section.items())])
 
 
 def _classes_table() -> str:
-    lines = ["| class | HTTP | who acts | worth a retry |", "|---|---|---|---|"]
+    lines = ["## Classes", "", "| class | HTTP | who acts | worth a retry |", "|---|---|---|---|"]
     for kind, who in WHO.items():
         status = STATUS.get(kind)
         lines.append(
@@ -180,22 +166,19 @@ def _classes_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _operators_table(kind: type[MensError], found: Iterable[Entry]) -> str:
-    lines = [f"## {kind.__name__}: {WHO[kind]}\n", "| code | what happened | look at | then |", "|---|---|---|---|"]
-    lines += [f"| `{entry.code}` | {entry.happened} | {entry.look_at} | {entry.remedy} |" for entry in found]
-    return "\n".join(lines) + "\n"
+def _section(name: str, found: list[Entry]) -> str:
+    lines = [f"## {name[0].upper()}{name[1:]}", ""]
+    operators = [entry for entry in found if set(entry.kinds) & set(OPERATORS) or entry.code in LOOK_AT_CODE]
+    if any(entry.code not in LOOK_AT_CODE for entry in operators):
+        lines += [f"An operator looks at {LOOK_AT[name]}.", ""]
+    lines += ["| code | what happened | what to do | class |", "|---|---|---|---|"]
+    lines += [f"| `{entry.code}` | {entry.happened} | {entry.remedy} | {_names(entry.kinds)} |" for entry in found]
+    own = [f"- `{entry.code}`: {LOOK_AT_CODE[entry.code]}" for entry in operators if entry.code in LOOK_AT_CODE]
+    return "\n".join([*lines, *(["", "For these codes an operator looks at:", "", *own] if own else [])]) + "\n"
 
 
-def _callers_list(found: Iterable[Entry]) -> str:
-    lines = [
-        "## Codes that a caller acts on\n",
-        "These need no action by an operator. The error's remedy, and [errors](errors.md), say what the caller must change.\n",
-    ]
-    sections: dict[str, list[str]] = defaultdict(list)
-    for entry in found:
-        sections[entry.section].append(f"`{entry.code}`")
-    lines += [f"- {section}: {', '.join(codes)}" for section, codes in sections.items()]
-    return "\n".join(lines) + "\n"
+def _names(kinds: Iterable[type[MensError]]) -> str:
+    return ", ".join(kind.__name__ for kind in kinds)
 
 
 def _yes(value: bool) -> str:

@@ -1,20 +1,17 @@
-"""docs/runbook.md is what the error tree says, and every code has a class, a section and a place to look."""
+"""docs/errors.md is what the error tree says, and every code has a class, a section and a place to look."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from shared.errors import Code, MensError
-from tests.support.runbook import LOOK_AT, OPERATORS, WHO, classes, entries, kinds_by_code, page
-
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "runbook.md"
+from tests.support.errors_page import LOOK_AT, OPERATORS, PAGE, WHO, classes, entries, kinds_by_code, page
 
 
 def test_page_is_the_generated_one() -> None:
     if os.environ.get("MENS_UPDATE_GOLDEN"):
         PAGE.write_text(page())
-    assert PAGE.read_text() == page(), "MENS_UPDATE_GOLDEN=1 pytest tests/test_runbook.py writes it"
+    assert PAGE.read_text() == page(), "MENS_UPDATE_GOLDEN=1 pytest tests/test_errors_page.py writes it"
 
 
 def test_every_code_has_a_class_that_raises_it() -> None:
