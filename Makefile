@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test long lint check format lock sbom clean
+.PHONY: help install demo up test long lint check format measure docs lock sbom clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -65,6 +65,17 @@ format: $(STAMP) ## format the code and apply the linter's fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+measure: $(STAMP) ## print the measures of the code, and their targets (CONTRIBUTING.md)
+	@$(BIN)/python -m scripts.measure
+
+# Sphinx has an environment of its own; only the pages from the code need the product (docs/decisions/0080).
+SITE := build/docs
+SITE_TOOLS := .cache/docs-tools
+docs: $(STAMP) $(SITE_TOOLS)/.installed ## build the documentation site; a link that leads nowhere is an error
+	@$(BIN)/python -m scripts.site.pages $(SITE)/source
+	@$(SITE_TOOLS)/bin/python -m sphinx --quiet --fail-on-warning --keep-going --jobs auto -c scripts/site $(SITE)/source $(SITE)/html
+	@echo "the site is in $(SITE)/html"
+
 lock: ## resolve the lock files again (maintainers; see locks/README.md)
 	@sed -n '1,70p' locks/README.md
 
@@ -77,13 +88,14 @@ $(SBOMS)/%.cdx.json: locks/%.lock pyproject.toml $(BUILD_TOOLS)/.installed
 	@mkdir -p $(@D)
 	@$(BUILD_TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible $(SBOM_FLAGS) -o $@ $<
 
-$(BUILD_TOOLS)/.installed: locks/build.lock
+# An environment for tools: what one lock has, and nothing else.
+.cache/%-tools/.installed: locks/%.lock
 	@if test -x $(BIN)/uv; then \
-		$(BIN)/uv venv -q --clear $(BUILD_TOOLS) && \
-		$(BIN)/uv pip install -q --python $(BUILD_TOOLS)/bin/python --require-hashes -r $<; \
+		$(BIN)/uv venv -q --clear $(@D) && \
+		$(BIN)/uv pip install -q --python $(@D)/bin/python --require-hashes -r $<; \
 	else \
-		$(PYTHON) -m venv --clear $(BUILD_TOOLS) && \
-		$(BUILD_TOOLS)/bin/python -m pip install -qq --require-hashes -r $<; \
+		$(PYTHON) -m venv --clear $(@D) && \
+		$(@D)/bin/python -m pip install -qq --require-hashes -r $<; \
 	fi
 	@touch $@
 

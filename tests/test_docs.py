@@ -23,7 +23,20 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 PROJECT_PAGES = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
 DOCS = sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in PROJECT_PAGES)])
-FOLDERS = ("api", "bench", "cli", "deploy", "docs", "examples", "locks", "serving", "shared", "tests", "worker")
+FOLDERS = (
+    "api",
+    "bench",
+    "cli",
+    "deploy",
+    "docs",
+    "examples",
+    "locks",
+    "scripts",
+    "serving",
+    "shared",
+    "tests",
+    "worker",
+)
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TIERS = ("api", "worker", "serving", "shared", "cli", "bench")
+TIERS = ("api", "worker", "serving", "shared", "cli", "bench", "scripts")
 TEST_FOLDERS = sorted(f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if any(path.rglob("*.py")))
 MAX_NAME = 79
 DOCUMENTED = re.compile(r"^ *(?:Args|Attributes):$", re.MULTILINE)
