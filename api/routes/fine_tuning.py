@@ -24,6 +24,7 @@ from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantView, TenantViewDep
 from shared.base_models.catalog import BaseModelEntry
 from shared.contract.sections import DEFAULT_MODEL_ID
+from shared.database.lists.job_filter import JobFilter
 from shared.database.records import Job, Kind
 from shared.datasets.reader import count_lines
 from shared.errors import Code, InvalidRequest, MensError, NotFound
@@ -87,9 +88,8 @@ def list_jobs(
     if given.get("metadata") not in (None, "null"):
         message = "metadata is a filter as `metadata[key]=value`, or `null` for jobs without any."
         raise InvalidRequest(Code.REQUEST_INVALID, message, param="metadata")
-    found = view.jobs.list(
-        after=after, limit=limit, kind=Kind.FINETUNE, labels=labels, has_labels=False if "metadata" in given else None
-    )
+    which = JobFilter(kind=Kind.FINETUNE, labels=labels, has_labels=False if "metadata" in given else None)
+    found = view.jobs.list(which, after=after, limit=limit)
     shown = [job.model_copy(update={"result": without_samples(job.result)}) for job in found]
     return page_of([job_view(job, services.queue_places.of(job)) for job in shown], limit)
 

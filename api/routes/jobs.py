@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response, status
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag
 
 from api.capabilities import CapabilityMatrix, capabilities_here
 from api.errors import UNKNOWN_KIND
@@ -23,13 +23,14 @@ from api.submission import (
     submit_rows,
 )
 from api.web.auth import TRAINER, CallerDep
-from api.web.params import After, Id, IdempotencyKey, Limit, Page, WholeList, page_of
+from api.web.params import NO_NUL, After, Id, IdempotencyKey, Limit, Page, WholeList, page_of
 from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantViewDep
 from shared.contract.plan import ExecutionPlan
 from shared.contract.sections import FineTuneContract, ImportContract, MergeContract, Name
 from shared.database.adapters import Adapter
 from shared.database.job_states import JobState
+from shared.database.lists.job_filter import JobFilter
 from shared.database.records import Event, Job, Kind, MemoryAccuracy, QueueTerms
 from shared.evaluation.types import RunSpec
 from shared.model_card.self_evaluation import without_samples
@@ -40,6 +41,7 @@ from shared.worker_registry import WorkerMachine
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
 EVENTS_PER_POLL = 500
+Text = Annotated[str | None, Query(max_length=128, pattern=NO_NUL)]
 
 
 class CreateFinetune(QueueTerms):
@@ -257,10 +259,33 @@ def list_jobs(
     state: Annotated[
         list[JobState] | None, Query(description="Only jobs in this state; repeat it for several states.")
     ] = None,
-    base_model: Annotated[str | None, Query(max_length=128, description="Only jobs of this base.")] = None,
+    base_model: Annotated[Text, Query(description="Only jobs of this base.")] = None,
+    alias: Annotated[Text, Query(description="Only jobs that move this alias.")] = None,
+    created_by: Annotated[Text, Query(description="Only jobs that the key of this name submitted.")] = None,
+    created_after: Annotated[AwareDatetime | None, Query(description="Earliest time of creation.")] = None,
+    created_before: Annotated[AwareDatetime | None, Query(description="Only jobs created before this time.")] = None,
+    q: Annotated[
+        str | None,
+        Query(
+            min_length=2,
+            max_length=100,
+            pattern=NO_NUL,
+            description="Part of a job's name or base, or the beginning or end of its id.",
+        ),
+    ] = None,
 ) -> Page[PlacedJob]:
     """Jobs of every kind, newest first. Sample answers are left out; `GET /v1/jobs/{job_id}` has them."""
-    found = view.jobs.list(after=after, limit=limit, kind=kind, states=state or (), base_model=base_model)
+    which = JobFilter(
+        kind=kind,
+        states=state or (),
+        base_model=base_model,
+        alias=alias,
+        created_by=created_by,
+        created_after=created_after,
+        created_before=created_before,
+        text=q,
+    )
+    found = view.jobs.list(which, after=after, limit=limit)
     placed = [
         PlacedJob(**dict(job) | {"result": without_samples(job.result)}, queue=services.queue_places.of(job))
         for job in found

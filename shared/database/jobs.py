@@ -12,14 +12,16 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, Select, Text, cast, func, select
+from sqlalchemy import Row, Select, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from shared.database.audit.actors import current_actor
 from shared.database.connection import Database
 from shared.database.deletions import keep_for_merge
 from shared.database.evaluation.runs import add_run
 from shared.database.job_states import FINAL, JobState, Verb, next_state
+from shared.database.lists.job_filter import ALL_JOBS, JobFilter
 from shared.database.records import Event, Job, Kind, MemoryAccuracy, NewEvent, Submission, new_id
 from shared.database.scheduling.gpu_time import gpu_hold, seconds_like, settle_hold
 from shared.database.scheduling.quotas import check_quota
@@ -95,6 +97,7 @@ class Jobs:
                     tenant=self._tenant,
                     state=str(JobState.QUEUED),
                     created_at=now,
+                    created_by=_key_name(),
                     queued_at=now,
                     progress={},
                     result={},
@@ -126,48 +129,17 @@ class Jobs:
         with self._db.read() as session:
             return Job.model_validate(self._row(session, job_id))
 
-    def list(
-        self,
-        *,
-        after: str | None = None,
-        limit: int = 20,
-        kind: Kind | None = None,
-        states: Collection[JobState] = (),
-        base_model: str | None = None,
-        labels: dict[str, str] | None = None,
-        has_labels: bool | None = None,
-    ) -> Sequence[Job]:
+    def list(self, which: JobFilter = ALL_JOBS, *, after: str | None = None, limit: int = 20) -> Sequence[Job]:
         """Return a page of jobs, newest first; one more than ``limit`` if more follow.
 
         Args:
+            which: the jobs of the list.
             after: id of the last job of the page before.
             limit: of the page.
-            kind: of the jobs; None: any.
-            states: one of which a job has; none: any.
-            base_model: of the jobs; None: any.
-            labels: that a job has to have, at least.
-            has_labels: whether it has any; None: either way.
         """
-        query = select(JobRow)
+        query = select(JobRow).where(*which.conditions(is_sqlite=self._db.is_sqlite))
         if after:
             query = query.where(JobRow.id < after)
-        if kind:
-            query = query.where(JobRow.kind == kind)
-        if states:
-            query = query.where(JobRow.state.in_(states))
-        if base_model is not None:
-            query = query.where(JobRow.base_model == storable(base_model))
-        if has_labels is not None:
-            is_empty = cast(JobRow.labels, Text) == "{}"
-            query = query.where(~is_empty if has_labels else is_empty)
-        for key, value in (labels or {}).items():
-            if self._db.is_sqlite:
-                # Not a JSON path, in which the caller's key would have to be quoted.
-                pair = func.json_each(JobRow.labels).table_valued("key", "value")
-                equal = select(pair.c.key).where(pair.c.key == storable(key), pair.c.value == storable(value))
-                query = query.where(equal.exists())
-            else:
-                query = query.where(JobRow.labels[storable(key)].as_string() == storable(value))
         with self._db.read() as session:
             rows = page_of_rows(session, query, JobRow, self._tenants, limit, newest_first=True)
             return [Job.model_validate(row) for row in rows]
@@ -397,6 +369,12 @@ def add_events(session: Session, row: JobRow, now: datetime, *events: NewEvent) 
 def _event_values(row: JobRow, event: NewEvent, now: datetime) -> dict[str, Any]:
     message = storable(event.message)[:MAX_MESSAGE_CHARS]
     return {"job_id": row.id, "created_at": now, **event.model_dump(exclude={"message"}), "message": message}
+
+
+def _key_name() -> str | None:
+    """Return the name of the key whose request this is; None for what an installation does by itself."""
+    actor = current_actor()
+    return actor.name if actor.kind == "key" else None
 
 
 def _unknown(job_id: str) -> NotFound:

@@ -52,6 +52,8 @@ class Job(Value):
     tenant: str
     version: int
     created_at: datetime
+    created_by: str | None = None
+    """Name of the key that submitted it; None for jobs of an earlier release."""
     started_at: datetime | None
     finished_at: datetime | None
     priority: int = 0

@@ -46,6 +46,8 @@ class JobRow(Base):
     error: Mapped[dict[str, Any] | None]
     version: Mapped[int] = mapped_column(Integer, default=1)
     created_at: Mapped[datetime]
+    # Name of the key that submitted it; an API of the release before leaves it empty.
+    created_by: Mapped[str | None] = mapped_column(String(64))
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
     priority: Mapped[int] = mapped_column(Integer, default=0, server_default="0")

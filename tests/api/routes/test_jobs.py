@@ -132,6 +132,11 @@ def test_jobs_are_listed_by_state_and_base(client: TestClient, job_body: dict[st
     assert listed(state="cancelled") == [cancelled]
     assert listed(state=["queued", "paused"], base_model=BASE) == [paused, queued]
     assert listed(base_model="another") == []
+    assert listed(created_by="another") == listed(alias="prod") == listed(created_after="2100-01-01T00:00:00Z") == []
+    by = client.get(f"/v1/jobs/{queued}").json()["created_by"]
+    assert listed(created_by=by, created_before="2100-01-01T00:00:00Z") == [paused, cancelled, queued]
+    assert listed(q=queued[-12:]) == [queued]
+    assert client.get("/v1/jobs", params={"created_after": "yesterday"}).status_code == 422
     refused = client.get("/v1/jobs", params={"state": "done"})
     assert (refused.status_code, error_of(refused)["param"]) == (422, "state.0")
 

@@ -11,7 +11,7 @@ from shared.database.connection import Database
 from shared.database.job_states import JobState
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
-from shared.database.records import Job, Kind, NewEvent
+from shared.database.records import Job, NewEvent
 from shared.errors import Code, Conflict, MensError, NotFound
 from tests.support.builders import at_once, claimed, job_in, snapshot, submission
 from tests.support.clock import Clock
@@ -193,50 +193,6 @@ def test_pages_list_every_job_once_newest_first(jobs: Jobs) -> None:
 def test_one_more_than_the_limit_is_listed(jobs: Jobs) -> None:
     submit(jobs, 3)
     assert [len(jobs.list(limit=limit)) for limit in (1, 2, 3, 4)] == [2, 3, 3, 3]
-
-
-def test_list_by_kind(jobs: Jobs) -> None:
-    submit(jobs, 2)
-    [merge] = submit(jobs, kind=Kind.MERGE)
-    assert [job.id for job in jobs.list(kind=Kind.MERGE)] == [merge.id]
-    assert len(jobs.list(kind=Kind.FINETUNE)) == 2
-
-
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        ({"team": "a"}, ["both", "one"]), ({"team": "a", "run": "1"}, ["both"]), ({"team": "b"}, ["other"]),
-        ({"team": "c"}, []), ({"nobody": "a"}, []), ({}, ["none", "other", "both", "one"]),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_list_by_labels(jobs: Jobs, labels: dict[str, str], expected: list[str]) -> None:
-    made = {
-        "one": {"team": "a"},
-        "both": {"team": "a", "run": "1"},
-        "other": {"team": "b"},
-        "none": {},
-    }
-    for name, values in made.items():
-        submit(jobs, name=name, labels=values)
-    assert {job.name for job in jobs.list(labels=labels)} == set(expected)
-    assert {job.name for job in jobs.list(has_labels=False)} == {"none"}
-    assert {job.name for job in jobs.list(has_labels=True)} == {"one", "both", "other"}
-
-
-# Some fail on SQLite while the label's name is pasted into a JSON path, and letters are stored as escapes.
-@pytest.mark.parametrize("name", ['quo"te', "back\\slash", "'", "%s", "a.b", "$[0]", "0", "é ü"])
-def test_label_may_have_any_name(jobs: Jobs, name: str) -> None:
-    submit(jobs, labels={"other": "x"})
-    [job] = submit(jobs, labels={name: "x"})
-    assert [found.id for found in jobs.list(labels={name: "x"})] == [job.id]
-
-
-# Fails on PostgreSQL, whose JSON operators refuse \u0000: one such label breaks the filtered list of every caller.
-def test_label_with_a_nul_does_not_break_lists(jobs: Jobs) -> None:
-    [good] = submit(jobs, labels={"team": "a"})
-    submit(jobs, labels={"note": "a\0b", "team": "b"})
-    assert [job.id for job in jobs.list(labels={"team": "a"})] == [good.id]
 
 
 # -- events --------------------------------------------------------------------------------------------------------
