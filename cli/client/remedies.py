@@ -39,7 +39,7 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
         Code.ROLE_INSUFFICIENT,
         "priority",
     ): "Leave --priority out, or ask an operator to raise it: `mens jobs priority JOB N`.",
-    Code.FILE_NOT_FOUND: "Give the file itself: `mens train FILE` uploads it.",
+    Code.FILE_NOT_FOUND: "List them: `mens files list`; `mens train FILE` uploads one.",
     Code.CONCURRENCY_LIMITED: "Wait for one of them to end, or end it.",
     Code.QUOTA_EXCEEDED: "Delete what is not needed, or ask the operator to raise the tenant's quota.",
     Code.JOB_NOT_FOUND: "List them: `mens jobs list`.",

@@ -86,7 +86,7 @@ def test_no_remedy_names_a_route_that_has_a_command() -> None:
         (Code.KEY_NOT_FOUND, "key_id", "List them: `mens keys list`."),
         (Code.KEY_INVALID, None, "Set MENS_API_KEY to one that an admin made with `mens keys create NAME`."),
         (Code.TENANT_FORBIDDEN, "tenant", "Leave MENS_TENANT unset and --tenant out."),
-        (Code.FILE_NOT_FOUND, "data.train_file", "Give the file itself: `mens train FILE` uploads it."),
+        (Code.FILE_NOT_FOUND, "data.train_file", "List them: `mens files list`; `mens train FILE` uploads one."),
     ],
 )
 def test_remedy_is_found_by_code_and_field(code: Code, field: str | None, remedy: str) -> None:

@@ -1,0 +1,93 @@
+"""``mens files``: uploaded files, which count in a tenant's quota: list, show, delete."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from cli.client.connection import call, note
+from cli.client.id_prefixes import FILES
+from cli.client.json_errors import Json
+from cli.output import counted, format_minute, format_size, print_table, shorten_ids
+
+app = typer.Typer(no_args_is_help=True, help="Uploaded files: list, show, delete.")
+FileId = Annotated[
+    str, typer.Argument(help="Id of the file, or a part that no other id has: its beginning or its end.")
+]
+
+
+@app.command("list")
+def list_files(
+    purpose: Annotated[str | None, typer.Option(help="Only of this purpose, e.g. fine-tune or evals.")] = None,
+    after: Annotated[str | None, typer.Option(metavar="ID", help="The page after this file.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Files of a page.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show uploaded files, newest first."""
+    which = {"purpose": purpose, "after": after and FILES.resolve(after)}
+    query = {"limit": limit, "order": "desc"} | {name: value for name, value in which.items() if value}
+    page = call("GET", "/v1/files", params=query)
+    found = page["data"]
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    print_table(
+        ("id", "name", "purpose", "size", "uploaded (UTC)", "expires (UTC)"),
+        [
+            (
+                file["id"],
+                file["filename"],
+                file["purpose"],
+                format_size(file["bytes"]),
+                format_minute(file["created_at"]),
+                format_minute(file.get("expires_at")),
+            )
+            for file in found
+        ],
+    )
+    if page["has_more"]:
+        note(f"older ones: the same command with --after {shorten_ids(found[-1]['id'])}")
+    else:
+        note(f"{counted(len(found), 'file')}, {format_size(sum(file['bytes'] for file in found))}")
+
+
+@app.command("show")
+def show(file: FileId, as_json: Json = False) -> None:
+    """Show a file's name, purpose, size and times."""
+    found = call("GET", _path(FILES.resolve(file)))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for line in _describe(found):
+        typer.echo(line)
+
+
+@app.command("delete")
+def delete(
+    file: FileId,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Delete a file; refused while an unfinished job needs it."""
+    path = _path(FILES.resolve(file))
+    found = call("GET", path)
+    if not yes:
+        typer.confirm(f"Delete {found['id']} ({found['filename']})? This cannot be undone", abort=True)
+    call("DELETE", path)
+    typer.echo(f"{found['id']} is deleted")
+
+
+def _describe(file: dict[str, Any]) -> list[str]:
+    expires = f", expires {format_minute(file['expires_at'])}" if file.get("expires_at") else ""
+    return [
+        f"{file['id']}  {file['filename']}",
+        f"purpose  {file['purpose']}",
+        f"size     {format_size(file['bytes'])}",
+        f"uploaded {format_minute(file['created_at'])} UTC{expires}",
+    ]
+
+
+def _path(file_id: str) -> str:
+    return f"/v1/files/{quote(file_id, safe='')}"
