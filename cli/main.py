@@ -38,7 +38,11 @@ PLACES = (
         "Run every check of a job and show its plan. Exit code 1 with code and remedy if the job could not run.",
         takes_unknown_options=True,
     ),
-    CommandPlace("chat", "models:chat", "Send one message to a model; the answer is streamed."),
+    CommandPlace(
+        "chat",
+        "models:chat",
+        "Chat with a model: one message, or a conversation without one; --with compares two models.",
+    ),
     CommandPlace(
         "merge",
         "jobs:merge",
@@ -135,6 +139,7 @@ PLACES = (
         "Scorecards: tasks that models answer with code. What does not compile goes back with the errors, a few times; counted is what compiles, what does the task, and how much repair it took.",
     ),
     CommandPlace("migrate", "migrate:app", "Leave another provider."),
+    CommandPlace("files", "data.files:app", "Uploaded files: list, show, delete."),
     CommandPlace("storage", "storage:app", "Storage: verify that all that the database names is there, byte for byte."),
 )
 """All commands, in the order in which `mens --help` lists them."""

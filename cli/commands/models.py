@@ -1,18 +1,19 @@
-"""``mens models`` and ``mens chat``: lists models, shows one with its certificates, deletes an adapter, sends one message."""
+"""``mens models`` and ``mens chat``: lists models, shows one with its certificates, deletes an adapter, chats."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import httpx
 import typer
 
-from cli.client.chat_hints import describe_empty
-from cli.client.connection import call, connect, fail_with, fail_with_response, find, find_all, note, unreachable
+from cli.chat.conversation import Conversation, Sampling, echo_title
+from cli.chat.terminal import converse
+from cli.client.connection import call, fail, find, find_all, note
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json, note_json
 from cli.client.lineage import describe_lineage
@@ -106,38 +107,36 @@ def chat(
     model: Annotated[
         str, typer.Argument(callback=note_base, help="Base model, alias, or adapter id or its beginning.")
     ],
-    message: Annotated[str, typer.Argument(help="The message.")],
+    message: Annotated[
+        str | None, typer.Argument(help="The message. Without one, a conversation; in a pipe, what is on stdin.")
+    ] = None,
+    other: Annotated[
+        str | None, typer.Option("--with", metavar="MODEL", help="Ask this model, too, and compare the answers.")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of the answer.")] = 256,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    user: Annotated[
+        str | None, typer.Option(help="Ask as this user: a split alias gives each user one of its adapters.")
+    ] = None,
 ) -> None:
-    """Send one message to a model; the answer is streamed."""
-    messages = [{"role": "system", "content": system}] if system else []
-    body = {"messages": [*messages, {"role": "user", "content": message}], "stream": True}
-    name = resolve_adapter_id(model)
-    body |= {"model": name, "max_tokens": max_tokens, "temperature": temperature}
-    connection = connect()
-    written, finish_reason = "", None
-    try:
-        with connection.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.is_error:
-                response.read()
-                fail_with_response(response)
-            for choice in _choices(response):
-                typer.echo(part := choice.get("delta", {}).get("content") or "", nl=False)
-                written, finish_reason = written + part, choice.get("finish_reason") or finish_reason
-    except httpx.HTTPError as error:
-        fail_with(unreachable(connection, error))
-    typer.echo()
-    if not written.strip():
-        note(describe_empty(name, system, max_tokens, finish_reason))
+    """Chat with a model: one message, or a conversation without one; --with compares two models.
 
-
-def _choices(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    """Yield the first choice of each event of a stream that has one."""
-    for line in response.iter_lines():
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield from (json.loads(line.removeprefix("data: ")).get("choices") or [])[:1]
+    Answers are streamed. If the model is an alias, the adapter that answered is named.
+    """
+    sampling = Sampling(max_tokens, temperature, user)
+    names = [resolve_adapter_id(name) for name in (model, other) if name]
+    conversations = [Conversation(name, sampling, system) for name in names]
+    if message is None and sys.stdin.isatty():
+        converse(conversations)
+        return
+    text = sys.stdin.read().strip() if message is None else message
+    if not text:
+        fail(f'there is no message: give one, as in `mens chat {shlex.quote(model)} "…"`.')
+    for conversation in conversations:
+        conversation.ask(text, echo_title if other else lambda _: None)
+    if other is None and conversations[0].stands_for:
+        note(f"answered by {conversations[0].stands_for}")
 
 
 def look_up(name: str) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from cli.main import app
 from shared.base_models.catalog import Catalog, MergedFrom, save_catalog
 from shared.database.base_certificates import BaseCertificates
 from shared.database.tenancy import Role
@@ -179,3 +181,30 @@ def test_an_empty_answer_is_noted(with_models: CliInstallation, content: str, fi
     with_models.patch.setattr(httpx.Client, "stream", answer)
     answered = with_models.invoke("chat", "demo@1", "Hi")
     assert (answered.stdout, answered.stderr) == (f"{content}\n", said)
+
+
+@contextmanager
+def answering(*_: Any, json: dict[str, Any], **__: Any) -> Iterator[httpx.Response]:
+    """Every model answers with its own name; an adapter stands behind `prod`."""
+    event = f'data: {{"choices": [{{"delta": {{"content": "I am {json["model"]}"}}}}]}}\n\n'
+    yield httpx.Response(200, text=event, headers={"x-mens-adapter": "demo@1"} if json["model"] == "prod" else {})
+
+
+def test_adapter_behind_an_alias_is_named_beside_the_answer(with_models: CliInstallation) -> None:
+    with_models.patch.setattr(httpx.Client, "stream", answering)
+    answered = with_models.invoke("chat", "prod", "Hi")
+    assert (answered.stdout, answered.stderr) == ("I am prod\n", "answered by demo@1\n")
+    assert with_models.invoke("chat", "tiny", "Hi").stderr == ""
+
+
+def test_two_models_are_compared(with_models: CliInstallation) -> None:
+    with_models.patch.setattr(httpx.Client, "stream", answering)
+    compared = with_models.invoke("chat", "prod", "Hi", "--with", "tiny")
+    assert compared.stdout == "prod (demo@1):\nI am prod\ntiny:\nI am tiny\n"
+
+
+def test_message_is_read_from_a_pipe(with_models: CliInstallation) -> None:
+    with_models.patch.setattr(httpx.Client, "stream", answering)
+    assert CliRunner().invoke(app, ["chat", "tiny"], input="Hi\n").stdout == "I am tiny\n"
+    empty = CliRunner().invoke(app, ["chat", "tiny"], input="\n")
+    assert (empty.exit_code, "there is no message" in empty.stderr) == (1, True)
