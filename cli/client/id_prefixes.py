@@ -1,59 +1,150 @@
-"""Shortened ids: a prefix that only one id has stands for it. The API accepts only full ids."""
+"""Shortened ids: a part that only one id has stands for it. The API accepts only full ids.
+
+A part is the id's beginning or its end, ``ftjob-01m8`` or ``3fk2a8``, or both with ``…`` between them, as tables show it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
-from cli.client.connection import fail, find_all
+from cli.client.connection import PAGE, fail, find, find_all, find_pages
+from cli.output import LEFT_OUT
 from shared.errors import Code, Conflict
 
 WHOLE_ADAPTER_ID = r"[^@]+@[0-9a-f]{64}"
-JOB_ID_CHARS = len("ftjob-") + 26
+DIGITS = re.compile(r"[0-9a-f]{6,63}")
+"""Digits of an adapter's digest that are accepted without its name."""
+ULID_CHARS = 26
+LEAST_CHARS = 3
+"""Fewest characters that are searched as the end of an id."""
 LISTED_IDS = 10
-"""Number of ids listed if several have the prefix."""
+"""Number of ids listed if several match."""
+
+
+@dataclass(frozen=True)
+class RowIds:
+    """Ids of one kind of rows, and the list that has them, greatest id first.
+
+    Attributes:
+        prefix: what all of them begin with.
+        path: route of the list.
+        query: parameters of every page.
+        search: parameter for a part of the id; without one, all pages are read.
+    """
+
+    prefix: str
+    path: str
+    query: dict[str, str] = field(default_factory=dict)
+    search: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Characters of an id."""
+        return len(self.prefix) + ULID_CHARS
+
+    def resolve(self, text: str) -> str:
+        """Return the id that a part stands for; a part that no id has is returned unchanged. End the command if several
+        ids have it.
+        """
+        part = Part.of(text)
+        if part.is_typed_whole and (len(text) >= self.length or not self._is_part(text)):
+            return text
+        if part.start.startswith(self.prefix) and not part.end:
+            found = self._from(part.start)
+        else:
+            found = [one for one in self._containing(part) if part.fits(one, self.prefix)]
+        return _require_one(text, found)
+
+    def _is_part(self, text: str) -> bool:
+        return text.startswith(self.prefix) or (len(text) >= LEAST_CHARS and text.isalnum())
+
+    def _from(self, start: str) -> list[str]:
+        """Return the ids that begin so, a few more than are listed."""
+        # The greatest id is first, so a page that begins after the start filled up with the last letter, once more than an
+        # id has, begins with the ids that begin so.
+        after = start.ljust(self.length + 1, "z")
+        page = find_all(self.path, **self.query, after=after, limit=LISTED_IDS + 1)
+        return [row["id"] for row in page if row["id"].startswith(start)]
+
+    def _containing(self, part: Part) -> Iterable[str]:
+        if self.search is None:
+            return (row["id"] for row in find_pages(self.path, **self.query))
+        # One page: the search may find other things than ids, and more of the id is quickly typed.
+        found = find_all(self.path, **self.query, limit=PAGE, **{self.search: part.end or part.start})
+        return (row["id"] for row in found)
+
+
+JOBS = RowIds("ftjob-", "/v1/jobs", search="q")
+FILES = RowIds("file-", "/v1/files", query={"order": "desc"})
+RECEIPTS = RowIds("receipt-", "/v1/receipts")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an id as it was typed: its beginning, its end, or both; alone, the beginning may also be the end."""
+
+    start: str
+    end: str
+    is_typed_whole: bool
+
+    @classmethod
+    def of(cls, text: str) -> Part:
+        """Return the part in a text, whose ``…`` or ``...`` marks an omission."""
+        start, omission, end = text.replace("...", LEFT_OUT).partition(LEFT_OUT)
+        return cls(start, end, not omission)
+
+    def fits(self, whole: str, prefix: str) -> bool:
+        """Return whether an id has this part, whose beginning is typed with its prefix or without."""
+        if self.end:
+            return whole.startswith(self.start) and whole.endswith(self.end)
+        return whole.startswith((self.start, prefix + self.start)) or whole.endswith(self.start)
+
+
+def resolve_job_id(text: str) -> str:
+    """Return the job id for an id or a part of it; see :meth:`RowIds.resolve`."""
+    return JOBS.resolve(text)
 
 
 def resolve_adapter_id(text: str, least_digits: int = 0, tenant: str | None = None) -> str:
-    """Return the adapter id for an id or its prefix, ``name@`` and digits of its digest; other names, and a prefix that
-    no adapter has, are returned unchanged. End the command if several adapters have the prefix.
+    """Return the adapter id for an id or a part of it: ``name@`` and digits of its digest, or six digits or more alone;
+    other names, and a part that no adapter has, are returned unchanged. End the command if several adapters have it.
 
     Args:
-        text: the user's input; a trailing ``…`` only marks an omission.
-        least_digits: fewest digits of the digest that a prefix must have.
+        text: the user's input.
+        least_digits: fewest digits of the digest that a part must have.
         tenant: the tenant whose adapters are searched, as in :func:`cli.client.connection.call`.
     """
-    if "@" not in text or re.fullmatch(WHOLE_ADAPTER_ID, text):
+    part = Part.of(text)
+    _, at, start = part.start.partition("@")
+    is_digits = not at and DIGITS.fullmatch(part.start + part.end)
+    if re.fullmatch(WHOLE_ADAPTER_ID, text) or not (at or is_digits) or (is_digits and _is_model(text, tenant)):
         return text
-    typed = text.rstrip("…")
     ids = [adapter["id"] for adapter in find_all("/v1/adapters", tenant)]
-    # An id that is the prefix of another one stands for itself.
-    found = _require_one(typed, [typed] if typed in ids else [each for each in ids if each.startswith(typed)])
-    if found != typed and len(typed.partition("@")[2]) < least_digits:
+    # An id that is the beginning of another one stands for itself.
+    matching = [text] if text in ids else [one for one in ids if part.fits(one, f"{one.partition('@')[0]}@")]
+    found = _require_one(text, matching)
+    digits = (start if at else part.start) + part.end
+    if found != text and len(digits) < least_digits:
         fail(f"{text} means {found}; give the whole id here, or {least_digits} digits of it at least")
     return found
 
 
-def resolve_job_id(text: str) -> str:
-    """Return the job id for an id or its prefix; a prefix that no job has is returned unchanged. End the command if
-    several jobs have the prefix.
-    """
-    typed = text.rstrip("…")
-    if not typed.startswith("ftjob-") or len(typed) >= JOB_ID_CHARS:
-        return text
-    # Jobs are listed from the greatest id down, so a page that begins after the prefix filled up with the last letter,
-    # once more than an id has, begins with the jobs that have the prefix.
-    page = find_all("/v1/jobs", after=typed.ljust(JOB_ID_CHARS + 1, "z"), limit=LISTED_IDS + 1)
-    return _require_one(typed, [job["id"] for job in page if job["id"].startswith(typed)])
+def _is_model(name: str, tenant: str | None) -> bool:
+    """Return whether a base or an alias has this name, which then stands for itself."""
+    return find(f"/v1/models/{name}", tenant) is not None
 
 
-def _require_one(typed: str, found: Sequence[str]) -> str:
+def _require_one(typed: str, found: Iterable[str]) -> str:
     """Return the only id that was found, or the input if none was; end the command with a list if there are several."""
-    if len(found) > 1:
-        listed, more = found[:LISTED_IDS], ["…"] if len(found) > LISTED_IDS else []
-        several = f"Several ids begin with {typed}."
+    ids: Sequence[str] = list(islice(found, LISTED_IDS + 1))
+    if len(ids) > 1:
+        listed, more = ids[:LISTED_IDS], [LEFT_OUT] if len(ids) > LISTED_IDS else []
+        several = f"{typed} is a part of several ids."
         error = Conflict(
             Code.ID_AMBIGUOUS, several, remedy="Type more of the one you mean.", details={"ids": list(listed)}
         )
         fail("\n  ".join([str(error), *listed, *more]), error.as_dict())
-    return found[0] if found else typed
+    return ids[0] if ids else typed

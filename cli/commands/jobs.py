@@ -16,6 +16,7 @@ from cli.client.connection import call, fail, fail_with, find, find_all, note
 from cli.client.gate_outcome import ALIAS_NOT_MOVED, describe_gates, is_of_gates, keeps_alias
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, describe_stage, follow
+from cli.client.job_table import COLUMNS, job_rows
 from cli.client.json_errors import Json, note_json
 from cli.client.self_evaluation import describe_evaluation
 from cli.client.start_command import note_base
@@ -26,11 +27,14 @@ from cli.contract_sections import lay_over, read_sections
 from cli.export.handoff import HANDOFF_NAME
 from cli.export.original_merge import merge_original
 from cli.options import TemplateArgument, existing_file, parse_template_arguments
-from cli.output import counted, print_table
+from cli.output import counted, print_table, shorten_ids
+from cli.times import past_time
 from shared.artifacts.merge_fidelity import shift_warning
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import parse_contract
 from shared.contract.sections import DEFAULT_MODEL_ID, BaseQuant, DataMode
+from shared.database.job_states import JobState
+from shared.database.records import Kind
 from shared.datasets.reader import count_lines
 from shared.errors import Code, MensError, NotFound
 from shared.preflight.servability import base_not_servable
@@ -44,7 +48,7 @@ console, errors = Console(), Console(stderr=True)
 LAST_EVENTS = 10
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
-JobId = Annotated[str, typer.Argument(help="Id of the job, e.g. ftjob-01…, or its beginning.")]
+JobId = Annotated[str, typer.Argument(help="Id of the job, or a part that no other id has: its beginning or its end.")]
 JobJson = Annotated[
     bool, typer.Option("--json", callback=note_json, help="Print the whole job as JSON; progress goes to stderr.")
 ]
@@ -189,19 +193,48 @@ def describe_expectation(preflight: dict[str, Any]) -> str:
 
 @app.command("list")
 def list_jobs(
-    limit: Annotated[int, typer.Option(min=1, max=100, help="How many.")] = 20, as_json: Json = False
+    state: Annotated[
+        list[JobState] | None, typer.Option(help="Only in this state; may be given several times.")
+    ] = None,
+    kind: Annotated[Kind | None, typer.Option(help="Only of this kind.")] = None,
+    base: Annotated[str | None, typer.Option(help="Only of this base model.")] = None,
+    alias: Annotated[str | None, typer.Option(help="Only those that move this alias.")] = None,
+    created_by: Annotated[
+        str | None, typer.Option("--by", help="Only those that the key of this name submitted.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="WHEN", callback=past_time, help="Created since: 2h, 7d, 2027-01-31, 2027-01-31T18:00Z."),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option("--find", metavar="TEXT", help="Part of the name or base, or the beginning or end of the id."),
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="ID", help="The page after this job, the last of another.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Jobs of a page.")] = 20,
+    as_json: Json = False,
 ) -> None:
-    """Show the newest jobs."""
-    found, rows = call("GET", "/v1/jobs", params={"limit": limit})["data"], []
+    """Show jobs, newest first: when, how long, for which alias, from which base, by whom."""
+    which = {
+        "state": [str(each) for each in state or ()],
+        "kind": kind and str(kind),
+        "base_model": base,
+        "alias": alias,
+        "created_by": created_by,
+        "created_after": since,
+        "q": text,
+        "after": after and resolve_job_id(after),
+    }
+    page = call("GET", "/v1/jobs", params={"limit": limit} | {name: value for name, value in which.items() if value})
+    found = page["data"]
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    for job in found:
-        result = job["result"]
-        outcome = result.get("adapter_id") or result.get("model_digest") or (job["error"] or {}).get("code", "")
-        progress = describe_progress(job)
-        rows.append((job["id"], job["kind"], job["state"], job["base_model"], progress, outcome, job["tenant"]))
-    print_table(("id", "kind", "state", "base", "progress", "result", "tenant"), rows)
+    print_table(COLUMNS, job_rows(found))
+    if page["has_more"]:
+        note(f"older ones: the same command with --after {shorten_ids(found[-1]['id'])}")
 
 
 @app.command("show")

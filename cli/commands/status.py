@@ -55,7 +55,9 @@ def status(
 
 
 def watch_telemetry(
-    job_id: Annotated[str, typer.Argument(help="Id of the job, or its beginning.")],
+    job_id: Annotated[
+        str, typer.Argument(help="Id of the job, or a part that no other id has: its beginning or its end.")
+    ],
 ) -> None:
     """Print every event of a job as it comes, steps too, until it has ended; `mens jobs watch` shows a progress bar."""
     for job in poll(resolve_job_id(job_id), connect()):

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from cli.client.connection import call, connect, fail, find, find_pages
+from cli.client.id_prefixes import resolve_job_id
 from cli.evaluation.eval_file import EvalFile
 from shared.errors import MensError
 from shared.hashing import digest_json
@@ -107,6 +108,7 @@ def create(request: RunRequest) -> dict[str, Any]:
 def find_run(run_id: str) -> dict[str, Any]:
     """Return a run by its id; end the command if it does not exist."""
     # The run of an ``evaluate`` job has the job's id, so the job names the eval.
+    run_id = resolve_job_id(run_id)
     job = find(f"/v1/jobs/{_part(run_id)}")
     eval_id = (job or {}).get("plan", {}).get("eval_id")
     candidates = [eval_id] if eval_id else (each["id"] for each in evals())

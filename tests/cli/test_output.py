@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.output import counted, format_minute, format_size, line_ranges, print_table
+from cli.output import counted, format_duration, format_minute, format_size, line_ranges, print_table
 
 ADAPTER = f"support@{'3f' * 32}"
 
@@ -29,6 +29,28 @@ def test_ids_of_adapters_are_short_where_a_terminal_is_narrow(
     print_table(("receipt", "adapter"), [("receipt-01", ADAPTER)])
     output = capsys.readouterr().out
     assert ("│" in output, shown in output) == (is_table, True)
+
+
+def test_narrow_terminals_get_short_ids_and_values_wrapped_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "44")
+    print_table(("id", "progress"), [("ftjob-01m8b01nabcdefghjkmn3fk2a8", "step 3/40 [red] loss 0.61 ETA 0:07")])
+    output = capsys.readouterr().out
+    assert "ftjob-…3fk2a8" in output and "│" in output
+    assert all(word in output for word in ("3/40", "[red]", "0:07")), "markup in a value is text"
+    monkeypatch.setenv("COLUMNS", "20")
+    print_table(("id", "progress"), [("ftjob-01m8b01nabcdefghjkmn3fk2a8", "x")])
+    assert "ftjob-01m8b01nabcdefghjkmn3fk2a8\tx" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0 s"), (42.9, "42 s"), (60, "1 min"), (3599, "59 min"), (7500, "2 h 05 min"), (100 * 3600, "4 d 4 h")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(

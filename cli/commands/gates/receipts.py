@@ -11,7 +11,7 @@ from urllib.parse import quote
 import typer
 
 from cli.client.connection import call, fail
-from cli.client.id_prefixes import resolve_adapter_id
+from cli.client.id_prefixes import RECEIPTS, resolve_adapter_id
 from cli.client.json_errors import Json
 from cli.output import counted, format_minute, print_table
 from shared.errors import Code, Conflict
@@ -82,9 +82,12 @@ def create(
 
 
 @app.command("show")
-def show(receipt: Annotated[str, typer.Argument(help="Id of the receipt.")], as_json: Json = False) -> None:
+def show(
+    receipt: Annotated[str, typer.Argument(help="Id of the receipt, or a part that no other has.")],
+    as_json: Json = False,
+) -> None:
     """Show what passed, what failed and by how much, and what to do next."""
-    found = call("GET", f"/v1/receipts/{quote(receipt, safe='')}")
+    found = call("GET", f"/v1/receipts/{quote(RECEIPTS.resolve(receipt), safe='')}")
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return

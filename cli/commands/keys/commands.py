@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +17,7 @@ from cli.client.json_errors import Json
 from cli.commands.keys.store import KeyRecord, find_id, key_store
 from cli.output import format_minute, print_table
 from cli.standalone.home import OWN_KEY
+from cli.times import UNIT_SECONDS, parse_duration, parse_time
 from shared.database.tenancy import (
     LARGEST_LIMIT,
     MOST_TOKENS,
@@ -28,7 +28,6 @@ from shared.database.tenancy import (
 )
 
 NO_LIMIT = "none"
-UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
 LONGEST_OVERLAP = 90 * UNIT_SECONDS["d"]
 app = typer.Typer(
     no_args_is_help=True,
@@ -220,7 +219,7 @@ def rotate(
 
     The key's id, name, limits and usage stay. A secret that an earlier rotation replaced ends at once.
     """
-    seconds = 0 if overlap == "0" else _seconds(overlap)
+    seconds = 0 if overlap == "0" else parse_duration(overlap)
     if seconds is None or seconds > LONGEST_OVERLAP:
         raise typer.BadParameter(
             f"{overlap!r} is no duration of at most 90d, such as 30m, 24h or 7d.", param_hint="--overlap"
@@ -243,25 +242,15 @@ def revoke(name: KeyName, tenant: Tenant = None) -> None:
         note("note: this was the installation's own key; restart `mens up` to make a new one")
 
 
-def _seconds(text: str) -> int | None:
-    """Parse a duration such as ``90d``; return None if it is invalid."""
-    found = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)
-    return int(found[1]) * UNIT_SECONDS[found[2]] if found else None
-
-
 def _expiry(text: str | None) -> str | None:
     """Convert a time to the API's format; a date means its beginning, and a time without a zone is UTC. None: never."""
     if text is None or text.lower() == NO_LIMIT:
         return None
     try:
-        if (seconds := _seconds(text)) is not None:
-            moment = datetime.now(UTC) + timedelta(seconds=seconds)
-        else:
-            moment = datetime.fromisoformat(text)
-    except (ValueError, OverflowError):
+        return parse_time(text, ahead=True)
+    except ValueError:
         message = f"{text!r} is no time: give 12h, 90d, 2027-01-31, 2027-01-31T18:00Z, or {NO_LIMIT}."
         raise typer.BadParameter(message, param_hint="--expires") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
 
 
 def _limit(option: str, text: str | None, largest: int = LARGEST_LIMIT) -> int | None:

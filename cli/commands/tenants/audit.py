@@ -15,6 +15,7 @@ from cli.client.json_errors import Json
 from cli.commands.aliases import describe_state
 from cli.commands.keys.commands import check_tenant
 from cli.output import counted, print_table
+from cli.times import past_time
 
 PATH = "/v1/audit"
 PAGE = 1000
@@ -31,8 +32,11 @@ Tenant = Annotated[
 Action = Annotated[str | None, typer.Option(help="Only this: `key.rotated`, or `key` for all that was done to keys.")]
 Actor = Annotated[str | None, typer.Option(help="Only what this one did: a key's id or name, a job's id.")]
 Object = Annotated[str | None, typer.Option("--object", help="Only what was done to this: an id or a name.")]
-Since = Annotated[str | None, typer.Option(metavar="TIME", help="From this time on: 2027-01-31T18:00Z.")]
-Until = Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")]
+Since = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", callback=past_time, help="From this time on: 2h, 7d, 2027-01-31, 2027-01-31T18:00Z."),
+]
+Until = Annotated[str | None, typer.Option(metavar="TIME", callback=past_time, help="Before this time.")]
 
 
 @app.command("list")

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from cli.client.id_prefixes import FILES, RECEIPTS
 from shared.database.tenancy import Role
 from tests.support.builders import new_adapter, submission
 from tests.support.cli_installation import CliInstallation
@@ -32,7 +33,7 @@ def test_prefix_resolves_to_the_adapter(with_adapters: CliInstallation) -> None:
 
 
 def test_ambiguous_prefix_lists_the_adapters(with_adapters: CliInstallation) -> None:
-    several = "error: ID_AMBIGUOUS: Several ids begin with demo@1f3. Type more of the one you mean.\n"
+    several = "error: ID_AMBIGUOUS: demo@1f3 is a part of several ids. Type more of the one you mean.\n"
     output = with_adapters.mens("aliases", "set", "prod", "demo@1f3", code=1)
     assert output.startswith(several)
     assert sorted(output.removeprefix(several).split()) == [OLD, NEW]
@@ -100,6 +101,34 @@ def test_ambiguous_job_prefix_lists_ten_jobs(installation: CliInstallation) -> N
     *listed, last = installation.mens("jobs", "show", "ftjob-0", code=1).splitlines()[1:]
     assert [line.strip() for line in listed] == sorted(jobs, reverse=True)[:10]
     assert last == "  …"
+
+
+def test_end_of_a_job_id_and_the_short_form_of_tables_resolve(installation: CliInstallation) -> None:
+    first, second = (installation.services.jobs.submit(submission(name="3fk2a8"))[0].id for _ in range(2))
+    end = next(first[-count:] for count in range(3, 26) if not second.endswith(first[-count:]))
+    for part in (end, f"…{end}", f"ftjob-…{end}", f"ftjob-...{end}", first.removeprefix("ftjob-")):
+        assert installation.mens("jobs", "show", part).startswith(first), part
+    assert "JOB_NOT_FOUND" in installation.mens("jobs", "show", "3fk2a8", code=1), "a name is no id"
+    assert "JOB_NOT_FOUND" in installation.mens("jobs", "show", f"ftjob-zz…{end}", code=1)
+    assert sorted(installation.mens("jobs", "show", f"{first[:10]}…", code=1).split()[-2:]) == sorted([first, second])
+
+
+def test_digits_of_an_adapter_resolve_without_its_name(with_adapters: CliInstallation) -> None:
+    assert with_adapters.mens("models", "show", "1f3c9a2b").startswith(OLD)
+    assert with_adapters.mens("models", "show", "demo@1f…e" + "0" * 56).startswith(NEW)
+    assert "ID_AMBIGUOUS" in with_adapters.mens("models", "show", "1f3c9a", code=1)
+    assert "MODEL_NOT_FOUND" in with_adapters.mens("models", "show", "1f3c9", code=1), "so few may be a name's"
+    with_adapters.mens("aliases", "set", "9c0000", OLD)
+    assert with_adapters.mens("models", "show", "9c0000").startswith("9c0000  alias"), "names come first"
+
+
+def test_part_of_a_receipt_or_file_id_resolves(installation: CliInstallation) -> None:
+    files = installation.services.files
+    made = [files.add(f"{name}.jsonl", "fine-tune", 1, name * 64, store=lambda: None).id for name in "ab"]
+    end = next(made[0][-count:] for count in range(3, 26) if not made[1].endswith(made[0][-count:]))
+    assert FILES.resolve(end) == FILES.resolve(f"file-…{end}") == made[0]
+    assert FILES.resolve(made[0][:-1] if made[1][:-1] != made[0][:-1] else made[0]) == made[0]
+    assert RECEIPTS.resolve("receipt-01") == "receipt-01", "there is none"
 
 
 def test_prefix_of_another_tenants_job_is_not_found(with_adapters: CliInstallation) -> None:

@@ -25,7 +25,7 @@ from shared.database.records import NewEvent
 from shared.database.tenancy import Role
 from shared.errors import Code, JobFailed
 from shared.worker_registry import WorkerMachine
-from tests.support.builders import claimed, new_adapter
+from tests.support.builders import claimed, new_adapter, submission
 from tests.support.cli_installation import CliInstallation
 from tests.support.gate_rows import govern
 from tests.support.tiny_base import write_base
@@ -265,6 +265,29 @@ def test_train_prints_the_job_as_json(installation: CliInstallation, rows: str) 
     made = installation.invoke("train", rows, "--model", "tiny", "--no-watch", "--json")
     assert json.loads(made.stdout)["id"].startswith("ftjob-")
     assert "created ftjob-" in made.stderr
+
+
+def test_list_filters_and_pages(installation: CliInstallation) -> None:
+    jobs = installation.services.jobs
+    made = [
+        jobs.submit(submission(name=f"n{number}", contract={"artifact": {"alias": "prod"}}))[0].id
+        for number in range(3)
+    ]
+    other = jobs.submit(submission(name="other", base_model="large"))[0].id
+    jobs.cancel(other)
+
+    def listed(*options: str) -> list[str]:
+        lines = installation.invoke("jobs", "list", *options).stdout.splitlines()
+        return [line.split("\t")[0] for line in lines]
+
+    assert listed() == [other, *reversed(made)]
+    assert listed("--alias", "prod", "--state", "queued", "--since", "2h") == made[::-1]
+    assert listed("--base", "large") == listed("--find", "other") == listed("--state", "cancelled") == [other]
+    assert listed("--by", "nobody") == listed("--since", "2100-01-01") == []
+    first = installation.invoke("jobs", "list", "--limit", "2")
+    assert first.stderr == f"older ones: the same command with --after ftjob-…{made[2][-6:]}\n"
+    assert listed("--limit", "2", "--after", made[2]) == [made[1], made[0]]
+    assert "is no time: give 2h, 7d" in installation.invoke("jobs", "list", "--since", "soon", code=2).output
 
 
 def test_show_prints_the_last_events(installation: CliInstallation, rows: str) -> None:

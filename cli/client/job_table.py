@@ -1,0 +1,52 @@
+"""Jobs as rows of a table: when, for how long, by whom, from which base and for which alias."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from cli.client.job_progress import describe_progress, describe_stage
+from cli.output import format_duration, format_minute
+
+COLUMNS = ("id", "created (UTC)", "kind", "state", "time", "alias", "base", "by", "progress", "result", "tenant")
+
+
+def job_rows(jobs: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Yield a row of :data:`COLUMNS` for each job, as the API describes it."""
+    for job in jobs:
+        yield (
+            job["id"],
+            format_minute(job["created_at"]),
+            job["kind"],
+            job["state"] + (f": {describe_stage(dict(job))}" if job["stage"] else ""),
+            run_time(job),
+            describe_alias_of(job),
+            job["base_model"],
+            job.get("created_by") or "",
+            describe_progress(dict(job)),
+            result_of(job),
+            job["tenant"],
+        )
+
+
+def run_time(job: Mapping[str, Any]) -> str:
+    """Return the time from a job's first start to its end, or until now while it runs; empty for others."""
+    if not job["started_at"] or (not job["finished_at"] and job["state"] != "running"):
+        return ""
+    end = datetime.fromisoformat(job["finished_at"]) if job["finished_at"] else datetime.now(UTC)
+    return format_duration((end - datetime.fromisoformat(job["started_at"])).total_seconds())
+
+
+def describe_alias_of(job: Mapping[str, Any]) -> str:
+    """Return the alias that a job's contract moves, and whether the finished job kept it."""
+    contract = job["contract"]
+    name = contract.get("artifact", contract).get("alias") or ""
+    is_kept = job["state"] == "succeeded" and not (job["result"].get("alias") or {}).get("moved", True)
+    return f"{name} (not moved)" if name and is_kept else name
+
+
+def result_of(job: Mapping[str, Any]) -> str:
+    """Return a job's adapter, its merged model, or the code of its error; empty for others."""
+    result = job["result"]
+    return str(result.get("adapter_id") or result.get("model_digest") or (job["error"] or {}).get("code", ""))
