@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,10 @@ from shared.contract.sections import DeviceSection
 PLAN_NAME = "plan.json"
 TELEMETRY_NAME = "telemetry.jsonl"
 LOG_NAME = "engine.log"
+LOG_BYTES = 1 << 16
+"""Bytes at the end of a failed attempt's log that are kept with the job."""
+PATH = re.compile(r"(?:file://|(?<![\w/:.~-]))/(?:[^\s/:'\"<>|,;()]+/)+")
+"""Folders in front of a file's name."""
 ERROR_NAME = "error.json"
 FIRST_PROCESS_NAME = "first_process.pid"
 ENDING_NAME = "ending.json"
@@ -57,6 +63,21 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
     value: dict[str, Any] = json.loads(path.read_text())
     return value
+
+
+def read_log_end(run_dir: Path) -> str:
+    """Return the end of the log of an attempt, whole lines without this machine's folders; empty if it has none."""
+    with suppress(OSError), (run_dir / LOG_NAME).open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - LOG_BYTES)
+        file.seek(start)
+        text = file.read(LOG_BYTES).decode(errors="replace")
+        return without_folders(text.partition("\n")[2] if start else text)
+    return ""
+
+
+def without_folders(text: str) -> str:
+    """Return text in which ``…/`` stands for the folders of every absolute path."""
+    return PATH.sub("…/", text)
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response, status
+from fastapi.responses import PlainTextResponse
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag
 
 from api.capabilities import CapabilityMatrix, capabilities_here
@@ -41,6 +42,7 @@ from shared.worker_registry import WorkerMachine
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
 EVENTS_PER_POLL = 500
+LOG_BYTES = 1 << 16
 Text = Annotated[str | None, Query(max_length=128, pattern=NO_NUL)]
 
 
@@ -247,6 +249,24 @@ def estimate_accuracy(view: TenantViewDep) -> WholeList[MemoryAccuracy]:
 def job_preflight(job_id: Id, view: TenantViewDep) -> dict[str, Any]:
     """Return the preflight's results before the job trained: model, data, supervision, estimate, source of each field's value."""
     return view.jobs.preflight(job_id)
+
+
+@router.get("/jobs/{job_id}/log", response_class=PlainTextResponse, dependencies=TRAINER)
+def job_log(
+    job_id: Id,
+    view: TenantViewDep,
+    attempt: Annotated[int | None, Query(ge=1, description="Of this attempt; by default the last that failed.")] = None,
+    size: Annotated[
+        int, Query(alias="bytes", ge=1, le=LOG_BYTES, description="At most this many bytes at the end of the log.")
+    ] = LOG_BYTES,
+) -> Response:
+    """The end of the log of a failed attempt, whose number is in `X-Mens-Attempt`; empty if none was kept. It may quote rows."""
+    found = view.jobs.log(job_id, attempt)
+    if found is None:
+        return PlainTextResponse("")
+    content = found.text.encode()
+    whole = content if len(content) <= size else content[-size:].partition(b"\n")[2]
+    return PlainTextResponse(whole, headers={"X-Mens-Attempt": str(found.attempt)})
 
 
 @router.get("/jobs")

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from cli.client.api_errors import describe_error
 from cli.client.chat_hints import describe_chat
-from cli.client.connection import call, fail, fail_with, find, find_all, note
+from cli.client.connection import call, fail, fail_with, fail_with_response, find, find_all, note, send
 from cli.client.gate_outcome import ALIAS_NOT_MOVED, describe_gates, is_of_gates, keeps_alias
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, describe_stage, follow
@@ -42,7 +42,7 @@ from shared.preflight.types import Estimate, PlannedDevice, TrainingTime
 from shared.replicas import ServedBaseName
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
-app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, pause, resume, priority, merge.")
+app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, logs, cancel, pause, resume, priority, merge.")
 console, errors = Console(), Console(stderr=True)
 
 LAST_EVENTS = 10
@@ -287,6 +287,24 @@ def watch_job(job_id: JobId, as_json: JobJson = False) -> None:
         raise typer.Exit(1)
     if keeps_alias(job["result"]):
         raise typer.Exit(ALIAS_NOT_MOVED)
+
+
+@app.command("logs")
+def logs(
+    job_id: JobId,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt. Default: the last that failed.")] = None,
+    size: Annotated[int, typer.Option("--bytes", min=1, max=65536, help="At most this many, from the end.")] = 65536,
+) -> None:
+    """Print the end of the log of a failed attempt: what the trainer wrote before it ended."""
+    query = {"bytes": size} | ({"attempt": attempt} if attempt else {})
+    response = send("GET", f"{_path(job_id)}/log", params=query)
+    if response.is_error:
+        fail_with_response(response)
+    if response.text:
+        note(f"attempt {response.headers['x-mens-attempt']}")
+        typer.echo(response.text, nl=not response.text.endswith("\n"))
+    else:
+        note("no log is kept: an attempt's log is kept when it fails after its trainer has begun")
 
 
 @app.command("cancel")

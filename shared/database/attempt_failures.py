@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from shared.database.job_results import finish_unjudged, outlives
 from shared.database.job_states import Verb
 from shared.database.jobs import transition
 from shared.database.records import NewEvent
-from shared.database.tables.jobs import JobRow
+from shared.database.tables.jobs import AttemptLogRow, JobRow
+from shared.database.tables.storable import storable
 from shared.errors import Code, JobFailed, MensError
 
 MAX_FAILURES = 5
@@ -29,7 +31,16 @@ MAX_OUTAGES = 24
 OUTAGE_BACKOFF_SECONDS = (1, 5, 15, 60, 300, 900)
 """Another machine may be sound, so the first attempts follow soon. All of them together take five hours: a job that
 itself causes the outage, by filling a disk, must end."""
+KEPT_LOGS = 5
+"""Attempts of a job whose logs are kept."""
 LONGEST_DELAY_SECONDS = OUTAGE_BACKOFF_SECONDS[-1]
+
+
+def keep_log(session: Session, row: JobRow, text: str) -> None:
+    """Keep the end of the log of the attempt that failed; logs of the oldest attempts are removed."""
+    old = AttemptLogRow.attempt <= row.attempt - KEPT_LOGS
+    session.execute(delete(AttemptLogRow).where(AttemptLogRow.job_id == row.id, old))
+    session.add(AttemptLogRow(job_id=row.id, attempt=row.attempt, text=storable(text)))
 
 
 def fail_attempt(session: Session, row: JobRow, error: MensError, now: datetime) -> None:

@@ -26,7 +26,7 @@ from shared.database.records import Event, Job, Kind, MemoryAccuracy, NewEvent, 
 from shared.database.scheduling.gpu_time import gpu_hold, seconds_like, settle_hold
 from shared.database.scheduling.quotas import check_quota
 from shared.database.tables.base import insert_rows
-from shared.database.tables.jobs import EventRow, JobRow
+from shared.database.tables.jobs import AttemptLogRow, EventRow, JobRow
 from shared.database.tables.storable import storable
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
 from shared.database.visibility import page_of_rows
@@ -51,6 +51,13 @@ class TrainingRate(NamedTuple):
     tokens_per_second: float
     job: str
     other_seconds: float | None = None
+
+
+class AttemptLog(NamedTuple):
+    """The end of a failed attempt's log."""
+
+    attempt: int
+    text: str
 
 
 class Jobs:
@@ -152,6 +159,21 @@ class Jobs:
         """
         with self._db.read() as session:
             return self._row(session, job_id).preflight
+
+    def log(self, job_id: str, attempt: int | None = None) -> AttemptLog | None:
+        """Return the end of the log of a failed attempt, the last one or a given one; None if none was kept.
+
+        Raises:
+            NotFound: ``JOB_NOT_FOUND``: also for a job that other tenants see, because a log may quote rows.
+        """
+        query = select(AttemptLogRow).where(AttemptLogRow.job_id == job_id).order_by(AttemptLogRow.attempt.desc())
+        if attempt is not None:
+            query = query.where(AttemptLogRow.attempt == attempt)
+        with self._db.read() as session:
+            if self._row(session, job_id).tenant != self._tenant:
+                raise _unknown(job_id)
+            row = session.scalar(query.limit(1))
+            return None if row is None else AttemptLog(row.attempt, row.text)
 
     def memory_accuracy(self) -> Sequence[MemoryAccuracy]:
         """Return the errors of the memory estimates so far, by kind of device."""

@@ -15,7 +15,7 @@ from sqlalchemy import bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from shared.database.adapters import NewAdapter, register_adapters
-from shared.database.attempt_failures import LONGEST_DELAY_SECONDS, expire_attempt, fail_attempt, requeue
+from shared.database.attempt_failures import LONGEST_DELAY_SECONDS, expire_attempt, fail_attempt, keep_log, requeue
 from shared.database.change_counter import hold_queue
 from shared.database.connection import Database
 from shared.database.deletions import reserve_adapters
@@ -287,15 +287,22 @@ class Leases:
             row = self._held(session, lease)
             register_adapters(session, row.tenant, row.id, [adapter], self._db.now(session))
 
-    def fail(self, lease: Lease, error: MensError) -> Job:
+    def fail(self, lease: Lease, error: MensError, log: str = "") -> Job:
         """End the attempt with an error: queue the job again if the error is retryable and attempts are left, else fail
         it.
+
+        Args:
+            lease: of the attempt.
+            error: the reason.
+            log: the end of the attempt's log.
 
         Raises:
             LeaseLost: another attempt owns the job.
         """
         with self._db.write() as session:
             row = self._held(session, lease)
+            if log:
+                keep_log(session, row, log)
             fail_attempt(session, row, error, self._db.now(session))
             return Job.model_validate(row)
 

@@ -46,7 +46,7 @@ LOOK_AT = {
     "models, contracts": "`mens base list`, the catalogue, the API's and the worker's environment",
     "model preflight": "the base's folder or snapshot, `mens base list`",
     "gates": "the job's error, `mens plan`",
-    "jobs": "`mens jobs show ID`; `engine.log` of its run ([runs](runs.md))",
+    "jobs": "`mens jobs show ID`, `mens jobs logs ID` ([runs](runs.md))",
     "adapters": "`mens models show ID`, the replica's log, `mens storage verify`",
     "merge": "`mens jobs show ID`, the files that the message names, `mens storage verify`",
     "export": "the machine where `mens adapter export` ran",

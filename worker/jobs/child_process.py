@@ -31,7 +31,7 @@ from worker.child_runtime import (
 )
 from worker.jobs.child_environment import child_environment
 from worker.machine import visible_gpus
-from worker.run_folder import ERROR_NAME, LOG_NAME, PLAN_NAME, TELEMETRY_NAME, read_json
+from worker.run_folder import ERROR_NAME, LOG_NAME, PLAN_NAME, TELEMETRY_NAME, read_json, read_log_end
 
 LAUNCHER = "worker.torchrun"
 CONFIG_NAME = "config.json"
@@ -177,7 +177,7 @@ class ChildProcess:
             return storage_full()
         if code == STORAGE_EXITS[Code.STORAGE_UNAVAILABLE]:
             return storage_unavailable("the trainer could not write to its run folder")
-        tail = (self.run_dir / LOG_NAME).read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        tail = read_log_end(self.run_dir).splitlines()[-LOG_TAIL_LINES:]
         details = {"exit_code": code, "log_tail": tail}
         if code < 0:
             return JobFailed(
@@ -190,7 +190,7 @@ class ChildProcess:
         return JobFailed(
             Code.TRAINER_CRASHED,
             f"{self._module} crashed with exit code {code}: {last_message(tail)}.",
-            remedy=f"Read {self.run_dir / LOG_NAME} on the worker.",
+            remedy=f"Read the end of its log: `mens jobs logs {self.run_dir.parent.name}`.",
             details=details,
         )
 

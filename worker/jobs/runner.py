@@ -41,6 +41,7 @@ from worker.jobs.judge import run_judge
 from worker.jobs.merge import run_merge
 from worker.machine import describe_machine
 from worker.metrics.counters import WorkerMetrics
+from worker.run_folder import read_log_end
 from worker.settings import WorkerSettings
 from worker.watchdog.disks import DiskCheck
 
@@ -192,7 +193,7 @@ class Worker:
                 return Ending(LOST)
             except MensError as error:
                 logger.warning("the job %s failed: %s", lease.job.id, error)
-                return self._failed(lease, error)
+                return self._failed(attempt, error)
             except Exception as error:
                 logger.exception("the job %s failed with a bug", lease.job.id)
                 bug = JobFailed(
@@ -200,15 +201,16 @@ class Worker:
                     f"The worker had an unexpected {type(error).__name__}: {error}",
                     remedy="Read the worker's log and report it.",
                 )
-                return self._failed(lease, bug)
+                return self._failed(attempt, bug)
             finally:
                 attempt.end()
         return Ending(SUCCEEDED)
 
-    def _failed(self, lease: Lease, error: MensError) -> Ending:
+    def _failed(self, attempt: Attempt, error: MensError) -> Ending:
         """Return the ending of a failed attempt; the fault of a disk replaces an unexplained error."""
         cause = (error.code in UNEXPLAINED and self.disks.find_fault()) or error
-        return Ending(FAILED, functools.partial(self.leases.fail, lease, cause), str(cause.code))
+        log = read_log_end(attempt.run_dir)
+        return Ending(FAILED, functools.partial(self.leases.fail, attempt.lease, cause, log), str(cause.code))
 
 
 def make_worker(settings: WorkerSettings, job_queue: JobQueue) -> Worker:

@@ -1,11 +1,11 @@
-"""Jobs, their events, and the GPU time that they hold and use."""
+"""Jobs, their events and logs, and the GPU time that they hold and use."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Float, ForeignKey, Index, Integer, String, UniqueConstraint
+from sqlalchemy import BigInteger, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from shared.database.tables.base import Base, OwnerTenant, UtcTime
@@ -74,6 +74,16 @@ class EventRow(Base):
     type: Mapped[str] = mapped_column(String(16))
     message: Mapped[str] = mapped_column(String(2000))
     data: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class AttemptLogRow(Base):
+    """The end of a failed attempt's log."""
+
+    __tablename__ = "attempt_logs"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    text: Mapped[str] = mapped_column(Text)
 
 
 class GpuTimeRow(Base):

@@ -358,3 +358,18 @@ def test_a_job_carries_its_self_evaluation_and_lists_leave_the_texts_out(app: Fa
         assert "a secret text" not in text, path
     events = client.get(lists[2]).json()["events"]
     assert "a secret text" not in json.dumps(events)
+
+
+def test_end_of_a_failed_attempts_log_is_served(app: FastAPI, client: TestClient) -> None:
+    leases = leases_of(app)
+    jobs = app.state.services.jobs
+    job = claimed(jobs, leases).job
+    assert client.get(f"/v1/jobs/{job.id}/log").content == b""
+    lease = claimed(jobs, leases)
+    leases.fail(lease, JobFailed(Code.TRAINER_CRASHED, "It crashed."), "first é\nlast é\n")
+    log = client.get(f"/v1/jobs/{lease.job.id}/log")
+    assert (log.text, log.headers["x-mens-attempt"]) == ("first é\nlast é\n", "1")
+    assert log.headers["content-type"] == "text/plain; charset=utf-8"
+    assert client.get(f"/v1/jobs/{lease.job.id}/log?bytes=10").text == "last é\n", "whole lines"
+    assert client.get(f"/v1/jobs/{lease.job.id}/log?attempt=2").text == ""
+    assert client.get(f"/v1/jobs/{lease.job.id}/log?bytes=65537").status_code == 422

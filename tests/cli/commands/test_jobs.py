@@ -267,6 +267,18 @@ def test_train_prints_the_job_as_json(installation: CliInstallation, rows: str) 
     assert "created ftjob-" in made.stderr
 
 
+def test_log_of_a_failed_attempt_is_printed(installation: CliInstallation) -> None:
+    jobs, leases = installation.services.jobs, Leases(installation.services.database, 60)
+    lease = claimed(jobs, leases)
+    leases.fail(lease, JobFailed(Code.TRAINER_CRASHED, "It crashed."), "one\ntwo\n")
+    printed = installation.invoke("jobs", "logs", lease.job.id)
+    assert (printed.stdout, printed.stderr) == ("one\ntwo\n", "attempt 1\n")
+    assert installation.invoke("jobs", "logs", lease.job.id, "--bytes", "5").stdout == "two\n"
+    assert "no log is kept" in installation.invoke("jobs", "logs", lease.job.id, "--attempt", "2").stderr
+    installation.become("guest", "acme", Role.TRAINER)
+    assert "JOB_NOT_FOUND" in installation.mens("jobs", "logs", lease.job.id, code=1), "other tenants see the job alone"
+
+
 def test_list_filters_and_pages(installation: CliInstallation) -> None:
     jobs = installation.services.jobs
     made = [

@@ -6,6 +6,7 @@ import pytest
 
 from shared.database.attempt_failures import (
     BACKOFF_SECONDS,
+    KEPT_LOGS,
     MAX_FAILURES,
     MAX_OUTAGES,
     OUTAGE_BACKOFF_SECONDS,
@@ -55,3 +56,16 @@ def test_all_outages_take_hours_and_the_first_delays_are_short() -> None:
     waited = sum(OUTAGE_BACKOFF_SECONDS) + last * (MAX_OUTAGES - 1 - len(OUTAGE_BACKOFF_SECONDS))
     assert 4 * 3600 < waited < 6 * 3600
     assert OUTAGE_BACKOFF_SECONDS[: len(BACKOFF_SECONDS)] == BACKOFF_SECONDS
+
+
+def test_logs_of_the_last_failed_attempts_are_kept(jobs: Jobs, leases: Leases, clock: Clock) -> None:
+    job, _ = jobs.submit(submission())
+    for number in range(1, KEPT_LOGS + 3):
+        clock.advance(OUTAGE_BACKOFF_SECONDS[-1])
+        lease = leases.claim(job.id, "worker")
+        assert lease
+        leases.fail(lease, Unavailable(Code.STORAGE_FULL, "full"), f"log {number} \0")
+    kept = [jobs.log(job.id, attempt) for attempt in range(1, KEPT_LOGS + 3)]
+    assert [log is not None for log in kept] == [False, False, *[True] * KEPT_LOGS]
+    newest = jobs.log(job.id)
+    assert newest == kept[-1] and newest.text == f"log {KEPT_LOGS + 2} \N{REPLACEMENT CHARACTER}"

@@ -185,6 +185,26 @@ def test_read_only_disk_is_an_outage_without_its_path(run, installation):
     assert "secret" not in installation.messages(job.id)[-1]
 
 
+def test_end_of_a_failed_attempts_log_is_kept_without_folders(run, installation):
+    def function(attempt) -> None:
+        attempt.run_dir.mkdir(parents=True)
+        lines = [f"line {number} of {attempt.run_dir}/plan.json" for number in range(3000)]
+        (attempt.run_dir / "engine.log").write_text("\n".join([*lines, 'File "/opt/mens/worker/train.py", line 3', ""]))
+        raise JobFailed(Code.TRAINER_CRASHED, "It crashed.")
+
+    job = run(function)
+    log = installation.jobs.log(job.id)
+    assert log is not None and log.attempt == 1
+    first, *_, last = log.text.splitlines()
+    assert first.startswith("line ") and first.endswith(" of …/plan.json")
+    assert last == 'File "…/train.py", line 3'
+    assert str(installation.worker.settings.runs_dir) not in log.text
+
+
+def test_attempt_without_a_log_keeps_none(run, installation):
+    assert installation.jobs.log(run(raising(KeyError("metrics"))).id) is None
+
+
 def test_unexpected_exception_fails_the_job_with_a_code(run):
     job = run(raising(KeyError("metrics")))
     assert (job.state, job.error["code"]) == (JobState.FAILED, Code.INTERNAL_ERROR)
