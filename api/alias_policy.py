@@ -1,21 +1,45 @@
-"""Submission notices about the policy of a job's alias: the gates that apply, and the inputs that are missing."""
+"""Notices about policies: at submission of a job the gates that apply to its alias, the inputs that are missing, and
+gates that cannot pass; the last also when a policy is stored or assigned.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from api.services import Services
 from api.web.tenant_view import TenantView
 from shared.contract.sections import ArtifactSection, ImportContract
 from shared.database.records import NewEvent
-from shared.errors import NotFound
+from shared.errors import InvalidRequest, NotFound
+from shared.evaluation.items import read_items
+from shared.evaluation.types import EvalSpec
+from shared.gates.evidence import TrainingReport
+from shared.gates.feasibility import Hopeless, RunFacts, hopeless_gates
 from shared.gates.policy import GatePolicy, RunTemplate
+from shared.gates.training_gates import report_of
+
+MAX_READ_BYTES = 64 << 20
+"""Largest file whose items are counted while a caller waits."""
 
 
-def describe_judgement(view: TenantView, artifact: ArtifactSection | ImportContract, base: str) -> list[NewEvent]:
+def describe_judgement(
+    services: Services,
+    view: TenantView,
+    artifact: ArtifactSection | ImportContract,
+    base: str,
+    preflight: Mapping[str, Any] | None = None,
+) -> list[NewEvent]:
     """Return events for a job whose alias a policy governs; none for any other job.
 
     Args:
+        services: the API's services.
         view: the view of the job's tenant.
         artifact: whether the job publishes, and the alias that it moves.
         base: name of the job's base, with which the first adapter of a new alias is compared.
+        preflight: record of the job's preflight; None for an import.
     """
     if not artifact.publish or artifact.alias is None:
         return []
@@ -40,7 +64,52 @@ def describe_judgement(view: TenantView, artifact: ArtifactSection | ImportContr
         f" the adapter is compared with {beside}, and the alias moves to it if it passes. Gates: {asked}."
     )
     message += f" Runs: {', '.join(runs)}." if runs else ""
-    return [NewEvent(message=message, data={"policy": name.model_dump()}), *missing]
+    compares = governed.incumbent is not None or policy.without_incumbent == "base"
+    hopeless = find_hopeless(services, view, policy, preflight, is_imported=preflight is None, compares=compares)
+    warnings = [NewEvent(level="warn", message=gate.describe(), data={"gate": gate.row}) for gate in hopeless]
+    return [NewEvent(message=message, data={"policy": name.model_dump()}), *missing, *warnings]
+
+
+def find_hopeless(
+    services: Services,
+    view: TenantView,
+    policy: GatePolicy,
+    preflight: Mapping[str, Any] | None = None,
+    *,
+    is_imported: bool = False,
+    compares: bool = True,
+) -> list[Hopeless]:
+    """Return the gates of a policy that no adapter can pass, by the items of its runs and the criteria of their evals.
+
+    Args:
+        services: the API's services.
+        view: the view of the tenant that uses the policy.
+        policy: its gates and runs.
+        preflight: record of a job's preflight, by which its training is judged, too.
+        is_imported: whether the adapter was not trained here.
+        compares: whether there is an incumbent.
+    """
+    facts = {}
+    for name, template in policy.runs.items():
+        # A run whose eval or file is missing is told of at submission.
+        with suppress(NotFound, InvalidRequest):
+            facts[name] = _facts(services, view, template)
+    training: TrainingReport | None = report_of(preflight) if preflight else None
+    return list(hopeless_gates(policy, facts, training=training, is_imported=is_imported, compares=compares))
+
+
+def _facts(services: Services, view: TenantView, template: RunTemplate) -> RunFacts:
+    """Raises:
+    NotFound: ``EVAL_NOT_FOUND``, ``FILE_NOT_FOUND``. InvalidRequest: ``EVAL_ITEMS_INVALID``.
+    """
+    spec = EvalSpec.model_validate(view.evals.get(template.eval).spec)
+    criteria = frozenset(criterion.name for criterion in spec.testing_criteria)
+    file = view.files.get(template.file, "file")
+    if file.bytes > MAX_READ_BYTES:
+        return RunFacts(criteria=criteria)
+    with services.storage.local_file(file.sha256) as path:
+        contexts = Counter(str(item.item.get("context")) for item in read_items(path))
+    return RunFacts(contexts.total(), contexts, criteria)
 
 
 def _describe(view: TenantView, template: RunTemplate) -> str:

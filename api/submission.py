@@ -70,7 +70,8 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
         )
         folder = locate_fetched_base(base, services.settings)
         checked = preflight(request, base, folder, train, validation, machine, replay)
-    judgement = [event.message for event in describe_judgement(view, contract.artifact, base.name)]
+    events = describe_judgement(services, view, contract.artifact, base.name, checked.record())
+    judgement = [event.message for event in events]
     return checked.model_copy(update={"notes": [*checked.notes, *judgement]})
 
 
@@ -124,7 +125,7 @@ def submit_finetune(
         request_digest=digest_json({"plan": plan.digest if sent is None else sent, "labels": labels}),
         events=[
             *(NewEvent(level="warn", message=advice) for advice in checked.advice),
-            *describe_judgement(view, plan.contract.artifact, plan.base.name),
+            *describe_judgement(services, view, plan.contract.artifact, plan.base.name, checked.record()),
         ],
         # The queue's forecast has its own value for a job of unknown length; a guess counts as unknown.
         expected_seconds=checked.estimate.time.whole_seconds if checked.estimate.time.basis == "measured" else None,
@@ -274,7 +275,7 @@ def submit_import(
         labels=labels,
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan.model_dump(mode="json"), "labels": labels}),
-        events=describe_judgement(view, contract, base.name),
+        events=describe_judgement(services, view, contract, base.name),
     )
     return submit(services, view, submission, terms)
 

@@ -44,6 +44,7 @@ class Question:
     Attributes:
         of_item: an item's number, from a model's answers to it.
         criterion: that it reads; None: whether all pass.
+        best: score of an answer, 0 or 1, with which the candidate is at its best.
     """
 
     measure: str
@@ -51,11 +52,12 @@ class Question:
     bound: float
     of_item: Measure
     criterion: str | None
+    best: float = 1.0
 
 
 def run_parts(row: str, gate: RunGate, policy: GatePolicy, evidence: Evidence) -> list[GateCheck | Loss]:
     """Return the checks of a gate on a run, at least one; comparisons are judged later with those of other gates."""
-    questions = _questions(gate, policy)
+    questions = questions_of(gate, policy)
     run = evidence.runs.get(gate.run or "")
     if gate.run is None or run is None:
         why = "the policy does not name a run for this gate" if gate.run is None else evidence.missing.get(gate.run)
@@ -112,10 +114,11 @@ def _k(gate: PassAtK, policy: GatePolicy) -> int:
 
 
 def _mean(measure: str, relation: Relation, bound: float, criterion: str | None) -> Question:
-    return Question(measure, relation, bound, score_of(criterion), criterion)
+    best = 0.0 if relation == "at_most" else 1.0
+    return Question(measure, relation, bound, score_of(criterion), criterion, best)
 
 
-def _questions(gate: RunGate, policy: GatePolicy) -> list[Question]:
+def questions_of(gate: RunGate, policy: GatePolicy) -> list[Question]:
     """Return the checks that a gate makes of a run, before any measurement."""
     asked: list[Question] = []
     match gate:
@@ -145,7 +148,7 @@ def _questions(gate: RunGate, policy: GatePolicy) -> list[Question]:
         case ReviewRecurrence():
             repeated = gate.repeated_criterion
             fewer = Question(
-                "answers without a repeated finding", "loss_at_most", -gate.min_delta, without(repeated), repeated
+                "answers without a repeated finding", "loss_at_most", -gate.min_delta, without(repeated), repeated, 0.0
             )
             asked = [
                 _mean("repeated findings", "at_most", gate.max_repeated_rate, repeated),

@@ -35,6 +35,26 @@ def training_check(gate: Gate, report: TrainingReport | None) -> GateCheck | Non
     return None
 
 
+def report_of(
+    preflight: Mapping[str, Any], job_id: str = "", result: Mapping[str, Any] | None = None
+) -> TrainingReport | None:
+    """Return what the job ledger says of a run: what its preflight counted, and what its result measured; None without
+    a preflight of rows.
+    """
+    supervision, measured = preflight.get("supervision"), result or {}
+    if not supervision:
+        return None
+    return TrainingReport(
+        job_id=job_id,
+        device=str((measured.get("memory") or {}).get("device", "")),
+        tokens=supervision["tokens"],
+        supervised_tokens=supervision["supervised_tokens"],
+        truncation_fraction=supervision["truncation_fraction"],
+        tokens_per_second=measured.get("tokens_per_second"),
+        voice_fraction=voice_fraction(preflight["data"]["training"]) if "data" in preflight else None,
+    )
+
+
 def voice_fraction(file: Mapping[str, Any]) -> float | None:
     """Return the share of a training file's rows that were spoken, by their lanes, else by their categories.
 

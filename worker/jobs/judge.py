@@ -23,7 +23,7 @@ from shared.gates.evidence import AdapterRef, Evidence, ServedBaseRef, ShadowCou
 from shared.gates.policy import GatePolicy, ShadowGate
 from shared.gates.policy_file import policy_digest
 from shared.gates.receipt import Receipt
-from shared.gates.training_gates import voice_fraction
+from shared.gates.training_gates import report_of
 from shared.replicas import Fit, ReplicaCapabilities, TrainedWeights, discover
 from worker.evaluation.gate_runs import run_policy
 from worker.jobs.attempt import Attempt
@@ -167,18 +167,7 @@ def training_report(jobs: Jobs, adapter: Adapter) -> TrainingReport | None:
         job, preflight = jobs.get(adapter.job_id), jobs.preflight(adapter.job_id)
     except NotFound:
         return None
-    supervision = preflight.get("supervision")
-    if not supervision:
-        return None
-    return TrainingReport(
-        job_id=job.id,
-        device=str((job.result.get("memory") or {}).get("device", "")),
-        tokens=supervision["tokens"],
-        supervised_tokens=supervision["supervised_tokens"],
-        truncation_fraction=supervision["truncation_fraction"],
-        tokens_per_second=job.result.get("tokens_per_second"),
-        voice_fraction=voice_fraction(preflight["data"]["training"]) if "data" in preflight else None,
-    )
+    return report_of(preflight, job.id, job.result)
 
 
 def _incumbent(attempt: Attempt, alias: str, adapters: Adapters) -> Adapter | None:

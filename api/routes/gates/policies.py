@@ -9,14 +9,17 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from api.alias_policy import find_hopeless
 from api.openai.types import Deleted
 from api.routes.aliases import BeforeVersion, MovesLimit, Reason, author_of
+from api.services import Services, ServicesDep
 from api.web.auth import TRAINER, CallerDep, check_role, requires
 from api.web.params import Id, Page, WholeList, page_of
-from api.web.tenant_view import TenantViewDep
+from api.web.tenant_view import TenantView, TenantViewDep
 from shared.database.gates.policies import ALIAS_PREFIX, Assignment, PolicyMove, StoredPolicy
 from shared.database.tenancy import Role
 from shared.errors import Code, NotFound
+from shared.gates.policy import GatePolicy
 from shared.gates.policy_file import MAX_BYTES, policy_digest, read_policy
 
 router = APIRouter(prefix="/v1", tags=["policies"])
@@ -48,6 +51,18 @@ class CheckedPolicy(BaseModel):
     policy: dict[str, object]
 
 
+class StoredPolicyAnswer(StoredPolicy):
+    """A stored policy, and its gates that cannot pass."""
+
+    notes: list[str] = Field([], description="Gates that no adapter can pass, and why.")
+
+
+class AssignmentAnswer(Assignment):
+    """An assignment, and the policy's gates that cannot pass."""
+
+    notes: list[str] = Field([], description="Gates that no adapter can pass, and why.")
+
+
 class AssignPolicy(BaseModel):
     """Which policy governs from now on."""
 
@@ -65,11 +80,14 @@ def list_policies(view: TenantViewDep) -> WholeList[StoredPolicy]:
 
 
 @router.post("/policies", dependencies=TRAINER)
-def store_policy(body: StorePolicy, view: TenantViewDep, caller: CallerDep) -> StoredPolicy:
+def store_policy(
+    body: StorePolicy, services: ServicesDep, view: TenantViewDep, caller: CallerDep
+) -> StoredPolicyAnswer:
     """Store a policy. It governs nothing until it is assigned; what an older one of the name governs stays under that."""
     policy = read_policy(body.source)
     fields = policy.model_dump(mode="json")
-    return view.policies.store(body.name, policy_digest(policy), fields, body.source, author_of(caller))
+    stored = view.policies.store(body.name, policy_digest(policy), fields, body.source, author_of(caller))
+    return StoredPolicyAnswer(**dict(stored), notes=_notes(services, view, policy))
 
 
 @router.post("/policies:check")
@@ -92,7 +110,9 @@ def list_policy_assignments(view: TenantViewDep) -> WholeList[Assignment]:
 
 
 @router.put("/policy_assignments/{scope}", dependencies=TRAINER)
-def assign_policy(scope: Scope, body: AssignPolicy, view: TenantViewDep, caller: CallerDep) -> Assignment:
+def assign_policy(
+    scope: Scope, body: AssignPolicy, services: ServicesDep, view: TenantViewDep, caller: CallerDep
+) -> AssignmentAnswer:
     """Let a policy govern `alias:NAME`, the `tenant`, or the `server`.
 
     Where none governs an alias a trainer may; everything else, and every change of what governs, takes an admin.
@@ -101,7 +121,8 @@ def assign_policy(scope: Scope, body: AssignPolicy, view: TenantViewDep, caller:
         check_role(caller, Role.ADMIN)
     assigned = view.policies.assign(scope, body.policy, author_of(caller), body.reason)
     assert assigned, "a policy was named"
-    return assigned
+    policy = GatePolicy.model_validate(view.policies.exactly(assigned.policy).policy)
+    return AssignmentAnswer(**dict(assigned), notes=_notes(services, view, policy))
 
 
 @router.delete("/policy_assignments/{scope}", dependencies=ADMIN)
@@ -126,3 +147,7 @@ def policy_assignment_history(
 ) -> Page[PolicyMove]:
     """Changes of what governs, newest first: when, by whom, why, from which policy to which."""
     return page_of(view.policies.history(scope, before=before, limit=limit + 1), limit)
+
+
+def _notes(services: Services, view: TenantView, policy: GatePolicy) -> list[str]:
+    return [gate.describe() for gate in find_hopeless(services, view, policy)]

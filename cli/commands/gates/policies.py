@@ -11,11 +11,12 @@ from urllib.parse import quote
 
 import typer
 
-from cli.client.connection import call, fail_with, find_all
+from cli.client.connection import call, fail_with, find_all, note
 from cli.client.json_errors import Json
 from cli.commands.aliases import Reason
 from cli.output import format_minute, print_table
 from shared.errors import Code, InvalidRequest
+from shared.gates.feasibility import RunFacts, hopeless_gates
 from shared.gates.policy import GatePolicy
 from shared.gates.policy_file import policy_digest, read_policy
 
@@ -37,6 +38,9 @@ def check(file: File) -> None:
     policy = _read(file)
     typer.echo(f"{file} is a policy, digest {policy_digest(policy)[:12]}")
     _print_gates(policy)
+    # Offline nothing is known of evals and files.
+    unknown = {name: RunFacts() for name in policy.runs}
+    _print_notes([gate.describe() for gate in hopeless_gates(policy, unknown)])
 
 
 @app.command("put")
@@ -54,6 +58,7 @@ def put(
     ]
     lets_govern = "" if older else f"; `mens policies assign alias:NAME {name}` lets it govern"
     typer.echo(f"{name} is stored, digest {stored['digest'][:12]}{lets_govern}")
+    _print_notes(stored.get("notes", []))
     for each in older:
         stays = f"{each['scope']} stays under the older {name} ({each['policy']['digest'][:12]})"
         typer.echo(f"{stays}; `mens policies assign {each['scope']} {name}` lets this one govern")
@@ -102,6 +107,7 @@ def assign(scope: Scope, policy: PolicyName, reason: Reason = "") -> None:
     """Let a policy govern an alias, the tenant or the server. To change what governs already takes an admin's key."""
     made = call("PUT", f"/v1/policy_assignments/{quote(scope, safe=':')}", json={"policy": policy, "reason": reason})
     typer.echo(f"{made['policy']['name']} ({made['policy']['digest'][:12]}) governs {scope} from now on")
+    _print_notes(made.get("notes", []))
 
 
 @app.command("unassign")
@@ -119,6 +125,11 @@ def history(scope: Scope, limit: Annotated[int, typer.Option(help="At most this 
         for move in find_all(f"/v1/policy_assignments/{quote(scope, safe=':')}/history", limit=limit)
     ]
     print_table(("version", "when (UTC)", "who", "policy", "why"), rows)
+
+
+def _print_notes(notes: list[str]) -> None:
+    for each in notes:
+        note(f"note: {each}")
 
 
 def _read(file: Path) -> GatePolicy:

@@ -68,4 +68,4 @@ def test_logs_of_the_last_failed_attempts_are_kept(jobs: Jobs, leases: Leases, c
     kept = [jobs.log(job.id, attempt) for attempt in range(1, KEPT_LOGS + 3)]
     assert [log is not None for log in kept] == [False, False, *[True] * KEPT_LOGS]
     newest = jobs.log(job.id)
-    assert newest == kept[-1] and newest.text == f"log {KEPT_LOGS + 2} \N{REPLACEMENT CHARACTER}"
+    assert newest == kept[-1] and newest and newest.text == f"log {KEPT_LOGS + 2} \N{REPLACEMENT CHARACTER}"

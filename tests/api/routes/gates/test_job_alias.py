@@ -39,7 +39,7 @@ def governed(app: FastAPI, client: TestClient) -> str:
     leases.finish(claimed(services.jobs, leases), {}, adapters=[new_adapter("demo@1", final=False)])
     assert client.put("/v1/aliases/prod", json={"adapter": "demo@1"}).status_code == 200
     made = client.post("/v1/evals", json=EVAL).json()["id"]
-    rows = {"file": ("rows.jsonl", b'{"item": {}}\n')}
+    rows = {"file": ("rows.jsonl", b'{"item": {}}\n' * 40)}
     file = client.post("/v1/files", data={"purpose": "evals"}, files=rows).json()["id"]
     source = POLICY.format(eval=made, file=file)
     assert client.post("/v1/policies", json={"name": "strict", "source": source}).status_code == 200
@@ -84,3 +84,28 @@ def test_other_jobs_say_nothing(
     client: TestClient, job_body: dict[str, Any], governed: str, artifact: dict[str, Any]
 ) -> None:
     assert told(client, job_body, **artifact) == []
+
+
+def test_gate_that_cannot_pass_is_named_by_policy_job_and_plan(
+    client: TestClient, job_body: dict[str, Any], governed: str
+) -> None:
+    rows = {"file": ("few.jsonl", b'{"item": {}}\n' * 10)}
+    file = client.post("/v1/files", data={"purpose": "evals"}, files=rows).json()["id"]
+    source = POLICY.format(eval=governed, file=file).replace("max_loss: 0.1", "min_score: 0.5, criterion: e")
+    stored = client.post("/v1/policies", json={"name": "few", "source": source}).json()
+    reason = "The gate evals.quality cannot pass (blocks the alias): mean score needs 20 items, and the run has 10."
+    assert stored["notes"] == [reason]
+    assigned = client.put("/v1/policy_assignments/alias:prod", json={"policy": "few", "reason": "because"}).json()
+    assert assigned["notes"] == [reason]
+    assert told(client, job_body, alias="prod")[1:] == [("warn", reason)]
+
+
+def test_training_that_fails_a_gate_is_named_at_submission(
+    client: TestClient, job_body: dict[str, Any], governed: str
+) -> None:
+    source = 'version: "1"\ngates:\n  supervised_ratio: {min_pct: 99.9}\n'
+    assert client.post("/v1/policies", json={"name": "much", "source": source}).json()["notes"] == []
+    client.put("/v1/policy_assignments/alias:prod", json={"policy": "much", "reason": "because"})
+    [_, (level, message)] = told(client, job_body, alias="prod")
+    assert level == "warn"
+    assert message.startswith("The gate supervised_ratio cannot pass (blocks the alias): supervised tokens (%) is ")

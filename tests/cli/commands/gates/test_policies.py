@@ -136,3 +136,11 @@ def test_a_policy_comes_with_a_move(installed: CliInstallation, tmp_path: Path) 
     assert installed.mens("policies", "show", "strict", "--source") == STRICT.strip()
     installed.become("tom", SHARED, Role.TRAINER)
     assert "ROLE_INSUFFICIENT" in installed.mens("policies", "unassign", "alias:prod", code=1)
+
+
+def test_gate_that_cannot_pass_is_noted(installed: CliInstallation, file: Path) -> None:
+    file.write_text(POLICY + "  pass_at_k: {}\n")
+    reason = "note: The gate pass_at_k cannot pass (blocks the alias): the policy does not name a run for this gate.\n"
+    assert installed.invoke("policies", "check", str(file)).stderr == reason
+    assert installed.invoke("policies", "put", "few", str(file)).stderr == reason
+    assert installed.invoke("policies", "assign", "alias:prod", "few").stderr == reason
