@@ -27,6 +27,7 @@ from shared.settings import Settings, read_settings
 CONNECTION_NAME, DATABASE_NAME = "connection.json", "mens.db"
 TIMEOUT_SECONDS = 60.0
 PAGE = 100
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +144,14 @@ def find_pages(path: str, **query: Any) -> Iterator[dict[str, Any]]:
 
 def unreachable(connection: Connection, error: httpx.HTTPError) -> Unavailable:
     """Return the error for an API that cannot be reached."""
-    return Unavailable(
-        Code.API_UNAVAILABLE,
-        f"{connection.url} does not respond ({str(error) or type(error).__name__}).",
-        remedy=f"Check that it is running; on this machine {start_command()} starts it.",
-    )
+    reason, url = str(error) or type(error).__name__, httpx.URL(connection.url)
+    remedy = f"Check that it is running; on this machine {start_command()} starts it."
+    # OpenSSL's words for an answer that is not TLS.
+    if url.scheme == "https" and re.search("WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE", reason):
+        reason, remedy = "it does not speak https", f"Set MENS_API_URL to {url.copy_with(scheme='http')}."
+    elif url.host not in LOOPBACK:
+        remedy = "Check MENS_API_URL, and that the installation there is running."
+    return Unavailable(Code.API_UNAVAILABLE, f"{connection.url} does not respond ({reason}).", remedy=remedy)
 
 
 def no_installation(home: Path) -> NotFound:

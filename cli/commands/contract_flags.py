@@ -8,10 +8,11 @@ replacement.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from shared.contract.field_names import field_types
+from shared.contract.field_names import field_types, flat_names
 from shared.contract.flat_keys import from_flat
 from shared.errors import Code, ContractRejected
 
@@ -59,7 +60,21 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
         if not given and waiting and not waiting[0].startswith("--"):
             given, text = "=", waiting.pop(0)
         flat[name] = _value(text, field_types(name)) if given else True
-    return from_flat(flat)
+    try:
+        return from_flat(flat)
+    except ContractRejected as error:
+        raise _of_option(error) from None
+
+
+def _of_option(error: ContractRejected) -> ContractRejected:
+    """Return an error about an unknown field in the words of options; other errors stay as they are."""
+    name = str(error.param)
+    if name in flat_names() or error.code is not Code.CONTRACT_INVALID:
+        return error
+    option = f"--{name.replace('_', '-')}"
+    near = re.match(r"Did you mean (\w+)\?", error.remedy)
+    remedy = f"Did you mean --{near[1].replace('_', '-')}?" if near else "`mens train --help` lists the options."
+    return ContractRejected(error.code, f"There is no option {option}.", remedy=remedy, param=name)
 
 
 def _value(text: str, types: frozenset[Any]) -> Any:

@@ -195,9 +195,11 @@ def load_catalog(path: Path) -> Catalog:
         return Catalog()
     except ValidationError as error:
         fault = error.errors()[0]
+        # A file that is not JSON has no place of its own: the message has line and column.
         where = ".".join(str(part) for part in fault["loc"])
+        place = f" at {where}" if where else ""
         raise InvalidRequest(
-            Code.CATALOG_INVALID, f"The catalogue {path} is broken at {where}: {fault['msg']}.", param=str(path)
+            Code.CATALOG_INVALID, f"The catalogue {path} is broken{place}: {fault['msg']}.", param=str(path)
         ) from None
 
 

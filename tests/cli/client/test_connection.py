@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 import typer
 
-from cli.client.connection import Connection, connect
+from cli.client.connection import Connection, connect, unreachable
 
 
 def test_tenant_header_is_taken_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,3 +67,27 @@ def test_saved_key_is_sent_to_its_own_address_only(
     assert "no key for https://elsewhere.example. Set MENS_API_KEY" in capsys.readouterr().err
     monkeypatch.setenv("MENS_API_KEY", "theirs")
     assert connect() == Connection("https://elsewhere.example", "theirs")
+
+
+@pytest.mark.parametrize(
+    ("url", "reason", "said"),
+    [
+        (
+            "https://127.0.0.1:8000",
+            "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)",
+            "does not respond (it does not speak https). Set MENS_API_URL to http://127.0.0.1:8000.",
+        ),
+        (
+            "http://nohost:8000",
+            "[Errno -2] Name or service not known",
+            "Check MENS_API_URL, and that the installation there",
+        ),
+        (
+            "http://127.0.0.1:8000",
+            "[Errno 111] Connection refused",
+            "Check that it is running; on this machine `mens up",
+        ),
+    ],
+)
+def test_remedy_of_an_api_that_does_not_respond(url: str, reason: str, said: str) -> None:
+    assert said in str(unreachable(Connection(url, "key"), httpx.ConnectError(reason)))

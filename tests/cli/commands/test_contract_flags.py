@@ -128,6 +128,20 @@ def test_an_unknown_flag_is_refused(flags: list[str], param: str) -> None:
     assert (refused.value.code, refused.value.param) == (Code.CONTRACT_INVALID, param)
 
 
+@pytest.mark.parametrize(
+    ("flag", "remedy"),
+    [
+        ("--modl", "Did you mean --model?"),
+        ("--grad-acum", "Did you mean --grad-accum?"),
+        ("--zzz", "`mens train --help` lists"),
+    ],
+)
+def test_an_unknown_option_is_called_an_option(flag: str, remedy: str) -> None:
+    with pytest.raises(ContractRejected) as refused:
+        sections(flag, "3")
+    assert str(refused.value).startswith(f"CONTRACT_INVALID: There is no option {flag}. {remedy}")
+
+
 @pytest.mark.parametrize("command", ["train", "plan"])
 def test_names_of_other_programs_in_the_help_are_accepted(command: str) -> None:
     shown = " ".join(CliRunner().invoke(app, [command, "--help"]).stdout.split())
