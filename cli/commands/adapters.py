@@ -10,6 +10,7 @@ from urllib.parse import quote
 import typer
 
 from cli.client.adapter_folder import DESCRIPTION_NAMES, read_adapter_folder
+from cli.client.completion import complete_model
 from cli.client.connection import call, fail, fail_with, note
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.start_command import note_base
@@ -33,7 +34,9 @@ app = typer.Typer(no_args_is_help=True, help="Adapters as files: import, export,
 
 @app.command("export")
 def export(
-    adapter: Annotated[str, typer.Argument(help="Adapter id or its beginning, or an alias.")],
+    adapter: Annotated[
+        str, typer.Argument(autocompletion=complete_model, help="Adapter id or its beginning, or an alias.")
+    ],
     to: Annotated[Path, typer.Option("--to", help="Folder to write; it must be empty or not there yet.")],
     layout: Annotated[
         Format,
@@ -87,7 +90,9 @@ def export(
 
 @app.command("push")
 def push_command(
-    adapter: Annotated[str, typer.Argument(help="Adapter id or its beginning, or an alias.")],
+    adapter: Annotated[
+        str, typer.Argument(autocompletion=complete_model, help="Adapter id or its beginning, or an alias.")
+    ],
     repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub; it is made where there is none.")],
     endpoint: Annotated[
         str | None, typer.Option(help="Address of another hub; else HF_ENDPOINT, else the public one.")

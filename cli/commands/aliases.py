@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import typer
 
+from cli.client.completion import complete_alias
 from cli.client.connection import call, fail, fail_with, find, find_all, note
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json
@@ -23,7 +24,7 @@ app = typer.Typer(
     "A tenant's alias hides the alias of `shared` with the same name from that tenant, until it is deleted.",
 )
 
-Name = Annotated[str, typer.Argument(help="The alias.")]
+Name = Annotated[str, typer.Argument(autocompletion=complete_alias, help="The alias.")]
 Reason = Annotated[str, typer.Option(help="Reason of the move; it is kept in the history.")]
 IfVersion = Annotated[
     int | None, typer.Option(help="Move only if the alias is at this version, so that no other move is undone.")

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from cli.client.api_errors import describe_error
 from cli.client.chat_hints import describe_chat
+from cli.client.completion import complete_adapter, complete_alias, complete_base, complete_job
 from cli.client.connection import call, fail, fail_with, fail_with_response, find, find_all, note, send
 from cli.client.gate_outcome import ALIAS_NOT_MOVED, describe_gates, is_of_gates, keeps_alias
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
@@ -48,7 +49,12 @@ console, errors = Console(), Console(stderr=True)
 LAST_EVENTS = 10
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
-JobId = Annotated[str, typer.Argument(help="Id of the job, or a part that no other id has: its beginning or its end.")]
+JobId = Annotated[
+    str,
+    typer.Argument(
+        autocompletion=complete_job, help="Id of the job, or a part that no other id has: its beginning or its end."
+    ),
+]
 JobJson = Annotated[
     bool, typer.Option("--json", callback=note_json, help="Print the whole job as JSON; progress goes to stderr.")
 ]
@@ -60,13 +66,17 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
+            autocompletion=complete_base,
             callback=note_base,
             help=f"Base model, by its name in the catalogue. Default: the contract file's, else {DEFAULT_MODEL_ID}, else the catalogue's only base, else the only served one.",
         ),
     ] = None,
     validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
     name: Annotated[str | None, typer.Option(help="Left part of the adapter's id; the alias when left out.")] = None,
-    alias: Annotated[str | None, typer.Option(help="Alias to move to the adapter when it is published.")] = None,
+    alias: Annotated[
+        str | None,
+        typer.Option(autocompletion=complete_alias, help="Alias to move to the adapter when it is published."),
+    ] = None,
     replay: Annotated[
         Path | None,
         existing_file("JSONL file mixed into each epoch, against forgetting."),
@@ -197,8 +207,10 @@ def list_jobs(
         list[JobState] | None, typer.Option(help="Only in this state; may be given several times.")
     ] = None,
     kind: Annotated[Kind | None, typer.Option(help="Only of this kind.")] = None,
-    base: Annotated[str | None, typer.Option(help="Only of this base model.")] = None,
-    alias: Annotated[str | None, typer.Option(help="Only those that move this alias.")] = None,
+    base: Annotated[str | None, typer.Option(autocompletion=complete_base, help="Only of this base model.")] = None,
+    alias: Annotated[
+        str | None, typer.Option(autocompletion=complete_alias, help="Only those that move this alias.")
+    ] = None,
     created_by: Annotated[
         str | None, typer.Option("--by", help="Only those that the key of this name submitted.")
     ] = None,
@@ -340,7 +352,11 @@ def priority(
 @app.command("merge")
 def merge(
     adapter: Annotated[
-        str | None, typer.Argument(help="Adapter id or its beginning, or an alias: merged into a complete model.")
+        str | None,
+        typer.Argument(
+            autocompletion=complete_adapter,
+            help="Adapter id or its beginning, or an alias: merged into a complete model.",
+        ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the base's own by default.")] = None,
     base_weights: Annotated[

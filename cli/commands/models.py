@@ -13,6 +13,7 @@ import typer
 
 from cli.chat.conversation import Conversation, Sampling, echo_title
 from cli.chat.terminal import converse
+from cli.client.completion import complete_adapter, complete_model
 from cli.client.connection import call, fail, find, find_all, note
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.json_errors import Json, note_json
@@ -73,7 +74,11 @@ def _to_chat_with(models: list[dict[str, Any]]) -> str | None:
 @app.command()
 def show(
     name: Annotated[
-        str, typer.Argument(help="Base model, alias, or adapter id or its beginning; quarantined adapters, too.")
+        str,
+        typer.Argument(
+            autocompletion=complete_model,
+            help="Base model, alias, or adapter id or its beginning; quarantined adapters, too.",
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="The whole record, as JSON.")] = False,
 ) -> None:
@@ -89,7 +94,11 @@ def show(
 @app.command()
 def delete(
     adapter: Annotated[
-        str, typer.Argument(help="Id of the adapter, NAME@DIGEST; 8 digits are enough if no other has them.")
+        str,
+        typer.Argument(
+            autocompletion=complete_adapter,
+            help="Id of the adapter, NAME@DIGEST; 8 digits are enough if no other has them.",
+        ),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
@@ -105,13 +114,22 @@ def delete(
 
 def chat(
     model: Annotated[
-        str, typer.Argument(callback=note_base, help="Base model, alias, or adapter id or its beginning.")
+        str,
+        typer.Argument(
+            autocompletion=complete_model, callback=note_base, help="Base model, alias, or adapter id or its beginning."
+        ),
     ],
     message: Annotated[
         str | None, typer.Argument(help="The message. Without one, a conversation; in a pipe, what is on stdin.")
     ] = None,
     other: Annotated[
-        str | None, typer.Option("--with", metavar="MODEL", help="Ask this model, too, and compare the answers.")
+        str | None,
+        typer.Option(
+            "--with",
+            autocompletion=complete_model,
+            metavar="MODEL",
+            help="Ask this model, too, and compare the answers.",
+        ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,

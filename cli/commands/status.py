@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.client.completion import complete_job
 from cli.client.connection import connect, find_all
 from cli.client.id_prefixes import resolve_job_id
 from cli.client.job_progress import describe_progress, describe_stage, poll
@@ -56,7 +57,10 @@ def status(
 
 def watch_telemetry(
     job_id: Annotated[
-        str, typer.Argument(help="Id of the job, or a part that no other id has: its beginning or its end.")
+        str,
+        typer.Argument(
+            autocompletion=complete_job, help="Id of the job, or a part that no other id has: its beginning or its end."
+        ),
     ],
 ) -> None:
     """Print every event of a job as it comes, steps too, until it has ended; `mens jobs watch` shows a progress bar."""

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import typer
 
+from cli.client.completion import complete_file
 from cli.client.connection import call, note
 from cli.client.id_prefixes import FILES
 from cli.client.json_errors import Json
@@ -15,7 +16,10 @@ from cli.output import counted, format_minute, format_size, print_table, shorten
 
 app = typer.Typer(no_args_is_help=True, help="Uploaded files: list, show, delete.")
 FileId = Annotated[
-    str, typer.Argument(help="Id of the file, or a part that no other id has: its beginning or its end.")
+    str,
+    typer.Argument(
+        autocompletion=complete_file, help="Id of the file, or a part that no other id has: its beginning or its end."
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import typer
 
+from cli.client.completion import complete_adapter, complete_alias
 from cli.client.connection import call, fail
 from cli.client.id_prefixes import RECEIPTS, resolve_adapter_id
 from cli.client.json_errors import Json
@@ -28,7 +29,10 @@ FINAL = ("succeeded", "failed", "cancelled")
 
 @app.command("list")
 def list_receipts(
-    adapter: Annotated[str | None, typer.Option(help="Of this adapter alone: its id or the beginning.")] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(autocompletion=complete_adapter, help="Of this adapter alone: its id or the beginning."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=100, help="At most this many.")] = 20,
     as_json: Json = False,
 ) -> None:
@@ -55,9 +59,15 @@ def list_receipts(
 
 @app.command("create")
 def create(
-    adapter: Annotated[str, typer.Argument(help="Id of a published adapter, or its beginning.")],
+    adapter: Annotated[
+        str, typer.Argument(autocompletion=complete_adapter, help="Id of a published adapter, or its beginning.")
+    ],
     alias: Annotated[
-        str, typer.Option(help="The alias that it would answer for; it is compared with what answers now.")
+        str,
+        typer.Option(
+            autocompletion=complete_alias,
+            help="The alias that it would answer for; it is compared with what answers now.",
+        ),
     ],
     policy: Annotated[str | None, typer.Option(help="Another policy than the alias's own, to try it.")] = None,
     wait: Annotated[bool, typer.Option(help="Wait for the outcome.")] = True,
