@@ -111,8 +111,8 @@ def _of_check(check: GateCheck, items: int) -> str | None:
 
 def _of_loss(loss: Loss, items: int) -> str | None:
     """Return why a comparison cannot pass, or passes for a better adapter only."""
-    best = compare(loss.old, loss.new, loss.margin)
-    if best.status is not Status.PASSED:
+    is_alike = loss.old == loss.new
+    if not is_alike and compare(loss.old, loss.new, loss.margin).status is not Status.PASSED:
         asked = (
             f"a loss of {loss.margin:.3g} is not excluded"
             if loss.margin > 0
@@ -137,9 +137,9 @@ def _best_evidence(
     if gate.run is not None:
         template, context = policy.runs[gate.run], row.partition(".")[2]
         pairs = _best_pairs(questions_of(gate, policy), template, facts, context, items)
-        if isinstance(gate, CollateralDamage) and pairs:
-            # A share of nothing cannot be lost, so the incumbent needs a score.
-            pairs[0] = pairs[0].model_copy(update={"incumbent": pairs[0].candidate})
+        if isinstance(gate, CollateralDamage):
+            # Its margin is a share of the incumbent's score, so that is at its best, too.
+            pairs = [pair.model_copy(update={"incumbent": pair.candidate}) for pair in pairs[:1]] * len(pairs)
         runs[gate.run] = RunScores(
             eval_id=template.eval,
             run_id="",

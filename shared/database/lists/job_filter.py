@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Text, cast, func, or_, select
+from sqlalchemy import ColumnElement, Text, cast, exists, func, or_, select
 
 from shared.database.job_states import JobState
 from shared.database.records import Kind
@@ -83,7 +83,8 @@ def _has_text(text: str) -> ColumnElement[bool]:
 
 def _has_label(key: str, value: str, *, is_sqlite: bool) -> ColumnElement[bool]:
     if not is_sqlite:
-        return JobRow.labels[key].as_string() == value
+        found: ColumnElement[bool] = JobRow.labels[key].as_string() == value
+        return found
     # Not a JSON path, in which the caller's key would have to be quoted.
     pair = func.json_each(JobRow.labels).table_valued("key", "value")
-    return select(pair.c.key).where(pair.c.key == key, pair.c.value == value).exists()
+    return exists(select(pair.c.key).where(pair.c.key == key, pair.c.value == value))

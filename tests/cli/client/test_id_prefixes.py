@@ -7,6 +7,7 @@ import json
 import pytest
 
 from cli.client.id_prefixes import FILES, RECEIPTS
+from shared.database.records import Kind
 from shared.database.tenancy import Role
 from tests.support.builders import new_adapter, submission
 from tests.support.cli_installation import CliInstallation
@@ -104,7 +105,9 @@ def test_ambiguous_job_prefix_lists_ten_jobs(installation: CliInstallation) -> N
 
 
 def test_end_of_a_job_id_and_the_short_form_of_tables_resolve(installation: CliInstallation) -> None:
-    first, second = (installation.services.jobs.submit(submission(name="3fk2a8"))[0].id for _ in range(2))
+    first, second = (
+        installation.services.jobs.submit(submission(kind=Kind.IMPORT, name="3fk2a8"))[0].id for _ in range(2)
+    )
     end = next(first[-count:] for count in range(3, 26) if not second.endswith(first[-count:]))
     for part in (end, f"…{end}", f"ftjob-…{end}", f"ftjob-...{end}", first.removeprefix("ftjob-")):
         assert installation.mens("jobs", "show", part).startswith(first), part

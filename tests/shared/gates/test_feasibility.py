@@ -70,6 +70,13 @@ def test_what_the_number_of_items_allows(gate: dict[str, Any], count: int, reaso
     assert found.get("evals.quality", "").startswith(reason) and bool(found) == bool(reason)
 
 
+def test_share_of_the_incumbents_score_is_judged_at_its_best() -> None:
+    [reason] = said({"collateral_damage": {"run": "bench"}}, facts=items(10)).values()
+    assert reason.startswith(
+        "mean score: 10 items do not exclude a loss of 0.05, even if both models answer alike; about"
+    )
+
+
 def test_gain_beyond_what_a_run_can_show() -> None:
     gate = {"review_recurrence": {"run": "bench", "min_delta": 1.0}}
     [reason] = said(gate, facts=items(100)).values()
