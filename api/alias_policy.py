@@ -91,7 +91,7 @@ def find_hopeless(
     """
     facts = {}
     for name, template in policy.runs.items():
-        # A run whose eval or file is missing is told of at submission.
+        # A run whose eval or file is missing has a notice of its own at submission.
         with suppress(NotFound, InvalidRequest):
             facts[name] = _facts(services, view, template)
     training: TrainingReport | None = report_of(preflight) if preflight else None

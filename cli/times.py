@@ -24,7 +24,7 @@ def parse_time(text: str, *, ahead: bool) -> str:
         ahead: whether a duration is counted from now on; else back from now.
 
     Raises:
-        ValueError: it is no time.
+        ValueError: the text is not a time.
     """
     if (seconds := parse_duration(text)) is not None:
         try:
@@ -40,4 +40,4 @@ def past_time(text: str | None) -> str | None:
     try:
         return text and parse_time(text, ahead=False)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no time: give 2h, 7d, 2027-01-31 or 2027-01-31T18:00Z.") from None
+        raise typer.BadParameter(f"{text!r} is not a time: give 2h, 7d, 2027-01-31 or 2027-01-31T18:00Z.") from None

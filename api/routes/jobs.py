@@ -255,7 +255,9 @@ def job_preflight(job_id: Id, view: TenantViewDep) -> dict[str, Any]:
 def job_log(
     job_id: Id,
     view: TenantViewDep,
-    attempt: Annotated[int | None, Query(ge=1, description="Of this attempt; by default the last that failed.")] = None,
+    attempt: Annotated[
+        int | None, Query(ge=1, description="Number of the attempt; by default the last that failed.")
+    ] = None,
     size: Annotated[
         int, Query(alias="bytes", ge=1, le=LOG_BYTES, description="At most this many bytes at the end of the log.")
     ] = LOG_BYTES,

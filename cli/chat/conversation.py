@@ -18,7 +18,7 @@ ADAPTER_HEADER = "x-mens-adapter"
 
 
 @dataclass(frozen=True)
-class Sampling:
+class ChatSettings:
     """How answers are requested.
 
     Attributes:
@@ -47,7 +47,7 @@ class Conversation:
     """
 
     model: str
-    sampling: Sampling
+    settings: ChatSettings
     system: str | None = None
     turns: list[dict[str, str]] = field(default_factory=list)
     adapter: str | None = None
@@ -73,13 +73,13 @@ class Conversation:
         system = [{"role": "system", "content": self.system}] if self.system else []
         body = {"model": self.model, "messages": [*system, *self.turns, question], "stream": True}
         written, finish_reason = "", None
-        for choice in self._choices(body | self.sampling.fields(), begun):
+        for choice in self._choices(body | self.settings.fields(), begun):
             typer.echo(part := choice.get("delta", {}).get("content") or "", nl=False)
             written, finish_reason = written + part, choice.get("finish_reason") or finish_reason
         typer.echo()
         self.turns += [question, {"role": "assistant", "content": written}]
         if not written.strip():
-            note(describe_empty(self.model, self.system, self.sampling.max_tokens, finish_reason))
+            note(describe_empty(self.model, self.system, self.settings.max_tokens, finish_reason))
 
     def _choices(self, body: dict[str, Any], begun: Callable[[Conversation], None]) -> Iterator[dict[str, Any]]:
         """Yield the first choice of each event of a stream that has one."""

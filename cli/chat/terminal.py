@@ -59,7 +59,7 @@ def obey(command: str, conversations: Sequence[Conversation]) -> bool:
     if name in ("/quit", "/exit"):
         return False
     if name not in ("/reset", "/system"):
-        note(f"{name} is no command. {HELP}")
+        note(f"{name} is not a command. {HELP}")
         return True
     for conversation in conversations:
         conversation.turns.clear()

@@ -1,4 +1,4 @@
-"""Completion of ids and names in a shell: asks the installation, and is silent where there is none."""
+"""Completion of ids and names in a shell: asks the installation, and is silent if it does not respond."""
 
 from __future__ import annotations
 

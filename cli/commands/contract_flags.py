@@ -74,7 +74,7 @@ def _of_option(error: ContractRejected) -> ContractRejected:
     option = f"--{name.replace('_', '-')}"
     near = re.match(r"Did you mean (\w+)\?", error.remedy)
     remedy = f"Did you mean --{near[1].replace('_', '-')}?" if near else "`mens train --help` lists the options."
-    return ContractRejected(error.code, f"There is no option {option}.", remedy=remedy, param=name)
+    return ContractRejected(error.code, f"The option {option} does not exist.", remedy=remedy, param=name)
 
 
 def _value(text: str, types: frozenset[Any]) -> Any:

@@ -304,7 +304,9 @@ def watch_job(job_id: JobId, as_json: JobJson = False) -> None:
 @app.command("logs")
 def logs(
     job_id: JobId,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt. Default: the last that failed.")] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Number of the attempt. Default: the last that failed.")
+    ] = None,
     size: Annotated[int, typer.Option("--bytes", min=1, max=65536, help="At most this many, from the end.")] = 65536,
 ) -> None:
     """Print the end of the log of a failed attempt: what the trainer wrote before it ended."""

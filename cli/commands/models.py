@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import typer
 
-from cli.chat.conversation import Conversation, Sampling, echo_title
+from cli.chat.conversation import ChatSettings, Conversation, echo_title
 from cli.chat.terminal import converse
 from cli.client.completion import complete_adapter, complete_model
 from cli.client.connection import call, fail, find, find_all, note
@@ -142,15 +142,15 @@ def chat(
 
     Answers are streamed. If the model is an alias, the adapter that answered is named.
     """
-    sampling = Sampling(max_tokens, temperature, user)
+    settings = ChatSettings(max_tokens, temperature, user)
     names = [resolve_adapter_id(name) for name in (model, other) if name]
-    conversations = [Conversation(name, sampling, system) for name in names]
+    conversations = [Conversation(name, settings, system) for name in names]
     if message is None and sys.stdin.isatty():
         converse(conversations)
         return
     text = sys.stdin.read().strip() if message is None else message
     if not text:
-        fail(f'there is no message: give one, as in `mens chat {shlex.quote(model)} "…"`.')
+        fail(f'the message is missing: give one, as in `mens chat {shlex.quote(model)} "…"`.')
     for conversation in conversations:
         conversation.ask(text, echo_title if other else lambda _: None)
     if other is None and conversations[0].stands_for:

@@ -22,6 +22,7 @@ from shared.database.deletions import keep_for_merge
 from shared.database.evaluation.runs import add_run
 from shared.database.job_states import FINAL, JobState, Verb, next_state
 from shared.database.lists.job_filter import ALL_JOBS, JobFilter
+from shared.database.lists.pages import page_of_rows
 from shared.database.records import Event, Job, Kind, MemoryAccuracy, NewEvent, Submission, new_id
 from shared.database.scheduling.gpu_time import gpu_hold, seconds_like, settle_hold
 from shared.database.scheduling.quotas import check_quota
@@ -29,7 +30,6 @@ from shared.database.tables.base import insert_rows
 from shared.database.tables.jobs import AttemptLogRow, EventRow, JobRow
 from shared.database.tables.storable import storable
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
-from shared.database.visibility import page_of_rows
 from shared.database.webhooks.outbox import add_end_of_job
 from shared.errors import Code, Conflict, NotFound
 from shared.observability.tracing import current_traceparent

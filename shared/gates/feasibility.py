@@ -28,7 +28,7 @@ BEFORE = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What is known of a run before it begins.
+    """Facts about a run that are known before it begins.
 
     Attributes:
         items: number of its items; None: not known.

@@ -20,12 +20,12 @@ from shared.database.files.contents import (
     room,
 )
 from shared.database.job_states import FINAL
+from shared.database.lists.pages import page_of_rows
 from shared.database.records import Value, new_id
 from shared.database.tables.files import FileRow
 from shared.database.tables.jobs import JobRow
 from shared.database.tables.storable import storable
 from shared.database.tenancy import NO_QUOTA, SHARED, FileQuota, TenantName, check_owner, visible_to
-from shared.database.visibility import page_of_rows
 from shared.errors import Code, Conflict, NotFound
 
 FILE_ROLES = ("training_file", "validation_file", "replay_file", "items_file")

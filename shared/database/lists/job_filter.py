@@ -16,7 +16,7 @@ from shared.database.tables.storable import storable
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """What a job must have to be in a list; None and empty values admit every job.
+    """Conditions on the jobs of a list; None and empty values admit every job.
 
     Attributes:
         kind: its kind.

@@ -11,10 +11,10 @@ import httpx
 import pytest
 import typer
 
-from cli.chat.conversation import Conversation, Sampling
+from cli.chat.conversation import ChatSettings, Conversation
 from cli.chat.terminal import CONTINUED, converse, read_message
 
-GREEDY = Sampling(max_tokens=16, temperature=0.0)
+GREEDY = ChatSettings(max_tokens=16, temperature=0.0)
 ADAPTER = f"demo@{'3f' * 32}"
 
 
@@ -74,7 +74,7 @@ def test_conversation_keeps_its_turns_and_names_the_adapter(
     models: Models, typed: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed += ["one", "", "two"]
-    converse([Conversation("helper", Sampling(16, 0.0, "alice"), system="Be short.")])
+    converse([Conversation("helper", ChatSettings(16, 0.0, "alice"), system="Be short.")])
     first, second = models.requests
     assert sent(second) == ["system: Be short.", "user: one", "assistant: answer 2", "user: two"]
     assert (first["user"], first["max_tokens"], first["stream"]) == ("alice", 16, True)
@@ -122,7 +122,7 @@ def test_commands_of_a_conversation(models: Models, typed: list[str], capsys: py
         ["system: Be brief.", "user: three"],
         ["user: four"],
     ]
-    assert "/help is no command. /reset forgets" in capsys.readouterr().err
+    assert "/help is not a command. /reset forgets" in capsys.readouterr().err
 
 
 def test_message_may_have_several_lines(typed: list[str]) -> None:

@@ -139,7 +139,7 @@ def test_an_unknown_flag_is_refused(flags: list[str], param: str) -> None:
 def test_an_unknown_option_is_called_an_option(flag: str, remedy: str) -> None:
     with pytest.raises(ContractRejected) as refused:
         sections(flag, "3")
-    assert str(refused.value).startswith(f"CONTRACT_INVALID: There is no option {flag}. {remedy}")
+    assert str(refused.value).startswith(f"CONTRACT_INVALID: The option {flag} does not exist. {remedy}")
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])

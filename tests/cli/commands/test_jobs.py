@@ -299,7 +299,7 @@ def test_list_filters_and_pages(installation: CliInstallation) -> None:
     first = installation.invoke("jobs", "list", "--limit", "2")
     assert first.stderr == f"older ones: the same command with --after ftjob-…{made[2][-6:]}\n"
     assert listed("--limit", "2", "--after", made[2]) == [made[1], made[0]]
-    assert "is no time: give 2h, 7d" in installation.invoke("jobs", "list", "--since", "soon", code=2).output
+    assert "is not a time: give 2h, 7d" in installation.invoke("jobs", "list", "--since", "soon", code=2).output
 
 
 def test_show_prints_the_last_events(installation: CliInstallation, rows: str) -> None:

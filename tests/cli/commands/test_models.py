@@ -207,4 +207,4 @@ def test_message_is_read_from_a_pipe(with_models: CliInstallation) -> None:
     with_models.patch.setattr(httpx.Client, "stream", answering)
     assert CliRunner().invoke(app, ["chat", "tiny"], input="Hi\n").stdout == "I am tiny\n"
     empty = CliRunner().invoke(app, ["chat", "tiny"], input="\n")
-    assert (empty.exit_code, "there is no message" in empty.stderr) == (1, True)
+    assert (empty.exit_code, "the message is missing" in empty.stderr) == (1, True)
