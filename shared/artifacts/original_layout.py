@@ -46,6 +46,9 @@ LOGICAL_NAMES = {
 }
 """Module name, with its parent's if necessary → the original schema's short name; others keep their own."""
 
+WITH_ITS_SIDECAR = (
+    "Import the adapter with the sidecar that was written with it; docs/adapters.md lists its required fields."
+)
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
 Name = Annotated[str, Field(max_length=200)]
@@ -210,14 +213,9 @@ def logical_name(module: str) -> str:
     return f"l{layer[1]}.{LOGICAL_NAMES.get(with_parent) or LOGICAL_NAMES.get(name, name)}" if layer else module
 
 
-def incomplete(name: str, reason: str) -> ArtifactInvalid:
+def incomplete(name: str, reason: str, remedy: str = WITH_ITS_SIDECAR) -> ArtifactInvalid:
     """Return the refusal of an incomplete adapter."""
-    return ArtifactInvalid(
-        Code.ADAPTER_IMPORT_INCOMPLETE,
-        f"{name} {reason}.",
-        remedy="Import the adapter with the sidecar that was written with it; docs/adapters.md lists its required fields.",
-        param=name,
-    )
+    return ArtifactInvalid(Code.ADAPTER_IMPORT_INCOMPLETE, f"{name} {reason}.", remedy=remedy, param=name)
 
 
 def _layer_and_name(module: str) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,26 @@ from shared.base_models.weights import Tensors, read_tensors
 from shared.contract.sections import AdapterMethod, BaseQuant
 from shared.errors import ArtifactInvalid, Code
 
-FACTOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+PREFIX = ("base_model", "model")
+"""First parts of every name that PEFT writes."""
+FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.(?P<adapter>[^.]+))?\.weight")
+WRAPPERS = frozenset({"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module"})
+"""Parts of names that DDP, torch.compile, checkpointing, FSDP and Lightning add to a model that they wrap."""
+SAVE_AGAIN = (
+    "Save the adapter with save_pretrained of the unwrapped PEFT model, whose names are "
+    "base_model.model.<layer>.lora_A.weight, and import that folder."
+)
+WITH_ITS_CONFIG = "Import the weights with the adapter_config.json that was written with them."
+_WITHOUT_EMBEDDINGS = (
+    "Save it without embeddings (save_embedding_layers=False); if they were trained, train it again without them."
+)
+_OTHER_METHODS = (
+    ("lora_magnitude_vector", "Train it again without DoRA (use_dora: false)."),
+    ("bias", "Train it again without biases (bias: none, lora_bias: false)."),
+    ("embed", _WITHOUT_EMBEDDINGS),
+    ("lm_head", _WITHOUT_EMBEDDINGS),
+)
+"""Part of a tensor's name that shows what else was trained, and the remedy."""
 Pairs = dict[str, tuple[Any, Any]]
 """A and B, float32, by the module that they belong to."""
 
@@ -46,20 +65,22 @@ def peft_contents(request: ImportRequest, options: PeftOptions, base: TargetBase
     """
     options.refuse_unservable()
     stored = read_tensors(request.weights)
-    pairs = tensor_names(stored)
+    pairs, notes = tensor_names(stored)
     keys = stored_keys(pairs, base, request.base.name)
+    matcher = ModuleMatcher(options)
+    refuse_untrained(pairs, base, matcher)
     verify_values(request.weights, stored)
     values = load_float32(request.weights, stored)
     found: Pairs = {module: (values[a], values[b]) for module, (a, b) in pairs.items()}
-    notes = [
+    notes += [
         "PEFT records neither the quantisation of the base nor a template; the adapter counts as trained on full precision."
     ]
     if HEAD in found and not keeps_head(HEAD_KEY, found[HEAD][1], base):
         del found[HEAD]
         notes.append("lm_head: its B is all zeros, so it has no effect and was left out.")
     if not found:
-        raise incomplete("adapter_model.safetensors", "does not contain any layer that changes the base")
-    rank, alpha, is_changed = to_one_scale(found, options)
+        raise incomplete("adapter_model.safetensors", "does not contain any layer that changes the base", SAVE_AGAIN)
+    rank, alpha, is_changed = to_one_scale(found, options, matcher)
     if is_changed:
         notes.append(
             f"Ranks or scales differ by layer: B was multiplied by its layer's scale, and all are of rank {rank} now."
@@ -78,28 +99,73 @@ def peft_contents(request: ImportRequest, options: PeftOptions, base: TargetBase
     )
 
 
-def tensor_names(stored: Tensors) -> dict[str, tuple[str, str]]:
-    """Return the stored names of A and B for each module.
+def tensor_names(stored: Iterable[str]) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Return the stored names of A and B for each module, and notes on names that are not PEFT's own.
+
+    Parts of a name that a wrapper added, and the adapter's name inside of it, are removed.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_NOT_SERVABLE``: a tensor is neither; ``ADAPTER_IMPORT_INCOMPLETE``: a module lacks
-            one.
+        ArtifactInvalid: ``ADAPTER_NOT_SERVABLE``: a tensor is neither, or belongs to a second adapter;
+            ``ADAPTER_IMPORT_INCOMPLETE``: a module lacks one, or has one twice.
     """
     found: dict[str, dict[str, str]] = {}
+    adapters: dict[str, str] = {}
+    removed: set[str] = set()
     for name in stored:
-        match = FACTOR.fullmatch(name)
-        if match is None:
-            raise ArtifactInvalid(
-                Code.ADAPTER_NOT_SERVABLE,
-                f"The weights hold {name}, which is not an A or B of a linear layer: vLLM would ignore it or refuse the adapter.",
-                remedy="Train a plain LoRA adapter of linear layers; save it without embeddings (save_embedding_layers=False).",
-                param=name,
-            )
-        found.setdefault(match[1], {})[match[2]] = name
+        if (match := FACTOR.fullmatch(name)) is None:
+            raise _not_a_factor(name)
+        module, parts = _unwrapped(match["module"])
+        removed |= parts
+        adapters.setdefault(match["adapter"] or "", name)
+        if len(adapters) > 1:
+            raise _several_adapters(adapters)
+        sides = found.setdefault(module, {})
+        if other := sides.get(match["side"]):
+            raise incomplete(module, f"is in the weights twice, as {other} and as {name}", SAVE_AGAIN)
+        sides[match["side"]] = name
     for module, sides in found.items():
         if missing := {"A", "B"} - sides.keys():
-            raise incomplete(module, f"has no lora_{missing.pop()} in the weights")
-    return {module: (sides["A"], sides["B"]) for module, sides in found.items()}
+            raise incomplete(module, f"has no lora_{missing.pop()} in the weights", SAVE_AGAIN)
+    removed |= {f".{adapter}" for adapter in adapters if adapter}
+    return {module: (sides["A"], sides["B"]) for module, sides in found.items()}, _notes_on_names(removed)
+
+
+def _unwrapped(module: str) -> tuple[str, set[str]]:
+    """Return a module's name in the base, and what was removed from it or is missing there."""
+    parts = module.split(".")
+    removed = set(parts) & WRAPPERS
+    parts = [part for part in parts if part not in WRAPPERS]
+    prefixes = 0
+    while tuple(parts[:2]) == PREFIX:
+        parts, prefixes = parts[2:], prefixes + 1
+    if prefixes != 1:
+        removed.add(f"{prefixes} times {'.'.join(PREFIX)}")
+    return ".".join(parts), removed
+
+
+def _notes_on_names(removed: set[str]) -> list[str]:
+    """Return a note on what was removed from the tensors' names."""
+    if not removed:
+        return []
+    return [f"The names of the weights are not PEFT's own ({', '.join(sorted(removed))}); they were read as PEFT's."]
+
+
+def _not_a_factor(name: str) -> ArtifactInvalid:
+    """Return the refusal of a tensor that is not an A or B, with a remedy for what it is."""
+    remedy = next((remedy for part, remedy in _OTHER_METHODS if part in name), SAVE_AGAIN)
+    reason = f"The weights hold {name}, which is not an A or B of a linear layer: vLLM would ignore it or refuse the adapter."
+    return ArtifactInvalid(Code.ADAPTER_NOT_SERVABLE, reason, remedy=remedy, param=name)
+
+
+def _several_adapters(adapters: dict[str, str]) -> ArtifactInvalid:
+    """Return the refusal of weights of several adapters, by a tensor of each."""
+    names, second = sorted(adapters), list(adapters.values())[1]
+    return ArtifactInvalid(
+        Code.ADAPTER_NOT_SERVABLE,
+        f"The weights hold tensors of several adapters: {', '.join(name or 'one without a name' for name in names)}.",
+        remedy="Save one adapter: save_pretrained(FOLDER, selected_adapters=[NAME]).",
+        param=second,
+    )
 
 
 def stored_keys(modules: Iterable[str], base: TargetBase, name: str) -> dict[str, str]:
@@ -112,22 +178,50 @@ def stored_keys(modules: Iterable[str], base: TargetBase, name: str) -> dict[str
     keys: dict[str, str] = {}
     for module in modules:
         if module not in known:
-            raise incomplete(module, f"is in the weights, but is not a linear layer of {name} that can be adapted")
+            reason = f"is in the weights, but is not a linear layer of {name} that can be adapted"
+            raise incomplete(module, reason, "Import it for the base that it was trained on.")
         if known[module] in keys.values():
-            raise incomplete(module, f"is the second layer on {known[module]}")
+            raise incomplete(module, f"is the second layer on {known[module]}", SAVE_AGAIN)
         keys[module] = known[module]
     return keys
 
 
+def refuse_untrained(modules: Collection[str], base: TargetBase, matcher: ModuleMatcher) -> None:
+    """Refuse weights that lack layers which the config names: PEFT would serve the base's own there.
+
+    Raises:
+        ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``, naming the first of these layers.
+    """
+    spaces = sorted(_namespaces(base), key=len, reverse=True)
+    used = next((space for space in spaces if any(module.startswith(f"{space}.") for module in modules)), spaces[-1])
+    layers = [join_name(used, layer) for layer in _layers(base)]
+    missing = [module for module in (*layers, HEAD) if module not in modules and matcher.is_target(module)]
+    if missing:
+        raise incomplete(
+            missing[0],
+            f"is one of {len(missing)} layers that adapter_config.json names (target_modules) and the weights lack; "
+            f"they have {len(modules)} layers",
+            "Import the complete weights. If only some layers were trained, name these in target_modules, "
+            "exclude_modules or layers_to_transform.",
+        )
+
+
+def _namespaces(base: TargetBase) -> set[str]:
+    """Return every namespace that a class of transformers has for the base's layers."""
+    spec = base.config.spec
+    return {spec.namespace, default_namespace(base.config), *spec.stored_namespaces}
+
+
+def _layers(base: TargetBase) -> list[str]:
+    """Return the names of the base's linear layers, relative to the namespace."""
+    return [name.removeprefix(base.config.spec.namespace).removeprefix(".") for name in linear_layers(base.config)]
+
+
 def _names_of_layers(base: TargetBase) -> dict[str, str]:
     """Map every possible name of a linear layer to the base's tensor."""
-    spec, stored = base.config.spec, detect_namespace(base.config, base.tensors)
-    names = {HEAD: HEAD_KEY}
-    for module in linear_layers(base.config):
-        layer = module.removeprefix(spec.namespace).removeprefix(".")
-        for namespace in {spec.namespace, default_namespace(base.config), *spec.stored_namespaces}:
-            names[join_name(namespace, layer)] = f"{join_name(stored, layer)}.weight"
-    return names
+    stored = detect_namespace(base.config, base.tensors)
+    layers = {join_name(space, layer): layer for layer in _layers(base) for space in _namespaces(base)}
+    return {HEAD: HEAD_KEY} | {name: f"{join_name(stored, layer)}.weight" for name, layer in layers.items()}
 
 
 def load_float32(path: Path, stored: Tensors) -> dict[str, Any]:
@@ -145,14 +239,13 @@ def load_float32(path: Path, stored: Tensors) -> dict[str, Any]:
     return values
 
 
-def to_one_scale(pairs: Pairs, options: PeftOptions) -> tuple[int, int, bool]:
+def to_one_scale(pairs: Pairs, options: PeftOptions, matcher: ModuleMatcher) -> tuple[int, int, bool]:
     """Convert all layers to one rank and one scale, in place; return rank, alpha, and whether anything was changed.
 
     Raises:
         ArtifactInvalid: ``ADAPTER_SHAPE_MISMATCH``: a layer's factors are not of its rank;
             ``ADAPTER_IMPORT_INCOMPLETE``: PEFT would not load a layer that the weights hold; ``ADAPTER_IMPORT_FORMAT``.
     """
-    matcher = ModuleMatcher(options)
     sizes = {module: _size(module, *pair, matcher) for module, pair in pairs.items()}
     rank, alpha = max(sizes.values())
     if len(set(sizes.values())) == 1 and not options.use_rslora and float(alpha).is_integer():
@@ -165,13 +258,14 @@ def to_one_scale(pairs: Pairs, options: PeftOptions) -> tuple[int, int, bool]:
 
 def _size(module: str, a: Any, b: Any, matcher: ModuleMatcher) -> tuple[int, float]:
     if not matcher.is_target(module):
-        raise incomplete(module, "is in the weights, but target_modules leaves it out, so PEFT would not load it")
+        reason = "is in the weights, but adapter_config.json (target_modules) leaves it out, so PEFT would not load it"
+        raise incomplete(module, reason, WITH_ITS_CONFIG)
     rank, alpha = matcher.rank_and_alpha(module)
     if a.ndim != 2 or b.ndim != 2 or not a.shape[0] == b.shape[1] == rank:
         raise ArtifactInvalid(
             Code.ADAPTER_SHAPE_MISMATCH,
             f"{module} has A {a.shape} and B {b.shape}, and adapter_config.json says rank {rank}.",
-            remedy="Import the weights with the adapter_config.json that was written with them.",
+            remedy=WITH_ITS_CONFIG,
             param=module,
         )
     return rank, alpha

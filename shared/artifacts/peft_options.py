@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, Self
 
 import regex
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shared.artifacts.manifests import MAX_CONFIG_BYTES, unservable
 from shared.base_models.tensors import HEAD
@@ -24,6 +25,8 @@ MAX_RANK = 512
 MATCH_SECONDS = 10.0
 """Time limit for all expressions of a folder together: they are untrusted, and a short one can run indefinitely."""
 ALL_LINEAR = "all-linear"
+_ANY_LAYER = r".*?\.[^.]*\.(?P<idx>\d+)\."
+"""A module in a numbered layer: the first number of its name counts."""
 ACCEPTED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM", None),
@@ -33,14 +36,16 @@ ACCEPTED: dict[str, tuple[object, ...]] = {
 }
 WITHOUT_EFFECT = frozenset(
     {
-        "auto_mapping", "base_model_class", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode",
-        "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config",
+        "auto_mapping", "base_model_class", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode",
+        "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config",
         "megatron_core", "parent_library", "peft_version", "qalora_group_size", "revision", "runtime_config",
     }
 )  # fmt: skip
-"""Options about the training or the choice of layers, which the weights themselves show."""
+"""Options about the training."""
 
 Text = Annotated[str, Field(max_length=500)]
+Expression = Annotated[str, Field(max_length=10_000)]
+Index = Annotated[int, Field(strict=True)]
 Rank = Annotated[int, Field(ge=1, le=MAX_RANK)]
 Alpha = Annotated[float, Field(gt=0, le=MAX_ALPHA, allow_inf_nan=False)]
 
@@ -58,8 +63,19 @@ class PeftOptions(BaseModel):
     use_rslora: bool = False
     rank_pattern: dict[Text, Rank] | None = None
     alpha_pattern: dict[Text, Alpha] | None = None
-    target_modules: Annotated[str, Field(max_length=10_000)] | list[Text]
+    target_modules: Expression | list[Text]
+    exclude_modules: Expression | list[Text] | None = None
+    layers_to_transform: Index | list[Index] | None = None
+    layers_pattern: Text | list[Text] | None = None
     base_model_name_or_path: str | None = None
+
+    @model_validator(mode="after")
+    def _layers_are_chosen_as_peft_allows(self) -> Self:
+        if isinstance(self.target_modules, str) and (self.layers_to_transform, self.layers_pattern) != (None, None):
+            raise ValueError("layers_to_transform and layers_pattern need target_modules as a list of names")
+        if self.layers_pattern and self.layers_to_transform is None:
+            raise ValueError("layers_pattern needs layers_to_transform")
+        return self
 
     def refuse_unservable(self) -> None:
         """Refuse options that vLLM would refuse, or ignore.
@@ -83,13 +99,15 @@ class ModuleMatcher:
         self._deadline = time.monotonic() + MATCH_SECONDS
 
     def is_target(self, module: str) -> bool:
-        """Return whether ``target_modules`` covers a module: by an expression, by a whole name or by its last parts."""
-        targets = self._options.target_modules
-        if isinstance(targets, list):
-            return any(module == target or module.endswith(f".{target}") for target in targets)
-        if targets.lower() == ALL_LINEAR:
+        """Return whether PEFT adapts a module: ``target_modules`` covers it, and no other option leaves it out."""
+        options = self._options
+        targets = options.target_modules
+        if self._covers(options.exclude_modules or [], module, "exclude_modules"):
+            return False
+        if isinstance(targets, str) and targets.lower() == ALL_LINEAR:
             return module != HEAD
-        return self._matches(targets, module, "target_modules")
+        # In PEFT, a module that is named in full is a target in any layer.
+        return self._covers(targets, module, "target_modules") and (module in targets or self._is_in_layers(module))
 
     def rank_and_alpha(self, module: str) -> tuple[int, float]:
         """Return the module's rank and alpha: of the first pattern that its name ends with, else the folder's."""
@@ -98,18 +116,40 @@ class ModuleMatcher:
         alpha = self._first("alpha_pattern", options.alpha_pattern or {}, module)
         return options.r if rank is None else int(rank), options.lora_alpha if alpha is None else alpha
 
+    def _covers(self, names: str | list[str], module: str, param: str) -> bool:
+        """Return whether an expression or a list of names covers a module: by its whole name or its last parts."""
+        if isinstance(names, str):
+            return self._matches(names, module, param) is not None
+        return any(module == name or module.endswith(f".{name}") for name in names)
+
+    def _is_in_layers(self, module: str) -> bool:
+        """Return whether a module is in one of ``layers_to_transform``."""
+        layers, patterns = self._options.layers_to_transform, self._options.layers_pattern
+        if layers is None or layers == []:
+            return True
+        names = [patterns] if isinstance(patterns, str) else patterns
+        expressions = [rf"(?:^|.*?\.){name}\.(?P<idx>\d+)\." for name in names or ()] if patterns else [_ANY_LAYER]
+        found = (self._matches(expression, module, "layers_pattern", regex.match) for expression in expressions)
+        match = next((match for match in found if match), None)
+        if match is None or match["idx"] is None:
+            return False
+        return int(match["idx"]) in ([layers] if isinstance(layers, int) else layers)
+
     def _first(self, param: str, pattern: dict[str, Any], module: str) -> float | None:
         found = (value for key, value in pattern.items() if self._matches(rf"(?:.*\.)?(?:{key})", module, param))
         return next(found, None)
 
-    def _matches(self, expression: str, module: str, param: str) -> bool:
+    def _matches(
+        self, expression: str, module: str, param: str, match: Callable[..., Any] = regex.fullmatch
+    ) -> regex.Match[str] | None:
         left = max(0.001, self._deadline - time.monotonic())
         try:
-            return regex.fullmatch(expression, module, timeout=left, concurrent=True) is not None
+            found: regex.Match[str] | None = match(expression, module, timeout=left, concurrent=True)
         except regex.error as error:
             raise _format(param, f"{expression[:200]!r} is not a valid expression: {error}") from None
         except TimeoutError:
             raise _format(param, f"its expressions take longer than {MATCH_SECONDS:g} s") from None
+        return found
 
 
 def parse_peft_options(raw: bytes) -> PeftOptions:
@@ -122,7 +162,8 @@ def parse_peft_options(raw: bytes) -> PeftOptions:
         return PeftOptions.model_validate(json.loads(raw[:MAX_CONFIG_BYTES]))
     except ValidationError as error:
         first = error.errors()[0]
-        raise _format(".".join(map(str, first["loc"])) or "its top", first["msg"]) from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise _format(".".join(map(str, first["loc"])) or "its top", reason) from None
     except (ValueError, RecursionError):
         raise _format("its top", "it is not a JSON object, or is longer than 1 MB") from None
 

@@ -153,6 +153,23 @@ def not_finite(made: PeftFolder) -> None:
     made.layers[MODULE][1][0, 0] = np.inf
 
 
+def without(*ends: str) -> Change:
+    def change(made: PeftFolder) -> None:
+        made.layers = {module: one for module, one in made.layers.items() if not module.endswith(ends)}
+
+    return change
+
+
+def second_adapter(made: PeftFolder) -> None:
+    made.more = {
+        name.replace(".weight", ".other.weight"): value for name, value in made.tensors().items() if MODULE in name
+    }
+
+
+def twice(made: PeftFolder) -> None:
+    made.more = {name.replace(PREFIX, f"module.{PREFIX}"): value for name, value in made.tensors().items()}
+
+
 NOT_SERVABLE, INCOMPLETE, FORMAT = Code.ADAPTER_NOT_SERVABLE, Code.ADAPTER_IMPORT_INCOMPLETE, Code.ADAPTER_IMPORT_FORMAT
 REFUSED: list[tuple[Change, Code, str]] = [
     (with_options(use_dora=True), NOT_SERVABLE, "use_dora"),
@@ -173,7 +190,21 @@ REFUSED: list[tuple[Change, Code, str]] = [
     (moved("model.vision.q_proj"), INCOMPLETE, "model.vision.q_proj"),
     (with_options(target_modules=["down_proj"]), INCOMPLETE, MODULE),
     (with_options(target_modules=r".*\.down_proj"), INCOMPLETE, MODULE),
+    (with_options(exclude_modules=["q_proj"]), INCOMPLETE, MODULE),
+    (with_options(layers_to_transform=[1]), INCOMPLETE, "model.layers.0.mlp.down_proj"),
+    (with_options(target_modules=["q_proj", "down_proj", "k_proj"]), INCOMPLETE, "model.layers.0.self_attn.k_proj"),
+    (with_options(target_modules=["q_proj", "down_proj", "lm_head"]), INCOMPLETE, "lm_head"),
+    (without("down_proj"), INCOMPLETE, "model.layers.0.mlp.down_proj"),
+    (without("1.self_attn.q_proj", "1.mlp.down_proj"), INCOMPLETE, "model.layers.1.self_attn.q_proj"),
+    (without("_proj"), INCOMPLETE, MODULE),
+    (second_adapter, NOT_SERVABLE, f"{PREFIX}{MODULE}.lora_A.other.weight"),
+    (twice, INCOMPLETE, "model.layers.0.mlp.down_proj"),
+    (with_tensor(f"teacher.{PREFIX}{MODULE}.lora_A.weight"), INCOMPLETE, f"teacher.{PREFIX}{MODULE}"),
     (with_options(target_modules="(("), FORMAT, "target_modules"),
+    (with_options(exclude_modules="(("), FORMAT, "exclude_modules"),
+    (with_options(layers_to_transform=[0, 1], layers_pattern="(("), FORMAT, "layers_pattern"),
+    (with_options(layers_pattern="layers"), FORMAT, "its top"),
+    (with_options(target_modules="all-linear", layers_to_transform=1), FORMAT, "its top"),
     (with_options(r=0), FORMAT, "r"),
     (with_options(lora_alpha=float("nan")), FORMAT, "lora_alpha"),
     (with_options(rank_pattern={"q_proj": 100_000}), FORMAT, "rank_pattern.q_proj"),
@@ -193,6 +224,53 @@ def test_what_would_be_served_otherwise_is_refused(
     assert (refused.value.code, refused.value.param) == (code, param)
     assert refused.value.remedy
     assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        (without("down_proj"), "Import the complete weights."),
+        (without_b, "save_pretrained of the unwrapped PEFT model"),
+        (moved("model.vision.q_proj"), "the base that it was trained on"),
+        (with_options(target_modules=["down_proj"]), "adapter_config.json that was written with them"),
+        (second_adapter, "selected_adapters"),
+        (with_tensor(f"{PREFIX}{MODULE}.lora_magnitude_vector.weight"), "without DoRA"),
+        (with_tensor(f"{PREFIX}{MODULE}.lora_B.bias"), "without biases"),
+        (with_tensor(f"{PREFIX}model.embed_tokens.weight"), "without embeddings"),
+        (with_tensor(f"{PREFIX}lm_head.weight"), "without embeddings"),
+        (with_tensor(f"{PREFIX}{MODULE}.ada_A"), "save_pretrained of the unwrapped PEFT model"),
+    ],
+)
+def test_remedy_fits_its_cause(base: Path, tmp_path: Path, change: Change, remedy: str) -> None:
+    made = make_torchtune(base)
+    change(made)
+    with pytest.raises(ArtifactInvalid) as refused:
+        take_in(made.write(tmp_path / "theirs"), base, tmp_path / "ours")
+    assert remedy in (refused.value.remedy or "")
+    assert "sidecar" not in (refused.value.remedy or "")
+
+
+WRAPPED: dict[str, Callable[[str], str]] = {
+    ".default": lambda name: name.replace(".weight", ".default.weight"),
+    "module": lambda name: f"module.{name}",
+    "_orig_mod": lambda name: name.replace(PREFIX, f"{PREFIX}_orig_mod."),
+    "_checkpoint_wrapped_module": lambda name: name.replace("layers.0.", "layers.0._checkpoint_wrapped_module."),
+    "_fsdp_wrapped_module": lambda name: f"_fsdp_wrapped_module.{name}".replace(".q_proj.", ".q_proj._fsdp_wrapped_module."),
+    "2 times base_model.model": lambda name: f"{PREFIX}{name}",
+    "0 times base_model.model": lambda name: name.removeprefix(PREFIX),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_names_of_a_wrapped_model_are_read_and_noted(base: Path, tmp_path: Path, wrapper: str) -> None:
+    made = make_torchtune(base)
+    plain = take_in(made.write(tmp_path / "plain"), base, tmp_path / "first")
+    made.more, made.layers = {WRAPPED[wrapper](name): value for name, value in made.tensors().items()}, {}
+    found = take_in(made.write(tmp_path / "wrapped"), base, tmp_path / "second")
+    assert found.manifest.files == plain.manifest.files
+    assert [note for note in found.notes if note not in plain.notes] == [
+        f"The names of the weights are not PEFT's own ({wrapper}); they were read as PEFT's."
+    ]
 
 
 def test_an_untrained_head_is_left_out(base: Path, tmp_path: Path) -> None:
