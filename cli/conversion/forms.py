@@ -12,6 +12,7 @@ import msgspec
 
 from cli.conversion.chat_markup import to_turns
 from cli.conversion.outcomes import Change, Outcome, Reason, Row
+from shared.datasets.forms.flags import FLAGS, ROW_FLAGS, is_excluded
 from shared.datasets.forms.recognition import (
     ANSWERS,
     MEDIA,
@@ -26,7 +27,6 @@ from shared.datasets.forms.recognition import (
 )
 from shared.datasets.forms.tools import ToolConversion, tools_of_text, translated_tools
 from shared.datasets.rows import Labels, RowCode, RowError
-from shared.datasets.written_rows import FLAGS
 
 LABELS = ("rating", "category", "difficulty", "lane", "task_family")
 """Labels that Mens knows."""
@@ -44,6 +44,8 @@ _TURN_KEYS = frozenset(
     ]
 ) | frozenset(FLAGS)
 """Keys of a turn that Mens' reader knows."""
+_FLAG_KEYS = frozenset(("weight", *FLAGS))
+"""Those of them that say whether to train on the turn."""
 _PAIR = 2
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 
@@ -124,6 +126,8 @@ def to_chat(row: Row, form: RowForm, tags: Tags, outcome: Outcome, *, chosen: bo
         raise Dropped(Reason.PREFERENCE)
     if reading.row.get("label") is False:
         raise Dropped(Reason.LABEL_FALSE)
+    if any(is_excluded(name, reading.row.get(name)) for name in ROW_FLAGS):
+        raise Dropped(RowCode.ROW_EXCLUDED)
     if any(reading.row.get(name) not in _EMPTY for name in MEDIA):
         raise Dropped(Reason.IMAGE)
     turns = _with_system(_READERS[form](reading), reading.take_text("system"))
@@ -209,7 +213,7 @@ def _turn(written: Any, place: str, reading: Reading) -> list[Row]:
     turn: Row = {"role": role, "content": utterance}
     turn |= {key: written[key] for key in sorted(_TURN_KEYS & written.keys()) if written[key] is not None}
     if role == "function_call":
-        return [_calls(utterance, reading)]
+        return [_calls(utterance, reading) | {key: turn[key] for key in _FLAG_KEYS & turn.keys()}]
     if role == "tool" and "tool_call_id" not in turn and reading.open_calls:
         turn["tool_call_id"] = reading.open_calls.pop(0)
     if role == "tool" and isinstance(utterance, dict | list) and not _are_parts(utterance):

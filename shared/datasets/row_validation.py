@@ -13,7 +13,7 @@ from typing import Any, NoReturn, get_args
 import msgspec
 
 from shared.datasets.field_conflicts import refuse_conflicts
-from shared.datasets.forms.recognition import DESCRIPTIONS, is_foreign
+from shared.datasets.forms.recognition import DESCRIPTIONS, RowForm, is_foreign, recognise
 from shared.datasets.forms.tools import check_tools, refuse_foreign_tools
 from shared.datasets.rows import (
     END_OF_THOUGHTS,
@@ -261,7 +261,7 @@ def _missing(record: Record, prompt: str | None, answer: str | None, line: bytes
     else:
         name = "prompt" if prompt is None else "response"
         reason = f"`{name}` is missing"
-    return RowError(RowCode.ROW_FIELD_MISSING, f"{reason}{_misspelt(line)}", name)
+    return RowError(RowCode.ROW_FIELD_MISSING, f"{reason}{_misspelt(line) or _wrapped(line)}", name)
 
 
 def _misspelt(line: bytes) -> str:
@@ -271,6 +271,16 @@ def _misspelt(line: bytes) -> str:
         meant = _nearest_field(key[:_MAX_KEY_CHARACTERS])
         if meant and meant not in keys:
             return f"; is `{key[:_MAX_KEY_CHARACTERS]}` meant to be `{meant}`?"
+    return ""
+
+
+def _wrapped(line: bytes) -> str:
+    """Return the key of a row that has another row in it, as the end of a reason; empty if none has."""
+    keys = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    for key in islice(keys, _COMPARED_KEYS):
+        inner = msgspec.json.decode(keys[key]) if bytes(keys[key]).startswith(b"{") else None
+        if isinstance(inner, dict) and key.isprintable() and recognise(inner) not in (None, RowForm.TEXT):
+            return f"; a row is inside of `{key[:_MAX_KEY_CHARACTERS]}`: write it without this key around it"
     return ""
 
 

@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from shared.datasets.forms.flags import FLAGS, ROW_FLAGS, flag_of, is_excluded
 from shared.datasets.forms.recognition import MEDIA, RowForm, refers_to_media
 from shared.datasets.forms.tools import ToolConversion, tools_of_text, translated_tools, translated_turns
 from shared.datasets.rows import Labels, Message, Record, Role, RowCode, RowError, SyntaxSpan
@@ -32,15 +33,10 @@ Conversion = Literal["text parts", "functions", "refusal", "answers not to learn
 WrittenRole = Literal[Role, "function"]
 WRITTEN_ROLES: tuple[str, ...] = get_args(WrittenRole)
 """Every role that a line may name."""
-FLAGS = ("train", "training", "trainable", "loss")
-"""Keys by which a turn or a row says whether to train on it."""
-ROW_FLAGS = ("label", *FLAGS)
-"""The same for a row, with KTO's ``label``."""
 KEYS_THAT_REFUSE = frozenset((*ROW_FLAGS, "history", *MEDIA))
 """Other keys of a row whose value may refuse it."""
 _EMPTY = [msgspec.Raw(value) for value in (b"null", b'""', b"[]", b"{}")]
 """Values of a key without content, which need not be reported as unused."""
-_FALSE = msgspec.Raw(b"false")
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -67,6 +63,7 @@ class _WrittenMessage(msgspec.Struct, gc=False):
     training: Any = None
     trainable: Any = None
     loss: Any = None
+    train_detail: Any = None
     reasoning_content: str | None = None
     # Names of thoughts at Ollama and in older data; other people's files may hold anything there.
     reasoning: Any = None
@@ -174,11 +171,9 @@ def _refuse_by_keys(row: _Keys, written: _WrittenRecord) -> None:
         RowError: ``ROW_EXCLUDED``, ``ROW_FIELD_CONFLICT``, ``ROW_PART_UNSUPPORTED``.
     """
     for name in ROW_FLAGS:
-        if row.get(name) == _FALSE:
-            form = RowForm.KTO if name == "label" else ""
-            raise RowError(
-                RowCode.ROW_EXCLUDED, f"{name} is false: the row is marked as not to be trained on", name, form
-            )
+        if name in row and is_excluded(name, value := msgspec.json.decode(row[name])):
+            reason = f"{name} is {msgspec.json.encode(value).decode()}: the row is marked as not to be trained on"
+            raise RowError(RowCode.ROW_EXCLUDED, reason, name, RowForm.KTO if name == "label" else "")
     turns = written.messages or written.turns
     if not turns and "history" in row and says_something(row["history"]):
         reason = (
@@ -279,19 +274,26 @@ def _turns(written: list[_WrittenMessage] | None, name: str, found: Translated) 
 
 
 def _weight(turn: _WrittenMessage, name: str, place: str, found: Translated) -> Literal[0, 1] | None:
-    """Return a turn's weight; 0 for an answer whose flag excludes it from training."""
+    """Return a turn's weight; 0 for an answer whose flag excludes it from training.
+
+    Raises:
+        RowError: ``ROW_EXCLUDED``: only parts of an answer are excluded, which a weight cannot say.
+    """
     weight = turn.weight
+    if turn.train_detail and turn.role == "assistant":
+        reason = f"{place}.train_detail selects parts of the answer; only a whole answer can be left out (weight 0)"
+        raise RowError(RowCode.ROW_EXCLUDED, reason, f"{place}.train_detail")
     for flag in FLAGS:
         value = getattr(turn, flag)
         if value is None:
             continue
-        is_answer, is_flag = turn.role == "assistant", isinstance(value, int) and value in (0, 1)
-        if is_answer and is_flag and not value:
+        is_answer, meant = turn.role == "assistant", flag_of(value)
+        if is_answer and meant is False:
             if turn.weight == 1:
                 raise _conflict(f"{place}.{flag}", "its weight is 1")
             weight = 0
             found.conversions.add("answers not to learn")
-        elif not is_flag or (value and not is_answer):
+        elif meant is None or (meant and not is_answer):
             found.unused_keys.add(f"{name}[].{flag}")
     return weight
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.datasets.forms.files import HINTS, REMEDIES, FileForm, recognise_file
+from shared.datasets.forms.files import HINTS, REMEDIES, FileForm, recognise_file, wrapper_in
 from shared.datasets.forms.recognition import DESCRIPTIONS, RowForm
 
 CONVERT = "mens data convert FILE -o rows.jsonl"
@@ -38,7 +38,9 @@ def advise(path: Path, bad_lines: int, forms: Mapping[str, int]) -> Advice | Non
     """
     file_form = recognise_file(path) if bad_lines else FileForm.JSON_LINES
     if file_form is not FileForm.JSON_LINES:
-        return Advice(HINTS[file_form], REMEDIES.get(file_form, _CONVERT_IT))
+        key = wrapper_in(path) if file_form is FileForm.JSON_WRAPPED else ""
+        finding = HINTS[file_form] + (f": the rows are in its list `{key}`" if key else "")
+        return Advice(finding, REMEDIES.get(file_form, _CONVERT_IT))
     name, rows = max(forms.items(), key=lambda item: item[1], default=("", 0))
     if rows < max(1, COMMON * bad_lines):
         return None

@@ -53,7 +53,7 @@ _FORMS = (
 HINTS: dict[FileForm, str] = {
     FileForm.JSON_ARRAY: "is one JSON array and not an object per line",
     FileForm.JSON_DOCUMENTS: "is pretty-printed JSON: objects are spread over several lines",
-    FileForm.JSON_WRAPPED: "is one JSON object with the rows in a list inside of it",
+    FileForm.JSON_WRAPPED: "is one JSON object and not an object per line",
     FileForm.TABLE: "is a table (CSV or TSV) and not JSON",
     FileForm.PARQUET: "is a Parquet file and not JSON",
     FileForm.ARROW: "is an Arrow file and not JSON",
@@ -86,6 +86,17 @@ def recognise_head(head: bytes) -> FileForm:
     if start.startswith("["):
         return FileForm.JSON_ARRAY if start[1:].lstrip().startswith("{") else FileForm.JSON_LINES
     return FileForm.TABLE if delimiter_of(text) else FileForm.JSON_LINES
+
+
+def wrapper_in(path: Path) -> str:
+    """Return the key under which a file that is one JSON object has its rows; empty if it has none."""
+    with path.open("rb") as file:
+        text = file.read(HEAD_BYTES).decode(errors="replace").removeprefix(BYTE_ORDER_MARK).lstrip()
+    try:
+        return wrapper_of(json.JSONDecoder().raw_decode(text)[0]) or ""
+    except (ValueError, RecursionError):
+        wrapped = _WRAPPED.match(text)
+        return wrapped[1] if wrapped else ""
 
 
 def compression(head: bytes) -> str:

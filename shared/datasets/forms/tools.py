@@ -1,12 +1,13 @@
 """Tools and calls as other programs write them, in the one form that a client of the chat API can send.
 
     flat (Responses API, or a bare function)   {"type": "function", "name": …, "parameters": …}
-    Anthropic                                  {"name": …, "input_schema": …}
+    Anthropic, MCP                             {"name": …, "input_schema": …}, {"name": …, "inputSchema": …}
     a flat call                                {"name": …, "arguments": …}
     nulls of a merged schema                   properties, schema keywords and arguments whose value is null
 
 A file that went through a typed table has the union of all keys in every object, filled with unintended nulls.
-Tools that no client can send in any form (built-in tools, Gemini's declarations) are refused with the form's name.
+Tools that no client can send in any form (built-in tools, Gemini's declarations) are refused with the form's name, and
+so are tools whose parameters would be left out because they are under another name.
 """
 
 from __future__ import annotations
@@ -17,57 +18,36 @@ from typing import Any, Literal
 
 import msgspec
 
+from shared.datasets.forms.schemas import OLDER_DRAFT, object_fault, schema_faults, without_nulls
 from shared.datasets.rows import Message, Record, RowCode, RowError
 
 ToolConversion = Literal["flat tools", "tools as text", "flat calls", "nulls of a merged schema"]
 Tool = dict[str, Any]
 Note = Callable[[ToolConversion], object]
 
-_BARE_KEYS = ("parameters", "input_schema", "description", "strict")
-_DECLARATIONS = ("functionDeclarations", "function_declarations")
-_WHITE_SPACE = re.compile(r"\s")
-_MEANINGFUL_NULLS = frozenset({"default", "const"})
-"""Keywords of a schema whose value may be null."""
-_SCHEMA_KEYWORDS = frozenset(
-    [
-        "type",
-        "properties",
-        "required",
-        "additionalProperties",
-        "$ref",
-        "$defs",
-        "definitions",
-        "anyOf",
-        "oneOf",
-        "allOf",
-        "not",
-        "if",
-        "then",
-        "else",
-        "enum",
-        "const",
-        "description",
-        "title",
-        "default",
-        "$schema",
-        "$id",
-        "$comment",
-        "items",
-        "patternProperties",
-        "propertyNames",
-        "minProperties",
-        "maxProperties",
-        "dependentRequired",
-        "dependentSchemas",
-        "unevaluatedProperties",
-        "examples",
-        "nullable",
-        "strict",
-    ]
+_SCHEMA_NAMES = ("input_schema", "inputSchema")
+"""Names of a tool's parameters at Anthropic and in MCP."""
+_BARE_KEYS = ("parameters", *_SCHEMA_NAMES, "description", "strict")
+_FOREIGN_TOOLS = {
+    "functionDeclarations": "Gemini's",
+    "function_declarations": "Gemini's",
+    "toolSpec": "Amazon Bedrock's",
+    "parameter_definitions": "Cohere's",
+}
+"""Keys of tools that are not converted, and whose they are."""
+_OTHER_PARAMETERS = (
+    "parameter_definitions",
+    "params",
+    "args",
+    "args_schema",
+    "arguments",
+    "properties",
+    "inputs",
+    "schema",
 )
-_NESTED = ("items", "additionalProperties", "not", "if", "then", "else")
-_ALTERNATIVES = ("anyOf", "oneOf", "allOf", "prefixItems")
-_NAMED = ("properties", "$defs", "definitions", "patternProperties")
+"""Names under which some programs write parameters, in none of the known forms."""
+_UNUSABLE = re.compile(r"[\s\x00-\x1f\x7f\"<>\\]")
+"""Characters with which a function's name would end too early where a model writes it in a call."""
 
 
 class WrittenOtherwise(msgspec.ValidationError):
@@ -153,15 +133,22 @@ def check_tools(tools: list[Tool]) -> None:
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(function, dict) or not isinstance(name, str) or not name.strip():
             raise _invalid(f"{place} has no function with a name", f"{place}.function.name")
-        if _WHITE_SPACE.search(name):
-            raise _invalid(f"{place}.function.name {name[:40]!r} contains white space", f"{place}.function.name")
+        if bad := _UNUSABLE.search(name):
+            what = "white space" if bad[0].isspace() else f"the character {bad[0]!r}"
+            raise _invalid(f"{place}.function.name {name[:40]!r} contains {what}", f"{place}.function.name")
         if name in names:
             raise _invalid(f"{place} is a second tool of the name {name[:40]!r}", f"{place}.function.name")
         names.add(name)
-        parameters = function.get("parameters")
-        if parameters is not None and (fault := _schema_fault(parameters)):
-            field = f"{place}.function.parameters"
-            raise _invalid(f"{field} must be the JSON schema of an object: {fault}", field)
+        if function.get("parameters") is not None:
+            _check_parameters(function["parameters"], f"{place}.function.parameters")
+
+
+def _check_parameters(parameters: Any, field: str) -> None:
+    if fault := object_fault(parameters):
+        raise _invalid(f"{field} must be the JSON schema of an object: {fault}", field)
+    for path, reason in schema_faults(parameters, field):
+        if reason != OLDER_DRAFT:
+            raise _invalid(f"{path} {reason}", path)
 
 
 # --- tools
@@ -172,14 +159,14 @@ def _is_clean(tool: Tool) -> bool:
     if not isinstance(function, dict) or tool.get("type", "function") != "function":
         return False
     parameters = function.get("parameters")
-    return not (isinstance(parameters, dict) and _without_nulls(parameters) != parameters)
+    if parameters is None and not function.keys().isdisjoint((*_SCHEMA_NAMES, *_OTHER_PARAMETERS)):
+        return False
+    return not (isinstance(parameters, dict) and without_nulls(parameters) != parameters)
 
 
 def _translated_tool(tool: Tool, place: str, note: Note) -> Tool:
     tool = {key: value for key, value in tool.items() if value is not None}
-    if any(key in tool for key in _DECLARATIONS):
-        reason = f"{place} has Gemini's `functionDeclarations`; write each as {{type: function, function: {{name, parameters}}}}"
-        raise _invalid(reason, place)
+    _refuse_other_forms(tool, place)
     function = tool.get("function")
     if isinstance(function, dict) and tool.get("type", "function") == "function":
         translated = tool
@@ -193,12 +180,36 @@ def _translated_tool(tool: Tool, place: str, note: Note) -> Tool:
         raise _invalid(reason, f"{place}.type")
     else:
         raise _invalid(f"{place} has no function with a name", f"{place}.function.name")
-    function = translated["function"]
+    function = translated["function"] = _with_parameters(translated["function"], f"{place}.function", note)
     parameters = function.get("parameters")
-    if isinstance(parameters, dict) and (cleaned := _without_nulls(parameters)) != parameters:
+    if isinstance(parameters, dict) and (cleaned := without_nulls(parameters)) != parameters:
         translated = translated | {"function": function | {"parameters": cleaned}}
         note("nulls of a merged schema")
     return translated
+
+
+def _refuse_other_forms(tool: Tool, place: str) -> None:
+    for key, whose in _FOREIGN_TOOLS.items():
+        if key in tool:
+            form = "{type: function, function: {name, parameters}}"
+            raise _invalid(f"{place} has {whose} `{key}`; write each function as {form}", place)
+
+
+def _with_parameters(function: Tool, place: str, note: Note) -> Tool:
+    """Return a function with its parameters under the chat API's name.
+
+    Raises:
+        RowError: ``ROW_TOOL_INVALID``: they are under another name, in an unknown form.
+    """
+    if function.get("parameters") is not None:
+        return function
+    others = [name for name in _OTHER_PARAMETERS if isinstance(function.get(name), dict | list) and function[name]]
+    if others:
+        raise _invalid(f"{place} has `{others[0]}`; write its parameters as a JSON schema in `parameters`", place)
+    if (name := next((name for name in _SCHEMA_NAMES if function.get(name) is not None), None)) is None:
+        return function
+    note("flat tools")
+    return {key: value for key, value in function.items() if key not in _SCHEMA_NAMES} | {"parameters": function[name]}
 
 
 def _is_function(tool: Tool) -> bool:
@@ -206,64 +217,14 @@ def _is_function(tool: Tool) -> bool:
     schema.
     """
     kind = tool.get("type", "function")
-    return kind == "function" or (kind == "custom" and "input_schema" in tool)
+    return kind == "function" or (kind == "custom" and not tool.keys().isdisjoint(_SCHEMA_NAMES))
 
 
 def _wrapped(tool: Tool) -> Tool:
-    function = {"name": tool["name"]} | {key: tool[key] for key in _BARE_KEYS if key in tool}
-    if (schema := function.pop("input_schema", None)) is not None:
-        function.setdefault("parameters", schema)
-    others = {key: value for key, value in tool.items() if key not in {"type", "name", *_BARE_KEYS}}
+    keys = ("name", *_BARE_KEYS, *_OTHER_PARAMETERS)
+    function = {key: tool[key] for key in keys if key in tool}
+    others = {key: value for key, value in tool.items() if key not in {"type", *keys}}
     return {"type": "function", "function": function, **others}
-
-
-def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema without the properties and the keywords whose value is null."""
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        if value is None and key not in _MEANINGFUL_NULLS:
-            continue
-        if key in _NAMED and isinstance(value, dict):
-            value = {name: _cleaned(part) for name, part in value.items() if part is not None}  # noqa: PLW2901
-        elif key in _NESTED:
-            value = _cleaned(value)  # noqa: PLW2901
-        elif key in _ALTERNATIVES and isinstance(value, list):
-            value = [_cleaned(part) for part in value]  # noqa: PLW2901
-        found[key] = value
-    return found
-
-
-def _cleaned(value: Any) -> Any:
-    return _without_nulls(value) if isinstance(value, dict) else value
-
-
-def _schema_fault(schema: Any) -> str:
-    """Return why parameters are not the schema of an object; empty if they are."""
-    if not isinstance(schema, dict):
-        return f"it is {_kind(schema)}"
-    kind, properties, required = schema.get("type", "object"), schema.get("properties", {}), schema.get("required", [])
-    labels = [schema[key] for key in ("title", "description") if key in schema]
-    is_bare = bool(schema) and not schema.keys() & _SCHEMA_KEYWORDS
-    # An older draft of JSON Schema has `required: true`, in a property.
-    names = isinstance(required, bool) or (
-        isinstance(required, list) and all(isinstance(name, str) for name in required)
-    )
-    faults = {
-        "its `type` is not `object`": "object" not in (kind if isinstance(kind, list) else [kind]),
-        "its `properties` are not an object": not isinstance(properties, dict),
-        "it has names of parameters where `properties` should be": is_bare
-        or not all(isinstance(label, str) for label in labels),
-        "its `required` is not a list of names": not names,
-    }
-    if fault := next((fault for fault, holds in faults.items() if holds), ""):
-        return fault
-    bad = next((name for name, part in properties.items() if not isinstance(part, dict | bool)), None)
-    return "" if bad is None else f"its property {bad[:40]!r} is {_kind(properties[bad])} and not a schema"
-
-
-def _kind(value: Any) -> str:
-    names = {list: "a list", str: "a string", bool: "true or false", dict: "an object", type(None): "null"}
-    return names.get(type(value), "a number")
 
 
 # --- calls

@@ -22,6 +22,7 @@ from shared.datasets.rows import RowCode
 from tests.support.foreign_rows import CALLED, HI, READABLE, TOOL, UNREADABLE, said
 
 GOLDEN = Path(__file__).parent / "golden" / "accounts.json"
+ALPACA = {"instruction": "Hi", "output": "No", "history": [["Hi", "Hello"]]}
 CHOSEN = Rules(options=RowOptions(as_supervised=True))
 
 
@@ -63,6 +64,21 @@ def test_row_that_cannot_be_converted_is_dropped_for_a_reason(number: int, tmp_p
     assert (account["outcome"], account["reason"], rows) == ("dropped", reason, [])
     assert report.refused == "no row can be trained on"
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("flag", [{"train": False}, {"weight": 0}, {"loss": "false"}])
+def test_row_that_is_marked_as_not_to_be_trained_on_is_dropped(flag: dict[str, Any], tmp_path: Path) -> None:
+    rows, _, accounts = converted(tmp_path, *({**row, **flag} for row in (ALPACA, {"question": "Hi", "answer": "No"})))
+    assert (rows, {account["reason"] for account in accounts}) == ([], {RowCode.ROW_EXCLUDED})
+
+
+def test_turn_that_is_marked_as_not_to_be_trained_on_stays_marked(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "Rain?"}, {"from": "function_call", "value": '{"name": "f"}', "train": False}]
+    turns += [{"from": "observation", "value": "1"}, {"from": "gpt", "value": "No.", "loss": "false"}]
+    turns += [{"from": "human", "value": "Sure?"}, {"from": "gpt", "value": "Yes."}]
+    converted(tmp_path, {"conversations": turns})
+    [found] = read_rows((tmp_path / "out.jsonl").read_bytes().splitlines())
+    assert [turn.weight for turn in found.messages if turn.role == "assistant"] == [0, 0, None]
 
 
 def test_every_form_has_a_sample() -> None:

@@ -21,8 +21,9 @@ FILES: list[tuple[bytes, FileForm, str]] = [
     (json.dumps([ROW, ROW]).encode(), FileForm.JSON_ARRAY, "one JSON array"),
     (b"[\n" + json.dumps(ROW).encode() + b"\n]\n", FileForm.JSON_ARRAY, "one JSON array"),
     (json.dumps(ROW, indent=1).encode() * 2, FileForm.JSON_DOCUMENTS, "pretty-printed"),
-    (json.dumps({"data": [ROW]}).encode(), FileForm.JSON_WRAPPED, "rows in a list inside"),
-    (json.dumps({"version": 1, "train": [ROW]}, indent=2).encode(), FileForm.JSON_WRAPPED, "rows in a list inside"),
+    (json.dumps({"data": [ROW]}).encode(), FileForm.JSON_WRAPPED, "the rows are in its list `data`"),
+    (b'{"rows": [' + json.dumps(ROW).encode(), FileForm.JSON_WRAPPED, "the rows are in its list `rows`"),
+    (json.dumps({"version": 1, "train": [ROW]}, indent=2).encode(), FileForm.JSON_WRAPPED, "in its list `train`"),
     (b"question,answer\nHi,Hello\n", FileForm.TABLE, "table"),
     (b"prompt\tcompletion\nHi\tHello\n", FileForm.TABLE, "table"),
     (b"PAR1\x00\x00", FileForm.PARQUET, "Parquet"),
@@ -84,6 +85,16 @@ def test_few_rows_of_another_form_are_named_in_their_lines_alone(tmp_path: Path)
     report = inspect_file(path).training
     assert report.advice is None
     assert "the question and answer form" in report.errors[-1].reason
+
+
+def test_row_inside_of_a_row_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"id": {"a": 1}, "data": ROW}))
+    [error] = inspect_file(path).training.errors
+    assert (error.code, error.reason.partition("; ")[2]) == (
+        "ROW_FIELD_MISSING",
+        "a row is inside of `data`: write it without this key around it",
+    )
 
 
 def test_mark_in_the_middle_of_a_file_is_named(tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ def read(*tools: Any, call: Any = None, text: str | None = None) -> tuple[Traini
         ({"type": "function", "name": "f", "description": "d", "parameters": SCHEMA}, {"flat tools"}),
         ({"name": "f", "description": "d", "parameters": SCHEMA}, {"flat tools"}),
         ({"name": "f", "description": "d", "input_schema": SCHEMA}, {"flat tools"}),
+        ({"name": "f", "description": "d", "inputSchema": SCHEMA}, {"flat tools"}),
+        ({"type": "function", "function": {"name": "f", "description": "d", "input_schema": SCHEMA}}, {"flat tools"}),
+        ({"function": {"name": "f", "description": "d", "inputSchema": MERGED}}, {"flat tools", "nulls of a merged schema"}),
         ({"type": "custom", "name": "f", "description": "d", "input_schema": SCHEMA}, {"flat tools"}),
         ({"type": "function", "function": {"name": "f", "description": "d", "parameters": MERGED}}, {"nulls of a merged schema"}),
         ({"type": "function", "name": None, "input_schema": None, "function": SERVED["function"]}, set()),
@@ -68,8 +71,27 @@ def test_tools_may_be_a_text() -> None:
         ({"type": "function"}, "no function with a name"),
         ({"name": "f", "parameters": {"city": {"type": "string"}}}, "names of parameters where `properties` should be"),
         ({"name": "f", "parameters": {"type": "array"}}, "its `type` is not `object`"),
-        ({"name": "f", "input_schema": {"properties": ["city"]}}, "its `properties` are not an object"),
+        ({"name": "f", "input_schema": {"properties": ["city"]}}, "parameters.properties is not an object of schemas"),
+        ({"name": "f", "parameters": {"type": "object", "required": "city"}}, "parameters.required is not a list"),
+        ({"name": "f", "parameters": {"properties": {"city": 3}}}, "parameters.properties.city is not a schema"),
+        (
+            {"name": "f", "parameters": {"properties": {"city": {"type": "str"}}}},
+            "properties.city.type is 'str', not one of",
+        ),
+        (
+            {"name": "f", "parameters": {"properties": {"a": {"items": {"properties": {"b": {"enum": 1}}}}}}},
+            "a.items.properties.b.enum",
+        ),
+        ({"toolSpec": {"name": "f", "inputSchema": {"json": SCHEMA}}}, "Amazon Bedrock's `toolSpec`"),
+        ({"name": "f", "parameter_definitions": {"city": {"type": "str"}}}, "Cohere's `parameter_definitions`"),
+        ({"name": "f", "args": {"city": {"type": "string"}}}, "has `args`; write its parameters as a JSON schema"),
+        (
+            {"function": {"name": "f", "properties": {"city": {"type": "string"}}}},
+            "has `properties`; write its parameters",
+        ),
         ({"name": "two words"}, "white space"),
+        ({"name": 'f"'}, "the character '\"'"),
+        ({"name": "f>"}, "the character '>'"),
     ],
 )
 def test_tool_that_no_client_can_send_is_refused_with_its_form(tool: dict[str, Any], words: str) -> None:
@@ -77,6 +99,11 @@ def test_tool_that_no_client_can_send_is_refused_with_its_form(tool: dict[str, A
     assert row is None
     assert report.errors[0].code is RowCode.ROW_TOOL_INVALID
     assert words in report.errors[0].reason
+
+
+def test_required_of_an_older_draft_is_no_fault() -> None:
+    old = {"type": "object", "properties": {"city": {"type": "string", "required": True}}}
+    assert read({"name": "f", "parameters": old})[0] is not None
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
