@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import typer
 from rich.console import Console
@@ -40,30 +41,35 @@ def line_ranges(lines: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, run)) for run in runs)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, header: bool = False) -> None:
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, header: bool = False, spare: Sequence[str] = ()
+) -> None:
     """Print rows; values are never cut off, and in a pipe each row is one line.
 
-    On a terminal that is too narrow, ids are shortened to a form that every command accepts, then values are wrapped between
-    words; if that is not enough, and in a pipe, they are complete.
+    On a terminal that is too narrow, ids are shortened to a form that every command accepts, and values are wrapped between
+    words; then spare columns are left out, which a note names. If that is not enough, and in a pipe, rows are complete.
 
     Args:
         header: whether a pipe also gets the columns' names, for tables that people keep.
+        spare: columns that a narrow terminal leaves out, the first of them first.
     """
     console, lines = Console(), list(rows)
-    shown = _fitting(columns, lines, console.width) if console.is_terminal else None
-    if shown is None:
+    form = _fitting(columns, lines, spare, console.width) if console.is_terminal else None
+    if form is None:
         if console.is_terminal or header:
             typer.echo("\t".join(columns))
         # The terminal wraps these lines itself, so copied values stay complete.
         for row in lines:
             typer.echo("\t".join(row))
         return
-    table = Table()
-    for column in columns:
-        table.add_column(Text(column))
-    for row in shown:
+    shown, table = [columns[index] for index in form.indices], Table()
+    for column, width in zip(shown, form.widths, strict=True):
+        table.add_column(Text(column), width=width)
+    for row in form.rows:
         table.add_row(*map(Text, row))
     console.print(table)
+    if left_out := [column for column in columns if column not in shown]:
+        typer.echo(f"left out, as the terminal is narrow: {', '.join(left_out)}", err=True)
 
 
 def shorten_ids(text: str) -> str:
@@ -73,19 +79,48 @@ def shorten_ids(text: str) -> str:
     return text
 
 
-def _fitting(columns: Sequence[str], rows: list[Sequence[str]], width: int) -> list[Sequence[str]] | None:
-    """Return the rows in the first form that a terminal has room for; None if it has for none."""
-    if _width(columns, rows) <= width:
-        return rows
-    short: list[Sequence[str]] = [[shorten_ids(value) for value in row] for row in rows]
-    words = [[max(value.split(), key=len, default="") for value in row] for row in short]
-    fits = _width([max(column.split(), key=len) for column in columns], words) <= width
-    return short if fits else None
+class TableForm(NamedTuple):
+    """A form of a table that fits into a terminal: its columns, their widths, and the rows."""
+
+    indices: list[int]
+    widths: list[int]
+    rows: list[list[str]]
 
 
-def _width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """Return the width of a table in characters: every value on one line, and three of border for each column."""
-    return sum(max(map(len, column)) + 3 for column in zip(columns, *rows, strict=True)) + 1
+def _fitting(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], width: int
+) -> TableForm | None:
+    """Return the first form that a terminal has room for; None if it has for none."""
+    whole, short = [list(row) for row in rows], [[shorten_ids(value) for value in row] for row in rows]
+    if (form := _form(columns, list(range(len(columns))), whole, width)) and _is_unwrapped(form, columns):
+        return form
+    for count in range(len(spare) + 1):
+        kept = [index for index, column in enumerate(columns) if column not in spare[:count]]
+        if form := _form(columns, kept, [[row[index] for index in kept] for row in short], width):
+            return form
+    return None
+
+
+def _form(columns: Sequence[str], indices: list[int], rows: list[list[str]], width: int) -> TableForm | None:
+    """Return a table with values wrapped between words where they need it; None if the words have no room."""
+    cells = list(zip([columns[index] for index in indices], *rows, strict=True))
+    least = [max(len(word) for value in column for word in (value.split() or [""])) for column in cells]
+    wanted = [max(map(len, column)) for column in cells]
+    # Three characters of border for each column, and one.
+    room = width - sum(least) - 3 * len(cells) - 1
+    if room < 0:
+        return None
+    widths = list(least)
+    for index in sorted(range(len(cells)), key=lambda index: wanted[index] - least[index]):
+        more = min(wanted[index] - least[index], room)
+        widths[index], room = widths[index] + more, room - more
+    return TableForm(indices, widths, rows)
+
+
+def _is_unwrapped(form: TableForm, columns: Sequence[str]) -> bool:
+    return all(
+        len(value) <= width for row in (columns, *form.rows) for value, width in zip(row, form.widths, strict=True)
+    )
 
 
 def format_size(count: float) -> str:

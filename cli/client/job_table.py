@@ -10,6 +10,8 @@ from cli.client.job_progress import describe_progress, describe_stage
 from cli.output import format_duration, format_minute
 
 COLUMNS = ("id", "created (UTC)", "kind", "state", "time", "alias", "base", "by", "progress", "result", "tenant")
+SPARE_COLUMNS = ("tenant", "kind", "progress", "by", "base", "time")
+"""Columns that a narrow terminal leaves out, the first of them first."""
 
 
 def job_rows(jobs: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:

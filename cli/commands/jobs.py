@@ -17,7 +17,7 @@ from cli.client.connection import call, fail, fail_with, fail_with_response, fin
 from cli.client.gate_outcome import ALIAS_NOT_MOVED, describe_gates, is_of_gates, keeps_alias
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, describe_stage, follow
-from cli.client.job_table import COLUMNS, job_rows
+from cli.client.job_table import COLUMNS, SPARE_COLUMNS, job_rows
 from cli.client.json_errors import Json, note_json
 from cli.client.self_evaluation import describe_evaluation
 from cli.client.start_command import note_base
@@ -244,7 +244,7 @@ def list_jobs(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    print_table(COLUMNS, job_rows(found))
+    print_table(COLUMNS, job_rows(found), spare=SPARE_COLUMNS)
     if page["has_more"]:
         note(f"older ones: the same command with --after {shorten_ids(found[-1]['id'])}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from cli.output import counted, format_duration, format_minute, format_size, line_ranges, print_table
@@ -43,6 +45,24 @@ def test_narrow_terminals_get_short_ids_and_values_wrapped_between_words(
     monkeypatch.setenv("COLUMNS", "20")
     print_table(("id", "progress"), [("ftjob-01m8b01nabcdefghjkmn3fk2a8", "x")])
     assert "ftjob-01m8b01nabcdefghjkmn3fk2a8\tx" in capsys.readouterr().out
+
+
+def test_narrow_terminal_leaves_spare_columns_out_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    rows = [("one", "finetune", ADAPTER, "shared"), ("two", "merge", "", "shared")]
+    for width, left_out in ((120, ""), (60, ""), (50, "tenant"), (40, "kind, tenant")):
+        monkeypatch.setenv("COLUMNS", str(width))
+        print_table(("id", "kind", "result", "tenant"), rows, spare=("tenant", "kind"))
+        printed = capsys.readouterr()
+        assert printed.err == (f"left out, as the terminal is narrow: {left_out}\n" if left_out else "")
+        assert f"support@{'3f' * 6}…" in printed.out or ADAPTER in printed.out, "no id is cut"
+        assert max(map(len, strip_ansi(printed.out).splitlines())) <= width
+
+
+def strip_ansi(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 @pytest.mark.parametrize(
