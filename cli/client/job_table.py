@@ -32,6 +32,14 @@ def job_rows(jobs: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
         )
 
 
+def describe_origin(job: Mapping[str, Any]) -> str:
+    """Return when a job was created, by whom, for which alias, and how long it has run."""
+    parts = [f"{format_minute(job['created_at'])} UTC"]
+    parts += [f"by {job['created_by']}"] if job.get("created_by") else []
+    parts += [f"for the alias {alias}"] if (alias := describe_alias_of(job)) else []
+    return " ".join(parts) + (f", ran {time}" if (time := run_time(job)) else "")
+
+
 def run_time(job: Mapping[str, Any]) -> str:
     """Return the time from a job's first start to its end, or until now while it runs; empty for others."""
     if not job["started_at"] or (not job["finished_at"] and job["state"] != "running"):

@@ -17,7 +17,7 @@ from cli.client.connection import call, fail, fail_with, fail_with_response, fin
 from cli.client.gate_outcome import ALIAS_NOT_MOVED, describe_gates, is_of_gates, keeps_alias
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, describe_stage, follow
-from cli.client.job_table import COLUMNS, SPARE_COLUMNS, job_rows
+from cli.client.job_table import COLUMNS, SPARE_COLUMNS, describe_origin, job_rows
 from cli.client.json_errors import Json, note_json
 from cli.client.self_evaluation import describe_evaluation
 from cli.client.start_command import note_base
@@ -262,7 +262,7 @@ def show(
     state = job["state"] + (f" ({describe_stage(job)})" if job["stage"] else "")
     requested = f", {job['requested']} requested" if job["requested"] else ""
     lines = [f"{job['id']}  {job['kind']}  {state}{requested}  attempt {job['attempt']}"]
-    lines += [f"base     {job['base_model']}", f"tenant   {job['tenant']}"]
+    lines += [f"created  {describe_origin(job)}", f"base     {job['base_model']}", f"tenant   {job['tenant']}"]
     lines += [f"plan     {summary(job)}"] if job["kind"] == "finetune" else []
     lines += describe_place(job.get("queue"))
     lines += [f"progress {progress}"] if (progress := describe_progress(job)) else []

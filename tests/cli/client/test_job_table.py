@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.client.job_table import COLUMNS, job_rows
+from cli.client.job_table import COLUMNS, describe_origin, job_rows
 
 JOB: dict[str, Any] = {
     "id": "ftjob-1",
@@ -63,3 +63,9 @@ def test_alias_that_stayed_is_said_to_have_stayed() -> None:
     assert shown(**ENDED, state="succeeded", result=kept)["alias"] == "prod (not moved)"
     assert shown(contract={"alias": "other"})["alias"] == "other"
     assert shown(contract={"adapter": "a@1"}, created_by=None)["alias"] == ""
+
+
+def test_origin_in_one_line() -> None:
+    assert describe_origin(JOB) == "2026-01-02 03:04 UTC by alice for the alias prod"
+    earlier = JOB | ENDED | {"state": "failed", "created_by": None, "contract": {}}
+    assert describe_origin(earlier) == "2026-01-02 03:04 UTC, ran 7 min"
