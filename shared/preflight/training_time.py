@@ -24,8 +24,12 @@ CPU_CORE_FLOPS = 40e9
 """FLOP/s in fp32 that one core of a server is expected to reach."""
 
 DENSE_BF16_PEAKS = (
-    (r"\bB200\b", 2250e12),  # NVIDIA Blackwell architecture brief: 4.5 PFLOP/s with sparsity
-    (r"\bGH200\b", 989e12),  # NVIDIA GH200 data sheet; half of the figure with sparsity, as in all lines below
+    (r"\bGB[23]00\b", 2500e12),  # NVIDIA GB200 and GB300 NVL72 data sheets; half of the figure with sparsity
+    (r"\bB[23]00\b", 2250e12),  # NVIDIA Blackwell architecture brief: 4.5 PFLOP/s with sparsity
+    (
+        r"\bGH200\b",
+        989e12,
+    ),  # NVIDIA GH200 data sheet; half of the figure with sparsity, as in all lines of data sheets below
     (r"\bH200 NVL\b", 835e12),  # NVIDIA H200 data sheet
     (r"\bH200\b", 989e12),
     (r"\bH100 PCIe\b", 756e12),  # NVIDIA H100 data sheet
@@ -37,14 +41,28 @@ DENSE_BF16_PEAKS = (
     (r"\bL40S\b", 362e12),  # NVIDIA L40S data sheet
     (r"\bL40\b", 181e12),  # NVIDIA L40 data sheet
     (r"\bL4\b", 121e12),  # NVIDIA L4 data sheet
-    (r"\bRTX 4090\b", 165e12),  # NVIDIA Ada architecture paper, appendix A: bf16 with fp32 accumulation
-    (r"\bRTX 3090\b(?! Ti)", 71e12),  # NVIDIA GA102 architecture paper: bf16 with fp32 accumulation
+    (r"\bA40\b", 150e12),  # NVIDIA A40 data sheet
+    (r"\bRTX A6000\b", 155e12),  # NVIDIA RTX A6000 data sheet
+    (r"\bRTX 6000 Ada\b", 364e12),  # NVIDIA RTX 6000 Ada data sheet: a quarter of its figure for FP8 with sparsity
+    (r"\bRTX PRO 6000 Blackwell (?!Max-Q)", 500e12),  # its data sheet: an eighth of its figure for FP4 with sparsity
+    # GeForce: bf16 with fp32 accumulation, half of the rate that the papers call FP16.
+    (r"\bRTX 5090\b(?! D)", 209e12),  # NVIDIA RTX Blackwell architecture paper, as the two lines below
+    (r"\bRTX 5080\b", 113e12),
+    (r"\bRTX 5070 Ti\b", 88e12),
+    (r"\bRTX 4090\b(?! D)", 165e12),  # NVIDIA Ada architecture paper, appendix A, as the line below
+    (r"\bRTX 4080\b(?! SUPER)", 97.5e12),
+    (r"\bRTX 3090 Ti\b", 80e12),  # twice its fp32 rate, as for the RTX 3090
+    (r"\bRTX 3090\b", 71e12),  # NVIDIA GA102 architecture paper: bf16 with fp32 accumulation
 )
 """Pattern of a device's name → dense bf16 FLOP/s. The first match counts; a device without one has no MFU."""
+REDUCED = re.compile(r"\bMIG\b|\bLaptop\b")
+"""Names of devices that have a part of the peak, or less power for it: their own peak is unknown."""
 
 
 def dense_bf16_peak(device_name: str) -> float | None:
     """Return the peak of a device in FLOP/s by its name in torch; None if it is unknown."""
+    if REDUCED.search(device_name):
+        return None
     return next((peak for pattern, peak in DENSE_BF16_PEAKS if re.search(pattern, device_name)), None)
 
 
@@ -132,7 +150,8 @@ def training_time(
             reason=f"from FLOPs, a guess: {flops / 1e9:.2g} GFLOP a token at {speed / 1e9:.0f} GFLOP/s; "
             "no measured job of this base is known here",
         )
-    missing = "the rows' tokens are" if tokens is None else "the device's speed is"
+    device = f"the speed of {machine.device_name} is" if on_gpu and machine.device_name else "the device's speed is"
+    missing = "the rows' tokens are" if tokens is None else device
     return TrainingTime(
         seconds=steps * SECONDS_PER_STEP,
         basis="steps",
