@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -33,6 +34,13 @@ PAUSE_SIGNAL = signal.SIGUSR1
 CANCEL_SIGNAL = signal.SIGTERM
 
 PARENT_VARIABLE = "MENS_PARENT_PID"
+
+OUT_OF_MEMORY_WORDS = re.compile(
+    r"out of memory|can't allocate memory|(?:cublas|cudnn|cusparse|cusolver)_status_(?:alloc_failed|not_initialized)",
+    re.IGNORECASE,
+)
+"""Words of an error of torch when memory is full. CUDA's libraries allocate at their first use, outside torch's allocator:
+if they cannot, they are not initialised."""
 
 
 class StopRequested(Exception):
@@ -146,8 +154,7 @@ def is_out_of_memory(error: Exception) -> bool:
     """
     if isinstance(error, MemoryError):
         return True
-    text = str(error).lower()
-    return any(words in text for words in ("out of memory", "can't allocate memory", "cublas_status_alloc_failed"))
+    return OUT_OF_MEMORY_WORDS.search(str(error)) is not None
 
 
 def out_of_memory(reason: str) -> JobFailed:

@@ -20,7 +20,7 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from shared.errors import Code, JobFailed
-from worker.child_runtime import StopSignals, exit_with_worker, run_engine
+from worker.child_runtime import StopSignals, exit_with_worker, is_out_of_memory, run_engine
 from worker.run_folder import SCORES_NAME, ScoreRun, read_json, write_json
 from worker.training.adapter import load_adapter
 from worker.training.model.load import pick_device
@@ -50,7 +50,9 @@ def score(run: ScoreRun, run_dir: Path) -> None:
     try:
         model = load(Path(run.base), Path(run.adapter), getattr(torch, run.dtype), device)
         write_json(run_dir / SCORES_NAME, {"scores": score_probes(model, probes, device)})
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise JobFailed(
             Code.OUT_OF_MEMORY,
             f"The base does not fit into this worker's memory in {run.dtype}, so the engine error cannot be measured.",

@@ -46,8 +46,9 @@ from worker.training.checkpoint import (
     save_checkpoint,
 )
 from worker.training.early_stopping import is_exhausted, score_at
-from worker.training.loss import evaluate
+from worker.training.loss import mean_score
 from worker.training.method import Batch, Method
+from worker.training.model.load import own_gpus
 from worker.training.probes import make_probes, write_probes
 from worker.training.reporting.facts import new_run_id
 from worker.training.reporting.report import write_reports
@@ -55,9 +56,9 @@ from worker.training.reporting.telemetry import Telemetry
 from worker.training.reporting.trackers import Trackers, trackers_of
 from worker.training.reproducibility import fix_order_of_sums, inexact_reasons
 from worker.training.self_evaluation.evaluate import evaluate_run
-from worker.training.step import optimizer_step
+from worker.training.step import optimizer_step, validation_in_memory
 from worker.training.supervised import Supervised
-from worker.training.trainer import TrainingContext, agree_to_start, describe, gather_facts, set_up
+from worker.training.trainer import TrainingContext, agree_on_memory, agree_to_start, describe, gather_facts, set_up
 
 MAX_NON_FINITE_STEPS = 3
 TRIES_NAME = "self_evaluation_tries.json"
@@ -103,7 +104,7 @@ def train(
     with open_telemetry(context, progress) as telemetry:
         telemetry.emit("train_start", describe(context, progress))
         if run.plan.contract.device.device is Device.CUDA and context.device.type == "cpu":
-            telemetry.gpu_fallback("trainer", "cuda", ["no_cuda_device"])
+            telemetry.gpu_fallback("trainer", "cuda", ["gpu_unusable" if own_gpus().fault else "no_cuda_device"])
         train_loop(context, progress, telemetry, stop)
         finish(context, progress, telemetry, run.inputs, stop)
     context.distributed.leave()
@@ -169,9 +170,9 @@ def train_loop(context: TrainingContext, progress: Progress, telemetry: Telemetr
 def validate(context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:
     """Score the validation rows, unless this step has been validated."""
     if not score_at(progress.metrics, progress.step):
-        batches = told(context.validation_batches(progress.token_budget), telemetry)
-        parts = (context.method, context.model, batches, context.device)
-        telemetry.validation(progress.step, evaluate(*parts, context.distributed.sum))
+        sums = validation_in_memory(context, progress, partial(told, telemetry=telemetry))
+        agree_on_memory(context, progress)
+        telemetry.validation(progress.step, mean_score(context.distributed.sum(sums)))
 
 
 def told(batches: Iterable[Batch], telemetry: Telemetry) -> Iterator[Batch]:

@@ -53,6 +53,8 @@ def test_a_coded_error_is_written(tmp_path, capsys):
     [
         RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"),
         RuntimeError("DefaultCPUAllocator: Out Of Memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         MemoryError("Unable to allocate 2.00 GiB for an array"),
         MemoryError(),
     ],

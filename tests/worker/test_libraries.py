@@ -23,6 +23,7 @@ print(json.dumps({
     "compiles": torch.compile.__module__,
     "collects": gc.isenabled(),
     "frozen": gc.get_freeze_count(),
+    "unneeded": sorted(set("boto3 botocore celery httpx2 mlflow opentelemetry prometheus_client redis sqlalchemy wandb".split()) & sys.modules.keys()),
     "warns": logging.getLogger("bitsandbytes.backends.cpu.ops").isEnabledFor(logging.WARNING),
 }))
 """
@@ -51,5 +52,6 @@ def test_libraries_come_without_compiler_and_collections():
         "compiles": "torch",  # what it was
         "collects": True,
         "frozen": 0,
+        "unneeded": [],  # of a machine that has only what training needs
         "warns": False,
     }

@@ -78,9 +78,12 @@ def test_half_precision_is_near(run, tmp_path):
         assert mine != pytest.approx(theirs, abs=1e-6)
 
 
-def test_a_base_that_does_not_fit_names_the_setting(run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUBLAS_STATUS_NOT_INITIALIZED")], ids=str
+)
+def test_a_base_that_does_not_fit_names_the_setting(run, tmp_path, monkeypatch, error):
     def full(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     monkeypatch.setattr(worker.score, "load", full)
     (tmp_path / "plan.json").write_text(run.model_dump_json())

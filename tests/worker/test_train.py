@@ -158,7 +158,7 @@ def poison(monkeypatch, from_step: int, to_step: int = 10_000) -> None:
 
     def accumulate(method, model, batches, device, weight_sum):
         score = real(method, model, batches, device, weight_sum)
-        return score._replace(loss=float("nan")) if from_step <= next(calls) <= to_step else score
+        return score._replace(loss=torch.tensor(float("nan"))) if from_step <= next(calls) <= to_step else score
 
     monkeypatch.setattr(worker.training.step, "accumulate_gradients", accumulate)
 
@@ -186,8 +186,8 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_told_as_null(tiny, tmp
 
 
 def test_a_validation_that_is_not_finite_does_not_crash_the_run(tiny, tmp_path, monkeypatch):
-    real = worker.train.evaluate
-    monkeypatch.setattr(worker.train, "evaluate", lambda *args: real(*args)._replace(loss=float("nan")))
+    real = worker.train.mean_score
+    monkeypatch.setattr(worker.train, "mean_score", lambda *args: real(*args)._replace(loss=float("nan")))
     from worker.jobs.progress import to_events
 
     rows = [{"prompt": "Q", "response": "A"}]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
@@ -12,13 +12,31 @@ from worker.training.method import Batch, Method
 from worker.training.metrics import Score
 
 
+class StepSums(NamedTuple):
+    """Sums over a step's micro-batches, still on the device: reading one waits for all that was queued there.
+
+    Attributes:
+        loss: divided by the step's weight sum.
+        correct: targets that the arg-max predicts. targets: how many there are.
+    """
+
+    loss: torch.Tensor
+    correct: torch.Tensor
+    targets: int
+
+    def read(self, *more: torch.Tensor) -> tuple[Score, list[float]]:
+        """Return the score, and the values of further scalars, by one copy from the device."""
+        loss, correct, *values = torch.stack([scalar.float() for scalar in (self.loss, self.correct, *more)]).tolist()
+        return Score(loss, correct / max(self.targets, 1), self.targets), values
+
+
 def accumulate_gradients(
     method: Method[Any, Any],
     model: PeftModel,
     batches: Sequence[Batch],
     device: torch.device,
     weight_sum: float | None = None,
-) -> Score:
+) -> StepSums:
     """Accumulate the gradient of a step's mean loss per supervised token over its micro-batches.
 
     Each micro-batch is weighted by its tokens, so accumulation over unequal lengths equals one large batch exactly.
@@ -28,10 +46,10 @@ def accumulate_gradients(
             own sum.
 
     Returns:
-        the score of these micro-batches, the loss divided by ``weight_sum``; zeros without micro-batches.
+        the sums of these micro-batches; zeros without micro-batches.
     """
     if not batches:
-        return Score(0.0, 0.0, 0)
+        return StepSums(torch.zeros((), device=device), torch.zeros((), device=device), 0)
     model.train()
     divisor = weight_sum or sum(batch.weight_sum for batch in batches)
     losses, corrects = [], []
@@ -41,22 +59,14 @@ def accumulate_gradients(
         losses.append(loss.detach())
         corrects.append(correct)
     targets = sum(batch.target_count for batch in batches)
-    return Score(torch.stack(losses).sum().item(), torch.stack(corrects).sum().item() / max(targets, 1), targets)
+    return StepSums(torch.stack(losses).sum(), torch.stack(corrects).sum(), targets)
 
 
 @torch.no_grad()
-def evaluate(
-    method: Method[Any, Any],
-    model: PeftModel,
-    batches: Iterable[Batch],
-    device: torch.device,
-    add_up: Callable[[Sequence[float]], Sequence[float]] = tuple,
-) -> Score | None:
-    """Return the model's score on micro-batches; None without targets.
-
-    Args:
-        add_up: sums each number over the processes that share the micro-batches.
-    """
+def validation_sums(
+    method: Method[Any, Any], model: PeftModel, batches: Iterable[Batch], device: torch.device
+) -> list[float]:
+    """Return the sums of micro-batches that :func:`mean_score` divides: losses, correct targets, weights, targets."""
     model.eval()
     losses, corrects, weight_sum, targets = [], [], 0.0, 0
     for batch in batches:
@@ -64,11 +74,13 @@ def evaluate(
         losses.append(loss)
         corrects.append(correct)
         weight_sum, targets = weight_sum + batch.weight_sum, targets + batch.target_count
-    sums = [_sum(losses), _sum(corrects), weight_sum, targets]
-    total_loss, total_correct, total_weight, total_targets = add_up(sums)
-    if not total_targets:
-        return None
-    return Score(total_loss / total_weight, total_correct / total_targets, int(total_targets))
+    return [_sum(losses), _sum(corrects), weight_sum, targets]
+
+
+def mean_score(sums: Sequence[float]) -> Score | None:
+    """Return the score of the sums over all micro-batches; None without targets."""
+    loss, correct, weight, targets = sums
+    return Score(loss / weight, correct / targets, int(targets)) if targets else None
 
 
 def _sum(scalars: Sequence[torch.Tensor]) -> float:

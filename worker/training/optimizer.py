@@ -1,24 +1,25 @@
 """The optimizers, and their state as tensors for a checkpoint.
 
 - ``adamw``: AdamW (arXiv 1711.05101), both moments in fp32.
-- ``paged_adamw_8bit``: bitsandbytes' AdamW with moments in blocks of 8 bit (arXiv 2110.02861), in managed memory that a
-  full GPU swaps to the host (arXiv 2305.14314 §3). A CPU has nothing to page from, so there it is plain 8-bit AdamW with
-  the same arithmetic. Tensors under 4096 elements keep fp32 moments.
+- ``paged_adamw_8bit``: bitsandbytes' AdamW with moments in blocks of 8 bit (arXiv 2110.02861). Despite its name they are
+  not paged (arXiv 2305.14314 §3): with LoRA they are small, many virtual GPUs have no managed memory, and a GPU that others
+  share may hang on it. Tensors under 4096 elements keep fp32 moments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
+from bitsandbytes.optim import AdamW8bit
 from bitsandbytes.optim.optimizer import Optimizer8bit
 
 from shared.contract.sections import FineTuneContract, OptimizerKind
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
+MOMENTS = ("exp_avg", "exp_avg_sq")
 CODE_BOOKS = ("qmap1", "qmap2")
 """Constants that all parameters share: recreated, never stored."""
 
@@ -34,10 +35,31 @@ def build_optimizer(
         "weight_decay": contract.exec.weight_decay,
     }
     if contract.optimizer.kind is OptimizerKind.ADAMW:
-        return torch.optim.AdamW(parameters, **fields)  # type: ignore[arg-type]
-    kind = PagedAdamW8bit if device.type == "cuda" else AdamW8bit
-    optimizer: torch.optim.Optimizer = kind(parameters, **fields)
+        # On a GPU in one kernel without buffers of its own: a step that runs out of memory halfway cannot be repeated.
+        return torch.optim.AdamW(parameters, fused=device.type == "cuda" or None, **fields)  # type: ignore[arg-type]
+    optimizer: torch.optim.Optimizer = AdamW8bit(parameters, **fields)
     return optimizer
+
+
+def allocate_state(optimizer: torch.optim.Optimizer) -> None:
+    """Create the state of parameters that have a gradient and no state yet, as their first step would.
+
+    A step that runs out of memory halfway has changed some of the parameters, so it cannot be repeated; this can.
+    """
+    for group_index, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            if parameter.grad is None or optimizer.state.get(parameter):
+                continue
+            if isinstance(optimizer, Optimizer8bit):
+                optimizer.init_state(group, parameter, group_index, index)
+            else:
+                moments = {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in MOMENTS}
+                optimizer.state[parameter] = {"step": torch.zeros((), device=_step_device(group, parameter)), **moments}
+
+
+def _step_device(group: Mapping[str, Any], parameter: torch.nn.Parameter) -> torch.device:
+    """Return where AdamW counts a parameter's steps: on its device for the fused kernel, otherwise on the CPU."""
+    return parameter.device if group["fused"] else torch.device("cpu")
 
 
 def optimizer_tensors(
@@ -64,13 +86,15 @@ def restore_optimizer(
         if isinstance(optimizer, Optimizer8bit):
             _restore_8bit(optimizer, parameter, stored)
         else:
+            group = optimizer.param_groups[_place(optimizer, parameter)[0]]
             optimizer.state[parameter] = {
-                name: value if name == "step" else value.to(parameter.device) for name, value in stored.items()
+                name: value.to(_step_device(group, parameter) if name == "step" else parameter.device)
+                for name, value in stored.items()
             }
 
 
 def _restore_8bit(optimizer: Any, parameter: torch.nn.Parameter, stored: dict[str, torch.Tensor]) -> None:
-    """Let the optimizer create its own buffers, which may be paged, and fill them."""
+    """Let the optimizer create its own buffers and fill them."""
     group_index, index = _place(optimizer, parameter)
     optimizer.init_state(optimizer.param_groups[group_index], parameter, group_index, index)
     state = optimizer.state[parameter]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -14,10 +14,11 @@ from worker.child_runtime import is_out_of_memory
 from worker.training.checkpoint import Progress
 from worker.training.data.row_order import Step
 from worker.training.distributed import DistributedContext
-from worker.training.loss import accumulate_gradients
+from worker.training.loss import StepSums, accumulate_gradients, validation_sums
 from worker.training.method import Batch, Example
 from worker.training.metrics import Score, StepReport
 from worker.training.model.load import trainable
+from worker.training.optimizer import allocate_state
 from worker.training.trainer import TrainingContext, agree_on_memory
 
 
@@ -26,16 +27,18 @@ def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> 
     rows, rate = [context.data.row(number) for number in step.rows], context.rate_at(step.number)
     weight_sum = sum(row.weight_sum for row in rows)
     context.distributed.seed_step(context.plan.contract.exec.seed, step.number)
-    score, batches = retry_on_out_of_memory(
+    sums, batches = retry_on_out_of_memory(
         partial(context.micro_batches, rows),
         partial(gradients, context, weight_sum=weight_sum),
         progress,
         retry=not context.budget.shard_base,
     )
-    score = context.distributed.total(score)
     context.distributed.sum_gradients(trainable(context.model))
     agree_on_memory(context, progress)
-    norm = torch.nn.utils.clip_grad_norm_(trainable(context.model), context.plan.contract.exec.max_grad_norm).item()
+    clipped = torch.nn.utils.clip_grad_norm_(trainable(context.model), context.plan.contract.exec.max_grad_norm)
+    # The step's only wait for the device.
+    score, (norm,) = sums.read(clipped)
+    score = context.distributed.total(score)
     finite = math.isfinite(norm) and math.isfinite(score.loss)
     for group in context.optimizer.param_groups:
         group["lr"] = rate
@@ -60,15 +63,18 @@ def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> 
     )
 
 
-def gradients(context: TrainingContext, batches: Sequence[Batch], weight_sum: float) -> Score:
-    """Leave the gradients of a step's micro-batches in the parameters, without those of an earlier try.
+def gradients(context: TrainingContext, batches: Sequence[Batch], weight_sum: float) -> StepSums:
+    """Leave the gradients of a step's micro-batches in the parameters, without those of an earlier try; the optimizer's
+    state is there too, so that the step itself allocates nothing.
 
     Args:
         batches: this process's micro-batches.
         weight_sum: weight sum of all the step's rows: the divisor of the loss.
     """
     context.optimizer.zero_grad(set_to_none=True)
-    return accumulate_gradients(context.method, context.model, batches, context.device, weight_sum=weight_sum)
+    sums = accumulate_gradients(context.method, context.model, batches, context.device, weight_sum=weight_sum)
+    allocate_state(context.optimizer)
+    return sums
 
 
 def report_step(
@@ -140,10 +146,46 @@ def retry_on_out_of_memory(
             smaller = plan_micro_batches(max(1, largest // 2))
             if max(batch.size for batch in smaller) >= largest:  # the longest row alone
                 raise
-        gc.collect()  # here, not above: the exception's frames hold the failed pass's tensors
-        torch.cuda.empty_cache()
+        _free_memory()  # here, not above: the exception's frames hold the failed pass's tensors
         torch.set_rng_state(on_cpu)
         if on_gpu is not None:
             torch.cuda.set_rng_state(on_gpu)
         batches, progress.token_budget = smaller, max(1, largest // 2)
         progress.memory_retries += 1
+
+
+def validation_in_memory(
+    context: TrainingContext, progress: Progress, observed: Callable[[Iterable[Batch]], Iterable[Batch]]
+) -> list[float]:
+    """Return :func:`worker.training.loss.validation_sums` of this process's validation rows; each time memory runs out,
+    begin again with half the micro-batch, down to single rows.
+
+    Args:
+        observed: passes micro-batches on and reports that the process works.
+
+    Raises:
+        RuntimeError, MemoryError: the allocator's own error, if not even the longest row fits alone.
+    """
+    budget, last = progress.token_budget, 0
+
+    def batches() -> Iterator[Batch]:
+        nonlocal last
+        for batch in observed(context.validation_batches(budget)):
+            last = batch.size
+            yield batch
+
+    while True:
+        try:
+            return validation_sums(context.method, context.model, batches(), context.device)
+        except (RuntimeError, MemoryError) as error:
+            splits = 1 < last <= budget  # a larger one is the longest row
+            if context.budget.shard_base or not (splits and is_out_of_memory(error)):
+                raise
+        _free_memory()
+        budget, last = last // 2, 0
+        progress.memory_retries += 1
+
+
+def _free_memory() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()

@@ -50,23 +50,25 @@ class Supervised:
             divisor: divisor of the loss; it is applied to the weights, which are fp32: a gradient in bf16 would round
                 it.
         """
-        base = model.get_base_model()
+        base, there = model.get_base_model(), batch.on(device)
         hidden = base.get_decoder()(
-            input_ids=batch.ids.to(device, non_blocking=True),
-            attention_mask=None if batch.mask is None else batch.mask.to(device),
-            position_ids=batch.positions.to(device, non_blocking=True),
+            input_ids=there.ids,
+            attention_mask=there.mask,
+            position_ids=there.positions,
             use_cache=False,
-            **_documents(batch, device),
+            **_documents(batch, there),
         ).last_hidden_state
-        rows = hidden.flatten(0, 1).index_select(0, batch.predictors.to(device))
-        return head_loss(
-            base.get_output_embeddings(), rows, batch.targets.to(device), batch.weights.to(device) / divisor
-        )
+        rows = hidden.flatten(0, 1).index_select(0, there.predictors)
+        return head_loss(base.get_output_embeddings(), rows, there.targets, there.weights / divisor)
 
 
-def _documents(batch: MicroBatch, device: torch.device) -> dict[str, object]:
-    """Return the arguments that `worker/training/model/attention.py` needs to keep documents apart."""
+def _documents(batch: MicroBatch, there: MicroBatch) -> dict[str, object]:
+    """Return the arguments that `worker/training/model/attention.py` needs to keep documents apart.
+
+    Args:
+        batch: on the CPU, where the longest document is found without waiting for the device.
+        there: the same on the device.
+    """
     if batch.boundaries is None:
         return {}
-    longest = int(batch.boundaries.diff().max())
-    return {"cu_seq_lens_q": batch.boundaries.to(device), "max_length_q": longest}
+    return {"cu_seq_lens_q": there.boundaries, "max_length_q": int(batch.boundaries.diff().max())}

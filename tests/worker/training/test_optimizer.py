@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from shared.preflight.memory import moment_bytes
 from tests.support.builders import contract
-from worker.training.optimizer import build_optimizer, optimizer_tensors, restore_optimizer
+from worker.training.optimizer import allocate_state, build_optimizer, optimizer_tensors, restore_optimizer
 
 CPU = torch.device("cpu")
 KINDS = ["adamw", "paged_adamw_8bit"]
@@ -19,11 +21,13 @@ SHAPES = [(16, 512), (640, 16), (8, 24)]
 """LoRA matrices: two that are held in 8 bit, one that is too small for it."""
 
 
-def made(kind: str, seed: int = 0) -> tuple[list[torch.nn.Parameter], torch.optim.Optimizer]:
+def made(
+    kind: str, seed: int = 0, device: torch.device = CPU
+) -> tuple[list[torch.nn.Parameter], torch.optim.Optimizer]:
     generator = torch.Generator().manual_seed(seed)
     parameters = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
     asked = contract(optimizer={"kind": kind}, exec={"learning_rate": 0.01, "weight_decay": 0.1})
-    return parameters, build_optimizer(parameters, asked, CPU)
+    return parameters, build_optimizer(parameters, asked, device)
 
 
 def step(parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, number: int) -> None:
@@ -73,6 +77,54 @@ def test_state_goes_through_a_file_bit_for_bit(kind: str, tmp_path: Path) -> Non
         step(whole, optimizer, number)
         step(resumed, other, number)
     assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_state_that_is_there_before_the_first_step_changes_no_bit(kind: str, device: str) -> None:
+    """What is built for a GPU also steps here: the parameters decide where it computes."""
+    alone, lazy = made(kind, device=torch.device(device))
+    prepared, eager = made(kind, device=torch.device(device))
+    for parameter in prepared[1:]:
+        parameter.grad = torch.ones_like(parameter)
+    allocate_state(eager)
+    assert {name.partition(".")[0] for name in optimizer_tensors(eager, prepared)} == {"1", "2"}
+    for number in range(3):
+        step(alone, lazy, number)
+        step(prepared, eager, number)
+    assert all(torch.equal(a, b) for a, b in zip(alone, prepared, strict=True))
+    assert optimizer_tensors(eager, prepared).keys() == optimizer_tensors(lazy, alone).keys()
+
+
+class Allocations(TorchDispatchMode):
+    """Counts new tensors of a parameter's size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        given = {id(tensor) for tensor in tree_leaves((args, kwargs))}
+        self.count += sum(
+            isinstance(one, torch.Tensor) and one.numel() > 1 and id(one) not in given for one in tree_leaves(made)
+        )
+        return made
+
+
+def test_step_on_a_gpu_allocates_nothing_so_it_cannot_end_halfway() -> None:
+    """In 8 bit only the kernel of a CPU has buffers."""
+    parameters, optimizer = made("adamw", device=torch.device("cuda"))
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    allocate_state(optimizer)
+    with Allocations() as allocations:
+        optimizer.step()
+    assert allocations.count == 0
+
+
+def test_8bit_moments_are_not_paged() -> None:
+    assert not made("paged_adamw_8bit", device=torch.device("cuda"))[1].is_paged
 
 
 @pytest.mark.parametrize("kind", KINDS)

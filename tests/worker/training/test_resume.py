@@ -21,6 +21,7 @@ import pytest
 import torch
 
 import worker.training.checkpoint
+import worker.training.step
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.hashing import digest_file
 from tests.support.training_runs import PauseAfter
@@ -251,6 +252,44 @@ def test_a_run_that_ran_out_of_memory_resumes_as_itself(tiny, tmp_path, monkeypa
     assert read_json(resumed / SUMMARY_NAME)["resume"]["memory_retries"] == 1
 
 
+def test_optimizer_without_room_for_its_state_repeats_the_step(tiny, tmp_path, monkeypatch):
+    run = tiny.plan_run(tmp_path, exec={"epochs": 2, "batch_size": 6, "seq_len": 64})
+    plenty = tiny.train(run, tmp_path / "plenty")
+    real, calls = worker.training.step.allocate_state, iter(range(100))
+
+    def allocate(*arguments) -> None:
+        if next(calls) == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        real(*arguments)
+
+    monkeypatch.setattr(worker.training.step, "allocate_state", allocate)
+    scarce = tiny.train(run, tmp_path / "scarce")
+    assert losses(scarce) == pytest.approx(losses(plenty), rel=1e-4)
+    assert read_json(scarce / SUMMARY_NAME)["resume"]["memory_retries"] == 1
+
+
+def test_validation_that_runs_out_of_memory_is_done_again_in_smaller_pieces(tiny, tmp_path, monkeypatch):
+    run = tiny.plan_run(
+        tmp_path, exec={"epochs": 2, "batch_size": 3, "seq_len": 64}, data={"validation_split_ratio": 0.5}
+    )
+    plenty = tiny.train(run, tmp_path / "plenty")
+    real, failed = Supervised().loss, []
+
+    def loss(model, batch: MicroBatch, device, divisor: float = 1.0):
+        if not model.training and len(batch.boundaries) > 2:
+            failed.append(batch.size)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return real(model, batch, device, divisor)
+
+    monkeypatch.setattr(Supervised, "loss", staticmethod(loss))
+    scarce = tiny.train(run, tmp_path / "scarce")
+    assert failed
+    assert losses(scarce) == losses(plenty), "training's own micro-batches stay as they are"
+    (expected, *_), (found, *_) = (payloads(folder, "validation") for folder in (plenty, scarce))
+    assert found["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-5)
+    assert "out_of_memory" in read_json(scarce / SUMMARY_NAME)["resume"]["inexact_reasons"]
+
+
 def test_when_the_smaller_pieces_do_not_fit_either_the_job_ends_with_advice(tiny, tmp_path, monkeypatch):
     run = tiny.plan_run(tmp_path, exec={"epochs": 3, "batch_size": 6, "seq_len": 64})
     SmallDevice(monkeypatch, from_call=2, share=0.1)
@@ -260,6 +299,10 @@ def test_when_the_smaller_pieces_do_not_fit_either_the_job_ends_with_advice(tiny
     assert "exec.seq_len" in error["remedy"]
 
 
-def losses(run_dir: Path) -> list[float]:
+def payloads(run_dir: Path, event: str) -> list[dict]:
     lines = [json.loads(line) for line in (run_dir / TELEMETRY_NAME).read_text().splitlines()]
-    return [line["payload"]["loss"] for line in lines if line["event"] == "step"]
+    return [line["payload"] for line in lines if line["event"] == event]
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [step["loss"] for step in payloads(run_dir, "step")]

@@ -9,12 +9,14 @@ padded on the right.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker.training.data.device_copy import on_device
 from worker.training.data.packing import pack
 from worker.training.data.prepared import Row
 
@@ -24,7 +26,7 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Tensors of one forward and backward pass, on the CPU.
+    """Tensors of one forward and backward pass, on the CPU until :meth:`on`.
 
     Attributes:
         ids: (rows, length), int64; packed: one row that holds all documents.
@@ -47,6 +49,14 @@ class MicroBatch:
     weights: torch.Tensor
     weight_sum: float
     tokens: int
+
+    def on(self, device: torch.device) -> MicroBatch:
+        """Return the same micro-batch on a device."""
+        names = ("ids", "positions", "boundaries", "mask", "predictors", "targets", "weights")
+        there: dict[str, Any] = {
+            **on_device({name: one for name in names if (one := getattr(self, name)) is not None}, device)
+        }
+        return replace(self, **there)
 
     @property
     def size(self) -> int:

@@ -7,6 +7,9 @@ variable-length kernel computes it (`torch.nn.attention.varlen`); elsewhere each
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -85,10 +88,14 @@ def _varlen(
     window: int | None,
 ) -> torch.Tensor:
     """Run one kernel for all documents; torch counts a window as the positions to the left, without the current one."""
-    from torch.nn.attention.varlen import varlen_attn
+    from torch.nn.attention import varlen
 
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    output = varlen_attn(
+    # Before 2.13 torch has no such argument, and the kernel takes fewer key heads without being told.
+    grouped: dict[str, Any] = (
+        {"enable_gqa": q.shape[1] != k.shape[1]} if _has_argument(varlen.varlen_attn, "enable_gqa") else {}
+    )
+    output = varlen.varlen_attn(
         q,
         k,
         v,
@@ -98,10 +105,15 @@ def _varlen(
         longest,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=q.shape[1] != k.shape[1],
+        **grouped,
     )
     assert isinstance(output, torch.Tensor)
     return output[None]
+
+
+@cache
+def _has_argument(function: Callable[..., Any], name: str) -> bool:
+    return name in inspect.signature(function).parameters
 
 
 def _each_document(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import varlen
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -15,6 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from worker.training.model import attention
 from worker.training.model.attention import DOCUMENTS, attend_within_documents, can_pack
 
 SIZES = {
@@ -142,3 +144,25 @@ def test_the_variable_length_kernel_agrees_with_one_call_a_document(window):
     fused, _ = attend_within_documents(torch.nn.Module(), query, key, key, None, **settings)
     exact, _ = attend_within_documents(torch.nn.Module(), query.float(), key.float(), key.float(), None, **settings)
     torch.testing.assert_close(fused.float(), exact, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("release", ["2.11", "2.13"])
+def test_grouped_heads_are_announced_where_torch_asks(release, monkeypatch):
+    told = {}
+
+    def newer(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa=False):
+        told.update(window=window_size, gqa=enable_gqa)
+        return q
+
+    def older(q, k, v, cu_q, cu_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):
+        told.update(window=window_size)
+        return q
+
+    monkeypatch.setattr(varlen, "varlen_attn", older if release == "2.11" else newer)
+    monkeypatch.setattr(attention, "has_varlen_kernel", lambda _: True)
+    query, key = torch.randn(1, 8, 25, 64), torch.randn(1, 2, 25, 64)
+    boundaries = torch.tensor([0, 7, 25], dtype=torch.int32)
+    settings = {"sliding_window": 4, "cu_seq_lens_q": boundaries, "max_length_q": 18}
+    output, _ = attend_within_documents(torch.nn.Module(), query, key, key, None, **settings)
+    assert output.shape == (1, 25, 8, 64)
+    assert told == {"window": (3, 0)} | ({"gqa": True} if release == "2.13" else {})
