@@ -1,15 +1,18 @@
-"""This machine as a place to train: its GPU, or its main memory if it has none; without torch and without CUDA."""
+"""This machine as a place to train: its GPU, or its main memory if it has none; this process loads neither torch nor
+CUDA.
+"""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+import os
+from importlib.util import find_spec
 
+from shared.gpus.driver import chosen_gpus, query_gpus
+from shared.gpus.usable import find_gpus
 from shared.host import allowed_cores, allowed_memory
 from shared.preflight.types import Machine, ServingLimits
 
 ORIGIN = "this machine"
-QUERY_SECONDS = 30
 
 
 def this_machine(
@@ -23,22 +26,38 @@ def this_machine(
         origin: source of ``device``.
         limits: limits of the serving tier.
     """
-    gpus = [] if device == "cpu" or vram_bytes else query_gpus()
-    memory = vram_bytes or min((memory for memory, _ in gpus), default=None)
-    if device == "cuda" or (device == "auto" and memory):
-        name = gpus[0][1] if gpus else ""
-        return Machine("cuda", vram_bytes=memory, device_name=name, origin=origin, limits=limits)
-    return Machine("cpu", host_bytes=allowed_memory(), cores=allowed_cores(), origin=origin, limits=limits)
+    if device == "auto" and not vram_bytes:
+        return _found(origin, limits)
+    if device == "cpu":
+        return _cpu(origin, limits)
+    memory, name = (vram_bytes, "") if vram_bytes else _drivers_gpu()
+    return Machine("cuda", vram_bytes=memory, device_name=name, origin=origin, limits=limits)
 
 
-def query_gpus() -> list[tuple[int, str]]:
-    """Return memory in bytes and name of each GPU that NVIDIA's own tool lists; empty without the tool."""
-    if not (tool := shutil.which("nvidia-smi")):
-        return []
-    command = [tool, "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    lines = [line.partition(",") for line in done.stdout.splitlines()]
-    return [(int(size) << 20, name.strip()) for size, _, name in lines if size.strip().isdecimal()]
+def _found(origin: str, limits: ServingLimits | None) -> Machine:
+    # A command line alone, without the trainer's packages, plans for an installation on such a machine.
+    if find_spec("torch") is None:
+        memory, name = _drivers_gpu()
+        fault = None
+    else:
+        found = find_gpus()
+        memory, name = (
+            min((gpu.memory_bytes for gpu in found.gpus), default=None),
+            found.gpus[0].name if found.gpus else "",
+        )
+        fault = found.fault
+    if memory is None:
+        return _cpu(origin, limits, fault)
+    return Machine("cuda", vram_bytes=memory, device_name=name, origin=origin, limits=limits)
+
+
+def _cpu(origin: str, limits: ServingLimits | None, gpu_fault: str | None = None) -> Machine:
+    host, cores = allowed_memory(), allowed_cores()
+    return Machine("cpu", host_bytes=host, cores=cores, gpu_fault=gpu_fault, origin=origin, limits=limits)
+
+
+def _drivers_gpu() -> tuple[int | None, str]:
+    """Return the memory of the smallest GPU, and the name of the first, as the driver shows them."""
+    gpus = chosen_gpus(query_gpus(), os.environ)
+    memory = min((gpu.total for gpu in gpus if gpu.total is not None), default=None)
+    return memory, gpus[0].name if gpus else ""

@@ -34,6 +34,7 @@ class WorkerMachine(BaseModel):
         host_bytes: main memory that it may use. cores: of its CPU that it may keep busy.
         sandbox: what code of graders runs in there, or why in nothing: a sentence.
         fault: reason for which the worker takes no job now, e.g. a full disk, with the worker's name: a sentence.
+        gpu_fault: reason for which a GPU that the driver shows is not used, and what to do about it: sentences.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,6 +47,7 @@ class WorkerMachine(BaseModel):
     cores: int | None = None
     sandbox: str | None = None
     fault: str | None = None
+    gpu_fault: str | None = None
 
 
 class _Entry(BaseModel):
@@ -123,6 +125,8 @@ def common_machine(machines: Sequence[WorkerMachine]) -> WorkerMachine | None:
         free_bytes=_least([machine.free_bytes for machine in alike]),
         host_bytes=_least([machine.host_bytes for machine in alike]),
         cores=_least([machine.cores for machine in alike]),
+        # Any of them may take the job.
+        gpu_fault=next((machine.gpu_fault for machine in alike if machine.gpu_fault), None),
     )
 
 

@@ -161,3 +161,27 @@ def test_commands_that_do_not_exist_are_found() -> None:
     text = "`mens\nadapters import`\n```\n$ mens train F --model M --rnk 3 --alpha 4 # tune\n.venv/bin/mens base tiny | cat\n```\n"
     assert [unknown_parts(command) for command in commands_in(text)] == [["--rnk"], ["tiny"], ["adapters"]]
     assert unknown_parts("jobs list --json [--limit N]") == []
+
+
+BRANCH_OF_A_GPU = re.compile(
+    r'torch\.cuda\.|is_cuda|[=!]= "(?:cuda|cpu)"|serving_device|find_gpus|query_gpus|cuda:nccl', re.MULTILINE
+)
+
+
+def test_every_file_with_a_branch_for_gpus_is_on_their_page_with_its_tests() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    files = [
+        str(path.relative_to(ROOT))
+        for folder in ("worker", "serving", "shared/gpus")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if BRANCH_OF_A_GPU.search(path.read_text())
+    ]
+    assert len(files) > 20
+    assert not [file for file in files if f"`{file}`" not in page]
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page)
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if not (ROOT / path).exists() or f"def {name}" not in (ROOT / path).read_text()
+    ]
+    assert not missing

@@ -15,6 +15,7 @@ from cli.client.id_prefixes import resolve_job_id
 from cli.client.job_progress import describe_progress, describe_stage, poll
 from cli.client.json_errors import Json
 from cli.output import counted, print_table
+from shared.errors import Code
 
 GIB = 1 << 30
 
@@ -73,6 +74,8 @@ def _print_faults(workers: list[dict[str, Any]]) -> None:
     for worker in workers:
         if fault := worker.get("fault"):
             typer.echo(fault, err=True)
+        if fault := worker.get("gpu_fault"):
+            typer.echo(f"{Code.GPU_UNUSABLE}: {fault}", err=True)
 
 
 def _gib(size: int | None) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 
@@ -20,6 +19,7 @@ from shared.base_models.weights import json_object
 from shared.contract.flat_keys import parse_contract
 from shared.contract.sections import BaseQuant
 from shared.errors import Code, InvalidRequest, MensError, Unavailable
+from shared.gpus.usable import find_gpus
 from shared.host import allowed_memory
 from shared.preflight.base_precision import decide
 from shared.preflight.types import Machine
@@ -118,10 +118,10 @@ def nf4_reason(settings: Settings, base: BaseModelEntry) -> str | None:
 
 def this_machine(settings: Settings) -> Machine:
     """Return the machine that jobs of `mens up` train on."""
-    gpu = _gpu_bytes()
+    gpus = find_gpus().gpus
     return Machine(
-        device="cpu" if gpu is None else "cuda",
-        vram_bytes=gpu,
+        device="cuda" if gpus else "cpu",
+        vram_bytes=min((gpu.memory_bytes for gpu in gpus), default=None),
         host_bytes=allowed_memory(),
         quant_base=BaseQuant(settings.quant_base),
     )
@@ -169,16 +169,4 @@ def _read_config(settings: Settings, base: BaseModelEntry) -> ModelConfig | None
         raw = (locate_fetched_base(base, settings) / "config.json").read_bytes()
         return parse_model_config(json_object(raw, "config.json", Code.MODEL_CONFIG_INVALID))
     except (OSError, MensError):
-        return None
-
-
-def _gpu_bytes() -> int | None:
-    """Return the memory of the smallest GPU, by the driver's own program; None without a GPU."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1") or not shutil.which("nvidia-smi"):
-        return None
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split()
-        return min((int(mebibytes) << 20 for mebibytes in found), default=None)
-    except (OSError, ValueError, subprocess.SubprocessError):
         return None

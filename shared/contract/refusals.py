@@ -45,6 +45,7 @@ class RefusalContext:
         proxy_stack: how many layers' output projections the base's weights have, and how many its config implies.
         accepted: this or an earlier release has accepted the contract and stored its plan. Claims in it without any
             effect on the training are not refused again.
+        gpu_fault: why the machine's GPU cannot be used; None if it can, and without a GPU.
     """
 
     device: str
@@ -55,6 +56,7 @@ class RefusalContext:
     force_kernel: str | None = None
     proxy_stack: tuple[int, int] | None = None
     accepted: bool = False
+    gpu_fault: str | None = None
 
     @property
     def layout(self) -> str:
@@ -110,7 +112,8 @@ def check_refusals(contract: FineTuneContract, context: RefusalContext) -> list[
     if contract.exec.curriculum_schedule and not contract.curriculum.enabled:
         notes.append("exec.curriculum_schedule has no effect: curriculum.enabled is false.")
     if contract.device.device is Device.CUDA and context.device == Device.CPU:
-        notes.append("device.device is cuda, but the machine has no GPU: the job falls back to the CPU.")
+        reason = (context.gpu_fault or "the machine has no GPU").rstrip(".")
+        notes.append(f"device.device is cuda, but {reason}: the job falls back to the CPU.")
     if context.rows is not None and context.rows < MIN_CORPUS_PAIRS:
         notes.append(f"The training file has {context.rows} rows; {MIN_CORPUS_PAIRS} or more is advised.")
     if not contract.artifact.allow_placeholder_attention_merge:
@@ -144,6 +147,10 @@ def effective_full_stack(contract: FineTuneContract, context: RefusalContext) ->
     return not contract.exec.qlora_allow_partial_proxy_stack and (
         contract.exec.qlora_require_full_proxy_stack or strict
     )
+
+
+def _needs_gpu(c: FineTuneContract) -> bool:
+    return c.device.require_gpu or (c.device.device is Device.CUDA and not c.device.allow_cpu_fallback)
 
 
 def _is_mobile(c: FineTuneContract) -> bool:
@@ -250,12 +257,20 @@ REFUSALS: tuple[Refusal, ...] = (
         "Set device.device to cpu, or take the preset mobile_edge.",
     ),
     Refusal(
+        Code.GPU_UNUSABLE,
+        "device.device",
+        lambda c, x: (
+            x.gpu_fault is not None
+            and c.device.device is not Device.CPU
+            and (c.device.device is Device.AUTO or _needs_gpu(c))
+        ),
+        "{x.gpu_fault}",
+        "Correct it and restart the worker, or set device.device to cpu to train without the GPU.",
+    ),
+    Refusal(
         Code.GPU_REQUIRED,
         "device.require_gpu",
-        lambda c, x: (
-            (c.device.require_gpu or (c.device.device is Device.CUDA and not c.device.allow_cpu_fallback))
-            and Device.CPU in (target_device(c, x), x.device)
-        ),
+        lambda c, x: _needs_gpu(c) and Device.CPU in (target_device(c, x), x.device),
         "The contract requires a GPU (device.require_gpu is true, or device.device is cuda without"
         " device.allow_cpu_fallback), but the job would run on the CPU.",
         "Run it on a machine with a GPU, or set device.require_gpu to false and device.allow_cpu_fallback to true.",

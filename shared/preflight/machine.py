@@ -42,6 +42,7 @@ def machine_of(
         host_bytes=worker.host_bytes,
         cores=worker.cores,
         device_name=worker.device_name,
+        gpu_fault=worker.gpu_fault,
         origin=origin,
         limits=limits,
         tokens_per_second=tokens_per_second,

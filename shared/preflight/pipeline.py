@@ -63,7 +63,13 @@ def preflight(
     # Before weights and data are opened: refusals by the contract alone.
     model_type = read_model_type(base_folder)
     facts = RefusalContext(
-        machine.device, model_type, None, None, force_kernel=request.backend, accepted=request.accepted
+        machine.device,
+        model_type,
+        None,
+        None,
+        force_kernel=request.backend,
+        accepted=request.accepted,
+        gpu_fault=machine.gpu_fault,
     )
     _check_alone(request.contract, facts)
     model = preflight_model(base_folder, tokenizer_mode=TokenizerMode.HF)

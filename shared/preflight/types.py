@@ -111,6 +111,7 @@ class Machine:
         devices: GPUs that share a job; a base that fits none of them is held in parts.
         host_bytes: main memory for training on the CPU.
         cores: of the CPU that trains. device_name: of the GPUs.
+        gpu_fault: why a GPU that the driver shows cannot be used; None if it can, and without a GPU.
         origin: where the facts are from, in words for a plan.
         limits: of the serving tier.
         tokens_per_second: measured training rate for this base. measured_by: the job that was measured.
@@ -127,6 +128,7 @@ class Machine:
     host_bytes: int | None = None
     cores: int | None = None
     device_name: str = ""
+    gpu_fault: str | None = None
     origin: str = "no worker has reported"
     limits: ServingLimits | None = None
     tokens_per_second: float | None = None

@@ -70,3 +70,13 @@ def test_a_job_can_count_on_the_least_of_the_workers_with_a_gpu() -> None:
     found = common_machine([LARGE, NO_GPU, SMALL])
     assert found is not None
     assert (found.device, found.devices, found.memory_bytes, found.free_bytes) == ("cuda", 1, 15 * GIB, 3 * GIB)
+
+
+def test_gpu_that_cannot_be_used_counts_while_no_worker_has_a_usable_one() -> None:
+    unusable = WorkerMachine(device="cpu", gpu_fault="the T4 cannot be used: it is too old.")
+    found = common_machine([NO_GPU, unusable])
+    assert found is not None
+    assert (found.device, found.gpu_fault) == ("cpu", unusable.gpu_fault)
+    found = common_machine([unusable, SMALL])
+    assert found is not None
+    assert (found.device, found.gpu_fault) == ("cuda", None)

@@ -2,58 +2,49 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from shared.sandbox.probe import report_of_machine
 from shared.worker_registry import WorkerMachine
+from tests.support.pretended_gpu import MACHINES, RTX_4090, pretend
 from tests.support.waiting import eventually
-from worker import machine
-from worker.machine import MachineReporter, chosen_gpus, describe_machine, parse_gpus
+from worker.machine import MachineReporter, describe_machine
 
-TABLE = """\
-0, GPU-aaaa-1, 143771, 143000, NVIDIA H200
-1, GPU-bbbb-2, 24576, 1024, NVIDIA GeForce RTX 3090, founders
-2, GPU-cccc-3, [N/A], [N/A], NVIDIA A100 in parts
-"""
 MIB = 1 << 20
 
 
-def test_the_drivers_table_is_read() -> None:
-    first, second = parse_gpus(TABLE)
-    assert (first.total, first.free, first.name) == (143771 * MIB, 143000 * MIB, "NVIDIA H200")
-    assert second.name == "NVIDIA GeForce RTX 3090, founders"
-    assert parse_gpus("") == []
-
-
-@pytest.mark.parametrize(
-    ("named", "numbers"), [(None, "01"), ("1", "1"), ("GPU-aa,1", "01"), ("", ""), ("-1", ""), ("0,-1,1", "0")]
-)
-def test_only_gpus_that_cuda_shows_count(named: str | None, numbers: str) -> None:
-    environment = {} if named is None else {"CUDA_VISIBLE_DEVICES": named}
-    assert "".join(gpu.number for gpu in chosen_gpus(parse_gpus(TABLE), environment)) == numbers
-
-
-def test_the_smallest_gpu_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(machine, "visible_gpus", lambda: 2)
-    monkeypatch.setattr(machine, "query_gpus", lambda: parse_gpus(TABLE))
+def test_the_smallest_gpu_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(MACHINES["two cards"], tmp_path / "gpu", monkeypatch)
     found = describe_machine(0)
-    assert (found.device, found.devices) == ("cuda", 2)
+    assert (found.device, found.device_name, found.devices) == ("cuda", RTX_4090, 2)
     assert describe_machine(1).devices == 1
-    assert (found.memory_bytes, found.free_bytes) == (24576 * MIB, 1024 * MIB)
+    assert (found.memory_bytes, found.free_bytes, found.gpu_fault) == (23028 * MIB, 22564 * MIB, None)
 
 
-def test_without_the_drivers_program_there_is_a_gpu_of_unknown_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "visible_gpus", lambda: 1)
-    monkeypatch.setattr(machine, "QUERY", ["/nowhere/nvidia-smi"])
+@pytest.mark.parametrize("machine", ["new driver", "WSL2", "MIG"])
+def test_usable_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
+    pretend(MACHINES[machine], tmp_path / "gpu", monkeypatch)
+    found = describe_machine(0)
+    assert (found.device, found.devices, found.gpu_fault) == ("cuda", 1, None)
+
+
+@pytest.mark.parametrize("machine", ["old driver", "CPU build", "T4", "V100"])
+def test_unusable_gpu_is_no_gpu_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
+    pretend(MACHINES[machine], tmp_path / "gpu", monkeypatch)
+    found = describe_machine(0)
+    assert (found.device, found.device_name, found.devices) == ("cpu", "", 0)
+    assert found.gpu_fault
+    assert found.gpu_fault.startswith(
+        f"{MACHINES[machine].cards[0].name} (driver {MACHINES[machine].driver}) cannot be used"
+    )
+
+
+def test_without_a_gpu_the_main_memory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(None, tmp_path / "gpu", monkeypatch)
     found = describe_machine(1)
-    assert (found.device, found.memory_bytes) == ("cuda", None)
-
-
-def test_without_a_gpu_the_main_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "visible_gpus", lambda: 0)
-    found = describe_machine(1)
-    assert (found.device, found.memory_bytes) == ("cpu", None)
+    assert (found.device, found.memory_bytes, found.gpu_fault) == ("cpu", None, None)
     assert found.host_bytes
     assert found.host_bytes > MIB
 

@@ -13,9 +13,10 @@ import pytest
 
 from shared.contract.sections import FineTuneContract
 from shared.errors import Code, JobFailed, Unavailable
+from shared.gpus.torch_report import TorchGpu
+from shared.gpus.usable import MachineGpus
 from tests.support.training_runs import contract_for
 from worker.jobs.child_process import ChildProcess, ExitReason, count_processes
-from worker.machine import visible_gpus
 from worker.run_folder import ENDING_NAME, ERROR_NAME, LOG_NAME, TELEMETRY_NAME, read_json, write_json
 
 PATIENCE = 180
@@ -204,22 +205,9 @@ def test_none_outlives_the_engine(start):
 # -- how many ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def devices(tmp_path):
-    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia0x", "sda"):
-        (tmp_path / name).touch()
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("named", "gpus"),
-    [(None, 4), ("", 0), ("-1", 0), ("0", 1), ("0,2", 2), ("GPU-8932f937, 1", 2), ("0,-1,2", 1), ("0,1,2,3,4", 4)],
-)
-def test_gpus_are_counted_without_cuda(monkeypatch, devices, named, gpus):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if named is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    assert visible_gpus(devices) == gpus
+def pretend_gpus(monkeypatch, count: int) -> None:
+    gpu = TorchGpu(name="H200", capability=(9, 0), memory_bytes=1 << 30)
+    monkeypatch.setattr("worker.jobs.child_process.find_gpus", lambda: MachineGpus((gpu,) * count))
 
 
 def contract(device: str = "best", **exec_: int) -> FineTuneContract:
@@ -230,10 +218,10 @@ def contract(device: str = "best", **exec_: int) -> FineTuneContract:
     ("asked", "gpus", "count"), [(1, 4, 1), (0, 4, 4), (0, 0, 1), (3, 0, 3), (2, 4, 2), (16, 0, 8)]
 )
 def test_processes_of_a_run(monkeypatch, asked, gpus, count):
-    monkeypatch.setattr("worker.jobs.child_process.visible_gpus", lambda: gpus)
+    pretend_gpus(monkeypatch, gpus)
     assert count_processes(asked, contract(batch_size=2, grad_accum=4)) == count
 
 
 def test_a_job_on_the_cpu_counts_no_gpus(monkeypatch):
-    monkeypatch.setattr("worker.jobs.child_process.visible_gpus", lambda: 4)
+    pretend_gpus(monkeypatch, 4)
     assert count_processes(0, contract("cpu", batch_size=8)) == 1

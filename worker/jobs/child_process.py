@@ -18,6 +18,7 @@ from shared.base_models.cpu_threads import cpu_threads
 from shared.base_models.weights import json_object
 from shared.contract.sections import Device, FineTuneContract
 from shared.errors import Code, JobFailed, MensError
+from shared.gpus.usable import find_gpus
 from shared.host import allowed_cores, storage_full, storage_unavailable
 from shared.observability import log_context, tracing
 from worker.child_runtime import (
@@ -30,7 +31,6 @@ from worker.child_runtime import (
     STORAGE_EXITS,
 )
 from worker.jobs.child_environment import child_environment
-from worker.machine import visible_gpus
 from worker.run_folder import ERROR_NAME, LOG_NAME, PLAN_NAME, TELEMETRY_NAME, read_json, read_log_end
 
 LAUNCHER = "worker.torchrun"
@@ -201,7 +201,7 @@ def count_processes(requested: int, contract: FineTuneContract) -> int:
     Args:
         requested: 0 means one per GPU that the trainer will see.
     """
-    gpus = 0 if contract.device.device is Device.CPU else visible_gpus()
+    gpus = 0 if contract.device.device is Device.CPU else len(find_gpus().gpus)
     return min(requested or max(1, gpus), contract.exec.batch_size * contract.exec.grad_accum)
 
 
@@ -212,7 +212,7 @@ def trainer_threads(setting: int | None, base: Path) -> int:
         setting: None: chosen by the size of the base.
         base: folder of the base.
     """
-    if setting is not None or visible_gpus():
+    if setting is not None or find_gpus().gpus:
         return setting or 0
     raw = json_object((base / CONFIG_NAME).read_bytes(), CONFIG_NAME, Code.MODEL_CONFIG_INVALID)
     return cpu_threads(parse_model_config(raw), allowed_cores())

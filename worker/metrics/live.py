@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from worker.machine import Gpu, query_gpus, visible_gpus
+from shared.gpus.driver import Gpu, query_gpus, visible_gpus
 
 GPU_FRESH_SECONDS = 15.0
 LIVE_FIELDS = {
@@ -77,8 +77,9 @@ class GpuMemory(Collector):
             "mens_gpu_memory_free_bytes", "Memory that no program has taken.", labels=("gpu", "name")
         )
         for gpu in self._fresh():
-            total.add_metric([gpu.number, gpu.name], gpu.total)
-            free.add_metric([gpu.number, gpu.name], gpu.free)
+            for family, size in ((total, gpu.total), (free, gpu.free)):
+                if size is not None:
+                    family.add_metric([gpu.number, gpu.name], size)
         yield total
         yield free
 

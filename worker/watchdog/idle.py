@@ -9,14 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shared.errors import Code, JobFailed
-from worker.machine import QUERY_SECONDS, visible_gpus, visible_names
+from shared.gpus.driver import QUERY_SECONDS, find_program, visible_names
+from shared.gpus.usable import find_gpus
 from worker.watchdog.rules import Termination
 
 IDLE_SHARE = 0.05
 """A process group is idle if it uses less than this share of one processor, and its GPUs are busy for a smaller share
 of the time."""
 SAMPLE_SECONDS = 15.0
-QUERY = ["nvidia-smi", "--query-gpu=index,uuid,utilization.gpu", "--format=csv,noheader,nounits"]
+QUERY = ["--query-gpu=index,uuid,utilization.gpu", "--format=csv,noheader,nounits"]
 
 
 class IdleWatch:
@@ -91,10 +92,11 @@ def busiest_gpu() -> float | None:
     """Return the utilisation of the busiest GPU that a trainer of this worker sees, 0 to 1; None if it cannot be
     queried, 0 without a GPU.
     """
-    if not visible_gpus():
+    if not find_gpus().gpus:
         return 0.0
     try:
-        table = subprocess.run(QUERY, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True).stdout
+        command = [find_program() or "nvidia-smi", *QUERY]
+        table = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
     return parse_shares(table, os.environ.get("CUDA_VISIBLE_DEVICES"))

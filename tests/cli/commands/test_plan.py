@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import cli.this_machine
 from cli.main import app
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.contract.auto_hyperparameters import auto_exec
+from tests.support.pretended_gpu import MACHINES, pretend
 from tests.support.tiny_base import write_base
 
 runner = CliRunner()
@@ -257,8 +257,23 @@ def test_the_name_of_a_bases_folder_is_not_in_the_contracts_digest(base: Path, r
     assert (after["base"]["name"], after["contract_digest"]) == ("renamed", before["contract_digest"])
 
 
-def test_the_device_and_the_time_have_their_reasons(base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.this_machine, "query_gpus", list)
+def test_unusable_gpu_is_refused_with_its_driver(
+    base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend(MACHINES["old driver"], tmp_path / "gpu", monkeypatch)
+    plan = ["plan", str(rows), "--model", str(base)]
+    refused = runner.invoke(app, plan)
+    said = " ".join(refused.output.split())
+    assert refused.exit_code == 1
+    assert "GPU_UNUSABLE" in said
+    assert "NVIDIA GeForce RTX 4090 (driver 550.54.14) cannot be used: torch 2.13.0+cu130 needs driver 580" in said
+    assert runner.invoke(app, [*plan, "--device", "cpu"]).exit_code == 0
+
+
+def test_the_device_and_the_time_have_their_reasons(
+    base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend(None, tmp_path / "gpu", monkeypatch)
     plan = ["plan", str(rows), "--model", str(base)]
     table = " ".join(runner.invoke(app, plan).output.split())
     assert "device CPU (this machine)" in table

@@ -34,6 +34,13 @@ def test_probe_shows_what_workers_report(installation: CliInstallation) -> None:
     assert found == MACHINE.model_dump(mode="json")
 
 
+def test_probe_names_a_gpu_that_cannot_be_used(installation: CliInstallation, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = "the H200 cannot be used: torch 2.13.0+cu130 needs driver 580 or newer. Update the driver."
+    unusable = WorkerMachine(device="cpu", gpu_fault=fault)
+    monkeypatch.setattr(installation.services.workers, "machines", lambda: [unusable])
+    assert f"GPU_UNUSABLE: {fault}" in installation.mens("probe")
+
+
 def test_status_shows_workers_and_jobs(installation: CliInstallation) -> None:
     first, *rest = installation.mens("status").splitlines()
     assert (first, rest) == ("1 worker, 2 GPUs", [])

@@ -22,6 +22,7 @@ from shared.base_models.catalog import (
 )
 from shared.errors import Code, MensError
 from shared.settings import Settings
+from tests.support.pretended_gpu import MACHINES, pretend
 from tests.support.tiny_models import RAW
 
 GIB = 1 << 30
@@ -135,13 +136,8 @@ def test_twin_would_be_rounded(home: Path, made: list[str], monkeypatch: pytest.
 
 
 def test_memory_of_the_smallest_gpu_decides(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = home / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\nprintf '81559\\n24564\\n'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    pretend(MACHINES["two cards"], home / "gpu", monkeypatch)
     machine = this_machine(Settings(home=home))
-    assert (machine.device, machine.vram_bytes, machine.host_bytes) == ("cuda", 24564 << 20, 16 * GIB)
+    assert (machine.device, machine.vram_bytes, machine.host_bytes) == ("cuda", 23028 << 20, 16 * GIB)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert this_machine(Settings(home=home)).device == "cpu"

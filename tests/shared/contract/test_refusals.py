@@ -26,6 +26,7 @@ from tests.support.builders import contract
 
 CUDA = RefusalContext(device="cuda", model_type="qwen3", n_layers=4, rows=1000)
 CPU = replace(CUDA, device="cpu")
+UNUSABLE = replace(CPU, gpu_fault="the H200 cannot be used: the driver is old. Update it.")
 LORA = {"adapter": {"method": "lora"}, "quant": {"base": "none"}}
 BURN = LORA | {"exec": {"backend": "burn"}}
 MOBILE = {"artifact": {"deployment_target": "mobile_edge"}, "exec": {"batch_size": 1}}
@@ -36,7 +37,7 @@ ORDER = [
     Code.NF4_REQUIRES_QLORA, Code.QLORA_REQUIRES_HF_TOKENIZER, Code.BURN_HF_CONFIG_REQUIRED, Code.BURN_HF_GPT2_ONLY,
     Code.MOBILE_EDGE_REJECTS_FULL_PROXY_STACK, Code.MOBILE_EDGE_SEQ_LEN, Code.MOBILE_EDGE_RANK,
     Code.MOBILE_EDGE_BATCH_SIZE, Code.KERNEL_MISMATCH, Code.BURN_LORA_REJECTED, Code.MOBILE_EDGE_REQUIRES_CPU,
-    Code.GPU_REQUIRED, Code.PROXY_STACK_CONFLICT, Code.LM_HEAD_ONLY_FULL_STACK, Code.LM_HEAD_ONLY_PROXY_LAYERS,
+    Code.GPU_UNUSABLE, Code.GPU_REQUIRED, Code.PROXY_STACK_CONFLICT, Code.LM_HEAD_ONLY_FULL_STACK, Code.LM_HEAD_ONLY_PROXY_LAYERS,
     Code.CE_LAST_K_TOO_LARGE, Code.CORPUS_TOO_SMALL, Code.OPTIMIZER_EXPERIMENT_OFF, Code.LM_HEAD_ONLY_UNSUPPORTED,
     Code.PARTIAL_DEPTH_UNSUPPORTED,
 ]  # fmt: skip
@@ -61,6 +62,10 @@ REFUSED: list[tuple[dict[str, Any], RefusalContext, Code]] = [
     (MOBILE, CUDA, Code.MOBILE_EDGE_REQUIRES_CPU),
     (MOBILE, UNKNOWN, Code.MOBILE_EDGE_REQUIRES_CPU),
     (MOBILE | {"device": {"device": "cuda"}}, CPU, Code.MOBILE_EDGE_REQUIRES_CPU),
+    ({}, UNUSABLE, Code.GPU_UNUSABLE),
+    ({"device": {"require_gpu": True, "device": "cuda"}}, UNUSABLE, Code.GPU_UNUSABLE),
+    ({"device": {"device": "cuda", "allow_cpu_fallback": False}}, UNUSABLE, Code.GPU_UNUSABLE),
+    ({"device": {"require_gpu": True, "device": "cpu"}}, UNUSABLE, Code.GPU_REQUIRED),
     ({"device": {"require_gpu": True}}, CPU, Code.GPU_REQUIRED),
     ({"device": {"require_gpu": True, "device": "cuda"}}, CPU, Code.GPU_REQUIRED),
     ({"device": {"require_gpu": True, "device": "cpu"}}, CUDA, Code.GPU_REQUIRED),
@@ -113,6 +118,8 @@ PASSED: list[tuple[dict[str, Any], RefusalContext]] = [
     ({"optimizer": {"experiment": "muon_clip_like"}}, replace(CUDA, experimental_optimizer=True)),
     ({"device": {"require_gpu": True}}, CUDA),
     ({"device": {"require_gpu": True, "device": "cuda"}}, UNKNOWN),
+    ({"device": {"device": "cpu"}}, UNUSABLE),
+    ({"device": {"device": "cuda"}}, UNUSABLE),
     ({"device": {"device": "cuda"}}, CPU),  # falls back, with a note
     ({"device": {"device": "cuda", "allow_cpu_fallback": False}}, CUDA),
     ({"device": {"device": "cuda", "allow_cpu_fallback": False}}, UNKNOWN),
@@ -262,6 +269,11 @@ def test_mobile_target_is_noted() -> None:
 
 def test_a_fallback_to_the_cpu_is_noted() -> None:
     assert "falls back to the CPU" in check_refusals(contract(device={"device": "cuda"}), CPU)[0]
+    (note,) = check_refusals(contract(device={"device": "cuda"}), UNUSABLE)
+    assert (
+        note
+        == "device.device is cuda, but the H200 cannot be used: the driver is old. Update it: the job falls back to the CPU."
+    )
     assert check_refusals(contract(device={"device": "cuda"}), CUDA) == []
 
 

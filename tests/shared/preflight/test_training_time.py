@@ -21,6 +21,7 @@ from shared.preflight.types import Configuration, Machine, TrainingTime
 from shared.tokenization.supervision_report import Bucket, SupervisionReport
 from tests.support import base_configs
 from tests.support.builders import contract
+from tests.support.pretended_gpu import MACHINES, RTX_4090, pretend
 
 QWEN3_8B = parse_model_config(base_configs.QWEN3_8B)
 CPU = Machine("cpu", cores=4)
@@ -43,6 +44,8 @@ def test_every_tier_names_its_basis() -> None:
     unknown_device, unknown_rows = time_on(Machine("cuda")), time_on(CPU, mean_tokens=None)
     assert unknown_device.basis == unknown_rows.basis == "steps"
     assert unknown_device.reason == "200 ms a step, a guess: the device's speed is not known"
+    unknown_peak = time_on(Machine("cuda", device_name="NVIDIA A16"))
+    assert unknown_peak.reason == "200 ms a step, a guess: the speed of NVIDIA A16 is not known"
     assert unknown_rows.reason == "200 ms a step, a guess: the rows' tokens are not known"
 
 
@@ -120,10 +123,15 @@ def test_on_a_cpu_a_steps_real_tokens_decide_memory(held: dict[str, dict[str, st
     assert memory(660, on_gpu=True) == memory(None, on_gpu=True)
 
 
-def test_without_a_gpu_this_machine_is_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.this_machine, "query_gpus", list)
+def test_without_a_gpu_this_machine_is_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretend(None, tmp_path / "gpu", monkeypatch)
     machine = this_machine()
-    assert (machine.device, machine.vram_bytes, machine.origin) == ("cpu", None, "this machine")
+    assert (machine.device, machine.vram_bytes, machine.origin, machine.gpu_fault) == (
+        "cpu",
+        None,
+        "this machine",
+        None,
+    )
     assert machine.host_bytes
     assert machine.cores
     assert this_machine("cuda").device == "cuda"
@@ -131,10 +139,18 @@ def test_without_a_gpu_this_machine_is_a_cpu(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_smallest_gpu_of_this_machine_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '81559, NVIDIA H100 80GB HBM3'\necho '24576, NVIDIA L4'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    machine = this_machine()
-    assert (machine.device, machine.vram_bytes) == ("cuda", 24576 << 20)
+    pretend(MACHINES["two cards"], tmp_path / "gpu", monkeypatch)
+    for machine in (this_machine(), this_machine("cuda")):
+        assert (machine.device, machine.vram_bytes, machine.device_name) == ("cuda", 23028 << 20, RTX_4090)
     assert this_machine("cpu").device == "cpu"
+
+
+def test_unusable_gpu_of_this_machine_has_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretend(MACHINES["old driver"], tmp_path / "gpu", monkeypatch)
+    machine = this_machine()
+    assert (machine.device, machine.vram_bytes) == ("cpu", None)
+    assert machine.gpu_fault
+    assert "550.54.14" in machine.gpu_fault
+    # Without the trainer's packages this is the machine of a client.
+    monkeypatch.setattr(cli.this_machine, "find_spec", lambda _: None)
+    assert this_machine().vram_bytes == 24564 << 20

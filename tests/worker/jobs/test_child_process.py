@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from shared.errors import Code, JobFailed, Unavailable
+from shared.gpus.torch_report import TorchGpu
+from shared.gpus.usable import MachineGpus
 from tests.support.processes import is_gone
 from tests.support.tiny_base import CONFIG
 from tests.support.waiting import eventually
@@ -296,12 +298,13 @@ def test_child_of_a_dead_worker_exits_at_once(fake_trainer, run_dir):
 
 def test_threads_are_the_settings_or_suit_the_base_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "allowed_cores", lambda: 8)
-    monkeypatch.setattr(child_process, "visible_gpus", lambda: 0)
+    monkeypatch.setattr(child_process, "find_gpus", MachineGpus)
     large = CONFIG | {"vocab_size": 512, "hidden_size": 1024, "intermediate_size": 4096}
     for name, raw in (("tiny", CONFIG | {"vocab_size": 512}), ("large", large)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(raw))
     assert [trainer_threads(None, tmp_path / name) for name in ("tiny", "large")] == [1, 8]
     assert [trainer_threads(setting, tmp_path / "large") for setting in (0, 3)] == [0, 3]
-    monkeypatch.setattr(child_process, "visible_gpus", lambda: 1)
+    gpu = TorchGpu(name="H200", capability=(9, 0), memory_bytes=1 << 30)
+    monkeypatch.setattr(child_process, "find_gpus", lambda: MachineGpus((gpu,)))
     assert trainer_threads(None, tmp_path / "large") == 0

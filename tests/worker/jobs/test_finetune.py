@@ -109,6 +109,20 @@ def test_a_worker_refuses_what_its_own_memory_cannot_hold(installation, tmp_path
     assert (done.state, done.error["code"]) == (JobState.FAILED, Code.MEMORY_DOES_NOT_FIT)
 
 
+def test_a_worker_refuses_a_job_when_its_gpu_cannot_be_used(installation, tmp_path, monkeypatch):
+    job, _ = installation.submit_finetune(tmp_path / "data", **RUN)
+    machine = WorkerMachine(device="cpu", host_bytes=1 << 40, gpu_fault="the H200 cannot be used: its driver is old.")
+    monkeypatch.setattr(worker.jobs.finetune, "describe_machine", lambda _: machine)
+    monkeypatch.setattr(worker.jobs.finetune, "ChildProcess", lambda *_, **__: pytest.fail("the trainer was started"))
+    installation.worker.run_job(job.id)
+    done = installation.jobs.get(job.id)
+    assert (done.state, done.error["code"], done.error["message"]) == (
+        JobState.FAILED,
+        Code.GPU_UNUSABLE,
+        machine.gpu_fault,
+    )
+
+
 def assert_result(installation, job, run):
     *checkpoints, final = adapters_of(installation, job.id)
     assert [one.step for one in checkpoints] == [2, 3, 4]

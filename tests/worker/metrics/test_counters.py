@@ -9,9 +9,9 @@ from shared.database.job_states import Stage
 from shared.database.records import Kind
 from shared.database.webhooks.deliveries import Outcome
 from shared.errors import Code, JobFailed, Unavailable
+from shared.gpus.driver import Gpu
 from worker.jobs.attempt import Stopped
 from worker.jobs.child_process import ExitReason
-from worker.machine import Gpu
 from worker.metrics.counters import WorkerMetrics
 from worker.metrics.live import GpuMemory
 
@@ -128,7 +128,7 @@ def test_memory_of_the_gpus_is_asked_for_only_where_there_are_some():
 
     def query() -> list[Gpu]:
         asked.append(1)
-        return [Gpu("0", "GPU-1", 80 << 30, 8 << 30, "H200")]
+        return [Gpu("0", "GPU-1", 80 << 30, 8 << 30, "580.65.06", "H200")]
 
     total, free = GpuMemory(query, lambda: 1).collect()
     assert [(s.labels, s.value) for s in total.samples] == [({"gpu": "0", "name": "H200"}, 80 << 30)]

@@ -20,6 +20,9 @@ from shared.artifacts.manifests import TrainedDtype
 from shared.base_models.config import ModelConfig, parse_model_config
 from shared.contract.sections import AdapterSection, BaseQuant, Device, DeviceSection, FineTuneContract, QuantSection
 from shared.errors import Code, ContractRejected
+from shared.gpus.torch_program import read_torch
+from shared.gpus.torch_report import TorchReport
+from shared.gpus.usable import NO_GPU, MachineGpus, find_gpus
 from worker.training.model.attention import DOCUMENTS, can_pack
 from worker.training.model.fsdp import shard_base
 from worker.training.model.lora_fusion import FusionReport, fuse_lora
@@ -27,14 +30,23 @@ from worker.training.model.memory_budget import Budget
 
 
 def pick_device(requested: DeviceSection, local_rank: int = 0) -> torch.device:
-    """Return the device that the contract allows: a GPU if available, unless the CPU was requested.
+    """Return the device that the contract allows: a usable GPU if there is one, unless the CPU was requested.
 
     Raises:
-        ContractRejected: ``GPU_REQUIRED``: this machine has none, and the contract does not allow a CPU.
+        ContractRejected: ``GPU_UNUSABLE``: torch cannot use the GPU that the driver shows, and the contract does not
+            name the CPU. ``GPU_REQUIRED``: this machine has none, and the contract does not allow a CPU.
     """
-    if requested.device is not Device.CPU and torch.cuda.is_available():
+    found = NO_GPU if requested.device is Device.CPU else own_gpus()
+    if found.gpus:
         return torch.device("cuda", local_rank)
     needs_gpu = requested.require_gpu or (requested.device is Device.CUDA and not requested.allow_cpu_fallback)
+    if found.fault and (needs_gpu or requested.device is Device.AUTO):
+        raise ContractRejected(
+            Code.GPU_UNUSABLE,
+            found.fault,
+            remedy="Correct it and restart the worker, or set device.device to cpu to train without the GPU.",
+            param="device.device",
+        )
     if needs_gpu:
         raise ContractRejected(
             Code.GPU_REQUIRED,
@@ -43,6 +55,11 @@ def pick_device(requested: DeviceSection, local_rank: int = 0) -> torch.device:
             param="device.require_gpu" if requested.require_gpu else "device.device",
         )
     return torch.device("cpu")
+
+
+def own_gpus() -> MachineGpus:
+    """Return what this process, which has loaded torch, can train on."""
+    return find_gpus(lambda: TorchReport.model_validate(read_torch()))
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

@@ -9,6 +9,9 @@ from peft.tuners.lora import LoraLayer
 
 from shared.contract.sections import AdapterSection, DeviceSection, QuantSection
 from shared.errors import Code, ContractRejected
+from shared.gpus.torch_report import ask_torch
+from tests.support.pretended_gpu import MACHINES, pretend
+from worker.training.model import load
 from worker.training.model.load import (
     attach_lora,
     compute_dtype,
@@ -137,25 +140,54 @@ def test_dtype_follows_the_device():
     assert compute_dtype(CPU) == torch.float32
 
 
+@pytest.fixture
+def pretended(tmp_path, monkeypatch):
+    """Makes this process, which has loaded the real torch, find what a pretended machine's torch finds."""
+
+    def machine(name: str | None) -> None:
+        pretend(MACHINES[name] if name else None, tmp_path / "gpu", monkeypatch)
+        report = ask_torch()
+        monkeypatch.setattr(load, "read_torch", report.model_dump)
+
+    return machine
+
+
 @pytest.mark.parametrize(
-    ("asked", "gpu", "expected"),
+    ("asked", "machine", "expected"),
     [
-        ({}, False, "cpu"),
-        ({}, True, "cuda"),
-        ({"device": "cpu"}, True, "cpu"),
-        ({"device": "cuda"}, False, "cpu"),
-        ({"device": "cuda"}, True, "cuda"),
-        ({"require_gpu": True}, True, "cuda"),
+        ({}, None, "cpu"),
+        ({}, "new driver", "cuda"),
+        ({}, "MIG", "cuda"),
+        ({}, "WSL2", "cuda"),
+        ({"device": "cpu"}, "new driver", "cpu"),
+        ({"device": "cpu"}, "old driver", "cpu"),
+        ({"device": "cuda"}, None, "cpu"),
+        ({"device": "cuda"}, "old driver", "cpu"),
+        ({"device": "cuda"}, "two cards", "cuda"),
+        ({"require_gpu": True}, "new driver", "cuda"),
     ],
 )
-def test_the_device_is_the_one_the_contract_allows(monkeypatch, asked, gpu, expected):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+def test_the_device_is_the_one_the_contract_allows(pretended, asked, machine, expected):
+    pretended(machine)
     assert pick_device(DeviceSection(**asked)).type == expected
 
 
-@pytest.mark.parametrize("asked", [{"require_gpu": True}, {"device": "cuda", "allow_cpu_fallback": False}])
-def test_a_gpu_that_is_wanted_and_missing_is_refused(monkeypatch, asked):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+@pytest.mark.parametrize(
+    ("asked", "machine", "code"),
+    [
+        ({"require_gpu": True}, None, Code.GPU_REQUIRED),
+        ({"device": "cuda", "allow_cpu_fallback": False}, None, Code.GPU_REQUIRED),
+        ({"device": "cpu", "require_gpu": True}, "new driver", Code.GPU_REQUIRED),
+        ({}, "old driver", Code.GPU_UNUSABLE),
+        ({}, "CPU build", Code.GPU_UNUSABLE),
+        ({}, "T4", Code.GPU_UNUSABLE),
+        ({"require_gpu": True}, "V100", Code.GPU_UNUSABLE),
+        ({"device": "cuda", "allow_cpu_fallback": False}, "old driver", Code.GPU_UNUSABLE),
+    ],
+)
+def test_a_gpu_that_is_wanted_and_missing_is_refused(pretended, asked, machine, code):
+    pretended(machine)
     with pytest.raises(ContractRejected) as refused:
         pick_device(DeviceSection(**asked))
-    assert refused.value.code == Code.GPU_REQUIRED
+    assert refused.value.code == code
+    assert code is Code.GPU_REQUIRED or refused.value.message.startswith(MACHINES[machine].cards[0].name)

@@ -1,0 +1,93 @@
+"""GPUs as NVIDIA's driver shows them, without CUDA: device files, and the table of its command-line program."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+COLUMNS = ("index", "uuid", "memory.total", "memory.free", "driver_version", "name")
+"""The name is last: it may contain a comma."""
+QUERY_SECONDS = 20.0
+DEVICES = Path("/dev")
+WSL_LIBRARIES = Path("/usr/lib/wsl/lib")
+"""Where Windows puts the driver's program and libraries into its Linux (WSL2), which has no device file of a GPU."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as the driver describes it; sizes in bytes, None without a figure, e.g. of a GPU in parts (MIG)."""
+
+    number: str
+    uuid: str
+    total: int | None
+    free: int | None
+    driver: str
+    name: str
+
+
+def visible_gpus(devices: Path | None = None) -> int:
+    """Return the number of GPUs that the driver shows to this process, whether or not torch can use them.
+
+    Args:
+        devices: folder of the device files; None: the machine's.
+    """
+    here = _device_files(devices or DEVICES) or len(query_gpus())
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return here if named is None else min(here, len(visible_names(named)))
+
+
+def _device_files(devices: Path) -> int:
+    return len([path for path in devices.glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit()])
+
+
+def visible_names(named: str) -> list[str]:
+    """Return the devices that a value of ``CUDA_VISIBLE_DEVICES`` exposes: CUDA stops at the first invalid one."""
+    return list(itertools.takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in named.split(","))))
+
+
+def query_gpus() -> list[Gpu]:
+    """Return every GPU that the driver reports; an empty list without the driver's program, or if it fails."""
+    if not (program := find_program()):
+        return []
+    command = [program, f"--query-gpu={','.join(COLUMNS)}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("the GPUs' memory is not known: %s", error)
+        return []
+    return parse_gpus(answer)
+
+
+def find_program() -> str | None:
+    """Return the path of ``nvidia-smi``; None if this machine does not have it."""
+    return shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path=str(WSL_LIBRARIES))
+
+
+def parse_gpus(answer: str) -> list[Gpu]:
+    """Parse the driver's table, one GPU per line; other lines are left out."""
+    rows = [[part.strip() for part in line.split(",", len(COLUMNS) - 1)] for line in answer.splitlines()]
+    return [
+        Gpu(number, uuid, _bytes(total), _bytes(free), driver, name)
+        for number, uuid, total, free, driver, name in (row for row in rows if len(row) == len(COLUMNS))
+    ]
+
+
+def _bytes(mebibytes: str) -> int | None:
+    return int(mebibytes) << 20 if mebibytes.isdecimal() else None
+
+
+def chosen_gpus(gpus: list[Gpu], environment: Mapping[str, str]) -> list[Gpu]:
+    """Return the GPUs that the environment exposes to CUDA, named by index or by a prefix of their uuid."""
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return gpus
+    names = visible_names(named)
+    return [gpu for gpu in gpus if any(name == gpu.number or gpu.uuid.startswith(name) for name in names)]

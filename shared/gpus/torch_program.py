@@ -1,0 +1,44 @@
+"""Write torch's account of this machine's GPUs, as JSON on stdout: ``python torch_program.py``.
+
+It opens no context on a GPU: that takes memory, and a vLLM that measures the free memory meanwhile would fail.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import Any
+
+
+def read_torch() -> dict[str, Any]:
+    """Return the fields of `shared/gpus/torch_report.py:TorchReport`."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        # An old driver, for example, is a warning and no error.
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        gpus = [_describe(torch.cuda.get_device_properties(index)) for index in range(count)]
+        kernels = torch.cuda.get_arch_list() if count else []
+    said = " ".join(str(warning.message) for warning in caught)
+    return {
+        "version": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "kernels": kernels,
+        "gpus": gpus,
+        "warning": " ".join(said.split()),
+    }
+
+
+def _describe(properties: Any) -> dict[str, Any]:
+    return {
+        "name": properties.name,
+        "capability": [properties.major, properties.minor],
+        "memory_bytes": properties.total_memory,
+        "uuid": f"GPU-{getattr(properties, 'uuid', '')}",
+    }
+
+
+if __name__ == "__main__":
+    json.dump(read_torch(), sys.stdout)
