@@ -17,26 +17,33 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
 
-install: $(STAMP) ## make .venv with every extra and the development tools, from the committed lock
+# Without LOCK the machine decides (locks/choose.sh). If the choice is another one than last time, e.g. after an update of
+# the driver, everything is installed again.
+install: ## make .venv with every extra and the development tools; LOCK=cpu or LOCK=cuda overrides the choice of the lock
+	@lock=$$(locks/choose.sh $(LOCK)) || exit; \
+	installed=$$(cat $(STAMP) 2>/dev/null); \
+	if test "$${installed:-cpu}" != "$$lock" || test locks/$$lock.lock -nt $(STAMP); then rm -f $(STAMP); fi; \
+	$(MAKE) --no-print-directory LOCK=$$lock $(STAMP)
 
 # uv when pip can get it, else pip itself; both take the lock as it stands and resolve nothing. A CPU build of torch comes
-# from pip's configured find-links when there is one, else from uv's own CPU index. Bytecode is compiled now: without it
-# each start of vLLM costs 20 s more.
+# from pip's configured find-links when there is one, else from uv's own CPU index; the CUDA build is PyPI's, and a CPU build
+# in find-links would be taken for it. Bytecode is compiled now: without it each start of vLLM costs 20 s more.
 $(STAMP): locks/cpu.lock pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq uv==$(UV_VERSION) || echo "uv cannot be installed; installing with pip"
-	@links="$${PIP_FIND_LINKS:-$$($(BIN)/python -m pip config get global.find-links 2>/dev/null)}"; \
-	echo "installing the locked environment into $(VENV): about 3 GB, one to two minutes"; \
+	@lock="$(LOCK)"; test -n "$$lock" || lock=$$(locks/choose.sh) || exit; \
+	links="$${PIP_FIND_LINKS:-$$($(BIN)/python -m pip config get global.find-links 2>/dev/null)}"; \
+	echo "installing the locked environment into $(VENV): about $$(test $$lock = cpu && echo 3 || echo 8) GB, one to two minutes"; \
 	if test -x $(BIN)/uv; then \
 		export VIRTUAL_ENV=$(CURDIR)/$(VENV); \
-		if test -n "$$links"; then export UV_FIND_LINKS="$$links"; else export UV_TORCH_BACKEND=cpu; fi; \
-		$(BIN)/uv pip install --quiet --compile-bytecode --no-deps -r locks/cpu.lock && \
+		if test $$lock = cuda; then unset UV_FIND_LINKS UV_TORCH_BACKEND; \
+		elif test -n "$$links"; then export UV_FIND_LINKS="$$links"; else export UV_TORCH_BACKEND=cpu; fi; \
+		$(BIN)/uv pip install --quiet --compile-bytecode --no-deps -r locks/$$lock.lock && \
 		$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .; \
 	else \
-		$(BIN)/python -m pip install --quiet --no-deps -r locks/cpu.lock && \
+		$(BIN)/python -m pip install --quiet --no-deps -r locks/$$lock.lock && \
 		$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .; \
-	fi
-	@touch $(STAMP)
+	fi && echo $$lock > $(STAMP)
 
 demo: $(STAMP) ## run the whole loop: JSONL in, tuned model out, answers side by side
 	@$(BIN)/mens demo

@@ -4,7 +4,6 @@ base.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,7 +21,9 @@ def choose_ports(api_port: int, replicas: Sequence[str]) -> dict[str, str]:
     return ports | ({"api": str(api_port)} if api_port else {})
 
 
-def shared_environment(home: Path, base: str, ports: Mapping[str, str], memory: int | None = None) -> dict[str, str]:
+def shared_environment(
+    home: Path, base: str, ports: Mapping[str, str], memory: int | None = None, *, on_gpu: bool = False
+) -> dict[str, str]:
     """Return the settings of every program; where replicas differ, those of the first one.
 
     Args:
@@ -30,6 +31,7 @@ def shared_environment(home: Path, base: str, ports: Mapping[str, str], memory: 
         base: base that the first replica serves.
         ports: see :func:`choose_ports`.
         memory: bytes that the first replica may use; None: its own setting.
+        on_gpu: whether this machine has a usable GPU.
     """
     replicas = [port for name, port in ports.items() if name.startswith(SERVING)]
     environment = {
@@ -46,7 +48,7 @@ def shared_environment(home: Path, base: str, ports: Mapping[str, str], memory: 
         "PYTHONUNBUFFERED": "1",
     }
     # Small models on a CPU are many times slower when threads compete; trainer and replica of a larger base use more.
-    if not shutil.which("nvidia-smi"):
+    if not on_gpu:
         environment |= {"OMP_NUM_THREADS": "1"}
     return environment | _memory_setting(memory)
 

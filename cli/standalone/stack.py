@@ -20,7 +20,7 @@ from cli.client.connection import CONNECTION_NAME, Connection, saved_connection
 from cli.standalone.causes import find_cause
 from cli.standalone.environment import broker_password, choose_ports, replica_environments, shared_environment
 from cli.standalone.home import api_key, lock_home, write_private
-from cli.standalone.memory_shares import memory_shares
+from cli.standalone.memory_shares import GpuSettings, gpu_settings, memory_shares
 from cli.standalone.ports import responds, takes_connections
 from cli.standalone.programs import (
     DRAIN_SECONDS,
@@ -38,6 +38,7 @@ from cli.standalone.progress import Progress
 from cli.standalone.restarts import RestartLog
 from cli.standalone.supervisor import Supervisor
 from shared.errors import Code, Conflict
+from shared.gpus.usable import find_gpus
 from shared.host import allowed_memory
 from shared.settings import Settings
 
@@ -95,6 +96,7 @@ class Stack:
     _restarts: RestartLog = field(init=False)
     _restarted: set[str] = field(init=False, default_factory=set)
     _memory: list[int] = field(init=False, default_factory=list)
+    _gpu: GpuSettings = field(init=False, default_factory=GpuSettings)
 
     def __post_init__(self) -> None:
         self._restarts = RestartLog(self._log(SUPERVISORD))
@@ -123,7 +125,7 @@ class Stack:
                 self._supervisor.socket,
                 self.drain_seconds,
                 metrics_ports(Settings(home=self.home)),
-                replica_environments(self.home, self.bases, self._ports, self._memory),
+                self._replicas(),
             ),
         )
         self._supervisor.start()
@@ -344,11 +346,23 @@ class Stack:
         self._ports = choose_ports(self.api_port, replica_programs(len(self.bases)))
         config = valkey_config(self.home, self._ports["valkey"], broker_password(self.home))
         write_private(self.home / "valkey.conf", config)
+        settings, gpus = Settings(home=self.home), find_gpus().gpus
+        # An operator who names the device of the replicas decides about GPUs too.
+        self._gpu = gpu_settings(settings, self.bases, () if "MENS_SERVING_DEVICE" in os.environ else gpus)
+        device = os.environ.get("MENS_SERVING_DEVICE") or self._gpu.common.get("MENS_SERVING_DEVICE", "cpu")
         # A GPU has its own memory, and a set value applies to every replica.
-        if os.environ.get("MENS_SERVING_DEVICE", "cpu") == "cpu" and "MENS_SERVING_MEMORY_BYTES" not in os.environ:
-            self._memory = memory_shares(Settings(home=self.home), self.bases, allowed_memory())
+        if device == "cpu" and "MENS_SERVING_MEMORY_BYTES" not in os.environ:
+            self._memory = memory_shares(settings, self.bases, allowed_memory())
         first = self._memory[0] if self._memory else None
-        return shared_environment(self.home, self.base, self._ports, first) | self.environment
+        common = shared_environment(self.home, self.base, self._ports, first, on_gpu=bool(gpus))
+        return common | self._gpu.common | self.environment
+
+    def _replicas(self) -> dict[str, dict[str, str]]:
+        """Return the own settings of each replica's program."""
+        own = replica_environments(self.home, self.bases, self._ports, self._memory)
+        for name, settings in zip(own, self._gpu.replicas, strict=False):
+            own[name] |= settings
+        return own
 
     @property
     def _programs(self) -> dict[str, str]:

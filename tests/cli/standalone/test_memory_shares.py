@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cli.standalone.memory_shares import memory_shares
+from cli.standalone.memory_shares import GpuSettings, gpu_settings, memory_shares
 from serving.launch.kv_cache import weight_bytes
 from shared.base_models.catalog import BaseModelEntry, Catalog, HubSource, LocalSource, save_catalog
 from shared.base_models.config import parse_model_config
 from shared.base_models.weights import json_object
 from shared.errors import Code
+from shared.gpus.torch_report import TorchGpu
 from shared.settings import Settings
 from tests.support.tiny_base import write_base
 
@@ -55,3 +56,45 @@ def test_half_precision_halves_the_weights(settings: Settings, monkeypatch: pyte
     monkeypatch.setenv("MENS_SERVING_DTYPE", "bfloat16")
     half = memory_shares(settings, ["large", "remote"], 24 * GIB)
     assert full[0] - full[1] == 2 * (half[0] - half[1]) == weights(settings, "large")
+
+
+def gpu(gibibytes: int) -> TorchGpu:
+    return TorchGpu(name="H100", capability=(9, 0), memory_bytes=gibibytes * GIB)
+
+
+def test_one_gpu_is_shared_with_the_trainer(settings: Settings) -> None:
+    found = gpu_settings(settings, ["small", "large"], [gpu(24)])
+    assert found.common == {"MENS_SERVING_DEVICE": "cuda"}
+    parts = [float(one["MENS_SERVING_GPU_MEMORY_UTILIZATION"]) for one in found.replicas]
+    assert sum(parts) == pytest.approx(0.6, abs=0.002)
+    # Weights are held in 16 bits.
+    assert parts[1] - parts[0] == pytest.approx(
+        (weights(settings, "large") - weights(settings, "small")) / 2 / (24 * GIB), abs=0.002
+    )
+
+
+@pytest.mark.parametrize(
+    ("named", "trainer", "replica"),
+    [(None, "0,1", "2"), ("4,5,6,7", "4,5", "6"), ("GPU-a,GPU-b,GPU-c", "GPU-a,GPU-b", "GPU-c")],
+)
+def test_several_gpus_are_divided(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, named: str | None, trainer: str, replica: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    found = gpu_settings(settings, ["small", "large"], [gpu(80), gpu(80), gpu(80)])
+    assert found.common == {"MENS_SERVING_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": trainer}
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found.replicas] == [replica, replica]
+    assert sum(float(one["MENS_SERVING_GPU_MEMORY_UTILIZATION"]) for one in found.replicas) == pytest.approx(
+        0.9, abs=0.002
+    )
+
+
+def test_operators_share_of_a_gpu_counts(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENS_SERVING_GPU_MEMORY_UTILIZATION", "0.3")
+    assert gpu_settings(settings, ["small"], [gpu(80)]).replicas == ({"MENS_SERVING_GPU_MEMORY_UTILIZATION": "0.3"},)
+
+
+def test_without_a_gpu_nothing_is_set(settings: Settings) -> None:
+    assert gpu_settings(settings, ["small"], []) == GpuSettings()

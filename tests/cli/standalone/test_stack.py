@@ -18,6 +18,7 @@ from cli.standalone.restarts import RestartLog
 from cli.standalone.stack import Stack, StackFailed
 from shared.errors import Conflict, InvalidRequest
 from shared.settings import Settings, read_settings
+from tests.support.pretended_gpu import MACHINES, pretend
 
 
 def test_one_stack_per_home(tmp_path: Path) -> None:
@@ -84,6 +85,24 @@ def test_each_further_base_has_a_replica_of_its_own(tmp_path: Path) -> None:
     priorities = {name: config[f"program:{name}"].getint("priority") for name in stack._programs}
     assert sorted(priorities.values()) == list(range(6))
     assert max(priorities, key=priorities.__getitem__) == "api"
+
+
+@pytest.mark.parametrize(
+    ("machine", "device", "threads"),
+    [("new driver", "cuda", None), ("two cards", "cuda", None), ("old driver", None, "1"), (None, None, "1")],
+)
+def test_programs_use_a_gpu_that_torch_can_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str | None, device: str | None, threads: str | None
+) -> None:
+    pretend(MACHINES[machine] if machine else None, tmp_path / "gpu", monkeypatch)
+    stack = Stack(tmp_path, "tiny")
+    settings = stack._environment()
+    assert (settings.get("MENS_SERVING_DEVICE"), settings.get("OMP_NUM_THREADS")) == (device, threads)
+    assert ("MENS_SERVING_MEMORY_BYTES" in settings) == (device is None)
+    own = stack._replicas()["serving"]
+    assert ("MENS_SERVING_GPU_MEMORY_UTILIZATION" in own) == (device == "cuda")
+    divided = settings.get("CUDA_VISIBLE_DEVICES"), own.get("CUDA_VISIBLE_DEVICES")
+    assert divided == (("0", "1") if machine == "two cards" else (None, None))
 
 
 @pytest.mark.parametrize(("given", "seconds"), [(None, 10), ("", 10), ("60", 60), ("0.5", 0.5)])
