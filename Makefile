@@ -95,8 +95,8 @@ $(SBOMS)/%.cdx.json: locks/%.lock pyproject.toml $(BUILD_TOOLS)/.installed
 	@mkdir -p $(@D)
 	@$(BUILD_TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible $(SBOM_FLAGS) -o $@ $<
 
-# An environment for tools: what one lock has, and nothing else.
-.cache/%-tools/.installed: locks/%.lock
+# An environment for tools: what one lock has, and nothing else. A list of targets, because make deletes what a pattern alone makes on the way.
+$(SITE_TOOLS)/.installed $(BUILD_TOOLS)/.installed: .cache/%-tools/.installed: locks/%.lock
 	@if test -x $(BIN)/uv; then \
 		$(BIN)/uv venv -q --clear $(@D) && \
 		$(BIN)/uv pip install -q --python $(@D)/bin/python --require-hashes -r $<; \
