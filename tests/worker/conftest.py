@@ -56,6 +56,7 @@ TORCH_PLACES = {
         "test_train_process.py",
         "training/data/test_batches.py",
         "training/data/test_dataset.py",
+        "training/data/test_device_copy.py",
         "training/data/test_tokenizers_agree.py",
         "training/model",
         "training/reporting/test_model_card.py",

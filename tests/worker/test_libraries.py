@@ -23,7 +23,7 @@ print(json.dumps({
     "compiles": torch.compile.__module__,
     "collects": gc.isenabled(),
     "frozen": gc.get_freeze_count(),
-    "unneeded": sorted(set("boto3 botocore celery httpx2 mlflow opentelemetry prometheus_client redis sqlalchemy wandb".split()) & sys.modules.keys()),
+    "unneeded": sorted(set("celery mlflow opentelemetry prometheus_client redis sqlalchemy wandb".split()) & sys.modules.keys()),
     "warns": logging.getLogger("bitsandbytes.backends.cpu.ops").isEnabledFor(logging.WARNING),
 }))
 """
