@@ -13,7 +13,7 @@ from shared.model_card.self_evaluation import RowSource, SelfEvaluation
 from tests.support.training_runs import ROWS, PauseAfter
 from worker.child_runtime import EXIT_CANCELLED, EXIT_PAUSED, StopRequested
 from worker.run_folder import ADAPTER_FOLDER, EVALUATION_NAME, SUMMARY_NAME, TELEMETRY_NAME, list_checkpoints, read_json
-from worker.training.loss import evaluate
+from worker.training.loss import mean_score, validation_sums
 from worker.training.reporting.model_card import CARD_NAME
 from worker.training.self_evaluation.evaluate import MAX_TRIES, SAMPLES_VARIABLE, _Evaluation
 from worker.training.supervised import Supervised
@@ -54,7 +54,7 @@ def test_the_tuned_model_scores_what_the_last_validation_did(finished):
 def test_the_base_scores_what_it_did_before_training(finished, tmp_path):
     """A fresh adapter is no adapter: B is zero."""
     context = set_up(finished.run, tmp_path, tmp_path / "cache", Supervised())
-    before = evaluate(context.method, context.model, context.validation_batches(1), context.device)
+    before = mean_score(validation_sums(context.method, context.model, context.validation_batches(1), context.device))
     found = evaluation_of(finished.run_dir)
     assert found.loss.base == pytest.approx(before.loss, rel=1e-5)
     assert found.token_accuracy.base == pytest.approx(before.accuracy)
