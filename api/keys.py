@@ -41,10 +41,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tenant", default=SHARED, help="tenant of the key (default: %(default)s)")
     role_help = "role of the key; an admin of `shared` may do everything in every tenant (default: %(default)s)"
     parser.add_argument("--role", type=Role, choices=list(Role), default=Role.ADMIN, help=role_help)
-    parser.add_argument("--rpm", type=_limit, help="requests to models a minute; unlimited when left out")
-    parser.add_argument("--concurrent", type=_limit, help="requests to models at once; unlimited when left out")
+    parser.add_argument("--rpm", type=_limit, help="model requests per minute; default: unlimited")
+    parser.add_argument("--concurrent", type=_limit, help="concurrent model requests; default: unlimited")
     tokens = partial(_limit, largest=MOST_TOKENS)
-    parser.add_argument("--tpm", type=tokens, help="tokens of prompts and answers a minute; unlimited when left out")
+    parser.add_argument("--tpm", type=tokens, help="tokens of prompts and answers per minute; default: unlimited")
     return parser
 
 

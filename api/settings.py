@@ -57,22 +57,22 @@ class ApiSettings(Settings):
         "", description="Addresses of proxies whose X-Forwarded-For names the client, comma-separated; `*`: of all."
     )
     tenant_requests_per_minute: int | None = Field(
-        None, gt=0, le=LARGEST_LIMIT, description="Requests to models a minute of all keys of a tenant; null: no limit."
+        None, gt=0, le=LARGEST_LIMIT, description="Model requests per minute of all keys of a tenant; null: no limit."
     )
     tenant_concurrent_requests: int | None = Field(
-        None, gt=0, le=LARGEST_LIMIT, description="Requests to models at once of all keys of a tenant; null: no limit."
+        None, gt=0, le=LARGEST_LIMIT, description="Concurrent model requests of all keys of a tenant; null: no limit."
     )
     tenant_tokens_per_minute: int | None = Field(
-        None, gt=0, le=MOST_TOKENS, description="Tokens a minute of all keys of a tenant; null: no limit."
+        None, gt=0, le=MOST_TOKENS, description="Tokens per minute of all keys of a tenant; null: no limit."
     )
     tenant_uploads_per_minute: int | None = Field(
-        120, gt=0, description="Uploads a minute of a tenant; null: no limit."
+        120, gt=0, description="Uploads per minute of a tenant; null: no limit."
     )
     tenant_plans_per_minute: int | None = Field(
-        120, gt=0, description="Plans and new jobs a minute of a tenant; null: no limit."
+        120, gt=0, description="Plans and new jobs per minute of a tenant; null: no limit."
     )
     tenant_graders_per_minute: int | None = Field(
-        600, gt=0, description="Runs and validations of graders a minute of a tenant; null: no limit."
+        600, gt=0, description="Runs and validations of graders per minute of a tenant; null: no limit."
     )
     max_eval_items: int = Field(100_000, gt=0, description="Output items of one run of an eval.")
     tenant_max_files: int | None = Field(None, gt=0, description="Files that a tenant may keep; null: no limit.")
@@ -85,7 +85,7 @@ class ApiSettings(Settings):
         description="Bytes of a tenant's request bodies at once, in one API process; uploads do not count.",
     )
     failed_authentications_per_minute: int = Field(
-        60, gt=0, description="Unknown keys a minute that one client address may try before it gets 429."
+        60, gt=0, description="Unknown keys per minute that one client address may try before it gets 429."
     )
     health_seconds: float = Field(2.0, gt=0, description="How often the health of the replicas, and DNS, is checked.")
     warm_seconds: float = Field(30.0, ge=0, description="How long a new replica may load the busiest adapters.")

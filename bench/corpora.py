@@ -24,7 +24,7 @@ from typing import Any
 
 BLOCK_BYTES = 20_000_000
 LANGUAGES = {  # share of rows: words
-    0.85: "the model learns what data shows and an adapter holds it while training goes on of a in is to we you they "
+    0.85: "the model learns what data shows and an adapter holds it while training runs on of a in is to we you they "
     'server loss gradient token batch answer question café "quoted" `code` {brackets} break.\n',
     0.05: "Größe für die Antwort naïve données que l'adaptateur garde pendant l'entraînement ein Modell lernt",
     0.06: "модель учится тому что показывают данные и адаптер хранит это пока идёт обучение ответ вопрос",

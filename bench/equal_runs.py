@@ -2,8 +2,8 @@
 
 Trains a few small jobs many times each, several at once next to programs that keep the processors busy. No two starts are
 alike in what a machine may change between them: the memory that is free, priority, hash seed, heap, size of the
-environment. Some processes are stopped for a moment, some are killed with `kill -9` or paused at any step, and the run goes
-on from its last checkpoint as the worker would have it. The adapter's weights, its config and `metrics.csv` of every run are
+environment. Some processes are stopped for a moment, some are killed with `kill -9` or paused at any step, and the run
+resumes from its last checkpoint as the worker would have it. The adapter's weights, its config and `metrics.csv` of every run are
 then compared with those of the same job's other runs.
 
 The goal is one outcome a job among the runs that say `bit_exact`, of which each job has at least two. With ``--untold`` MKL is left

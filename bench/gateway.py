@@ -9,7 +9,7 @@ With ``--base smollm2`` replica and a plain vLLM (``plain``), with the same engi
 SmolLM2-135M-Instruct, and the streaming speed is compared with the plain one's, for one stream and for sixteen.
 With ``--running`` replica and API are those of an installation that runs already, which the environment names.
 
-With ``--foreign-names`` a second installation takes its turn, which has so many names of another provider's models: it is
+With ``--foreign-names`` a second installation takes its turn, which has this many names of another provider's models: it is
 asked for the alias (``names``) and for one of the names (``foreign``), and compared with the one that has none.
 """
 
@@ -97,7 +97,7 @@ async def stream(endpoint: Endpoint, tokens: int, connection: Connection) -> tup
         Seconds to the first event, events, seconds to the last.
 
     Raises:
-        BenchFailed: the stream was refused, or broke off.
+        BenchFailed: the stream was refused or aborted.
     """
     body = {"model": endpoint.model, "prompt": "Mens", "max_tokens": tokens, "stream": True, "ignore_eos": True}
     started = time.perf_counter()
@@ -108,7 +108,7 @@ async def stream(endpoint: Endpoint, tokens: int, connection: Connection) -> tup
         end = (end + chunk)[-len(LAST_EVENT) :]
     seconds = time.perf_counter() - started
     if end != LAST_EVENT or events < 2:
-        raise BenchFailed(f"a stream of {endpoint.url} broke off after {events} events: {end!r}")
+        raise BenchFailed(f"a stream of {endpoint.url} ended early after {events} events: {end!r}")
     return first, events - 1, seconds
 
 

@@ -185,7 +185,7 @@ class Bench:
         await self._finish_and_request("certified", name, stored)
 
     async def _finish_and_request(self, row: str, name: str, stored: StoredAdapter) -> None:
-        # In a thread, so that the requests to other adapters go on. It reads the same clock as this one.
+        # In a thread, so that the requests to other adapters continue. It reads the same clock as this one.
         lease = await asyncio.to_thread(self.worker.begin, name)
         committed, seconds = await asyncio.to_thread(self.worker.finish, lease, stored, ALIAS)
         began = time.perf_counter()

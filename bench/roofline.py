@@ -60,7 +60,7 @@ class Roofline:
         s = self.shape
         embeddings = 2 * s.hidden * s.vocabulary * (1 if s.tied else 2)
         tokens = min(budget.get("tokens", self.recipe.seq_len), self.tokens // len(self.recipe.rates))
-        # Bytes a token and layer that are saved for the backward pass, bf16: recomputing keeps a layer's input alone.
+        # Bytes per token and layer that are saved for the backward pass, bf16: recomputing keeps a layer's input alone.
         minimal = 4 * (s.hidden + s.heads * s.head_dim + s.kv_heads * s.head_dim + s.intermediate)
         per_layer = 2 * s.hidden if budget.get("checkpointing") else minimal
         cache = 2 * self.weights if budget.get("cache_dequantised") else 0

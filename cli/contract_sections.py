@@ -34,7 +34,7 @@ def read_sections(path: Path | None) -> Sections:
     if not isinstance(sections, dict) or not all(
         isinstance(value, dict) or names.get(name, names["data"]).annotation is bool for name, value in sections.items()
     ):
-        raise _invalid(path, "holds no object of sections.")
+        raise _invalid(path, "does not contain a JSON object of sections.")
     return from_flat(sections)
 
 
@@ -45,7 +45,7 @@ def lay_over(sections: Sections, given: Mapping[str, Mapping[str, Any]]) -> None
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _invalid(path: Path, what: str) -> ContractRejected:

@@ -35,7 +35,7 @@ PLACES = (
     CommandPlace(
         "plan",
         "plan:plan",
-        "Run every check of a job and show its plan. Exit code 1 with code and remedy if the job could not run.",
+        "Run every check of a job and show its plan. Exit code 1, with error and remedy, if the job could not run.",
         takes_unknown_options=True,
     ),
     CommandPlace(
@@ -46,7 +46,7 @@ PLACES = (
     CommandPlace(
         "merge",
         "jobs:merge",
-        "Merge an adapter into its base: a complete model folder in storage, compared with base + adapter before it counts.",
+        "Merge an adapter into its base: a complete model folder in storage, verified against base + adapter.",
     ),
     CommandPlace(
         "alias",
@@ -57,25 +57,23 @@ PLACES = (
     CommandPlace(
         "usage",
         "tenants.usage:usage",
-        "Show requests and tokens by day, key and model: of the tenant with an admin's key, else of the key itself.",
+        "Show requests and tokens by day, key and model: the tenant's with an admin's key, else the key's own.",
     ),
     CommandPlace(
         "replicas",
         "replicas:replicas",
-        "Show the serving replicas: base model, state, requests in flight, the last error of each, and when. For an admin of `shared`.",
+        "Show the serving replicas: base model, state, requests in flight, and last error with its age. For an admin of `shared`.",
     ),
-    CommandPlace(
-        "probe", "status:probe", "Show the machines of the workers: GPUs and memory, as jobs are planned for them."
-    ),
+    CommandPlace("probe", "status:probe", "Show the workers' machines: the GPUs and memory that jobs are planned for."),
     CommandPlace(
         "status",
         "status:status",
-        "Show how many workers there are and the newest jobs with their progress. `mens jobs show ID` shows one.",
+        "Show the number of workers and the newest jobs with their progress. `mens jobs show ID` shows one job.",
     ),
     CommandPlace(
         "watch-telemetry",
         "status:watch_telemetry",
-        "Print every event of a job as it comes, steps too, until it has ended; `mens jobs watch` shows a progress bar.",
+        "Print every event of a job, steps included, until the job ends. `mens jobs watch` shows a progress bar instead.",
     ),
     CommandPlace(
         "retention",
@@ -93,30 +91,30 @@ PLACES = (
     CommandPlace(
         "policies",
         "gates.policies:app",
-        "Policies: files of gates that an adapter has to pass before an alias may point to it (docs/evaluation.md).",
+        "Policies: files of gates that an adapter must pass before an alias may point to it (docs/evaluation.md).",
     ),
     CommandPlace(
         "receipts",
         "gates.receipts:app",
-        "Receipts: create, list, show. A receipt says gate by gate whether an adapter passed a policy, beside the adapter that it would replace.",
+        "Receipts: create, list, show. A receipt records, gate by gate, whether an adapter passed a policy, compared with the adapter it would replace.",
     ),
-    CommandPlace("base", "bases:app", "Base models: make a tiny one, add your own, list and remove them."),
+    CommandPlace("base", "bases:app", "Base models: build a tiny one, add your own, list and remove them."),
     CommandPlace("adapter", "adapters:app", "Adapters as files: import, export, sign, verify."),
     CommandPlace("keys", "keys.commands:app", "API keys: create, list, limit, change, rotate, revoke."),
     CommandPlace(
         "tenants",
         "tenants.quotas:app",
-        "Tenants: jobs, GPU-minutes of the month, keys, files, last activity; and quotas of jobs.",
+        "Tenants: jobs, GPU-minutes of the month, keys, files, last activity; and job quotas.",
     ),
     CommandPlace(
         "webhooks",
         "tenants.webhooks:app",
-        "Webhooks: be told when a job or a run of an eval has ended, instead of polling. They take an admin's key.",
+        "Webhooks: get notified when a job or an eval run ends, instead of polling. They take an admin's key.",
     ),
     CommandPlace(
         "permissions",
         "tenants.permissions:app",
-        "Lend an adapter to other tenants: create, list, delete. They take an admin's key; docs/tenants.md says what a tenant gets.",
+        "Permissions lend an adapter to other tenants: create, list, delete. They take an admin's key (docs/tenants.md).",
     ),
     CommandPlace(
         "audit",
@@ -126,21 +124,21 @@ PLACES = (
     CommandPlace(
         "data",
         "data.commands:app",
-        "Data: check training files, and convert those of other programs, offline.",
+        "Data: check training files, and convert files of other programs, offline.",
     ),
     CommandPlace(
         "eval",
         "evaluation.evals:app",
-        "Evaluations: is a model good enough, and no worse than another? Rows and graders of your own, benchmark suites, promptfoo.",
+        "Evaluations: is a model good enough, and not worse than another? Your own rows and graders, benchmark suites, promptfoo.",
     ),
     CommandPlace(
         "scorecard",
         "evaluation.scorecards:app",
-        "Scorecards: tasks that models answer with code. What does not compile goes back with the errors, a few times; counted is what compiles, what does the task, and how much repair it took.",
+        "Scorecards: tasks that models answer with code. Code that does not compile is returned with the errors, a few times. A scorecard counts answers that compile, answers that solve the task, and repairs.",
     ),
-    CommandPlace("migrate", "migrate:app", "Leave another provider."),
+    CommandPlace("migrate", "migrate:app", "Migrate from another provider."),
     CommandPlace("files", "data.files:app", "Uploaded files: list, show, delete."),
-    CommandPlace("storage", "storage:app", "Storage: verify that all that the database names is there, byte for byte."),
+    CommandPlace("storage", "storage:app", "Storage: verify that everything in the database is stored, byte for byte."),
 )
 """All commands, in the order in which `mens --help` lists them."""
 

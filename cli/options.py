@@ -19,7 +19,7 @@ TemplateArgument = Annotated[
     typer.Option(
         "--template-argument",
         metavar="NAME=VALUE",
-        help="Argument of the base's chat template, e.g. enable_thinking=false or reasoning_effort=low; may be given several times.",
+        help="Argument of the base's chat template, e.g. enable_thinking=false or reasoning_effort=low; may be repeated.",
     ),
 ]
 
@@ -37,7 +37,7 @@ def parse_template_arguments(given: Sequence[str] | None) -> dict[str, Any] | No
             raise ContractRejected(
                 Code.CONTRACT_INVALID,
                 f"--template-argument {text!r} is not NAME=VALUE.",
-                remedy="Write a name, = and a value, e.g. --template-argument enable_thinking=false.",
+                remedy="Write NAME=VALUE, e.g. --template-argument enable_thinking=false.",
                 param="data.template_arguments",
             )
         try:

@@ -132,7 +132,7 @@ HELD_OUT = Vocabulary(
 
 
 def rows(vocabulary: Vocabulary, count: int, seed: int) -> list[dict[str, list[dict[str, str]]]]:
-    """So many chats, as many of each kind of problem."""
+    """Return this many chats, equally many of each kind of problem."""
     draw, kinds = random.Random(seed), list(vocabulary.problems)
     chats = []
     for number in range(count):

@@ -6,7 +6,7 @@
 
 The engine reads only the cache, so it loads exactly the verified files, whatever happens to the storage afterwards. An
 adapter exists as long as the storage has its manifest. A folder is removed from the cache when the manifest is gone and
-the engine cannot need the files any more (`middleware/unloading.py`): an engine that reloads an adapter without its
+the engine no longer needs the files (`middleware/unloading.py`): an engine that reloads an adapter without its
 files dies.
 """
 
@@ -89,7 +89,7 @@ class AdapterStore:
         self._locks = [threading.Lock() for _ in range(LOCKS)]
 
     def fetch(self, adapter_id: str) -> ServableAdapter:
-        """Return the verified adapter, copied into the cache first if it is not there.
+        """Return the verified adapter, copied into the cache first if necessary.
 
         Raises:
             InvalidRequest: ``NAME_INVALID``: not an adapter id.
@@ -131,7 +131,7 @@ class AdapterStore:
         return self._is_stored(split_adapter_id(adapter_id)[1])
 
     def remove(self, adapter_id: str) -> None:
-        """Remove the adapter's verified files. The engine must not need them any more.
+        """Remove the adapter's verified files. The engine must no longer need them.
 
         Raises:
             InvalidRequest: ``NAME_INVALID``.

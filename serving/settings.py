@@ -49,7 +49,7 @@ class ServingSettings(Settings):
     )
     serving_trusted_keys: Path | None = Field(
         None,
-        description="File of public keys, one a line; adapters and merged models without a signature by one of them are refused. Null: signatures are not required.",
+        description="File of public keys, one per line; adapters and merged models without a signature by one of them are refused. Null: signatures are not required.",
     )
     serving_self_test_seconds: float = Field(
         10.0, gt=0, description="Seconds between two answers by which a replica tests its engine."

@@ -99,7 +99,7 @@ class AdapterRemover:
         deletion: PendingDeletion,
         change: Callable[[], None],
     ) -> bool:
-        """Change the storage within a step of a deletion; return whether the deletion goes on."""
+        """Change the storage within a step of a deletion; return whether the deletion continues."""
         try:
             return step(deletion, change) is DeletionStep.ALONE
         except (OSError, Unavailable) as error:

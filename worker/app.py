@@ -184,8 +184,8 @@ def machine_reporter() -> MachineReporter:
 
 @worker_ready.connect
 def be_observable(**_: Any) -> None:
-    """Start metrics and traces of this process if they are configured. On failure the worker logs the error and goes
-    on.
+    """Start metrics and traces of this process if they are configured. On failure the worker logs the error and
+    continues.
     """
     try:
         start_tracing(settings.otlp_endpoint, "mens-worker")
@@ -241,7 +241,7 @@ def exit_beat_with_worker(**_: Any) -> None:
 def end_with_beat(sender: Any, **_: Any) -> None:
     """End the worker when its embedded beat has died, so that its supervisor starts both again.
 
-    Celery does not monitor that process. Without it nothing is swept, resumed or deleted any more, while the worker
+    Celery does not monitor that process. Without it nothing is swept, resumed or deleted, while the worker
     itself passes every check.
     """
     if (beat := sender.controller.beat) is not None:

@@ -81,5 +81,5 @@ class MachineReporter:
             state = {"sandbox": sandbox, "fault": f"{self._worker} takes no job: {fault}" if fault else None}
             self._registry.report(self._worker, describe_machine(self._processes).model_copy(update=state))
         except Exception:
-            # Without reports the API plans as if it knew nothing; the jobs go on.
+            # Without reports the API plans as if it knew nothing; jobs continue.
             logger.exception("the machine could not be described")

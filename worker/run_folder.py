@@ -3,7 +3,7 @@
 plan.json  training-preflight.json                           before it runs
 telemetry.jsonl  tensorboard/  engine.log  error.json         while it runs
 first_process.pid  ending.json                               of several processes: whom to signal, how they ended
-checkpoints/step-…/                                          to go on from
+checkpoints/step-…/                                          to resume from
 prepared/                                                    encoded data, when no cache is named
 adapter/ (or model/)  probes.json  metrics.csv               what was made
 merge_progress.json                                          digests of a merge's whole shards

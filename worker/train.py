@@ -223,7 +223,7 @@ def checkpoint(
     """Write a checkpoint of this step and report it, unless it already exists.
 
     Args:
-        optional: if the disk is full, go on without a checkpoint.
+        optional: if the disk is full, continue without a checkpoint.
 
     Raises:
         Unavailable: ``STORAGE_FULL``.

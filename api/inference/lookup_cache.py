@@ -293,7 +293,7 @@ class LookupCache:
         try:
             async with asyncio.timeout(READ_SECONDS):
                 await run_in_threadpool(self._keys.record_use, moments)
-        except Exception as error:  # as with the counter: the poll must go on
+        except Exception as error:  # as with the counter: the poll must continue
             logger.warning("when keys were last used was not written: %s: %s", type(error).__name__, error)
             self._used = used | self._used
 
@@ -311,7 +311,7 @@ class LookupCache:
             try:
                 async with asyncio.timeout(READ_SECONDS):
                     count = await asyncio.get_running_loop().run_in_executor(self._thread, self._changes.count)
-            except Exception as error:  # the poll must go on, whatever went wrong with one read
+            except Exception as error:  # the poll must continue, whatever went wrong with one read
                 if writes > self._writes_seen:
                     self._cached = CacheGeneration()
                 if not self._is_down:

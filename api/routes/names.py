@@ -99,7 +99,7 @@ def delete_name(
     reason: Annotated[Reason, Query()] = "",
     override: Annotated[Override, Query()] = False,
 ) -> Deleted:
-    """Delete a foreign name. What it stands for is kept, and so is its history."""
+    """Delete a foreign name. Its target and its history are kept."""
     _check_kind(caller, view.names.get(name).stands_for)
     terms = terms_of(services, view, caller, name, overrides=override)
     view.names.delete(name, actor_of(caller), reason, expected=expected, terms=terms)

@@ -157,6 +157,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 def _too_slow(seconds: float) -> TooSlow:
     return TooSlow(
         Code.REQUEST_TIMEOUT,
-        f"The request's body arrived too slowly: {seconds:g} s of silence, or less than {SLOWEST_BYTES_PER_SECOND} bytes a second.",
+        f"The request's body arrived too slowly: {seconds:g} s of silence, or less than {SLOWEST_BYTES_PER_SECOND} bytes per second.",
         remedy="Send it without pauses.",
     )

@@ -14,7 +14,7 @@ HELP = (
     "/reset forgets the conversation, /system TEXT begins a new one with this system prompt, /quit or Ctrl-D ends it."
 )
 CONTINUED = "\\"
-"""Ends a line that goes on in the next one."""
+"""Ends a line that continues in the next one."""
 
 
 def converse(conversations: Sequence[Conversation]) -> None:
@@ -54,7 +54,7 @@ def read_message() -> str | None:
 
 
 def obey(command: str, conversations: Sequence[Conversation]) -> bool:
-    """Carry out a command of the user; return whether the conversation goes on."""
+    """Carry out a command of the user; return whether the conversation continues."""
     name, _, argument = command.partition(" ")
     if name in ("/quit", "/exit"):
         return False

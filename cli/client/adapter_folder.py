@@ -61,10 +61,12 @@ def find_files(path: Path, sidecar: Path | None) -> tuple[Path, Path]:
         next((path / each for each in names if (path / each).is_file()), path / names[0]) if path.is_dir() else path
     )
     if weights.suffix.lower() != ".safetensors" or not weights.is_file():
-        fail(f"{weights} is no safetensors file; an adapter is {' or '.join(names)}, and pickle (.bin) is never read.")
+        fail(
+            f"{weights} is not a safetensors file; an adapter is {' or '.join(names)}, and pickle (.bin) is never read."
+        )
     # A folder that PEFT wrote may hold a manifest of ours too, which describes the same file by other names.
-    beside_names = (CONFIG_NAME,) if weights.name == WEIGHTS_NAME else DESCRIPTION_NAMES
-    beside = sidecar or next((file for each in beside_names if (file := weights.with_name(each)).is_file()), None)
-    if beside is None:
-        fail(f"There is no {', '.join(beside_names)} beside {weights.name}; name what describes it with --sidecar.")
-    return weights, beside
+    described_by = (CONFIG_NAME,) if weights.name == WEIGHTS_NAME else DESCRIPTION_NAMES
+    description = sidecar or next((file for each in described_by if (file := weights.with_name(each)).is_file()), None)
+    if description is None:
+        fail(f"{weights.parent} has no {', '.join(described_by)} next to {weights.name}; name the file with --sidecar.")
+    return weights, description

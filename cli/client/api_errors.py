@@ -26,8 +26,8 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         return {
             "code": str(Code.API_UNAVAILABLE),
-            "message": f"Something else than an API of Mens responded {response.status_code}: {response.text[:SHOWN_CHARS]}",
-            "remedy": "Check MENS_API_URL, and what is between here and the API.",
+            "message": f"The response is not from a Mens API: {response.status_code}: {response.text[:SHOWN_CHARS]}",
+            "remedy": "Check MENS_API_URL, and any proxy between here and the API.",
             "param": None,
             "details": {},
             "retryable": may_pass,

@@ -36,16 +36,18 @@ def describe_chat(job: Mapping[str, Any]) -> Iterator[str]:
     system = shlex.quote(sample.system) if whole else f'"{_beginning(sample.system)}…"'
     yield f"next: mens chat {shlex.quote(name)} --system {system} {_message(sample)}"
     if not whole:
-        yield f"      the whole system turn is in line {sample.line} of the {_file(evaluation)}; give it completely"
+        yield f"      replace this with the complete system turn, from line {sample.line} of the {_file(evaluation)}"
 
 
 def describe_empty(name: str, system: str | None, max_tokens: int, finish_reason: str | None) -> str:
     """Say that a model's answer was empty, and what may help: the system turn of its training, or more tokens."""
-    said = f"note: {name} answered with nothing"
+    said = f"note: {name} returned an empty answer"
     if finish_reason == "length":
-        return f"{said}: its {max_tokens} tokens ended before the answer began; give more with --max-tokens"
+        return (
+            f"{said}: the limit of {max_tokens} tokens was reached before the answer began; raise it with --max-tokens"
+        )
     if system is None and (sample := _trained_with(name)) and sample.system:
-        return f'{said}: it was trained with a system turn, so give it with --system "{_beginning(sample.system)}…"'
+        return f'{said}: it was trained with a system turn; add it with --system "{_beginning(sample.system)}…"'
     return said
 
 

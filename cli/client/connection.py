@@ -76,7 +76,7 @@ def connect() -> Connection:
     saved = saved_connection(home)
     given = os.environ.get("MENS_API_URL", "").strip()
     if given and not re.match("https?://[^/]", given, re.IGNORECASE):
-        message = f"MENS_API_URL is {given!r}; it has to begin with http:// or https://, as in http://127.0.0.1:8000."
+        message = f"MENS_API_URL is {given!r}; it must begin with http:// or https://, as in http://127.0.0.1:8000."
         fail_with(InvalidRequest(Code.SETTINGS_INVALID, message, remedy="Correct it.", param="MENS_API_URL"))
     # OpenAI's clients call the address with /v1 the base URL, so that form is accepted too.
     url = given.rstrip("/").removesuffix("/v1").rstrip("/") or (saved.url if saved else None)
@@ -86,10 +86,10 @@ def connect() -> Connection:
     key = os.environ.get("MENS_API_KEY") or (saved.key if saved and saved.url == url else None)
     if not key:
         remedy = (
-            "Set MENS_API_KEY: an admin makes one with `mens keys create NAME`, and the first one is made where the "
-            "installation runs, with MENS_API_URL unset."
+            "Set MENS_API_KEY: an admin creates one with `mens keys create NAME`. Create the first one on the "
+            "installation's machine, with MENS_API_URL unset."
         )
-        fail_with(Unauthenticated(Code.KEY_MISSING, f"There is no key for {url}.", remedy=remedy))
+        fail_with(Unauthenticated(Code.KEY_MISSING, f"MENS_API_KEY is not set, and {url} needs a key.", remedy=remedy))
     return Connection(url, key)
 
 
@@ -160,13 +160,13 @@ def no_installation(home: Path) -> NotFound:
         return NotFound(
             Code.INSTALLATION_NOT_FOUND,
             f"MENS_API_URL is not set, and the installation in {home} is not running.",
-            remedy=f"Start it with {start_command()}; or set MENS_API_URL and MENS_API_KEY to those of another.",
+            remedy=f"Start it with {start_command()}; or set MENS_API_URL and MENS_API_KEY for another installation.",
         )
     return NotFound(
         Code.INSTALLATION_NOT_FOUND,
-        f"MENS_API_URL is not set, and there is no installation in {home}.",
-        remedy=f"Start one with {start_command()}; or set MENS_HOME to the home folder of one on this machine, or MENS_API_URL and "
-        "MENS_API_KEY to those of any.",
+        f"MENS_API_URL is not set, and {home} contains no installation.",
+        remedy=f"Start one with {start_command()}; or set MENS_HOME to an installation's home folder on this machine, or MENS_API_URL "
+        "and MENS_API_KEY for one elsewhere.",
     )
 
 

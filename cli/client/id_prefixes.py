@@ -128,7 +128,7 @@ def resolve_adapter_id(text: str, least_digits: int = 0, tenant: str | None = No
     found = _require_one(text, matching)
     digits = (start if at else part.start) + part.end
     if found != text and len(digits) < least_digits:
-        fail(f"{text} means {found}; give the whole id here, or {least_digits} digits of it at least")
+        fail(f"{text} matches {found}; give the whole id here, or at least {least_digits} of its digits")
     return found
 
 
@@ -144,7 +144,7 @@ def _require_one(typed: str, found: Iterable[str]) -> str:
         listed, more = ids[:LISTED_IDS], [LEFT_OUT] if len(ids) > LISTED_IDS else []
         several = f"{typed} is a part of several ids."
         error = Conflict(
-            Code.ID_AMBIGUOUS, several, remedy="Type more of the one you mean.", details={"ids": list(listed)}
+            Code.ID_AMBIGUOUS, several, remedy="Type more characters of the id.", details={"ids": list(listed)}
         )
         fail("\n  ".join([str(error), *listed, *more]), error.as_dict())
     return ids[0] if ids else typed

@@ -68,7 +68,7 @@ def poll(job_id: str, connection: Connection) -> Iterator[dict[str, Any]]:
                 if time.monotonic() - last_response > OUTAGE_SECONDS:
                     watch = f"`mens jobs watch {job_id}`"
                     message = f"{connection.url} has not responded for {OUTAGE_SECONDS:.0f} seconds."
-                    remedy = f"The job goes on by itself; follow it with {watch}."
+                    remedy = f"The job continues without this command; follow it with {watch}."
                     fail_with(Unavailable(Code.API_UNAVAILABLE, message, remedy=remedy))
                 if not warned:
                     note(f"{connection.url} does not respond; trying again")

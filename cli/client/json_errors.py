@@ -1,4 +1,4 @@
-"""Whether the command has ``--json``: its errors are then JSON too, so that a program reads one format."""
+"""The option ``--json``: with it, a command's errors are JSON too, so that a program reads one format."""
 
 from __future__ import annotations
 

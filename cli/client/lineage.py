@@ -9,7 +9,7 @@ from typing import Any
 
 from shared.hashing import digest_json
 
-NOT_RECORDED = "not recorded: an import, or trained by an older release"
+NOT_RECORDED = "not recorded: imported, or trained by an older release"
 
 
 def describe_lineage(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

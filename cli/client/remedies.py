@@ -14,34 +14,34 @@ from typing import Any
 
 from shared.errors import Code
 
-LIST_MODELS = "List what there is with `mens models`."
-LEAVE_TENANT_OUT = "Leave MENS_TENANT unset and --tenant out"
-SEE_HELP = "See the command's --help for what is expected"
+LIST_MODELS = "List available models with `mens models`."
+LEAVE_TENANT_OUT = "Unset MENS_TENANT and leave --tenant out"
+SEE_HELP = "See the command's --help for valid values"
 
 SUGGESTION = re.compile(r"Did you mean [^?]+\? ")
 
 REMEDIES: dict[Code | tuple[Code, str], str] = {
-    Code.KEY_MISSING: "Set MENS_API_KEY; an admin makes a key with `mens keys create NAME`.",
-    Code.KEY_INVALID: "Set MENS_API_KEY to one that an admin made with `mens keys create NAME`.",
+    Code.KEY_MISSING: "Set MENS_API_KEY; an admin creates a key with `mens keys create NAME`.",
+    Code.KEY_INVALID: "Set MENS_API_KEY to a key that an admin created with `mens keys create NAME`.",
     Code.KEY_EXPIRED: "Set MENS_API_KEY to the key's new secret, or ask an admin: `mens keys change KEY --expires 90d`.",
-    Code.WEBHOOK_ENDPOINTS_LIMITED: "Delete one that is not needed: `mens webhooks delete ID`.",
-    Code.WEBHOOK_STATE_CONFLICT: "See `mens webhooks deliveries ID`; one that is disabled is enabled by `mens webhooks update ID --enable`.",
+    Code.WEBHOOK_ENDPOINTS_LIMITED: "Delete an endpoint you no longer need: `mens webhooks delete ID`.",
+    Code.WEBHOOK_STATE_CONFLICT: "See `mens webhooks deliveries ID`; enable a disabled endpoint with `mens webhooks update ID --enable`.",
     Code.WEBHOOK_NOT_FOUND: "List them: `mens webhooks list`.",
     Code.KEY_NOT_FOUND: "List them: `mens keys list`.",
-    Code.KEY_REVOKED: "Make another: `mens keys create NAME`.",
-    Code.TENANT_NOT_FOUND: "Check MENS_TENANT and --tenant; a tenant is made with its first key: "
+    Code.KEY_REVOKED: "Create a new one: `mens keys create NAME`.",
+    Code.TENANT_NOT_FOUND: "Check MENS_TENANT and --tenant; a tenant is created with its first key: "
     "`mens keys create NAME --tenant TENANT`.",
     (Code.TENANT_FORBIDDEN, "X-Mens-Tenant"): f"{LEAVE_TENANT_OUT}, or use a key of that tenant.",
     (Code.TENANT_FORBIDDEN, "tenant"): f"{LEAVE_TENANT_OUT}.",
     (Code.TENANT_NOT_FOUND, "tenant"): "List them: `mens tenants list`.",
-    (Code.ROLE_INSUFFICIENT, "key_id"): "Leave --key out for your own key's.",
+    (Code.ROLE_INSUFFICIENT, "key_id"): "Leave --key out to see your own key's usage.",
     (
         Code.ROLE_INSUFFICIENT,
         "priority",
     ): "Leave --priority out, or ask an operator to raise it: `mens jobs priority JOB N`.",
     Code.FILE_NOT_FOUND: "List them: `mens files list`; `mens train FILE` uploads one.",
-    Code.CONCURRENCY_LIMITED: "Wait for one of them to end, or end it.",
-    Code.QUOTA_EXCEEDED: "Delete what is not needed, or ask the operator to raise the tenant's quota.",
+    Code.CONCURRENCY_LIMITED: "Wait until one of the requests ends, or end one.",
+    Code.QUOTA_EXCEEDED: "Delete files you no longer need, or ask the operator to raise the tenant's quota.",
     Code.JOB_NOT_FOUND: "List them: `mens jobs list`.",
     (Code.MODEL_NOT_FOUND, "model"): LIST_MODELS,
     (
@@ -49,23 +49,23 @@ REMEDIES: dict[Code | tuple[Code, str], str] = {
         "model",
     ): "Delete an alias with `mens aliases delete NAME`, another provider's name with `mens names remove "
     "NAME`, and an adapter by its own id. "
-    "A base is taken out of the catalogue where that is: `mens base remove NAME`.",
+    "Remove a base on the machine that has the catalogue: `mens base remove NAME`.",
     (Code.ADAPTER_NOT_FOUND, "model"): LIST_MODELS,
     (Code.ADAPTER_NOT_FOUND, "adapter"): LIST_MODELS,
     (
         Code.ADAPTER_NOT_FOUND,
         "targets",
-    ): "List what there is with `mens models`; an alias points to adapters, not to other "
-    "aliases. To roll back past a deleted adapter, give --to-version.",
+    ): "List adapters with `mens models`; an alias points to adapters, not to other "
+    "aliases. To roll back past a deleted adapter, use --to-version.",
     (Code.MODEL_NOT_FOUND, "base"): LIST_MODELS,
-    Code.NAME_NOT_FOUND: "List what there is with `mens names list`.",
-    Code.ALIAS_NOT_FOUND: "List what there is with `mens aliases list`.",
-    Code.POLICY_NOT_FOUND: "List what there is with `mens policies list`.",
-    Code.RECEIPT_NOT_FOUND: "List what there is with `mens receipts list`.",
+    Code.NAME_NOT_FOUND: "List them: `mens names list`.",
+    Code.ALIAS_NOT_FOUND: "List them: `mens aliases list`.",
+    Code.POLICY_NOT_FOUND: "List them: `mens policies list`.",
+    Code.RECEIPT_NOT_FOUND: "List them: `mens receipts list`.",
     Code.GATE_MISSING: "Evaluate it: `mens receipts create {adapter} --alias {alias}`; then move the alias again.",
     Code.GATE_STALE: "Evaluate it again: `mens receipts create {adapter} --alias {alias}`; then move the alias again.",
-    Code.GATE_FAILED: "`mens receipts show {receipt}` has every gate; an admin may go on with --override and --reason.",
-    Code.ALIAS_VERSION_NOT_FOUND: "See where it was with `mens aliases history NAME`.",
+    Code.GATE_FAILED: "`mens receipts show {receipt}` shows every gate; an admin may override with --override and --reason.",
+    Code.ALIAS_VERSION_NOT_FOUND: "List its versions with `mens aliases history NAME`.",
 }
 
 COMMANDS = {

@@ -50,14 +50,14 @@ def read_evaluation(values: Mapping[str, Any]) -> SelfEvaluation | None:
 
 def _describe_wrong(evaluation: SelfEvaluation) -> Iterator[str]:
     if sample := evaluation.wrong_sample:
-        yield f"one that does not, line {sample.line}:"
+        yield f"a row that it answers differently, line {sample.line}:"
         if sample.system:
             yield f"  system    {_one_line(sample.system)}"
         yield f"  question  {_one_line(sample.prompt)}"
         yield f"  expected  {_one_line(sample.reference)}"
         yield f"  got       {_one_line(sample.tuned)}{'' if sample.tuned_ended else ' [cut]'}"
     if answer := evaluation.lost_answer:
-        yield "a general answer that was lost:"
+        yield "a general question no longer answered correctly:"
         yield f"  question  {_one_line(answer.question)}"
         yield f"  base      {_one_line(answer.base)}"
         yield f"  got       {_one_line(answer.tuned)}"

@@ -86,5 +86,5 @@ class Uploads:
                 except httpx.HTTPError:
                     status = HTTPStatus.SERVICE_UNAVAILABLE
                 is_gone = status < HTTPStatus.BAD_REQUEST or status == HTTPStatus.NOT_FOUND
-                what = "was deleted again" if is_gone else "could not be deleted again"
-                note(f"the uploaded file {file_id} {what}, as the request was refused")
+                what = "was deleted" if is_gone else "could not be deleted"
+                note(f"the request was refused; its uploaded file {file_id} {what}")

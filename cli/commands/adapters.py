@@ -37,7 +37,7 @@ def export(
     adapter: Annotated[
         str, typer.Argument(autocompletion=complete_model, help="Adapter id or its beginning, or an alias.")
     ],
-    to: Annotated[Path, typer.Option("--to", help="Folder to write; it must be empty or not there yet.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to write; it must be empty or not exist yet.")],
     layout: Annotated[
         Format,
         typer.Option(
@@ -49,13 +49,13 @@ def export(
     handoff: Annotated[
         Backend | None,
         typer.Option(
-            help="Also write external_serving_handoff_v1.json for this runtime; ollama's comes with its format."
+            help="Also write external_serving_handoff_v1.json for this runtime; the format ollama always writes its own."
         ),
     ] = None,
     model_folder: Annotated[
         Path | None,
         typer.Option(
-            help="For ollama: the adapter's merged model (`mens base from-merge`), or its base where Ollama converts adapters of it.",
+            help="For ollama: folder of the adapter's merged model (`mens base from-merge`), or of its base if Ollama can convert adapters of it.",
             exists=True,
             file_okay=False,
         ),
@@ -64,17 +64,15 @@ def export(
         str | None,
         typer.Option(
             "--from",
-            help="For ollama: what it builds from in place of that folder, e.g. a GGUF file made of it; not checked.",
+            help="For ollama: build from this instead of that folder, e.g. from a GGUF file made of it; not checked.",
         ),
     ] = None,
 ) -> None:
     """Export an adapter with its model card. Every byte is checked against its manifest first (docs/adapters.md)."""
     if (layout is Format.OLLAMA) != (model_folder is not None):
-        fail(
-            "--format ollama and --model-folder go together: the folder has the chat template that the Modelfile says."
-        )
+        fail("Use --format ollama and --model-folder together: the Modelfile's chat template comes from that folder.")
     if (handoff is Backend.OLLAMA and layout is not Format.OLLAMA) or (source and not model_folder):
-        fail("Ollama's handoff and --from come with --format ollama.")
+        fail("Ollama's handoff and --from need --format ollama.")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         fail(f"{to} is not an empty folder; name another one with --to.")
     if layout is Format.MLFLOW:
@@ -93,9 +91,9 @@ def push_command(
     adapter: Annotated[
         str, typer.Argument(autocompletion=complete_model, help="Adapter id or its beginning, or an alias.")
     ],
-    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub; it is made where there is none.")],
+    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub; created if it does not exist.")],
     endpoint: Annotated[
-        str | None, typer.Option(help="Address of another hub; else HF_ENDPOINT, else the public one.")
+        str | None, typer.Option(help="Address of another hub. Default: HF_ENDPOINT, else the public hub.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
 ) -> None:
@@ -113,7 +111,7 @@ def find_adapter(name: str) -> str:
     """Return the full id of an adapter; print a note on stderr if no replica has measured it."""
     record = call("GET", f"/v1/adapters/{quote(resolve_adapter_id(name), safe='')}")
     if record["state"] != "published":
-        note(f"{record['id']} is {record['state']}: it has no certificate that a replica measured and passed.")
+        note(f"{record['id']} is {record['state']}: no replica has measured it and issued a certificate.")
     return str(record["id"])
 
 
@@ -135,27 +133,28 @@ def import_command(
     model: Annotated[
         str,
         typer.Option(
-            "--model", callback=note_base, help="The base that it was trained on, by its name in the catalogue."
+            "--model", callback=note_base, help="Base that the adapter was trained on, by its name in the catalogue."
         ),
     ],
     name: Annotated[str, typer.Option("--name", help="First part of the adapter's id.")] = "imported",
     sidecar: Annotated[
         Path | None,
         typer.Option(
-            help=f"What describes it, where it is not one of {', '.join(DESCRIPTION_NAMES)} beside it.", exists=True
+            help=f"The file that describes the weights. Default: {' or '.join(DESCRIPTION_NAMES)} in the same folder.",
+            exists=True,
         ),
     ] = None,
-    alias: Annotated[str | None, typer.Option(help="Alias to move to it once it is published.")] = None,
+    alias: Annotated[str | None, typer.Option(help="Alias to move to the adapter once it is published.")] = None,
     publish: Annotated[
-        bool, typer.Option(help="Measure it on every replica and serve it; else it is stored only.")
+        bool, typer.Option(help="Measure the adapter on every replica and serve it. --no-publish only stores it.")
     ] = True,
     template_argument: TemplateArgument = None,
     watch: Annotated[bool, typer.Option(help="Follow the job until it ends.")] = True,
 ) -> None:
     """Import an adapter that PEFT, TRL, Unsloth, axolotl, torchtune or the original trained.
 
-    It becomes an adapter like those that are trained here, or is refused with what it lacks. It is served once its effect, the chat
-    template and the engine's error were measured on every replica. See docs/adapters.md.
+    It then works like an adapter that was trained here; an adapter that lacks something is refused with the reason. It is served once
+    its effect, the chat template and the engine's error have been measured on every replica. See docs/adapters.md.
     """
     try:
         files = read_adapter_folder(path, sidecar)
@@ -178,10 +177,10 @@ def import_command(
 def keygen(
     path: Annotated[Path, typer.Argument(help="File that receives the private key; it must not exist.")],
 ) -> None:
-    """Make an Ed25519 key that signs adapters and merged models, and print its public key.
+    """Create an Ed25519 key that signs adapters and merged models, and print its public key.
 
-    Workers sign with MENS_SIGNING_KEY=FILE. Replicas refuse whatever is not signed by a key of MENS_SERVING_TRUSTED_KEYS, a file with one
-    public key a line.
+    Workers sign with MENS_SIGNING_KEY=FILE. Replicas refuse everything that is not signed with a key of MENS_SERVING_TRUSTED_KEYS, a file
+    with one public key per line.
     """
     try:
         typer.echo(make_key(path))

@@ -25,28 +25,28 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(autocompletion=complete_alias, help="The alias.")]
-Reason = Annotated[str, typer.Option(help="Reason of the move; it is kept in the history.")]
+Reason = Annotated[str, typer.Option(help="Reason for the move, recorded in the history.")]
 IfVersion = Annotated[
-    int | None, typer.Option(help="Move only if the alias is at this version, so that no other move is undone.")
+    int | None, typer.Option(help="Move only if the alias is at this version, so that you do not undo another move.")
 ]
 Policy = Annotated[
     str | None,
-    typer.Option(help="A policy, by name or digest, that governs the alias from now on, this move included."),
+    typer.Option(help="Policy, by name or digest, that governs the alias from this move on."),
 ]
 Override = Annotated[
     bool,
     typer.Option(
-        "--override", help="Move without the evidence that the policy asks for: an admin's key, and --reason."
+        "--override", help="Move without the receipt that the policy requires. Takes an admin's key and --reason."
     ),
 ]
 ShadowAdapter = Annotated[
-    str | None, typer.Option(help="Adapter that gets copies of requests; its answers are thrown away.")
+    str | None, typer.Option(help="Adapter that gets copies of requests; its answers are discarded.")
 ]
-ShadowShare = Annotated[float, typer.Option(help="Share of the requests that is copied.")]
+ShadowShare = Annotated[float, typer.Option(help="Share of the requests to copy.")]
 ShadowEval = Annotated[
     str | None,
     typer.Option(
-        help="An eval that judges the shadow's answers beside the callers'; `mens aliases shadow` shows what came of it."
+        help="An eval that compares the shadow's answers with the callers'; `mens aliases shadow` shows the results."
     ),
 ]
 
@@ -99,7 +99,7 @@ def set_alias(
 ) -> None:
     """Point an alias to one adapter. If that hides an alias of `shared` from the tenant, a note is printed.
 
-    Where a policy governs the alias, the adapter needs a receipt under it: `mens receipts create ADAPTER --alias NAME`.
+    If a policy governs the alias, the adapter needs a receipt under that policy: `mens receipts create ADAPTER --alias NAME`.
     """
     where = {"adapter": require_adapter_id(adapter_id), "override": override, "policy": policy}
     _put(name, where, _shadow(shadow, shadow_share, shadow_eval), reason, if_version)
@@ -130,10 +130,10 @@ def split(
 
 @app.command("shadow")
 def show_shadow(name: Name, as_json: Json = False) -> None:
-    """Show how shadows with an eval compare with what answers: on your tenant's own requests, the last one first.
+    """Show how an alias's shadows with an eval compare with the answering adapter, on your tenant's own requests; newest first.
 
-    An answer is won or lost where one of the two passes every criterion of the eval and the other does not. The interval of the difference
-    holds whenever it is looked at. Once the shadow is shown to be worse, nothing more is copied.
+    The shadow wins an answer if only its own passes every criterion of the eval, and loses if only the other one does. The interval of the
+    difference is valid however often you look at it. Once the shadow is shown to be worse, no more requests are copied.
     """
     found = find_all(f"{_path(name)}/shadow")
     if as_json:
@@ -141,7 +141,7 @@ def show_shadow(name: Name, as_json: Json = False) -> None:
         return
     if not found:
         typer.echo(
-            f"No copies for {name} were judged: mens aliases set {name} ADAPTER --shadow ADAPTER --shadow-eval EVAL"
+            f"No copies of requests to {name} have been judged; start with: mens aliases set {name} ADAPTER --shadow ADAPTER --shadow-eval EVAL"
         )
         return
     rows = [
@@ -158,14 +158,14 @@ def show_shadow(name: Name, as_json: Json = False) -> None:
         )
         for each in found
     ]
-    print_table(("shadow", "beside", "won / lost / alike", "difference", "verdict", "errors", "eval"), rows)
+    print_table(("shadow", "compared with", "won / lost / tied", "difference", "verdict", "errors", "eval"), rows)
 
 
 @app.command("rollback")
 def rollback(
     name: Name,
     to_version: Annotated[
-        int | None, typer.Option(help="The version to go back to; left out: the one before the last move.")
+        int | None, typer.Option(help="Version to go back to. Default: the one before the last move.")
     ] = None,
     reason: Reason = "",
     if_version: IfVersion = None,
@@ -176,7 +176,7 @@ def rollback(
 
 
 @app.command("history")
-def history(name: Name, limit: Annotated[int, typer.Option(help="At most this many moves.")] = 100) -> None:
+def history(name: Name, limit: Annotated[int, typer.Option(help="Number of moves to show.")] = 100) -> None:
     """Show who moved an alias, when, why and where to; newest first."""
     moves = find_all(f"{_path(name)}/history", limit=limit)
     # Only if a policy has ever required one.
@@ -244,7 +244,7 @@ def describe_share(alias: dict[str, Any], adapter_id: str) -> str:
 def describe_hiding(name: str, tenant: str) -> str | None:
     """Return the alias that will be hidden when a job moves a tenant's own alias of that name; None if none will be."""
     hidden = _describe_hidden(find(_path(name)), tenant)
-    return hidden and f"{hidden} once the job succeeds; `mens aliases delete {name}` shows it again"
+    return hidden and f"once the job succeeds, {hidden}; `mens aliases delete {name}` shows it again"
 
 
 def _describe_hidden(before: dict[str, Any] | None, tenant: str) -> str | None:
@@ -286,12 +286,12 @@ def _shadow(shadow: str | None, share: float, judged_by: str | None) -> dict[str
     """Return the shadow that the options request; None without one."""
     if not shadow:
         if judged_by:
-            fail("--shadow-eval judges a shadow's answers: give --shadow ADAPTER too.")
+            fail("--shadow-eval needs --shadow ADAPTER.")
         return None
     # A target's share is written after its id, so users may try that for a shadow too.
     adapter, *weight = re.split("[:=]", shadow, maxsplit=1)
     if weight:
-        fail(f"{shadow!r} is no id of an adapter; its share is an option: --shadow {adapter} --shadow-share 0.5.")
+        fail(f"{shadow!r} is not an adapter's id; its share is an option: --shadow {adapter} --shadow-share 0.5.")
     found = {"adapter": require_adapter_id(shadow), "share": share}
     return found | {"eval": judged_by} if judged_by else found
 
@@ -303,7 +303,7 @@ def _move(method: str, name: str, verb: str, body: dict[str, Any], if_version: i
     unmoved = ""
     # The API does not record a move to the current state, nor its reason; the version shows that.
     if before and (before["tenant"], before["version"]) == (moved["tenant"], moved["version"]):
-        unmoved = f": already so; nothing moved{', and the reason is not kept' if body['reason'] else ''}"
+        unmoved = f": no change{', and the reason is not recorded' if body['reason'] else ''}"
     typer.echo(f"{describe_alias(moved)}{unmoved}")
     if hidden := _describe_hidden(before, moved["tenant"]):
         note(f"note: {hidden} now; `mens aliases delete {name}` shows it again")
@@ -314,7 +314,7 @@ def require_adapter_id(text: str) -> str:
     if "@" not in text:
         alias = None if describe_bad_name(text) else find(_path(text))
         points = f" The alias {text} points to {describe_targets(alias['targets'])}." if alias else ""
-        none = f"{text!r} is no id of an adapter (ids look like NAME@DIGEST).{points}"
+        none = f"{text!r} is not an adapter's id (ids look like NAME@DIGEST).{points}"
         fail_with(NotFound(Code.ADAPTER_NOT_FOUND, none, remedy=LIST_MODELS, param="adapter"))
     return resolve_adapter_id(text)
 

@@ -41,7 +41,7 @@ from shared.base_models.catalog import (
 from shared.errors import ArtifactInvalid, Code, Conflict, MensError, NotFound
 from shared.settings import Settings, read_settings
 
-app = typer.Typer(no_args_is_help=True, help="Base models: make a tiny one, add your own, list and remove them.")
+app = typer.Typer(no_args_is_help=True, help="Base models: build a tiny one, add your own, list and remove them.")
 
 DIGEST_BEGINNING = r"[0-9a-f]{8,64}"
 NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
@@ -71,15 +71,16 @@ def build_command(
     name: Annotated[str, typer.Argument(help="Name in the catalogue.")],
     family: Annotated[Family, typer.Option(help="Shape of the model.")] = Family.QWEN3,
     composite: Annotated[
-        bool, typer.Option("--composite", help="Qwen3.5: with a vision part, as the hub has it; it is not tuned.")
+        bool,
+        typer.Option("--composite", help="Qwen3.5: include a vision part, as models on the hub have; it is not tuned."),
     ] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Pretraining steps.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and data order.")] = 0,
-    replace: Annotated[bool, typer.Option("--replace", help="Build again when it is there.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Build again if it exists.")] = False,
 ) -> None:
-    """Make a tiny chat model from the bundled text, in seconds, and add it to the catalogue."""
+    """Build a tiny chat model from the bundled text in seconds, and add it to the catalogue."""
     if not re.fullmatch(NAME, name):
-        fail(f"{name!r} is no name for a base: lower-case letters, digits, `.`, `_` and `-`, at most 64.")
+        fail(f"{name!r} is not a valid name for a base: use at most 64 lower-case letters, digits, `.`, `_` and `-`.")
     if composite and family is not Family.QWEN3_5:
         fail(f"a {family} model has no vision part; leave --composite out.")
     settings = read_settings(Settings)
@@ -89,7 +90,7 @@ def build_command(
         if replace:
             shutil.rmtree(folder, ignore_errors=True)
         elif folder.exists():
-            fail(f"{name} is already there, in {folder}; give --replace to build it again.")
+            fail(f"{name} already exists in {folder}; give --replace to build it again.")
         note(f"building {name}: 15 s on an idle machine, up to some minutes on a busy one")
         entry = build(settings, name, family=family, composite=composite, steps=steps, seed=seed)
     except MensError as error:
@@ -99,28 +100,28 @@ def build_command(
 
 @app.command("add")
 def add_command(
-    name: Annotated[str, typer.Argument(help="Name in the catalogue; may be left out: then this is the source.")],
+    name: Annotated[str, typer.Argument(help="Name in the catalogue. A single argument is the SOURCE.")],
     source: Annotated[
         str | None, typer.Argument(help="A model's folder, a GGUF file, or a hub repository, e.g. Qwen/Qwen3-0.6B.")
     ] = None,
-    path: Annotated[Path | None, typer.Option(help="SOURCE as a path: a folder or a GGUF file.")] = None,
-    hub: Annotated[str | None, typer.Option(help="SOURCE as a hub repository.")] = None,
+    path: Annotated[Path | None, typer.Option(help="The same as SOURCE, for a folder or a GGUF file.")] = None,
+    hub: Annotated[str | None, typer.Option(help="The same as SOURCE, for a hub repository.")] = None,
     revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit of the repository; main when left out.")
+        str | None, typer.Option(help="Branch, tag or commit of the repository. Default: main.")
     ] = None,
     license: Annotated[str | None, typer.Option(help="Licence, for the records.")] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Its learning rate where a job leaves that to `auto`; 2e-4 when left out.")
+        float | None, typer.Option(help="Learning rate of jobs that leave it at `auto`. Default: 2e-4.")
     ] = None,
 ) -> None:
-    """Add a model of yours, which can be tuned and served then: a folder, a GGUF file, or a hub repository.
+    """Add a model to tune and serve: a folder, a GGUF file, or a hub repository.
 
-    mens base add Qwen/Qwen3-0.6B              # named as the repository
+    mens base add Qwen/Qwen3-0.6B              # named after the repository
     mens base add mine ./my-model              # a folder with safetensors
     mens base add small ./SmolLM2.Q4_1.gguf    # dequantised
 
-    A branch or tag is resolved once, and the commit that it is now is pinned; HF_TOKEN opens gated and private repositories.
-    A GGUF file is dequantised into a folder of MENS_HOME. What can be neither tuned nor served is refused here. Weights are
+    A branch or tag is resolved once and pinned to its current commit; HF_TOKEN opens gated and private repositories.
+    A GGUF file is dequantised into a folder of MENS_HOME. A model that cannot be tuned or served is refused. Weights must be
     safetensors, never pickle; code in a repository is never run.
     """
     given = [str(value) for value in (source, path, hub) if value is not None]
@@ -129,11 +130,11 @@ def add_command(
     place = given[0] if given else name
     name = name if given else default_name(place)
     if revision and (path or Path(place).exists()):
-        fail("--revision is of a hub repository; a folder or a file has none.")
+        fail("--revision only applies to a hub repository.")
     settings = read_settings(Settings)
     try:
         if hub is None and is_gguf(place):
-            note(f"reading {place}; a new file is converted, which takes about 20 s for each 100 MB")
+            note(f"reading {place}; a new GGUF file is converted first: about 20 s for each 100 MB")
             entry = add_gguf(settings, name, Path(place), license, learning_rate)
         else:
             found = pinned(hub, revision) if hub else LocalSource(path=place) if path else read_source(place, revision)
@@ -149,22 +150,24 @@ def add_command(
     for line in notes:
         typer.echo(f"note: {line}")
     typer.echo(f"next: mens up --base {entry.name}                      # serve it on this machine")
-    typer.echo(f"      mens plan my.jsonl --model {entry.name}           # what a job on it would take")
+    typer.echo(f"      mens plan my.jsonl --model {entry.name}           # check a job on it")
     typer.echo(f"      mens train my.jsonl --model {entry.name} --alias helper")
 
 
 @app.command("dequantize")
 def dequantize_command(
     name: Annotated[str, typer.Argument(help="Base of the catalogue.")],
-    as_name: Annotated[str | None, typer.Option("--as", help="Name of the twin; NAME-nf4 when left out.")] = None,
-    double_quant: Annotated[bool, typer.Option(help="As the contracts' quant.double_quant.")] = True,
+    as_name: Annotated[str | None, typer.Option("--as", help="Name of the twin. Default: NAME-nf4.")] = None,
+    double_quant: Annotated[
+        bool, typer.Option(help="Use double quantisation, like quant.double_quant of a contract.")
+    ] = True,
 ) -> None:
-    """Make a base's twin: the weights that training computes with. Adapters that are served on it have no base shift."""
+    """Create a base's twin, which has the dequantised weights that NF4 training computes with: adapters served on it have no base shift."""
     note(f"quantising and dequantising the weights of {name}")
     try:
         entry = dequantize(read_settings(Settings), name, as_name or f"{name}-nf4", double_quant=double_quant)
     except ValidationError:
-        fail(f"{as_name!r} is no name for a base.")
+        fail(f"{as_name!r} is not a valid name for a base.")
     except MensError as error:
         fail_with(error)
     typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
@@ -176,20 +179,18 @@ def dequantize_command(
 
 @app.command("from-merge")
 def from_merge_command(
-    digest: Annotated[str, typer.Argument(help="Digest of the merged model, which `mens merge` prints.")],
-    as_name: Annotated[
-        str | None, typer.Option("--as", help="Name in the catalogue; ADAPTER-merged when left out.")
-    ] = None,
+    digest: Annotated[str, typer.Argument(help="Digest of the merged model, as printed by `mens merge`.")],
+    as_name: Annotated[str | None, typer.Option("--as", help="Name in the catalogue. Default: ADAPTER-merged.")] = None,
 ) -> None:
-    """Make a merged model a base of its own, which can be served and tuned: a verified copy, whatever retention deletes.
+    """Add a merged model to the catalogue as a base to serve and tune: a verified copy that retention does not delete.
 
     `mens up --base DIGEST` does the same, and serves it.
     """
-    note(f"copying the merged model {digest[:12]}, and comparing its digests")
+    note(f"copying the merged model {digest[:12]} and verifying its digests")
     try:
         entry = add_merged(read_settings(Settings), digest, as_name)
     except ValidationError:
-        fail(f"{as_name!r} is no name for a base.")
+        fail(f"{as_name!r} is not a valid name for a base.")
     except MensError as error:
         fail_with(error)
     typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
@@ -234,10 +235,10 @@ def remove_command(
     name: Annotated[str, typer.Argument(help="Base of the catalogue.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Take a base out of the catalogue, with the files that Mens made for it in MENS_HOME; what you added stays on the disk.
+    """Remove a base from the catalogue, and the files that Mens made for it in MENS_HOME; your own files stay on the disk.
 
-    Refused while adapters, twins, names of another provider or unfinished jobs need it. A replica that serves it goes on
-    until it stops, and is not started again without it: `mens up --base` names another.
+    Refused while adapters, twins, names of another provider or unfinished jobs need it. A running replica serves it until it
+    stops, and then needs another base: `mens up --base`.
     """
     settings = read_settings(Settings)
     try:
@@ -246,13 +247,13 @@ def remove_command(
         folder = own_folder(settings, entry)
         files = f"its files in {folder} are deleted" if folder else "its files stay where they are"
         if not yes:
-            typer.confirm(f"Take {name} out of the catalogue? {files[0].upper()}{files[1:]}", abort=True)
+            typer.confirm(f"Remove {name} from the catalogue? {files[0].upper()}{files[1:]}", abort=True)
         save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).without(name))
     except MensError as error:
         fail_with(error)
     if folder:
         shutil.rmtree(folder)
-    typer.echo(f"{name} is out of the catalogue; {files}.")
+    typer.echo(f"{name} is removed from the catalogue; {files}.")
 
 
 def build(
@@ -294,7 +295,7 @@ def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool =
     catalog = load_catalog(settings.catalog_path)
     original = catalog.get(name)
     if original.twin_of:
-        fail(f"{name} is the twin of {original.twin_of.name} already.")
+        fail(f"{name} is itself the twin of {original.twin_of.name}.")
     folder = settings.home / "bases" / twin
     source = LocalSource(path=os.path.relpath(folder, settings.catalog_path.parent))
     origin = TwinOf(name=name, digests=original.digests, double_quant=double_quant)
@@ -302,7 +303,7 @@ def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool =
     draft = original.model_copy(update={"source": source, "twin_of": origin})
     draft = BaseModelEntry.model_validate({**draft.model_dump(), "name": twin})
     if folder.exists() or any(base.name == twin for base in catalog.bases):
-        fail(f"{twin} is already there; give the twin another name with --as.")
+        fail(f"{twin} already exists; give the twin another name with --as.")
     check_name(settings, twin)
     refuse_copy(settings, twin, lambda base: base.twin_of == origin)
     base = locate(original, settings.catalog_path)
@@ -348,7 +349,7 @@ def add_merged(settings: Settings, digest: str, name: str | None = None) -> Base
         template_arguments=dict(manifest.template_arguments or {}),
     )
     if folder.exists() or any(base.name == name for base in catalog.bases):
-        fail(f"{name} is already there; give the merged model another name with --as.")
+        fail(f"{name} already exists; give the merged model another name with --as.")
     check_name(settings, name)
     refuse_copy(settings, name, lambda base: base.merged_from is not None and base.merged_from.digest == digest)
     fetch_merged(storage, digest, folder)
@@ -370,8 +371,8 @@ def _probes(storage: Storage, digest: str) -> bytes:
                 return raw
     raise ArtifactInvalid(
         Code.MODEL_UNCERTIFIED,
-        f"The merged model {digest} is stored without the scores that its replicas are measured with ({PROBES_NAME}).",
-        remedy="Merge the adapter again: the same model is stored, with them.",
+        f"The merged model {digest} is stored without the scores that replicas are checked against ({PROBES_NAME}).",
+        remedy="Merge the adapter again: this stores the same model with its scores.",
         param=PROBES_NAME,
     )
 
@@ -392,8 +393,8 @@ def merged_base(settings: Settings, digest: str) -> BaseModelEntry | None:
             return base
     found = [stored for stored in open_storage(settings).digests("models") if stored.startswith(digest)]
     if len(found) > 1:
-        message = f"{digest} begins the digests of {len(found)} merged models."
-        fail_with(Conflict(Code.ID_AMBIGUOUS, message, remedy="Give more of it.", details={"ids": found}))
+        message = f"{len(found)} merged models have a digest that begins with {digest}."
+        fail_with(Conflict(Code.ID_AMBIGUOUS, message, remedy="Give more of its digits.", details={"ids": found}))
     return add_merged(settings, found[0]) if found else None
 
 

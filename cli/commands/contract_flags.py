@@ -17,22 +17,22 @@ from shared.contract.flat_keys import from_flat
 from shared.errors import Code, ContractRejected
 
 REPLACED = {
-    "data_dir": "Give the file itself: mens train FILE.",
-    "output_dir": "The result is an adapter in storage; `mens models` lists it, MENS_RUNS_DIR has the run folders.",
-    "resume": "A job resumes by itself from its last checkpoint; a paused one with `mens jobs resume ID`.",
-    "force_restart": "Every job of yours starts anew; only attempts at the same job resume.",
-    "data_mode": "Use --lenient to skip bad lines; files are checked as they are.",
-    "fast_corpus": "There is no corpus step: the file is trained on as it is.",
-    "context_filter": "Put data.context_filter into a contract file and give it with --contract.",
+    "data_dir": "Pass the file itself: mens train FILE.",
+    "output_dir": "The result is an adapter in storage: `mens models` lists it. Run folders are in MENS_RUNS_DIR.",
+    "resume": "A job resumes automatically from its last checkpoint; resume a paused one with `mens jobs resume ID`.",
+    "force_restart": "Leave it out: each new job starts from scratch; only attempts at the same job resume.",
+    "data_mode": "Use --lenient to skip bad lines.",
+    "fast_corpus": "Leave it out: Mens has no corpus step and trains on the file as it is.",
+    "context_filter": "Set data.context_filter in a contract file and pass it with --contract.",
     "process_priority": "Start the worker with `nice`, or set MENS_TRAINER_THREADS.",
     "background": "Use --no-watch: the job runs on a worker in any case.",
-    "log_dir": "Follow the job with `mens watch-telemetry ID`; its run folder has the trainer's log.",
+    "log_dir": "Follow the job with `mens watch-telemetry ID`; the trainer's log is in its run folder.",
     "cloud": "Run workers where the GPUs are; deploy/helm has the chart.",
-    "max_budget": "There is no cloud lane, so nothing is spent.",
-    "train_data_hf": "Fetch the data set first and give the file.",
-    "adapter_upload_hf": "The adapter is a PEFT folder in storage; upload that.",
+    "max_budget": "Leave it out: Mens rents no machines.",
+    "train_data_hf": "Download the data set first and pass the file.",
+    "adapter_upload_hf": "Upload the finished adapter with `mens adapter push`.",
     "max_runtime_secs": "Cancel a job with `mens jobs cancel ID`.",
-    "persistent": "Workers are persistent.",
+    "persistent": "Leave it out: workers keep running between jobs.",
 }
 """Flags of the original command that are not contract fields (mens-spec.md §14)."""
 
@@ -50,13 +50,11 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
         flag, given, text = waiting.pop(0).partition("=")
         if not flag.startswith("--"):
             raise ContractRejected(
-                Code.CONTRACT_INVALID, f"{flag!r} is no flag.", remedy="See mens train --help.", param=flag
+                Code.CONTRACT_INVALID, f"{flag!r} is not a flag.", remedy="See mens train --help.", param=flag
             )
         name = flag.removeprefix("--").replace("-", "_")
         if name in REPLACED:
-            raise ContractRejected(
-                Code.CONTRACT_UNSUPPORTED, f"{flag} is not there any more.", remedy=REPLACED[name], param=flag
-            )
+            raise ContractRejected(Code.CONTRACT_UNSUPPORTED, f"{flag} was removed.", remedy=REPLACED[name], param=flag)
         if not given and waiting and not waiting[0].startswith("--"):
             given, text = "=", waiting.pop(0)
         flat[name] = _value(text, field_types(name)) if given else True

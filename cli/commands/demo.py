@@ -34,7 +34,7 @@ console = Console()
 
 def demo(
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Tune the tiny base instead, which needs no download: 90 seconds in all.")
+        bool, typer.Option("--tiny", help="Tune the tiny base instead: no download, 90 seconds in all.")
     ] = False,
 ) -> None:
     """Run the whole loop on a real model: fetch it, upload rows, tune, publish, and compare the answers of base and tuned model.
@@ -60,7 +60,7 @@ def demo(
         fail_with(error)
     console.print(f"the whole loop took {time.monotonic() - began:.0f} s")
     if not succeeded:
-        fail("the answers are not as expected: the tuned model must answer right and the base must not.")
+        fail("unexpected answers: the tuned model must answer correctly, and the base must not.")
 
 
 def lesson_of(connection: Connection, *, tiny: bool) -> Lesson:
@@ -71,7 +71,7 @@ def lesson_of(connection: Connection, *, tiny: bool) -> Lesson:
     if tiny or REAL_BASE in served:
         return support() if tiny else tickets()
     console.print(
-        f"it does not serve {REAL_BASE}, so the tiny base is tuned. For the real one, stop it and run the demo again."
+        f"it does not serve {REAL_BASE}, so the demo tunes the tiny base. For the real model, stop the installation and run the demo again."
     )
     return support()
 
@@ -90,7 +90,7 @@ def choose_lesson(settings: Settings, *, tiny: bool) -> Lesson:
 
 
 def ensure_real_base(settings: Settings) -> None:
-    """Fetch SmolLM2-135M-Instruct and add it to the catalogue, unless it is already there.
+    """Fetch SmolLM2-135M-Instruct and add it to the catalogue, unless it is already in it.
 
     Raises:
         Unavailable: ``PACKAGE_UNAVAILABLE``.

@@ -72,7 +72,7 @@ def train(
         ),
     ] = None,
     validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
-    name: Annotated[str | None, typer.Option(help="Left part of the adapter's id; the alias when left out.")] = None,
+    name: Annotated[str | None, typer.Option(help="First part of the adapter's id. Default: the alias.")] = None,
     alias: Annotated[
         str | None,
         typer.Option(autocompletion=complete_alias, help="Alias to move to the adapter when it is published."),
@@ -90,27 +90,32 @@ def train(
     rank: Annotated[int | None, typer.Option(help="LoRA rank. Default: 16.")] = None,
     quant: Annotated[
         BaseQuant | None,
-        typer.Option(help="Hold the base in: none (full precision), nf4 (QLoRA), auto: none where it fits."),
+        typer.Option(
+            help="Quantisation of the base: none (full precision), nf4 (QLoRA), or auto (none if it fits in memory)."
+        ),
     ] = None,
     publish: Annotated[
         bool | None,
         typer.Option(
             "--publish/--no-publish",
-            help="Publish it: measure it on the serving tier first. --no-publish trains only. Default: the contract file's, else "
-            "--publish.",
+            help="Publish the adapter after measuring it on the serving tier; --no-publish only trains. Default: the contract "
+            "file's, else --publish.",
         ),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="A preset instead of the auto rules.")] = None,
     domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
     contract: Annotated[
-        Path | None, existing_file("JSON file with contract sections; flags and options are put over it.")
+        Path | None, existing_file("JSON file with contract sections; options and flags override it.")
     ] = None,
     priority: Annotated[
-        int | None, typer.Option(help="-5 to 5: higher is earlier, a level is 12 hours of waiting; above 0: operators.")
+        int | None,
+        typer.Option(
+            help="-5 to 5, higher runs first; one level equals 12 hours of waiting; above 0 only for operators."
+        ),
     ] = None,
-    max_gpu_minutes: Annotated[float | None, typer.Option(help="The job fails when it has used so many.")] = None,
-    max_wall_seconds: Annotated[float | None, typer.Option(help="The job fails when it has run for so long.")] = None,
-    watch: Annotated[bool, typer.Option(help="Follow the job to its end.")] = True,
+    max_gpu_minutes: Annotated[float | None, typer.Option(help="Fail the job after this many GPU-minutes.")] = None,
+    max_wall_seconds: Annotated[float | None, typer.Option(help="Fail the job after it has run for this long.")] = None,
+    watch: Annotated[bool, typer.Option(help="Follow the job until it ends.")] = True,
     as_json: JobJson = False,
 ) -> None:
     """Tune a base model on a JSONL file. Check it first with `mens data check FILE` and `mens plan FILE --model NAME`.
@@ -252,7 +257,9 @@ def list_jobs(
 @app.command("show")
 def show(
     job_id: JobId,
-    as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="The whole record, as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", callback=note_json, help="Print the whole record as JSON.")
+    ] = False,
 ) -> None:
     """Show a job: state, progress, outcome and its last events."""
     job = call("GET", _path(job_id), params={"after": "0"} if as_json else {"last": LAST_EVENTS})
@@ -277,15 +284,15 @@ def show(
 
 @app.command("watch")
 def watch_job(job_id: JobId, as_json: JobJson = False) -> None:
-    """Follow a job to its end. The exit code is 1 unless it succeeds, and 3 when it succeeds and its alias was not moved.
+    """Follow a job until it ends. The exit code is 1 unless the job succeeds, and 3 if it succeeds but its alias was not moved.
 
-    Ctrl-C ends the command, with 130, and not the job.
+    Ctrl-C ends the command with exit code 130; the job continues.
     """
     job_id = resolve_job_id(job_id)
     try:
         job = follow(job_id, errors if as_json else console)
     except KeyboardInterrupt:
-        note(f"the job continues: `mens jobs watch {job_id}`; to end it, `mens jobs cancel {job_id}`")
+        note(f"the job continues; follow it: `mens jobs watch {job_id}`; cancel it: `mens jobs cancel {job_id}`")
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         console.print_json(data=job)
@@ -343,10 +350,13 @@ def resume(job_id: JobId) -> None:
 def priority(
     job_id: JobId,
     level: Annotated[
-        int, typer.Argument(min=LOWEST_PRIORITY, max=HIGHEST_PRIORITY, help="Higher is earlier; above 0: operators.")
+        int,
+        typer.Argument(
+            min=LOWEST_PRIORITY, max=HIGHEST_PRIORITY, help="-5 to 5, higher runs first; above 0 only for operators."
+        ),
     ],
 ) -> None:
-    """Change the priority of an unfinished job. Write a negative one after `--`: `mens jobs priority ID -- -2`."""
+    """Change the priority of an unfinished job. Write a negative number after `--`: `mens jobs priority ID -- -2`."""
     job = call("PATCH", _path(job_id), json={"priority": level})
     typer.echo(f"{job['id']} is {job['state']} with priority {job['priority']}")
 
@@ -357,44 +367,46 @@ def merge(
         str | None,
         typer.Argument(
             autocompletion=complete_adapter,
-            help="Adapter id or its beginning, or an alias: merged into a complete model.",
+            help="Adapter to merge: its id or the beginning, or an alias.",
         ),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the base's own by default.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: the base's own.")] = None,
     base_weights: Annotated[
-        str, typer.Option(help="original, or dequant_nf4: the values that training computed with.")
+        str, typer.Option(help="original, or dequant_nf4: the dequantised weights that training computed with.")
     ] = "original",
     max_kl: Annotated[
         float | None,
         typer.Option(
-            help="Largest mean KL (nats) from base + adapter; past it the job fails. By the stored dtype by default."
+            help="Largest mean KL (nats) from base + adapter; the job fails above it. Default: depends on the stored dtype."
         ),
     ] = None,
     base_shard: Annotated[
         list[Path] | None,
-        typer.Option(help="The original's merge, without a server: a safetensors file of the base. Repeat it."),
+        typer.Option(
+            help="For the original's merge, without a server: a safetensors file of the base; may be repeated."
+        ),
     ] = None,
     adapter_file: Annotated[
         Path | None,
         typer.Option("--adapter", help="With --base-shard: the original's candle_qlora_adapter.safetensors."),
     ] = None,
-    meta: Annotated[Path | None, typer.Option(help="With --base-shard: its sidecar, version 2 or 3.")] = None,
+    meta: Annotated[Path | None, typer.Option(help="With --base-shard: the adapter's sidecar, version 2 or 3.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="With --base-shard: file to write, with the merged tensors alone, in float32.")
+        Path | None, typer.Option(help="With --base-shard: file to write; it gets only the merged tensors, in float32.")
     ] = None,
 ) -> None:
-    """Merge an adapter into its base: a complete model folder in storage, compared with base + adapter before it counts.
+    """Merge an adapter into its base: a complete model folder in storage, verified against base + adapter.
 
-    With --base-shard, --adapter, --meta and --output it is the original's merge on this machine instead: one file of the tensors that an
-    adapter in the original's layout changes.
+    With --base-shard, --adapter, --meta and --output, run the original's merge on this machine instead: it writes one file with the
+    tensors that an adapter in the original's layout changes.
     """
     if adapter_file or meta or output or base_shard:
         if adapter or not (adapter_file and meta and output):
-            fail("the original's merge takes --base-shard, --adapter, --meta and --output, and no ADAPTER.")
+            fail("the original's merge needs --base-shard, --adapter, --meta and --output, and takes no ADAPTER.")
         merge_subset(base_shard or [], adapter_file, meta, output)
         return
     if adapter is None:
-        fail("name the adapter to merge; --base-shard, --adapter, --meta and --output are the original's merge.")
+        fail("name the adapter to merge; --base-shard, --adapter, --meta and --output belong to the original's merge.")
     contract: dict[str, Any] = {"adapter": resolve_adapter_id(adapter), "dtype": dtype, "base_weights": base_weights}
     contract |= {} if max_kl is None else {"max_kl_nats": max_kl}
     job = call("POST", "/v1/jobs", json={"kind": "merge", "contract": contract})
@@ -408,7 +420,7 @@ def describe_place(place: dict[str, Any] | None) -> list[str]:
     start, error = place["estimated_start"], place["estimate_error"]
     when = f", starts about {start[:16].replace('T', ' ')} UTC" if start else ""
     if start and error:
-        when += f" (half of such estimates were off by less than {error['p50_seconds']:.0f} s)"
+        when += f" (half of these estimates were off by less than {error['p50_seconds']:.0f} s)"
     return [f"queue    {place['position']}{when}. {place['explanation']}"]
 
 
@@ -419,10 +431,10 @@ def merge_subset(base_shards: list[Path], adapter: Path, meta: Path, output: Pat
     except MensError as error:
         fail_with(error)
     typer.echo(
-        f"{counted(len(merged['layers']), 'tensor')} in {output}, SHA-256 {merged['digest']}; {HANDOFF_NAME} is beside it"
+        f"{counted(len(merged['layers']), 'tensor')} in {output}, SHA-256 {merged['digest']}; {HANDOFF_NAME} is next to it"
     )
     if merged["skipped"]:
-        typer.echo(f"not merged, because base_key_map does not place them: {', '.join(merged['skipped'])}")
+        typer.echo(f"not merged, because they are missing in base_key_map: {', '.join(merged['skipped'])}")
 
 
 def find_base(named: Any) -> dict[str, Any]:
@@ -441,7 +453,7 @@ def find_base(named: Any) -> dict[str, Any]:
         return only[0]
     bases = [model["id"] for model in models]
     is_default = f"No model was named, and the default, {name!r}, is not in this installation's catalogue"
-    what = f"There is no base model {name!r} in this installation's catalogue" if named else is_default
+    what = f"The base model {name!r} is not in this installation's catalogue" if named else is_default
     raise NotFound(
         Code.MODEL_NOT_FOUND,
         f"{what} (it has: {', '.join(bases) or 'none yet'}).",
@@ -474,7 +486,7 @@ def _path(job_id: str) -> str:
 
 def _print_state(job: dict[str, Any]) -> None:
     requested = job["requested"]
-    stopping = f"{job['id']}: {requested} requested, its worker is stopping"
+    stopping = f"{job['id']}: {requested} requested; its worker is stopping"
     typer.echo(stopping if requested else f"{job['id']} is {job['state']}")
 
 

@@ -37,14 +37,14 @@ from cli.options import EXPORT, ExportFolder, existing_file
 from cli.output import counted, print_table
 from shared.errors import MensError
 
-app = typer.Typer(no_args_is_help=True, help="Leave another provider.")
+app = typer.Typer(no_args_is_help=True, help="Migrate from another provider.")
 openai = typer.Typer(
     no_args_is_help=True,
-    help="Leave OpenAI: save what a key can reach before it ends.\n\n"
+    help="Migrate from OpenAI: save everything a key can read before it is switched off.\n\n"
     "OpenAI switches its Evals API off on 30 November 2026, takes the last fine-tuning job on 6 January 2027 and shuts the last "
-    "tuned models down on 14 January 2027. What was not saved by then cannot be compared with later.\n\n"
-    "Start with `mens migrate openai inventory`, then `mens migrate openai export`. The key is read from OPENAI_API_KEY; "
-    "nothing at OpenAI is changed.",
+    "tuned models down on 14 January 2027. Save before these dates what you want to compare with later.\n\n"
+    "Start with `mens migrate openai inventory`, then `mens migrate openai export`. The key is read from OPENAI_API_KEY. "
+    "Nothing at OpenAI is changed.",
 )
 app.add_typer(openai, name="openai")
 openai.add_typer(import_files.app)
@@ -60,7 +60,7 @@ ArchiveFolder = Annotated[Path, typer.Argument(file_okay=False, help="Folder of 
 
 @app.callback()
 def migrate() -> None:
-    """Leave another provider."""
+    """Migrate from another provider."""
 
 
 @openai.command("inventory")
@@ -71,14 +71,15 @@ def inventory(
     usage_key_env: Annotated[
         str | None,
         typer.Option(
-            metavar="VARIABLE", help="Variable with an organisation's admin key: adds requests of the last 60 days."
+            metavar="VARIABLE",
+            help="Environment variable with an organisation's admin key; adds the requests of the last 60 days.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be listed; send nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be listed; send nothing.")] = False,
 ) -> None:
-    """List what the projects have, sorted by what ends first: tuned models, jobs, files, evals.
+    """List the projects' tuned models, jobs, files and evals, those that end first at the top.
 
-    Fetches lists only, no content. Writes inventory.json into the archive's folder.
+    Fetches only lists, no content. Writes inventory.json into the archive's folder.
     """
     if dry_run:
         typer.echo(f"would list models, jobs, files, evals and their runs with {_listed(key_env)}, into {archive}")
@@ -120,17 +121,17 @@ def export(
         list[Section],
         typer.Option(
             "--only",
-            help="Fetch this section; give it again for more. Left out: all of them.",
+            help="Fetch only this section; may be repeated. Default: all sections.",
             default_factory=list,
             show_default=False,
         ),
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched; send nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be fetched; send nothing.")] = False,
 ) -> None:
-    """Save evals, models, jobs, files, stored chats and batches as they come, in this order.
+    """Save evals, models, jobs, files, stored chats and batches unchanged, in this order.
 
-    Can be killed and run again at any time: what the archive has is not requested again, and what OpenAI refused is. An
-    archive is a snapshot; for a newer one, name a new folder. Exit code 1 if a project could not be read to its end.
+    You can interrupt and repeat it at any time: saved objects are not requested again, refused ones are. An archive is a
+    snapshot; for a newer one, use a new folder. Exit code 1 if a project could not be read completely.
     """
     sections = only or list(Section)
     if dry_run:
@@ -151,7 +152,7 @@ def export(
     typer.echo(f"{archive}: {SECRECY}")
     if failed := [result for result in results if result.failure]:
         fail("\n".join(f"{result.project} is not complete. {result.failure}" for result in failed))
-    note(f"next: `mens migrate openai record {archive}`, or `convert` where nothing is to be compared")
+    note(f"next: `mens migrate openai record {archive}`, or `convert` if you do not want to compare answers")
 
 
 @openai.command("record")
@@ -170,36 +171,38 @@ def record(
     ],
     prompts: Annotated[
         Path | None,
-        existing_file("JSONL file with prompts of your own; they come first."),
+        existing_file("JSONL file with your own prompts; they are sent first."),
     ] = None,
     trained: Annotated[
         list[Path],
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="Training file that the archive lacks: its prompts are left out.",
+            help="Training file that the archive lacks; its prompts are excluded.",
             default_factory=list,
             show_default=False,
         ),
     ],
     limit: Annotated[
-        int, typer.Option(min=1, help="Prompts a model: 250 show a difference of .05, 700 one of .03.")
+        int, typer.Option(min=1, help="Prompts per model: 250 detect a difference of .05, 700 one of .03.")
     ] = 500,
-    samples: Annotated[int, typer.Option(min=0, help="More answers to each, to know the model's own noise.")] = 0,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Further answers per prompt, to measure the model's own noise.")
+    ] = 0,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="Your production temperature, for --samples.")] = 1.0,
     max_answer_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 2048,
-    control: Annotated[bool, typer.Option(help="Ask the untuned base too, to see what tuning had given.")] = True,
-    max_requests: Annotated[int | None, typer.Option(min=1, help="Stop after so many requests.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Stop after so many tokens.")] = None,
-    price_in: Annotated[float | None, typer.Option(min=0, help="Your price of a million prompt tokens.")] = None,
-    price_out: Annotated[float | None, typer.Option(min=0, help="Your price of a million answer tokens.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before spending.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent; send nothing.")] = False,
+    control: Annotated[bool, typer.Option(help="Record the untuned base too, to see what tuning gained.")] = True,
+    max_requests: Annotated[int | None, typer.Option(min=1, help="Stop after this many requests.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Stop after this many tokens.")] = None,
+    price_in: Annotated[float | None, typer.Option(min=0, help="Your price for a million prompt tokens.")] = None,
+    price_out: Annotated[float | None, typer.Option(min=0, help="Your price for a million answer tokens.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Start without confirmation.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; send nothing.")] = False,
 ) -> None:
-    """Ask tuned models, before they are gone, what a successor will be compared on. This costs money at OpenAI.
+    """Record answers of tuned models before they end, to compare successors with. This costs money at OpenAI.
 
-    Prompts are validation rows, stored chats, eval items, batches and yours; none that was trained on. Says requests and
-    tokens, and asks before it begins. Can be interrupted: what has an answer is not sent again. Writes golden/.
+    Prompts are validation rows, stored chats, eval items, batches and your own, without those trained on. Shows the number of
+    requests and tokens, and asks for confirmation. You can interrupt it: answered prompts are not sent again. Writes golden/.
     """
     contents, sampling = Contents(archive), Sampling(samples, temperature, max_answer_tokens, control)
     plans = [
@@ -274,7 +277,7 @@ def _show_export(result: ProjectExport) -> None:
     objects = ", ".join(f"{count} {kind}" for kind, count in result.objects.items() if count) or "nothing"
     typer.echo(f"{result.project}: {objects} ({counted(result.sent, 'request')} in this run)")
     for line in result.notes:
-        typer.echo(f"  may not be whole: {line}")
+        typer.echo(f"  may be incomplete: {line}")
     for entry in result.refused[:SHOWN_REFUSALS]:
         typer.echo(f"  refused: {entry.path}: {entry.status} {entry.code} {entry.message}".rstrip())
     if (more := len(result.refused) - SHOWN_REFUSALS) > 0:

@@ -39,7 +39,7 @@ def models(context: typer.Context, as_json: Json = False) -> None:
 
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
-    """List every name that `model` accepts, as `mens models` alone does."""
+    """List every name that `model` accepts, like `mens models` alone."""
     found, rows = find_all("/v1/models"), []
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -57,7 +57,7 @@ def list_models(as_json: Json = False) -> None:
         if kind != "base" and name in bases:
             note(
                 f"note: {name} is a base and an alias; the base answers. Remove one: `mens aliases delete {name}`, or"
-                f" `mens base remove {name}` where the catalogue is"
+                f" `mens base remove {name}` on the machine with the catalogue"
             )
     if name := _to_chat_with(found):
         note(f'next: mens chat {shlex.quote(name)} "…"')
@@ -77,12 +77,14 @@ def show(
         str,
         typer.Argument(
             autocompletion=complete_model,
-            help="Base model, alias, or adapter id or its beginning; quarantined adapters, too.",
+            help="Base model, alias, or adapter id or its beginning, also of a quarantined adapter.",
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="The whole record, as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", callback=note_json, help="Print the whole record as JSON.")
+    ] = False,
 ) -> None:
-    """Show one model: its kind, base, tenant and aliases, and its certificate of each replica (docs/certificates.md)."""
+    """Show one model: kind, base, tenant and aliases, and the certificate of each replica (docs/certificates.md)."""
     name = resolve_adapter_id(name)
     found = look_up(name)
     if as_json:
@@ -102,7 +104,7 @@ def delete(
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete an adapter: no request is routed to it any more, and its files are deleted once every replica has unloaded it."""
+    """Delete an adapter. It gets no more requests, and its files are deleted once every replica has unloaded it."""
     adapter = resolve_adapter_id(adapter, least_digits=8)
     named = find(f"/v1/models/{quote(adapter, safe='')}")
     # The API refuses every other kind with a reason, so no confirmation is needed.
@@ -120,7 +122,7 @@ def chat(
         ),
     ],
     message: Annotated[
-        str | None, typer.Argument(help="The message. Without one, a conversation; in a pipe, what is on stdin.")
+        str | None, typer.Argument(help="Message to send. Without one, a conversation; in a pipe, what is on stdin.")
     ] = None,
     other: Annotated[
         str | None,
@@ -133,7 +135,7 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
     user: Annotated[
         str | None, typer.Option(help="Ask as this user: a split alias gives each user one of its adapters.")
     ] = None,

@@ -17,8 +17,8 @@ from shared.errors import Code, InvalidRequest
 app = typer.Typer(
     no_args_is_help=True,
     help="Names of another provider's models: map, list, remove, history.\n\n"
-    "A program that asked `ft:gpt-4o-mini-2024-07-18:acme:support:9x1` goes on with that name: map it to an alias, and only "
-    "the base URL and the key change. `model` of the answer is the name that was asked.",
+    "A program that requests `ft:gpt-4o-mini-2024-07-18:acme:support:9x1` keeps that name: map it to an alias, and change only "
+    "the program's base URL and key. Responses have the requested name as `model`.",
 )
 
 Name = Annotated[
@@ -31,13 +31,14 @@ def map_name(
     name: Name,
     target: Annotated[str, typer.Argument(help="An alias, or for a checkpoint's name an adapter's id: NAME@DIGEST.")],
     base: Annotated[
-        bool, typer.Option("--base", help="TARGET is a base: jobs may then be created on NAME. Takes an admin's key.")
+        bool,
+        typer.Option("--base", help="TARGET is a base, so that jobs may be created on NAME. Takes an admin's key."),
     ] = False,
     override: Override = False,
     reason: Reason = "",
     if_version: IfVersion = None,
 ) -> None:
-    """Let a name stand for an alias, whose moves it follows, for an adapter, or with --base for a base."""
+    """Map a name to an alias, whose moves it follows, to an adapter, or with --base to a base."""
     kind = "base" if base else "adapter" if "@" in target else "alias"
     body: dict[str, Any] = {kind: resolve_adapter_id(target) if kind == "adapter" else target}
     body |= {"override": True} if override else {}
@@ -56,7 +57,7 @@ def list_names() -> None:
 
 
 @app.command("history")
-def history(name: Name, limit: Annotated[int, typer.Option(help="At most this many moves.")] = 100) -> None:
+def history(name: Name, limit: Annotated[int, typer.Option(help="Number of moves to show.")] = 100) -> None:
     """Show who mapped a name, when, why and to what; newest first."""
     rows = [
         (
@@ -74,7 +75,7 @@ def history(name: Name, limit: Annotated[int, typer.Option(help="At most this ma
 
 @app.command("remove")
 def remove(name: Name, reason: Reason = "", if_version: IfVersion = None) -> None:
-    """Remove a name; what it stands for stays, and so does its history."""
+    """Remove a name. Its target and its history stay."""
     call("DELETE", path_of(name), params={"reason": reason}, headers=if_match(if_version))
     typer.echo(f"{name} is removed; `mens names map {name} TARGET` maps it again")
 

@@ -62,13 +62,15 @@ def plan(
     rank: Annotated[int | None, typer.Option(help="LoRA rank. Default: 16.")] = None,
     quant: Annotated[
         BaseQuant | None,
-        typer.Option(help="Hold the base in: none (full precision), nf4 (QLoRA), auto: none where it fits."),
+        typer.Option(
+            help="Quantisation of the base: none (full precision), nf4 (QLoRA), or auto (none if it fits in memory)."
+        ),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="A preset instead of the auto rules.")] = None,
     domain: Annotated[str | None, typer.Option(help="A domain profile.")] = None,
-    backend: Annotated[str | None, typer.Option(help="qlora: what the contract must mean.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Backend that the contract must select: qlora.")] = None,
     device: Annotated[
-        str, typer.Option(help="What the job will find: cpu, cuda (gpu), or auto: what this machine has.")
+        str, typer.Option(help="Device to plan for: cpu, cuda (gpu), or auto: what this machine has.")
     ] = "auto",
     vram_gb: Annotated[
         float | None,
@@ -79,7 +81,7 @@ def plan(
         bool, typer.Option("--json", callback=note_json, help="Print plan and preflight as JSON.")
     ] = False,
 ) -> None:
-    """Run every check of a job and show its plan. Exit code 1 with code and remedy if the job could not run.
+    """Run every check of a job and show its plan. Exit code 1, with error and remedy, if the job could not run.
 
     After FILE every field of the contract is a flag by its flat name, as in `mens train`, e.g. --alpha 64 --min-rating 4, and by names
     that other programs use, e.g. --max-seq-length, --lr, --num-train-epochs, --lora-rank.
@@ -154,7 +156,7 @@ def _base(named: Any) -> tuple[BaseModelEntry, Path]:
     try:
         default = load_catalog(settings.catalog_path).get_default(DEFAULT_MODEL_ID)
     except NotFound as error:
-        error.remedy = "Name one of those with --model, or add the model with `mens base add`."
+        error.remedy = "Choose one of them with --model, or add the model with `mens base add`."
         raise
     return entry_and_folder(settings, default.name)
 
@@ -169,7 +171,7 @@ def _device(name: str) -> str:
     if device is None or device is Device.METAL:
         raise ContractRejected(
             Code.CONTRACT_INVALID if device is None else Code.CONTRACT_UNSUPPORTED,
-            f"{name!r} is no device that a worker trains on.",
+            f"{name!r} is not a device that a worker trains on.",
             remedy="Use cpu, cuda or auto.",
             param="device",
         )
@@ -187,8 +189,8 @@ def _named_file(sections: Sections, field: str, option: str) -> Path | None:
         return None if name is None else Path(str(name))
     raise ContractRejected(
         Code.CONTRACT_INVALID,
-        f"data.{field} is {name!r}, and there is no such file here.",
-        remedy=f"Give the file with {option}; nothing is fetched from an installation.",
+        f"data.{field} is {name!r}, which is not a file on this machine.",
+        remedy=f"Give the file with {option}; files are not fetched from an installation.",
         param=f"data.{field}",
     )
 
@@ -209,15 +211,15 @@ def facts(checked: Preflight) -> list[tuple[str, str]]:
     exec_, adapter = plan.contract.exec, plan.contract.adapter
     held_out = f"{plan.validation_rows:,} held out" if plan.validation_rows else "none"
     if plan.validation:
-        held_out = f"{plan.validation.rows:,} of their own file"
+        held_out = f"{plan.validation.rows:,} from a separate file"
     decided = [path for path, source in checked.sources.items() if source not in ("explicit", "default")]
     rows = [
         ("base", f"{plan.base.name}: {checked.model.config.model_type}, {needs.parameters:,} parameters"),
         ("rows", f"{plan.train.rows - plan.validation_rows:,} to train on, {held_out} to validate"),
-        ("supervised", f"{supervision.supervised_tokens:,} of {supervision.tokens:,} tokens, found by {supervision.method}"),
-        ("cut off", f"{counted(supervision.truncated_rows, 'row')} longer than {exec_.seq_len} tokens, cut off at the beginning"),
+        ("supervised", f"{supervision.supervised_tokens:,} of {supervision.tokens:,} tokens"),
+        ("truncated", f"{counted(supervision.truncated_rows, 'row')} (limit {exec_.seq_len} tokens, cut at the beginning)"),
         ("steps", f"{counted(plan.optimizer_steps, 'optimizer step')} of {exec_.batch_size} x {counted(exec_.grad_accum, 'row')}, {counted(exec_.epochs, 'epoch')}"),
-        ("rate", f"{exec_.learning_rate:g}, after a warm-up over {counted(warmup_steps(exec_.warmup_steps, plan.optimizer_steps), 'step')}"),
+        ("rate", f"{exec_.learning_rate:g}, warm-up over {counted(warmup_steps(exec_.warmup_steps, plan.optimizer_steps), 'step')}"),
         *([("template", describe_arguments(arguments))] if (arguments := plan.contract.data.template_arguments) else []),
         ("adapter", f"rank {adapter.rank}, alpha {adapter.alpha}: {needs.trainable_parameters:,} parameters"),
         ("device", checked.device.describe()),

@@ -14,7 +14,7 @@ from cli.output import print_table
 
 
 def replicas(as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print JSON.")] = False) -> None:
-    """Show the serving replicas: base model, state, requests in flight, the last error of each, and when. For an admin of `shared`.
+    """Show the serving replicas: base model, state, requests in flight, and last error with its age. For an admin of `shared`.
 
     It is the view of one API process (docs/serving.md explains the states).
     """
@@ -32,7 +32,7 @@ def replicas(as_json: Annotated[bool, typer.Option("--json", callback=note_json,
             rows.append((*columns, str(replica["in_flight"]), error))
         print_table(("name", "replica", "base", "state", "in flight", "last error"), rows)
     if not found:
-        note("No replicas: MENS_SERVING_URLS and MENS_SERVING_DNS of the API name none.")
+        note("The API has no replicas: set MENS_SERVING_URLS or MENS_SERVING_DNS.")
 
 
 def ago(seconds: float) -> str:

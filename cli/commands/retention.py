@@ -16,7 +16,7 @@ POLICY = [name for name in RetentionSettings.model_fields if name.startswith("re
 
 
 def retention(
-    apply: Annotated[bool, typer.Option("--apply", help="Delete it; without this, it is only listed.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Delete the listed files. Default: only list them.")] = False,
 ) -> None:
     """List what the retention policy deletes: old checkpoints and adapters, run folders, merged models, unreferenced folders,
     encoded data.
@@ -27,8 +27,8 @@ def retention(
     database = installed_database(settings)
     if not database:
         message, remedy = (
-            f"There is no installation in {settings.home}.",
-            "Set MENS_HOME to the home folder of one, on its worker's machine.",
+            f"{settings.home} contains no installation.",
+            "Set MENS_HOME to an installation's home folder, on its worker's machine.",
         )
         fail_with(NotFound(Code.INSTALLATION_NOT_FOUND, message, remedy=remedy))
     from shared.database.audit.actors import AuditActor, acting  # slow to import

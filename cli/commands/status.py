@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 
 def probe(as_json: Json = False) -> None:
-    """Show the machines of the workers: GPUs and memory, as jobs are planned for them."""
+    """Show the workers' machines: the GPUs and memory that jobs are planned for."""
     found = find_all("/v1/workers")
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -37,13 +37,13 @@ def probe(as_json: Json = False) -> None:
     print_table(("device", "name", "GPUs", "memory", "free", "main memory", "sandbox"), rows)
     _print_faults(found)
     if not found:
-        typer.echo("No worker has reported: is one running, and Valkey with it?", err=True)
+        typer.echo("No worker has reported. Check that a worker and Valkey are running.", err=True)
 
 
 def status(
-    limit: Annotated[int, typer.Option(min=1, max=100, help="How many jobs.")] = 10, as_json: Json = False
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Number of jobs to show.")] = 10, as_json: Json = False
 ) -> None:
-    """Show how many workers there are and the newest jobs with their progress. `mens jobs show ID` shows one."""
+    """Show the number of workers and the newest jobs with their progress. `mens jobs show ID` shows one job."""
     workers, jobs = find_all("/v1/workers"), find_all("/v1/jobs", limit=limit)
     if as_json:
         typer.echo(json.dumps({"workers": workers, "jobs": jobs}, indent=2))
@@ -64,7 +64,7 @@ def watch_telemetry(
         ),
     ],
 ) -> None:
-    """Print every event of a job as it comes, steps too, until it has ended; `mens jobs watch` shows a progress bar."""
+    """Print every event of a job, steps included, until the job ends. `mens jobs watch` shows a progress bar instead."""
     for job in poll(resolve_job_id(job_id), connect()):
         for event in job["events"]:
             typer.echo(f"{event['created_at'][11:19]}  {event['message']}")

@@ -11,7 +11,7 @@ from shared.errors import Code, MensError, NotFound
 from shared.settings import Settings, read_settings
 
 app = typer.Typer(
-    no_args_is_help=True, help="Storage: verify that all that the database names is there, byte for byte."
+    no_args_is_help=True, help="Storage: verify that everything in the database is stored, byte for byte."
 )
 
 
@@ -22,15 +22,17 @@ def _group() -> None:
 
 @app.command()
 def verify() -> None:
-    """Read every file, adapter, merged model and checkpoint that the database names, and compare its SHA-256.
+    """Read every file, adapter, merged model and checkpoint of the database from storage, and compare its SHA-256.
 
-    After a restore, or when a disk is in doubt. Nothing is changed; the status is 1 where something is missing or changed.
+    Use it after a restore, or if you distrust a disk. It changes nothing; the exit code is 1 if something is missing or changed.
     """
     settings = read_settings(Settings)
     database = installed_database(settings)
     if not database:
-        message = f"There is no installation in {settings.home}."
-        fail_with(NotFound(Code.INSTALLATION_NOT_FOUND, message, remedy="Set MENS_HOME to the home folder of one."))
+        message = f"{settings.home} contains no installation."
+        fail_with(
+            NotFound(Code.INSTALLATION_NOT_FOUND, message, remedy="Set MENS_HOME to an installation's home folder.")
+        )
     from shared.artifacts.open_storage import open_storage  # slow to import
     from shared.retention.verification import verify_references
 

@@ -40,26 +40,26 @@ def up(
     base: Annotated[
         list[str] | None,
         typer.Option(
-            help="Base model to serve, or the digest of a merged model, which becomes one; again for each further one. The tiny one "
-            "stays served beside it; without --base it is built when it is missing."
+            help="Base model to serve, or the digest of a merged model, which becomes a base; repeat for more. The tiny base is "
+            "served as well; without --base it is built if it is missing."
         ),
     ] = None,
     default_base: Annotated[
-        bool, typer.Option("--default-base/--no-default-base", help=f"Whether {DEFAULT_BASE} is served beside --base.")
+        bool, typer.Option("--default-base/--no-default-base", help=f"Serve {DEFAULT_BASE} in addition to --base.")
     ] = True,
     weights: Annotated[
         ServedWeights,
         typer.Option(
             envvar="MENS_SERVING_WEIGHTS",
-            help="Weights of each base that are served: its own, or its twin's, which hold what NF4 training computes with; auto: the "
-            "twin's where jobs on this machine train over NF4. A twin is made when it is missing.",
+            help="Weights to serve: the base's own, or its twin's, which are the weights that NF4 training computes with; auto: the "
+            "twin's if jobs on this machine train over NF4. A missing twin is created.",
         ),
     ] = ServedWeights.AUTO,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API on loopback; 0: a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API on loopback; 0: any free port.")] = 8000,
     wait: Annotated[
         float | None,
         typer.Option(
-            min=1, help="Seconds to wait at most until all programs are ready; without it as long as they get on."
+            min=1, help="Most seconds to wait until all programs are ready. Default: as long as they make progress."
         ),
     ] = None,
 ) -> None:
@@ -83,7 +83,7 @@ def up(
             print_unserved(settings, stack.bases)
             watch(stack, console, stop)
         if stack.started:
-            grace = f"requests in flight have {stack.drain_seconds:g} s to end; Ctrl-C again cuts them off"
+            grace = f"requests in flight get {stack.drain_seconds:g} s to finish; Ctrl-C again aborts them"
             print_with_time(console, f"stopping: {grace}")
     except MensError as error:
         # A program that builds a base gets the signal too, and reports a failure.
@@ -97,7 +97,7 @@ def up(
         stack.stop(cut)
     print_with_time(
         console,
-        f"stopped; jobs, models and files are kept in {settings.home}; run the same command again to continue",
+        f"stopped. Jobs, models and files are kept in {settings.home}; run the same command again to continue",
     )
 
 
@@ -114,7 +114,7 @@ def chosen_bases(settings: Settings, named: list[str], default_base: bool) -> li
     exists.
     """
     if not named and not default_base:
-        fail("--no-default-base leaves nothing to serve; name a base with --base.")
+        fail("--no-default-base needs --base: no base is left to serve.")
     bases = [ensure_base(settings, each) for each in named or [DEFAULT_BASE]]
     if default_base and any(entry.name == DEFAULT_BASE for entry in load_catalog(settings.catalog_path).bases):
         bases.append(DEFAULT_BASE)

@@ -45,7 +45,7 @@ def verify(
     ],
     trusted: Annotated[
         Path | None,
-        typer.Option(help="File of public keys, one a line; the signature must be of one of them.", exists=True),
+        typer.Option(help="File of public keys, one per line; one of them must have made the signature.", exists=True),
     ] = None,
 ) -> None:
     """Check the folder of an adapter or a merged model without any server; print what it is made from and what was measured.
@@ -140,7 +140,7 @@ def verify_folder(folder: Path, trusted: Collection[str] | None) -> tuple[Adapte
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():
-        fail(f"{folder} holds no {MANIFEST_NAME}.")
+        fail(f"{folder} contains no {MANIFEST_NAME}.")
     digest = digest_file(path)
     manifest = parse_manifest(path.read_bytes(), digest)
     _check_folder_name(folder, MANIFEST_NAME, digest)

@@ -80,7 +80,7 @@ def _served_name(
         if weights is ServedWeights.TWIN:
             raise InvalidRequest(
                 Code.SETTINGS_INVALID,
-                f"{QUANTIZATION} is {quantization}: it would round what the twin of {base.name} holds exactly.",
+                f"{QUANTIZATION} is {quantization}: it would round the twin of {base.name}, whose values must stay exact.",
                 remedy="Leave it out, or serve the original (--weights original).",
                 param=QUANTIZATION,
             )
@@ -95,8 +95,8 @@ def _served_name(
             report(f"warning: {base.name} is served with its original weights. {error.message} {error.remedy}")
             return base.name
     report(
-        f"{base.name} is served as its twin {twin.name}, the weights that NF4 training computes with, because {reason}:"
-        f" jobs go on naming {base.name}, and chats without an adapter name {twin.name}"
+        f"{base.name} is served as its twin {twin.name}, the weights that NF4 training computes with, because {reason}."
+        f" Jobs still name {base.name}; chats without an adapter name {twin.name}"
     )
     return twin.name
 
@@ -157,7 +157,7 @@ def make_twin(
         name = f"{name}-{base.digest[:8]}"
     seconds = size / BYTES_PER_SECOND
     report(
-        f"making {name}, the twin of {base.name}: once, {format_size(size)} on the disk,"
+        f"creating {name}, the twin of {base.name}: once, {format_size(size)} on the disk,"
         f" about {f'{seconds / 60:.0f} min' if seconds > 90 else f'{seconds + 10:.0f} s'}"
     )
     return dequantize(settings, base.name, name)

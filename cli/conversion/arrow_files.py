@@ -60,7 +60,7 @@ def _files(path: Path, split: str) -> list[Path]:
     if (path / STATE).is_file():
         state = json.loads((path / STATE).read_bytes())
         if state.get("_indices_data_files"):
-            message = f"{path} keeps an order of its rows beside them."
+            message = f"{path} keeps the order of its rows in a separate index file."
             remedy = "Save it again: `dataset.flatten_indices().save_to_disk(FOLDER)`."
             raise InvalidRequest(Code.REQUEST_INVALID, message, remedy=remedy, param="input")
         return [path / name for name in _named(path / STATE, "_data_files", "filename")]
@@ -69,7 +69,7 @@ def _files(path: Path, split: str) -> list[Path]:
         raise InvalidRequest(
             Code.REQUEST_INVALID,
             f"{path} has neither Parquet nor Arrow files in it.",
-            remedy="Name a file, or a folder that `datasets` has saved (save_to_disk).",
+            remedy="Name a file, or a folder saved by `datasets` (save_to_disk).",
             param="input",
         )
     groups = sorted({file.name.partition("-")[0] for file in files if "-" in file.name})

@@ -1,6 +1,6 @@
 """Divides a string into turns at its chat markup: a template once wrote the string, and this recovers the turns.
 
-Nothing of the string is lost: if a part is neither a turn nor a mark of the family, the string counts as unreadable.
+No part of the string is lost: if a part is neither a turn nor a mark of the family, the string counts as unreadable.
 """
 
 from __future__ import annotations

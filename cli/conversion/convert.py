@@ -216,7 +216,7 @@ def parse_columns(text: str) -> dict[str, str]:
         raise InvalidRequest(
             Code.REQUEST_INVALID,
             f"--columns {text[:80]!r} does not name columns.",
-            remedy=f"Write COLUMN=NAME, divided by commas; NAME is one of {', '.join(COLUMN_NAMES)}.",
+            remedy=f"Write COLUMN=NAME, separated by commas; NAME is one of {', '.join(COLUMN_NAMES)}.",
             param="columns",
         )
     return {column.strip(): name.strip() for column, _, name in pairs}

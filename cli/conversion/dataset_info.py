@@ -57,7 +57,10 @@ def read_dataset_info(path: Path, source: Path) -> DatasetInfo:
         entries = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
         names = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in entries.items()}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _invalid(f"{path} is not LLaMA-Factory's: {error}.", "Give its dataset_info.json.") from None
+        raise _invalid(
+            f"{path} is not a valid dataset_info.json of LLaMA-Factory: {error}.",
+            "Give LLaMA-Factory's dataset_info.json.",
+        ) from None
     chosen = [
         entry for name, entry in names.items() if source.name == Path(entry.file_name).name or name == source.stem
     ]

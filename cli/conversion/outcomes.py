@@ -117,7 +117,7 @@ class Outcome:
 
     @property
     def fate(self) -> str:
-        """Whether it was ``dropped``, ``changed`` or ``kept``."""
+        """Outcome of the row: ``dropped``, ``changed`` or ``kept``."""
         return "dropped" if self.reason else "changed" if self.changes else "kept"
 
     def change(self, change: Change) -> None:

@@ -64,13 +64,13 @@ def written_schema(schema: Any) -> str:
 def schema_fault(text: str) -> str:
     schema = msgspec.json.decode(text)
     if not isinstance(schema, dict):
-        return "it is no JSON object"
+        return "it is not a JSON object"
     try:
         Schema(schema)
     except InvalidRequest as error:
         return error.message
     place = next(_unsupported(schema), "")
-    return f"the engine's grammars have no {place}" if place else ""
+    return f"the engine's grammars do not support {place}" if place else ""
 
 
 def _unsupported(schema: Mapping[str, Any], at: str = "") -> Iterator[str]:
@@ -98,26 +98,28 @@ def _unsupported_here(schema: Mapping[str, Any]) -> Iterator[str]:
         if "format" in schema and schema["format"] not in STRING_FORMATS:
             yield f"format {schema['format']!r}"
         if _has_pattern_and_length(schema):
-            yield "pattern or format beside minLength or maxLength"
+            yield "pattern or format together with minLength or maxLength"
     if "object" in types:
         yield from _unsupported_of_objects(schema)
     if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1:
-        yield "allOf of several"
+        yield "allOf with several schemas"
 
 
 def _unsupported_of_objects(schema: Mapping[str, Any]) -> Iterator[str]:
     names, patterns = schema.get("propertyNames"), schema.get("patternProperties")
     if "propertyNames" in schema:
         if isinstance(names, dict) and _has_pattern_and_length(names):
-            yield "propertyNames with pattern or format beside minLength or maxLength"
-        yield from (f"propertyNames beside {other}" for other in ("patternProperties", "properties") if other in schema)
+            yield "propertyNames with pattern or format together with minLength or maxLength"
+        yield from (
+            f"propertyNames together with {other}" for other in ("patternProperties", "properties") if other in schema
+        )
         if schema.get("unevaluatedProperties", True) is not True:
-            yield "propertyNames beside unevaluatedProperties"
+            yield "propertyNames together with unevaluatedProperties"
     if isinstance(patterns, dict):
         if "properties" in schema:
-            yield "patternProperties beside properties"
+            yield "patternProperties together with properties"
         if len(patterns) > 1:
-            yield "patternProperties of several"
+            yield "patternProperties with several patterns"
 
 
 def _has_pattern_and_length(schema: Mapping[str, Any]) -> bool:

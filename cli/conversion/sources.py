@@ -92,7 +92,7 @@ class SourceFile(NamedTuple):
 
     @property
     def has_json_rows(self) -> bool:
-        """Whether its rows are JSON in their original form, and not filled up by a table."""
+        """Return true if the rows are JSON in their original form, not filled up by a table."""
         return self.form in (FileForm.JSON_LINES, FileForm.JSON_ARRAY, FileForm.JSON_DOCUMENTS, FileForm.JSON_WRAPPED)
 
 
@@ -211,8 +211,8 @@ def _no_number(_: str) -> None:
 def _broken(path: Path, line: int, error: object) -> InvalidRequest:
     return InvalidRequest(
         Code.REQUEST_INVALID,
-        f"{path} is not JSON from line {line} on: {str(error)[:200] if isinstance(error, Exception) else 'it is too long'}.",
-        remedy="Correct the file there; nothing was written.",
+        f"{path} is not valid JSON from line {line} on: {str(error)[:200] if isinstance(error, Exception) else 'it is too long'}.",
+        remedy="Correct the file at that line; nothing was written.",
         param="input",
     )
 
@@ -223,7 +223,7 @@ def _wrapped_rows(source: SourceFile) -> Iterator[SourceRow]:
         raise InvalidRequest(
             Code.REQUEST_INVALID,
             f"{source.path} is one JSON object of more than {MAX_WRAPPED_BYTES >> 20} MiB.",
-            remedy=f"Take the list out of it: `jq -c '.data[]' {shlex.quote(str(source.path))} > rows.jsonl`.",
+            remedy=f"Extract the list: `jq -c '.data[]' {shlex.quote(str(source.path))} > rows.jsonl`.",
             param="input",
         )
     try:
@@ -303,6 +303,6 @@ def _broken_table(path: Path, line: int, error: Exception) -> InvalidRequest:
     return InvalidRequest(
         Code.REQUEST_INVALID,
         f"{path} is not a table from line {line} on: {error}.",
-        remedy="Correct the quotes there; nothing was written.",
+        remedy="Correct the quotes at that line; nothing was written.",
         param="input",
     )

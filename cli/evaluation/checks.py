@@ -53,7 +53,9 @@ def to_criterion(text: str) -> dict[str, Any]:
         # A stock client reads it as a python grader; with the block no code runs.
         grader = {"type": "python", "name": name, "source": "", "mens": check}
     if grader is None:
-        raise InvalidRequest(Code.GRADER_INVALID, f"{text!r} is no check.", remedy=f"The checks: {HELP}", param="check")
+        raise InvalidRequest(
+            Code.GRADER_INVALID, f"{text!r} is not a check.", remedy=f"The checks: {HELP}", param="check"
+        )
     return _checked(grader)
 
 
@@ -77,7 +79,7 @@ def read_grader(path: Path) -> list[dict[str, Any]]:
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise _invalid(f"{path} is no JSON: {error}.") from error
+        raise _invalid(f"{path} is not valid JSON: {error}.") from error
     return [_checked(grader) for grader in (found if isinstance(found, list) else [found])]
 
 
@@ -85,9 +87,9 @@ def _read_schema(path: Path) -> dict[str, Any]:
     try:
         schema = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise _invalid(f"{path} is no JSON Schema: {error}.") from error
+        raise _invalid(f"{path} is not a valid JSON Schema: {error}.") from error
     if not isinstance(schema, dict):
-        raise _invalid(f"{path} holds no object.")
+        raise _invalid(f"{path} does not contain a JSON object.")
     return schema
 
 

@@ -42,7 +42,7 @@ def notes(
     for name, found in named.items():
         floor = (noise_floors or {}).get(name)
         if floor is not None and found.difference is not None:
-            lines.append(f"{name}: asked twice, old differs from itself by {floor:.3f}; {_beside_noise(found, floor)}")
+            lines.append(f"{name}: in two runs, old differs from itself by {floor:.3f}; {_beside_noise(found, floor)}")
     for name, found in named.items():
         if found.status is Status.PASSED:
             continue
@@ -60,8 +60,8 @@ def _beside_noise(found: Comparison, floor: float) -> str:
     if abs(found.difference or 0) <= floor:
         return "the difference is noise"
     if found.p_value is not None and found.p_value > 1 - CONFIDENCE:
-        return f"the difference is more, but {counted(found.items, 'item')} may show it by chance (p = {found.p_value:.2g})"
-    return "the difference is more than noise"
+        return f"the difference is larger, but with {counted(found.items, 'item')} it may be chance (p = {found.p_value:.2g})"
+    return "the difference is larger than noise"
 
 
 def as_json(found: Comparison) -> dict[str, Any]:

@@ -97,20 +97,20 @@ def read_document(path: Path) -> dict[str, Any]:
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise _invalid(f"{path} is no YAML or JSON: {error}.") from error
+        raise _invalid(f"{path} is neither valid YAML nor JSON: {error}.") from error
     if not isinstance(document, dict):
-        raise _invalid(f"{path} holds no object.")
+        raise _invalid(f"{path} does not contain an object.")
     return document
 
 
 def _items(path: Path, document: Mapping[str, Any]) -> list[Item]:
     items, data = document.get("items"), document.get("data")
     if (items is None) == (data is None):
-        raise _invalid(f"{path} needs either `items` or `data`, the name of a JSONL file beside it.", "items")
+        raise _invalid(f"{path} needs either `items` or `data`, the name of a JSONL file in the same folder.", "items")
     if data is not None:
         return read_rows(path.parent / str(data))
     if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
-        raise _invalid(f"{path}: items is no list of objects.", "items")
+        raise _invalid(f"{path}: `items` is not a list of objects.", "items")
     return [to_item(item) for item in items]
 
 
@@ -131,9 +131,9 @@ def read_rows(path: Path) -> list[Item]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise _bad_items(f"{path}, line {number} is no JSON: {error}.") from error
+            raise _bad_items(f"{path}, line {number} is not valid JSON: {error}.") from error
         if not isinstance(row, dict):
-            raise _bad_items(f"{path}, line {number} is no object.")
+            raise _bad_items(f"{path}, line {number} is not an object.")
         items.append(to_item(row))
     if not items:
         raise _bad_items(f"{path} has no rows.")
@@ -162,9 +162,9 @@ def to_item(row: Mapping[str, Any]) -> Item:
 
 
 def _invalid(message: str, param: str | None = None) -> InvalidRequest:
-    remedy = "Correct it; `mens eval run --help` shows the form."
+    remedy = "Correct it; `mens eval run --help` shows the format."
     return InvalidRequest(Code.EVAL_INVALID, message, remedy=remedy, param=param)
 
 
 def _bad_items(message: str) -> InvalidRequest:
-    return InvalidRequest(Code.EVAL_ITEMS_INVALID, message, remedy="Give a JSON object in each line.", param="items")
+    return InvalidRequest(Code.EVAL_ITEMS_INVALID, message, remedy="Write one JSON object per line.", param="items")

@@ -65,16 +65,16 @@ def print_comparison(
 ) -> bool:
     """Print a comparison; return whether the new model is shown to be not worse by every criterion."""
     found = pairs.comparisons(margin)
-    typer.echo(f"new is {new}, old is {old}; the same items, pair by pair")
+    typer.echo(f"new: {new}, old: {old}; compared on the same items, pair by pair")
     print_table(("criterion", *COLUMNS), [(name, *cells(one)) for name, one in found.items()])
     for line in notes(found, margin, noise_floors):
         typer.echo(line)
     for name, scored in pairs.by_criterion.items():
         if any(not 0 <= score <= 1 for pair in scored for score in (pair.old, pair.new)):
-            typer.echo(f"{name} has scores outside 0 to 1: the smallest to the largest is compared as 0 to 1")
+            typer.echo(f"{name} has scores outside 0 to 1: they are rescaled to 0 to 1 for the comparison")
     if pairs.unpaired:
         typer.echo(
-            f"left out of the comparisons: {counted(pairs.unpaired, 'item')} of one model only, or that could not be judged"
+            f"not compared: {counted(pairs.unpaired, 'item')} that only one model has, or that could not be judged"
         )
     losses = lost(pairs)
     for pair in losses[:shown]:

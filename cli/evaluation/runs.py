@@ -114,7 +114,7 @@ def find_run(run_id: str) -> dict[str, Any]:
     candidates = [eval_id] if eval_id else (each["id"] for each in evals())
     found = (find(f"/v1/evals/{_part(candidate)}/runs/{_part(run_id)}") for candidate in candidates)
     run: dict[str, Any] | None = next(filter(None, found), None)
-    return run or fail(f"there is no run {run_id}; `mens eval list` shows those that there are.")
+    return run or fail(f"the run {run_id} does not exist; `mens eval list` shows all runs.")
 
 
 def poll(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,8 +68,8 @@ def _post(
             break
         if attempt + 1 < ATTEMPTS:
             wait(2.0**attempt)
-    remedy = "What is done so far is kept: run the same command again to go on."
-    raise Unavailable(Code.SERVING_FAILED, f"{url} gave no answer: {failure}.", remedy=remedy)
+    remedy = "Finished tasks are kept: run the same command again to continue."
+    raise Unavailable(Code.SERVING_FAILED, f"{url} did not answer: {failure}.", remedy=remedy)
 
 
 def _answer(condition: ScorecardCondition, response: httpx.Response, latency_ms: float) -> ModelAnswer:
@@ -78,5 +78,5 @@ def _answer(condition: ScorecardCondition, response: httpx.Response, latency_ms:
         text, usage = completion["choices"][0]["message"]["content"], completion["usage"]
         return ModelAnswer(text or "", usage["prompt_tokens"], usage["completion_tokens"], latency_ms)
     except (ValueError, KeyError, IndexError, TypeError):
-        message = f"{condition.server_url} gave no chat completion with its usage: {response.text[:300]}"
+        message = f"{condition.server_url} did not return a chat completion with its usage: {response.text[:300]}"
         raise Unavailable(Code.SERVING_FAILED, message, retryable=False) from None

@@ -14,7 +14,7 @@ def base_of(name: str) -> str:
     """
     mens = call("GET", f"/v1/models/{quote(name, safe='')}")["mens"]
     if mens.get("targets"):
-        fail(f"the alias {name} is split, so its answers are of several adapters; name one of them.")
+        fail(f"the alias {name} is split between several adapters; name one of them.")
     if mens["kind"] == "foreign":
         return base_of(mens["stands_for"]["name"])
     return name if mens["kind"] == "base" else str(mens["base_model"])

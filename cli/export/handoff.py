@@ -1,4 +1,4 @@
-"""``external_serving_handoff_v1.json``: tells another runtime how to serve the files next to it."""
+"""``external_serving_handoff_v1.json``: describes to another runtime how to serve the files next to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Handoff(BaseModel):
     schema_version: Literal[1] = 1
     backend_family: Literal["vllm", "ollama", "hf-transformers", "openai-compatible", "other"]
     base_model: Text
-    tokenizer_source: Text = Field(description="Where the tokenizer and its chat template are: the base.")
+    tokenizer_source: Text = Field(description="Source of the tokenizer and its chat template: the base.")
     artifact_dir: Text = Field(description="Folder of the adapter, relative to this file.")
     prompt_format: Text
     adapter_path: str | None = Field(None, description="Weights, relative to this file.")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cli.client.connection import fail
 
-NEEDS_HUB = "The hub is written to by its own client: pip install 'mens[hub]'."
+NEEDS_HUB = "Uploading needs the hub's client: pip install 'mens[hub]'."
 
 
 def check_installed() -> None:
@@ -38,5 +38,5 @@ def push(folder: Path, repository: str, *, message: str, endpoint: str | None, p
         api.create_repo(repository, private=private or None, exist_ok=True)
         commit = api.create_commit(repository, operations, commit_message=message)
     except Exception as error:  # its own errors, its HTTP library's, and Python's
-        fail(f"The adapter is not on the hub: {error.__cause__ or error}")
+        fail(f"The upload to the hub failed: {error.__cause__ or error}")
     return str(commit.commit_url)

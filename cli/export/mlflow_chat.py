@@ -1,7 +1,7 @@
 """The code inside an exported MLflow model: transformers' base with the adapter on it, by peft.
 
-MLflow copies this file into the model's folder and runs it where the model is loaded, so it is self-contained: nothing
-of Mens is imported, and Mens never imports it.
+MLflow copies this file into the model's folder and runs it where the model is loaded, so it is self-contained: it
+imports no module of Mens, and Mens never imports it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AdapterChat(PythonModel):
         self._tokenizer = AutoTokenizer.from_pretrained(base)
         template = hashlib.sha256(str(self._tokenizer.chat_template).encode()).hexdigest()
         if template != manifest["template_digest"]:
-            raise ValueError(f"{base} is not the base of this adapter: its chat template is another one")
+            raise ValueError(f"{base} is not the base of this adapter: its chat template differs")
         self._arguments = manifest.get("template_arguments") or {}
         plain = AutoModelForCausalLM.from_pretrained(base, dtype="auto", device_map="auto")
         self._model = PeftModel.from_pretrained(plain, str(folder)).eval()

@@ -18,7 +18,7 @@ from shared.artifacts.manifests import AdapterManifest
 from shared.hashing import digest_json
 
 CODE = Path(__file__).with_name("mlflow_chat.py")
-NEEDS_MLFLOW = "An MLflow model is written by MLflow: pip install 'mens[mlflow]'."
+NEEDS_MLFLOW = "The format mlflow needs MLflow: pip install 'mens[mlflow]'."
 LOADED_WITH = ("accelerate", "mlflow-skinny", "pandas", "peft", "safetensors", "torch", "transformers")
 
 

@@ -74,7 +74,7 @@ def read_layout(folder: Path, target: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         raise ArtifactInvalid(
             Code.ADAPTER_MANIFEST_INVALID,
-            f"{folder} is no OCI layout of one adapter, or its index or manifest is broken.",
+            f"{folder} is not an OCI layout of one adapter, or its index or manifest is broken.",
             remedy="Export the adapter again with --format oci, or copy it from the registry again.",
         ) from None
     for name, layer in named:
@@ -84,7 +84,7 @@ def read_layout(folder: Path, target: Path) -> None:
 def _checked_blob(folder: Path, descriptor: Mapping[str, Any]) -> Path:
     algorithm, _, digest = str(descriptor["digest"]).partition(":")
     if algorithm != "sha256" or not is_digest(digest):
-        raise ValueError("only SHA-256 names blobs here")
+        raise ValueError("only SHA-256 digests are supported")
     path = folder / "blobs" / algorithm / digest
     if not path.is_file() or digest_file(path) != digest:
         raise ArtifactInvalid(

@@ -14,8 +14,8 @@ from shared.errors import Code, JobFailed, MensError
 
 PROJECT = Path(__file__).resolve().parents[2]
 NOTES = (
-    "The tensors that the adapter changes, in float32, and no others: not a model that a server loads. Put them over the base's of the"
-    " same names, or merge with `mens merge ADAPTER`, which writes a complete model."
+    "Only the tensors that the adapter changes, in float32: a server cannot load this file. Replace the base's tensors of the same"
+    " names by them, or merge with `mens merge ADAPTER`, which writes a complete model."
 )
 
 
@@ -40,7 +40,7 @@ def merge_original(base_shards: list[Path], adapter: Path, meta: Path, output: P
     except (ValueError, IndexError):
         raise JobFailed(
             Code.INTERNAL_ERROR,
-            f"The merge ended with status {done.returncode} and no result.",
+            f"The merge ended with exit code {done.returncode} and no result.",
             remedy="See its output above.",
         ) from None
     if done.returncode:

@@ -48,7 +48,7 @@ def decode_line(path: Path, number: int, line: bytes) -> GoldenLine:
         value = msgspec.json.decode(line, type=GoldenLine)
         msgspec.convert(value.request, _Request)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _unreadable(f"{path}, line {number}, is no recorded prompt: {error}.") from None
+        raise _unreadable(f"{path}, line {number}, is not a recorded prompt: {error}.") from None
     return value
 
 
@@ -62,7 +62,9 @@ def check_kept(folder: Path, place: str, answer: GoldenAnswer) -> None:
     file = folder / answer.file
     content = file.read_bytes() if file.resolve().is_relative_to(folder.resolve()) and file.is_file() else b""
     if hashlib.sha256(content).hexdigest() != answer.sha256 or msgspec.json.decode(content) != answer.response:
-        raise _unreadable(f"{place}: the answer of {answer.model} is not what {answer.file} was when it came.")
+        raise _unreadable(
+            f"{place}: the answer of {answer.model} differs from the one that was recorded in {answer.file}."
+        )
 
 
 def _unreadable(message: str) -> ArtifactInvalid:

@@ -84,12 +84,12 @@ def choose_prompts(
     notes = []
     if not known:
         notes.append(
-            "no training file is at hand, so prompts that the model was trained on may be among these: --trained FILE"
+            "the training file is missing, so these may include prompts that the model was trained on: --trained FILE"
         )
     if not chosen:
         chosen = {prompt.id: prompt for path in known for prompt in _set_aside(path)}
         if chosen:
-            notes.append("these are training rows, which favours the old model; they must not be trained on again")
+            notes.append("these are training rows, which favour the old model; do not train on them again")
     ordered = sorted(chosen.values(), key=lambda prompt: (prompt.source != "yours", prompt.id))
     if ordered[limit:]:
         left_out[f"over the limit of {limit}"] = len(ordered) - limit

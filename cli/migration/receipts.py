@@ -62,7 +62,7 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 class GraderCheck(msgspec.Struct, frozen=True):
-    """Whether one of OpenAI's graders gives the same scores here as at OpenAI, on OpenAI's own stored answers.
+    """Comparison of one of OpenAI's graders here with its scores at OpenAI, on OpenAI's own stored answers.
 
     Attributes:
         name: name of the gate.
@@ -103,7 +103,7 @@ class Counts(msgspec.Struct, frozen=True):
 
     @property
     def nothing_measured(self) -> bool:
-        """Whether every prompt was refused, so that nothing is known about the new model's answers."""
+        """Return true if every prompt was refused, so that the new model's answers are unknown."""
         return not self.answered and bool(self.refused)
 
 

@@ -105,7 +105,7 @@ class Recording:
         """Describe the outcome in one line."""
         parts = [
             f"{counted(self.answered, 'answer')}, {counted(self.tokens, 'token')}",
-            f"{self.known} were there",
+            f"{self.known} recorded earlier",
             f"{self.refused} refused",
         ]
         parts += [f"gone: {', '.join(self.gone)}"] if self.gone else []
@@ -178,10 +178,10 @@ def describe_plans(
         yield f"{plan.model}: {counted(len(plan.choice.prompts), 'prompt')} ({of_sources}); left out: {left_out}"
         yield from (f"  note: {note}" for note in plan.choice.notes)
     tokens = f"about {cost.prompt_tokens:,} prompt tokens, at most {cost.answer_tokens:,} answer tokens"
-    yield f"{cost.requests} requests are to be sent: {tokens}"
+    yield f"{cost.requests} requests will be sent: {tokens}"
     if price_in is not None and price_out is not None:
         price = (cost.prompt_tokens * price_in + cost.answer_tokens * price_out) / 1_000_000
-        yield f"at your prices that is at most about {price:,.2f}"
+        yield f"at your prices at most about {price:,.2f}"
 
 
 def key_of(project: str, question: Question) -> str:

@@ -69,7 +69,7 @@ PATTERNS = (
     _pattern(
         Kind.TUNED_MODEL,
         r"\bft:[\w.-]+:[\w.-]*:[\w.-]*:",
-        "it goes on: `switch` lets the name stand for the successor; until then it is unknown",
+        "keep the name: `switch` maps it to the successor; until then it is unknown",
     ),
     _pattern(
         Kind.MODEL,
@@ -77,18 +77,18 @@ PATTERNS = (
         "name a base, an adapter or an alias of your installation: `mens models`",
     ),
     _pattern(Kind.BASE_URL, r"api\.openai\.com", "read it from OPENAI_BASE_URL; your installation's ends in /v1"),
-    _pattern(Kind.MODERATION, r"\bmoderations\b|omni-moderation", "there is none; run a guard model of your own"),
-    _pattern(Kind.BATCHES, r"\bbatches\.\w+\(|/v1/batches", "there are none; send the requests from a loop"),
+    _pattern(Kind.MODERATION, r"\bmoderations\b|omni-moderation", "not available; run a guard model of your own"),
+    _pattern(Kind.BATCHES, r"\bbatches\.\w+\(|/v1/batches", "not available; send the requests from a loop"),
     _pattern(
         Kind.ASSISTANTS,
         r"\bbeta\.(?:assistants|threads)\b|/v1/(?:assistants|threads)",
-        "there are none; keep the conversation",
+        "not available; keep the conversation in your program",
     ),
-    _pattern(Kind.VECTOR_STORES, r"\bvector_?[sS]tores\b", "there are none; use a database of your own"),
+    _pattern(Kind.VECTOR_STORES, r"\bvector_?[sS]tores\b", "not available; use a database of your own"),
     _pattern(
         Kind.EVALS,
         r"\bevals\.(?:create|runs|list|retrieve)\b|/v1/evals|\balpha\.graders\b",
-        "not there; OpenAI's end on 30 November 2026",
+        "not available here; OpenAI's end on 30 November 2026",
     ),
     _pattern(
         Kind.FILE_PURPOSE,
@@ -98,19 +98,19 @@ PATTERNS = (
     _pattern(
         Kind.STORED,
         r"\bprevious_response_id\b|\bstore[\"']?\s*[=:]\s*[tT]rue\b|\bbackground[\"']?\s*[=:]\s*[tT]rue\b|\bconversations\.create\b",
-        "nothing is stored: RESPONSE_NOT_STORED; send the whole conversation",
+        "responses are not stored: RESPONSE_NOT_STORED; send the whole conversation",
     ),
-    _pattern(Kind.PROMPT_ID, r"\bpmpt_\w+|/v1/prompts\b", "there are none; put the text into the request"),
+    _pattern(Kind.PROMPT_ID, r"\bpmpt_\w+|/v1/prompts\b", "not available; put the text into the request"),
     _pattern(
         Kind.IMAGE_OR_AUDIO,
         r"[\"'](?:image_url|input_image|input_audio|input_file)[\"']|\bimages\.(?:generate|edit)\b|\baudio\.(?:transcriptions|translations|speech)\b",
         "text only",
     ),
-    _pattern(Kind.REALTIME, r"\brealtime\b", "there is none"),
+    _pattern(Kind.REALTIME, r"\brealtime\b", "not available"),
     _pattern(
         Kind.EMBEDDINGS,
         r"\bembeddings\.create\b|text-embedding-",
-        "a base that generates text has none: TASK_UNSUPPORTED",
+        "not available with a base that generates text: TASK_UNSUPPORTED",
     ),
     _pattern(
         Kind.LEGACY_FUNCTIONS,
@@ -125,7 +125,7 @@ PATTERNS = (
     _pattern(
         Kind.TOKEN_BOUND,
         r"\bmax_(?:completion_|output_)?tokens[\"']?\s*[=:]\s*\d+",
-        "another tokenizer counts otherwise, by tens of per cent: look whether the bound still has room",
+        "another tokenizer's counts differ by tens of per cent: check that the limit is still high enough",
     ),
 )
 ADVICE = {pattern.kind: pattern.advice for pattern in PATTERNS}

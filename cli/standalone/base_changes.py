@@ -29,7 +29,7 @@ def check_name(settings: Settings, name: str) -> None:
     try:
         refuse_taken_name(database, name)
     except Unavailable as error:
-        note(f"note: whether an alias is called {name!r} is not known: {error.message}")
+        note(f"note: could not check whether an alias is called {name!r}: {error.message}")
 
 
 def refuse_copy(settings: Settings, name: str, is_same: Callable[[BaseModelEntry], bool]) -> None:
@@ -50,7 +50,7 @@ def refuse_copy(settings: Settings, name: str, is_same: Callable[[BaseModelEntry
     if same and not any(base.name == name for base in bases):
         raise Conflict(
             Code.MODEL_DUPLICATE,
-            f"These files are in the catalogue already, as {same}.",
+            f"These files are already in the catalogue as {same}.",
             remedy=f"Use that name: `mens up --base {same}`. For another one, remove it first: `mens base remove {same}`.",
             param="name",
             details={"name": same},

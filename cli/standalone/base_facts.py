@@ -85,7 +85,7 @@ def check_base(folder: Path, report: Callable[[str], None] = note) -> None:
             details={"tokens": {token: id_ for id_, token in list(unknown.items())[:100]}},
         )
     if importlib.util.find_spec("transformers") is None:
-        report("note: transformers is not installed here, so the trainer is the first to compare the tokenizers.")
+        report("note: transformers is not installed here, so only the trainer will compare the tokenizers.")
         return
     run_worker_program("worker.bases.tokenizer_check", str(folder))
 
@@ -127,7 +127,7 @@ def measured_rate(settings: Settings, base: BaseModelEntry) -> TrainingRate | No
         rates = (Jobs(database).training_rate(name) for name in names)
         return next((rate for rate in rates if rate), None)
     except Unavailable as error:
-        note(f"note: whether a job of {base.name} was measured is not known: {error.message}")
+        note(f"note: could not check whether a job of {base.name} was measured: {error.message}")
         return None
     finally:
         database.close()

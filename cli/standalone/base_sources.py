@@ -74,7 +74,7 @@ def pinned(repo: str, revision: str | None = None) -> HubSource:
     from shared.base_models.hub import resolve_commit  # the hub's client is slow to import
 
     commit = resolve_commit(repo, revision)
-    note(f"{repo}: {revision} is the commit {commit} now, which is pinned")
+    note(f"{repo}: {revision} is pinned to its current commit {commit}")
     return HubSource(repo=repo, revision=commit)
 
 

@@ -47,11 +47,11 @@ REMEDIES = (
     ),
     (
         re.compile(r"[Aa]ddress already in use|Errno 98"),
-        "Another program took the port meanwhile: start again; --port chooses that of the API.",
+        "Another program took the port meanwhile: start again, or choose the API's port with --port.",
     ),
     (
         re.compile(r"[Ss]afetensor|deserializing header|size of tensor|shape mismatch|must match the|loaded_weight"),
-        "The base's files do not belong together, or one is cut: fetch them again, then `mens base add`.",
+        "The base's files do not belong together, or one is truncated: download them again, then run `mens base add`.",
     ),
     (re.compile(r"No space left on device"), "Free space on the disk of MENS_HOME."),
 )

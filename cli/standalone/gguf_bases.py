@@ -52,7 +52,7 @@ def add_gguf(
     from shared.base_models.gguf_file import read_gguf_header
 
     if not file.is_file():
-        raise NotFound(Code.MODEL_NOT_FOUND, f"The file {file} is not there.", param="path")
+        raise NotFound(Code.MODEL_NOT_FOUND, f"The file {file} does not exist.", param="path")
     header = read_gguf_header(file)
     check_convertible(file, header)
     stated = header.metadata.get("general.license")
@@ -73,8 +73,8 @@ def add_gguf(
     if folder.exists() or any(base.name == name for base in load_catalog(settings.catalog_path).bases):
         raise Conflict(
             Code.NAME_INVALID,
-            f"There is a base {name} already.",
-            remedy=f"Choose another name, or take that one out first: `mens base remove {name}`.",
+            f"The base {name} already exists.",
+            remedy=f"Choose another name, or remove that base first: `mens base remove {name}`.",
             param="name",
         )
     check_name(settings, name)

@@ -42,7 +42,7 @@ def lock_home(home: Path) -> int:
         raise InvalidRequest(
             Code.SETTINGS_INVALID,
             f"MENS_HOME is {home}, which cannot be a folder of this installation: {error.strerror}.",
-            remedy="Set MENS_HOME to a folder of your own, or to where one can be made.",
+            remedy="Set MENS_HOME to a folder that you own, or to a path where you may create one.",
             param="MENS_HOME",
         ) from error
     deadline = time.monotonic() + LOCK_SECONDS

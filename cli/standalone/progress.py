@@ -1,4 +1,4 @@
-"""Whether a program that is not ready yet makes progress: its log grows, or its processes compute."""
+"""Progress of a program that is not ready yet: its log grows, or its processes compute."""
 
 from __future__ import annotations
 

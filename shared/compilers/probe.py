@@ -40,9 +40,9 @@ for name, source in SOURCES.items():
         finally:
             os._exit(0)
     os.close(result)
-    with os.fdopen(result_end) as told:
+    with os.fdopen(result_end) as answer:
         # Killed, it has said nothing: then it was held.
-        found[name] = json.loads(told.read() or '{"score": 0.0}')
+        found[name] = json.loads(answer.read() or '{"score": 0.0}')
     os.waitpid(pid, 0)
     for entry in os.scandir():
         if entry.name.startswith("filling"):

@@ -82,15 +82,15 @@ class ExecutionPlan(ContractValue):
     optimizer_steps: int = Field(description="Upper bound; rows with nothing supervised are skipped and counted.")
     adapter_name: Name
     candle_proxy_stack_eligible: bool = Field(
-        True, description="Whether the base's layers can be counted in its weights."
+        True, description="True if the base's layers can be counted in its weights."
     )
     candle_proxy_stack_complete: bool | None = Field(
-        None, description="Whether every layer is there; null: not counted."
+        None, description="True if every layer was found; null: not counted."
     )
     candle_proxy_stack_keys_matched: int | None = Field(None, description="Layers whose output projection was found.")
     candle_proxy_stack_keys_expected: int | None = Field(None, description="Layers that the base's config implies.")
     candle_compat_mode: bool = Field(True, description="True for QLoRA, the kernel that the original ran.")
-    notes: tuple[str, ...] = Field((), description="What the operator should know although nothing forbids it.")
+    notes: tuple[str, ...] = Field((), description="Remarks for the operator; none of them stops the job.")
 
     @model_validator(mode="after")
     def _is_decided(self) -> ExecutionPlan:
@@ -283,7 +283,12 @@ def reject_unsupported(contract: FineTuneContract, *, accepted: bool = False) ->
         ("model.config_json", contract.model.config_json, None, "the catalogue names the config"),
         ("model.tokenizer_json", contract.model.tokenizer_json, None, "the catalogue names the tokenizer"),
         ("exec.resume_from", contract.exec.resume_from, None, "a job resumes from its own checkpoints by itself"),
-        ("optimizer.experiment", contract.optimizer.experiment, OptimizerExperiment.OFF, "there is no experiment"),
+        (
+            "optimizer.experiment",
+            contract.optimizer.experiment,
+            OptimizerExperiment.OFF,
+            "this release has no experiments",
+        ),
         ("chatml", contract.chatml, ChatmlSection(), "the server writes chats with the base's own template"),
         ("reward.hook", contract.reward.hook, None, "nothing is scored in supervised training"),
     ]

@@ -70,7 +70,7 @@ class Key(Value):
 
 
 class KeyChange(KeyLimits):
-    """A change of a key. What is left out stays; null removes a limit or the expiry, and leaves name and role as they are."""
+    """A change of a key. Omitted fields stay; null removes a limit or the expiry, and leaves name and role as they are."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: KeyName | None = Field(None, description="Name of the person or program that uses the key.")

@@ -70,7 +70,7 @@ class KeyLimits(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     requests_per_minute: StrictInt | None = Field(
-        None, ge=1, le=LARGEST_LIMIT, description="Requests to models a minute."
+        None, ge=1, le=LARGEST_LIMIT, description="Model requests per minute."
     )
     concurrent_requests: StrictInt | None = Field(
         None, ge=1, le=LARGEST_LIMIT, description="Requests to models that are in flight at once."
@@ -79,7 +79,7 @@ class KeyLimits(BaseModel):
         None,
         ge=1,
         le=MOST_TOKENS,
-        description="Tokens of prompts and answers a minute, counted when an answer has ended.",
+        description="Tokens of prompts and answers per minute, counted when an answer has ended.",
     )
 
 

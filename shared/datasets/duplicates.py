@@ -1,6 +1,6 @@
 """Duplicate rows, exact (except for case and white space) or near, within a file or between two (leakage).
 
-Memory is bounded: an exact index keeps 12 bytes a row and sorts ``_SORTED_ROWS`` at once, a near index keeps 44 bytes a
+Memory is bounded: an exact index keeps 12 bytes per row and sorts ``_SORTED_ROWS`` at once, a near index keeps 44 bytes per
 row for at most ``MAX_NEAR_ROWS`` rows and a band table of fixed size. Only fingerprints of rows are kept
 (``fingerprints.py``), no content.
 

@@ -57,7 +57,7 @@ class PlainChat(Labels, frozen=True, gc=False, forbid_unknown_fields=True, kw_on
 
 @dataclass(frozen=True, slots=True)
 class PlainBlock:
-    """The chats of some lines, one a line, and their turns in one list.
+    """The chats of some lines, one per line, and their turns in one list.
 
     Attributes:
         first_line: its number in the file.

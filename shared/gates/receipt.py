@@ -25,7 +25,7 @@ class GateCheck(Recorded):
         relation: how `value` has to lie to `bound`. `loss_at_most`: `value` is the mean difference, new less old, and has to be shown to
             be above -bound.
         interval: of `value`: Wilson's of a rate, two-sided at `confidence`; of a difference BCa, each end at `confidence`.
-        smallest_visible: the smallest loss that so many items show with a power of .8.
+        smallest_visible: the smallest loss that this many items detect with a power of .8.
         noise_floor: how far the incumbent differs from itself, by the mean of the absolute differences; None: it was asked once.
         items_needed: how many items would decide; only where these are too few.
     """

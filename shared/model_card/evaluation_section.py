@@ -59,7 +59,7 @@ def _measures(evaluation: SelfEvaluation) -> str:
     head = ("measure", "base", "tuned", "difference a row", "interval")
     fewer = ""
     if served and served.rows < evaluation.rows:
-        fewer = f" What is served was measured on the first {served.rows} of these rows."
+        fewer = f" The served model was measured on the first {served.rows} of these rows."
     if evaluation.precision and not served:
         fewer = " It was not measured on served weights."
     return (

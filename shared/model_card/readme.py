@@ -106,7 +106,7 @@ def _base(record: AdapterRecord) -> str:
         text += f"\nChats are written, and answers asked for, with {inline(describe_arguments(manifest.template_arguments))}.\n"
     if provenance and provenance.attribution_required:
         source = inline(provenance.upstream_model_id or manifest.base_model)
-        text += f"\n> **Attribution required.** Whoever publishes this adapter must name {source}.\n"
+        text += f"\n> **Attribution required.** Anyone who publishes this adapter must name {source}.\n"
     return text
 
 

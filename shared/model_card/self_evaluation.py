@@ -15,7 +15,9 @@ KEY = "self_evaluation"
 
 LEAST_KEPT = 0.75
 """Share of general answers to keep; a smaller one is reported as forgetting."""
-FORGETTING_REMEDY = "the model has forgotten what it could do beside the task: fewer epochs, or --replay FILE with rows of general chats, keep more"
+FORGETTING_REMEDY = (
+    "the model has forgotten general knowledge: train fewer epochs, or add rows of general chats with --replay FILE"
+)
 LEAST_LOSS_SHARE = 0.25
 """Share by which the served model's loss must exceed the trainer's to give a warning."""
 SHIFT_REMEDY = "Train over 16 bit (quant.base none), or serve the dequantised twin (`mens base dequantize NAME`)."
@@ -39,12 +41,12 @@ class PairedMeasure(EvaluationPart):
     """One measure of base and adapter on the same rows."""
 
     base: float = Field(
-        description="Of the base: the same model with the adapter switched off; mean per supervised token."
+        description="The base's value: the same model with the adapter switched off; mean per supervised token."
     )
-    tuned: float = Field(description="Of the base with the adapter.")
+    tuned: float = Field(description="Value of the base with the adapter.")
     row_difference: float = Field(description="Mean over the rows of tuned minus base.")
     interval: tuple[float, float] | None = Field(
-        description="Of row_difference; each end holds with 95 %. Null where the rows are too few."
+        description="Interval of row_difference; each end holds with 95 % confidence. Null if there are too few rows."
     )
 
 
@@ -52,8 +54,8 @@ class SampleAnswer(EvaluationPart):
     """One row's answer by base and adapter, greedy, from the same token ids."""
 
     line: int = Field(description="Line of the row in its file, from 1.")
-    role: str = Field(description="Of the last turn before the answer: user or tool.")
-    prompt: str = Field(description="That turn's text, shortened.")
+    role: str = Field(description="Role of the last turn before the answer: user or tool.")
+    prompt: str = Field(description="Text of that turn, shortened.")
     turns: int = Field(description="Turns before the answer.")
     system: str | None = Field(
         None, description="The row's system turn, shortened; null where it has none, and in an earlier release's."
@@ -61,12 +63,12 @@ class SampleAnswer(EvaluationPart):
     reference: str = Field(description="The row's own answer as the template writes it, shortened.")
     base: str
     tuned: str
-    base_ended: bool = Field(description="Whether the base ended its answer; else the limit of tokens cut it.")
+    base_ended: bool = Field(description="True if the base ended its answer; false if the token limit cut it off.")
     tuned_ended: bool
 
     @property
     def is_exact(self) -> bool:
-        """Whether the tuned model wrote the reference, ignoring white space."""
+        """Return true if the tuned model wrote the reference, ignoring white space."""
         return self.tuned_ended and self.tuned.split() == self.reference.split()
 
 
@@ -76,9 +78,7 @@ class GeneralAnswer(EvaluationPart):
     question: str
     base: str
     tuned: str
-    kept: bool | None = Field(
-        description="Whether the tuned model still answers it; null where the base itself does not."
-    )
+    kept: bool | None = Field(description="True if the tuned model still answers correctly; null if the base does not.")
 
 
 class ServedEvaluation(EvaluationPart):
@@ -109,7 +109,7 @@ class SelfEvaluation(EvaluationPart):
     source: RowSource
     rows: int = Field(description="Rows that were scored.")
     held_out_copies: int = Field(
-        0, description="Of the scored rows that were held out, those that are trained on too: the file repeats them."
+        0, description="Scored held-out rows that are trained on too, because the file repeats them."
     )
     rows_available: int
     tokens: int = Field(description="Supervised tokens of these rows.")
@@ -121,11 +121,11 @@ class SelfEvaluation(EvaluationPart):
     served: ServedEvaluation | None = Field(
         None, description="The same measures of the served model; null where nothing was published."
     )
-    answers_from: AnswerSource | None = Field(None, description="Null where there are no answers.")
+    answers_from: AnswerSource | None = Field(None, description="Origin of the answers; null without answers.")
     sample_answers: tuple[SampleAnswer, ...] = ()
     general_answers: tuple[GeneralAnswer, ...] = ()
-    notes: tuple[str, ...] = Field((), description="What was not measured, and why.")
-    warnings: tuple[str, ...] = Field((), description="What a user of the model should know before it is used.")
+    notes: tuple[str, ...] = Field((), description="Measurements that were not made, and why.")
+    warnings: tuple[str, ...] = Field((), description="Warnings for users of the model.")
 
     @property
     def exact_answers(self) -> int:

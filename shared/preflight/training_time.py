@@ -137,7 +137,7 @@ def training_time(
             seconds=tokens / machine.tokens_per_second,
             basis="measured",
             other_seconds=machine.other_seconds,
-            reason=f"measured on this base {job}: {machine.tokens_per_second:.0f} tokens a second",
+            reason=f"measured on this base {job}: {machine.tokens_per_second:.0f} tokens per second",
         )
     speed = _device_flops(machine, on_gpu=on_gpu)
     if tokens is not None and speed is not None:

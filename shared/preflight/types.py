@@ -157,7 +157,7 @@ class BasePrecision(PreflightValue):
     precision: Precision
     reason: str
     full_precision_bytes: int = Field(description="Memory of the run over the unquantised base, by the estimate.")
-    room_bytes: int | None = Field(description="What that may take at most; null: the machine's memory is not known.")
+    room_bytes: int | None = Field(description="Memory that the run may use; null: the machine's memory is not known.")
 
     def describe(self) -> str:
         """Describe in one line, for an operator, the base's precision, and for NF4 its price."""
@@ -257,7 +257,7 @@ class Vram(PreflightValue):
 
     quantised_weights: int = Field(description="NF4 weights with their quantisation state.")
     other_weights: int = Field(
-        description="What is not quantised, in compute dtype: embeddings, head, norms, biases; of an unquantised base all."
+        description="Weights that are not quantised, in compute dtype: embeddings, head, norms, biases; all of an unquantised base."
     )
     dequantised_cache: int = Field(
         description="On a CPU: the NF4 weights dequantised, kept where they take a small part of its memory."

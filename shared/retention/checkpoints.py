@@ -1,4 +1,4 @@
-"""Stored checkpoints that no job can resume from any more: their job is over, or its row names newer ones.
+"""Stored checkpoints that jobs can no longer resume from: their job is over, or its row names newer ones.
 
 They are not results, so no rule of the policy applies: they only ever served to resume a job.
 """

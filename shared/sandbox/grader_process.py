@@ -167,7 +167,7 @@ class _Watch:
         """Wait for the process; return None when it has ended, else the reason to end it.
 
         Raises:
-            ChannelClosed: no client waits for it any more.
+            ChannelClosed: its client no longer waits for it.
         """
         deadline = time.monotonic() + self._limits.wall_seconds
         while True:

@@ -12,7 +12,7 @@ MAX_FOLDER_DEPTH = 32
 
 
 def is_over(folder: Path, limits: Limits) -> bool:
-    """Return whether files exceed their limit, or are so many or so deep that measuring them would take long."""
+    """Return whether files exceed their limit, or whether measuring them would take too long, by their number or depth."""
     size, count, folders = 0, 0, [os.fspath(folder)]
     while folders:
         path = folders.pop()

@@ -38,7 +38,7 @@ def test_version() -> None:
 @pytest.mark.parametrize("command", [["status"], ["chat", "m", "hi"], ["models"], ["keys", "list"]])
 def test_without_installation_every_command_says_the_same(home: Path, command: list[str]) -> None:
     result = runner.invoke(app, command)
-    message = f"error: INSTALLATION_NOT_FOUND: MENS_API_URL is not set, and there is no installation in {home}. Start"
+    message = f"error: INSTALLATION_NOT_FOUND: MENS_API_URL is not set, and {home} contains no installation. Start"
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(message)
     assert all(name in result.stderr for name in ("`mens up`", "MENS_HOME", "MENS_API_KEY"))

@@ -45,7 +45,7 @@ def test_tuned_model_and_its_base_on_what_it_learnt(
     assert result.exit_code == (0 if found["status"] == "passed" else 1)
     run_id = next(line for line in result.stderr.splitlines() if line.startswith("run ")).removeprefix("run ")
     page = CliRunner().invoke(app, ["eval", "show", run_id])
-    assert f"new is {assistant}, old is {BASE}" in page.output
+    assert f"new: {assistant}, old: {BASE}" in page.output
     exported = CliRunner().invoke(app, ["eval", "export", run_id])
     lines = [json.loads(line) for line in exported.stdout.splitlines()]
     assert sum(line["scores"]["exact"] for line in lines) / len(lines) == pytest.approx(found["new"])

@@ -110,7 +110,7 @@ class StoredCheckpoints:
         """
         present: dict[str, str] = {}
         for folder in reversed(list_checkpoints(self._run_dir)):
-            # The trainer removes its older checkpoints as it goes on.
+            # The trainer removes its older checkpoints while it runs.
             with suppress(FileNotFoundError):
                 present[folder.name] = self._fetched.get(folder.name) or self._put(folder)
                 self._fetched[folder.name] = present[folder.name]
@@ -161,7 +161,7 @@ class StoredCheckpoints:
         except LeaseLost:
             return False
         except Exception as error:
-            # Training goes on, and the next round tries again.
+            # Training continues, and the next round tries again.
             logger.warning("a checkpoint of %s could not be stored: %s", self._lease.job.id, error)
         return True
 

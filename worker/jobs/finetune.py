@@ -179,7 +179,7 @@ def take_over_checkpoint(runs: list[Path], run_dir: Path) -> Path | None:
     """Adopt the newest checkpoint of earlier attempts into this attempt's run folder; return None if none exists.
 
     This happens before the trainer starts: an attempt that was considered dead may still run, and removes its older
-    checkpoints as it goes on.
+    checkpoints while it runs.
     """
     for _ in range(TAKE_OVER_TRIES):
         checkpoint = newest_checkpoint(runs)

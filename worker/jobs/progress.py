@@ -124,7 +124,7 @@ def _message(kind: str, payload: dict[str, Any]) -> str | None:
             causes = ", ".join(payload["causes"])
             message = f"{payload['component']} runs on the CPU, not on {payload['requested_device_kind']}: {causes}."
         case "tracker_failed":
-            message = f"The tracker {payload['tracker']} was dropped ({payload['error']}); training goes on."
+            message = f"The tracker {payload['tracker']} was dropped ({payload['error']}); training continues."
         case _:
             return None
     return message

@@ -61,7 +61,7 @@ def evaluate_served(attempt: Attempt, adapter_id: str, certificates: Mapping[str
     except LeaseLost:
         raise
     except MensError as error:
-        message = f"What is served was not measured ({error.code})."
+        message = f"The served model was not measured ({error.code})."
         evaluation = evaluation.model_copy(update={"notes": (*evaluation.notes, message)})
     warning = shift_warning(evaluation)
     if warning:

@@ -160,7 +160,7 @@ class RateLimiter:
             wait = max(math.ceil(verdict.wait), 1)
             raise TooMany(
                 Code.RATE_LIMITED,
-                f"The tenant {key.tenant!r} has reached its limit of {per_minute} {action} a minute.",
+                f"The tenant {key.tenant!r} has reached its limit of {per_minute} {action} per minute.",
                 remedy=f"Try again in {wait} s.",
                 details={"retry_after_seconds": wait},
             )
@@ -255,12 +255,12 @@ def _limit_state(account: Account, verdict: Verdict) -> dict[str, Any]:
 
 def _too_many(who: str, account: Account, refusal: Refusal, state: dict[str, Any]) -> TooMany:
     if refusal is Refusal.TOKENS:
-        message = f"The {who} has reached its limit of {account.tokens_per_minute} tokens a minute."
+        message = f"The {who} has reached its limit of {account.tokens_per_minute} tokens per minute."
         return TooMany(
             Code.RATE_LIMITED, message, remedy=f"Try again in {state['retry_after_seconds']} s.", details=state
         )
     if refusal is Refusal.RATE:
-        code, limit, unit = Code.RATE_LIMITED, account.requests_per_minute, "a minute"
+        code, limit, unit = Code.RATE_LIMITED, account.requests_per_minute, "per minute"
         remedy = f"Try again in {state['retry_after_seconds']} s."
     else:
         code, limit, unit = Code.CONCURRENCY_LIMITED, account.concurrent_requests, "in flight at once"

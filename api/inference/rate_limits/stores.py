@@ -36,7 +36,7 @@ local now = second * 1000 + math.floor(tonumber(time[2]) / 1000)
 local slot, window, hold = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local states = {}
 
--- What counts now, until none of it counts any more, and until less than the limit counts.
+-- What counts now, until none of it counts, and until less than the limit counts.
 local function counted(name, limit)
   if limit == 0 then return 0, 0, 0 end
   local used, counts = 0, {}
@@ -143,11 +143,11 @@ class Verdict(NamedTuple):
     Attributes:
         refusal: None if it is admitted; it is then counted and has its slot.
         used: requests that count now, this one included.
-        reset: time until none of them counts any more.
+        reset: time until none of them counts.
         wait: time until one more is admitted; unknown for ``Refusal.SLOTS``.
         account: index of the account that the state describes: the one that refuses, or the first.
         spent: tokens that count now.
-        spent_reset: time until none of them counts any more.
+        spent_reset: time until none of them counts.
     """
 
     refusal: Refusal | None

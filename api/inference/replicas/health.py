@@ -102,7 +102,7 @@ class HealthMonitor:
                 if not self._unresolved_logged:
                     logger.warning("%s", error.message)
                 self._unresolved_logged = True
-            except Exception:  # the watch must go on, whatever went wrong with one lookup
+            except Exception:  # the watch must continue, whatever went wrong with one lookup
                 logger.exception("a bug in looking up the replicas' name")
             await asyncio.sleep(self._interval)
 
@@ -113,7 +113,7 @@ class HealthMonitor:
             replica.check_now.clear()
             try:
                 await self._check(replica)
-            except Exception:  # the watch must go on, whatever went wrong with one check
+            except Exception:  # the watch must continue, whatever went wrong with one check
                 logger.exception("a bug in checking %s", replica.url)
             try:
                 await asyncio.wait_for(replica.check_now.wait(), self._interval)

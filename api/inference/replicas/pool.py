@@ -205,7 +205,7 @@ class ReplicaPool:
         """Replace the replicas by those at ``urls``; one that stays keeps its state.
 
         Returns:
-            The added and the removed ones. Requests in flight at the latter go on.
+            The added and the removed ones. Requests in flight at the latter continue.
         """
         old = {replica.url: replica for replica in self.all}
         wanted = list(dict.fromkeys(urls))

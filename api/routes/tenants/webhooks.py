@@ -151,7 +151,7 @@ def retrieve_webhook_endpoint(webhook_endpoint_id: Id, view: TenantViewDep) -> W
 def update_webhook_endpoint(
     webhook_endpoint_id: Id, body: UpdateEndpoint, services: ServicesDep, view: TenantViewDep
 ) -> WebhookEndpoint:
-    """Change an endpoint. What waits for one that is disabled by it has failed."""
+    """Change an endpoint. If that disables it, its waiting deliveries fail."""
     if body.url is not None:
         check_url(body.url, AllowedTargets.parse(services.settings.webhook_allowed))
     fields = EndpointFields(body.name, body.url, body.event_types, body.enabled)

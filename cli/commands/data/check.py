@@ -46,25 +46,27 @@ def check(
     validation: Annotated[Path | None, existing_file("JSONL file to validate on.")] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,
     quarantine: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Write the bad lines here, with number, code and reason.")
+        Path | None,
+        typer.Option(dir_okay=False, help="Write the bad lines to this file, with number, code and reason."),
     ] = None,
-    min_rating: Annotated[int, typer.Option(min=0, max=5, help="Leave out rows rated lower; 0 keeps all.")] = 3,
+    min_rating: Annotated[int, typer.Option(min=0, max=5, help="Drop rows with a lower rating; 0 keeps all.")] = 3,
     category: Annotated[
         list[str] | None, typer.Option(help="Keep only rows whose category contains this text.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Base model: a name in the catalogue, or its folder.")] = None,
     seq_len: Annotated[
-        int | None, typer.Option(min=8, help="Most tokens of a row, with --model. Default: what a job would take.")
+        int | None,
+        typer.Option(min=8, help="With --model: most tokens of a row. Default: the limit that a job would use."),
     ] = None,
-    sample: Annotated[int, typer.Option(min=1, help="How many rows are tokenised, with --model.")] = 2000,
+    sample: Annotated[int, typer.Option(min=1, help="With --model: number of rows to tokenise.")] = 2000,
     template_argument: TemplateArgument = None,
     thoughts: Annotated[
         ThoughtsRule,
         typer.Option(
-            help="Thoughts of answers (reasoning_content), with --model: learn, write as context, or drop them."
+            help="With --model: learn the thoughts of answers (reasoning_content), write them as context, or drop them."
         ),
     ] = ThoughtsRule.LEARN,
-    near: Annotated[bool, typer.Option(help="Look for near duplicates too; --no-near is faster.")] = True,
+    near: Annotated[bool, typer.Option(help="Find near duplicates too; --no-near is faster.")] = True,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the report as JSON.")] = False,
 ) -> None:
     """Check a training file: every bad line with number and reason, duplicates, leakage. Exit code 1 if it is unusable."""
@@ -205,7 +207,7 @@ def show_supervision(found: SupervisionReport, kind: str = "") -> None:
     sample = f" (a sample of the file's {counted(found.lines, 'line')})" if found.sampled else ""
     console.print(
         f"{kind}tokens: {found.tokens:,} in {counted(found.rows, 'row')}{sample}, {found.supervised_tokens:,} of them supervised; "
-        f"rows that are cut: {found.truncated_rows:,} ({found.truncation_fraction:.1%} of all tokens)",
+        f"truncated rows: {found.truncated_rows:,} ({found.truncation_fraction:.1%} of all tokens)",
         markup=False,
     )
     for what, notes in (
@@ -213,9 +215,9 @@ def show_supervision(found: SupervisionReport, kind: str = "") -> None:
         ("have tokens that the base's embedding has no row for", found.without_embedding),
         ("have no supervised token", found.nothing_supervised),
         ("do not teach the base where to stop", found.end_not_learnt),
-        ("are trained on in their last answer only", found.last_turn_only),
-        (f"have another prompt when served than in training{found.known_arguments}", found.prompt_differs),
-        ("have a developer's turn that is written as the system's", found.developer_as_system),
+        ("have only their last answer trained on", found.last_turn_only),
+        (f"have a different prompt when served than in training{found.known_arguments}", found.prompt_differs),
+        ("have a developer turn that is written as a system turn", found.developer_as_system),
         ("lose thoughts of their answers", found.thoughts_left_out),
         ("lose the names of their speakers", found.names_left_out),
     ):
@@ -244,7 +246,7 @@ def _opened(path: Path | None) -> Iterator[BinaryIO | None]:
     try:
         file = path.open("wb")
     except OSError as error:
-        fail(f"--quarantine {path} cannot be written: {error.strerror}. Name a file in a folder that is there.")
+        fail(f"--quarantine {path} cannot be written: {error.strerror}. Name a file in an existing folder.")
     with file:
         yield file
 

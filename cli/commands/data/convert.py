@@ -27,17 +27,17 @@ from shared.errors import Code, InvalidRequest, MensError
 
 SHOWN_KEYS = 20
 REASONS: dict[str, str] = {
-    Reason.PREFERENCE: "rows for DPO, which Mens does not train yet; --as-supervised takes the chosen answers",
+    Reason.PREFERENCE: "rows for DPO, which Mens does not support yet; --as-supervised trains on the chosen answers",
     Reason.LABEL_FALSE: "marked as bad answers",
-    Reason.TEXT_WITHOUT_TURNS: "a text without a known chat markup has no answer to learn",
-    Reason.FORM_UNKNOWN: "no form that is known; name the columns: --columns question=prompt,answer=response",
-    Reason.IMAGE: "images, sounds or films cannot be trained on, and without them the answer would be a guess",
-    Reason.AUDIO: "sound cannot be trained on",
+    Reason.TEXT_WITHOUT_TURNS: "text without a known chat markup has no answer to learn",
+    Reason.FORM_UNKNOWN: "unknown form; name the columns: --columns question=prompt,answer=response",
+    Reason.IMAGE: "images, audio and video cannot be trained on, and the answer depends on them",
+    Reason.AUDIO: "audio cannot be trained on",
     Reason.OTHER_PART: "a part of the content is not text",
-    Reason.NO_ANSWER: "no turn is the assistant's",
-    Reason.COLUMNS_DIFFER: "another number of cells than the header has",
-    Reason.REFUSAL: "a refusal; --keep-refusals learns it as the answer",
-    RowCode.ROW_EXCLUDED: "its own flag says that it is not to be learnt",
+    Reason.NO_ANSWER: "no assistant turn",
+    Reason.COLUMNS_DIFFER: "the number of cells differs from the header's",
+    Reason.REFUSAL: "a refusal; --keep-refusals trains on it as the answer",
+    RowCode.ROW_EXCLUDED: "its own flag excludes it from training",
 }
 """Explanations of reasons; the codes of Mens' reader are in docs/data.md."""
 
@@ -54,29 +54,30 @@ def convert(
     *,
     output: Annotated[Path, typer.Option("--output", "-o", dir_okay=False, help="JSONL file to write.")],
     form: Annotated[
-        RowForm | None, typer.Option("--from", help="Form of every row. Default: each row is recognised by its keys.")
+        RowForm | None,
+        typer.Option("--from", help="Form of all rows. Default: each row's form is detected from its keys."),
     ] = None,
     columns: Annotated[
         str,
         typer.Option(
-            help="What columns (or keys) mean: COLUMN=NAME,… e.g. question=prompt,answer=response; others are left out."
+            help="Meaning of columns (or keys): COLUMN=NAME,… e.g. question=prompt,answer=response. Other columns are dropped."
         ),
     ] = "",
     dataset_info: Annotated[
         Path | None, existing_file("LLaMA-Factory's dataset_info.json, whose entry for INPUT names columns and tags.")
     ] = None,
-    split: Annotated[str, typer.Option(help="Part of the input, where it has several: train, test, …")] = "",
+    split: Annotated[str, typer.Option(help="Split of the input, if it has several: train, test, …")] = "",
     as_supervised: Annotated[
-        bool, typer.Option("--as-supervised", help="Of a preference (DPO), train on the chosen answer.")
+        bool, typer.Option("--as-supervised", help="Convert a preference (DPO) to a row with its chosen answer.")
     ] = False,
     keep_refusals: Annotated[
-        bool, typer.Option("--keep-refusals", help="A refusal becomes the answer's text; else its row is dropped.")
+        bool, typer.Option("--keep-refusals", help="Keep a refusal as the answer's text. Default: drop its row.")
     ] = False,
     report: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Write an account here: a JSON line for each row of the input.")
+        Path | None, typer.Option(dir_okay=False, help="Write a report to this file: a JSON line for each input row.")
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Write nothing, and end with exit code 1, if a row is dropped.")
+        bool, typer.Option("--strict", help="If a row would be dropped, write nothing and exit with code 1.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -130,7 +131,7 @@ def show(found: FileReport, error: MensError | None) -> None:
     """Print the account of a file, and the next step."""
     forms = ", ".join(f"{form} {rows:,}" for form, rows in found.forms.most_common())
     typer.echo(f"{found.source}: {found.file_form}, {counted(found.lines, 'row')} ({forms})")
-    typer.echo(f"  {found.kept:,} kept as they are, {found.changed:,} changed, {found.dropped:,} dropped")
+    typer.echo(f"  {found.kept:,} unchanged, {found.changed:,} changed, {found.dropped:,} dropped")
     place = "line" if found.file_form in FORMS_WITH_LINES else "row"
     for title, counts in (("changed", found.changes), ("dropped", found.drops), ("note", found.notes)):
         for rule, count in counts.most_common():
@@ -142,7 +143,7 @@ def show(found: FileReport, error: MensError | None) -> None:
         shown = found.unused_keys.most_common(SHOWN_KEYS)
         keys = ", ".join(f"{key} ({rows:,})" for key, rows in shown)
         others = len(found.unused_keys) - len(shown)
-        typer.echo(f"  fields that are not in the rows: {keys}{f' and {others} more' if others else ''}")
+        typer.echo(f"  fields that were dropped: {keys}{f' and {others} more' if others else ''}")
     if error:
         typer.secho(f"not written: {error}", fg=typer.colors.RED, err=True)
     else:
@@ -153,11 +154,11 @@ def _refusal(found: FileReport, source: Path) -> MensError:
     """Return the error for a file that was not written."""
     dropped = f"{counted(found.dropped, 'row')} of {found.lines:,}"
     reason, count = next(iter(found.drops.most_common(1)), ("", 0))
-    why = f"; the commonest reason, of {count:,}, is {reason}" if reason else ""
+    why = f"; the most common reason ({count:,}) is {reason}" if reason else ""
     if found.rows:
         message, remedy = f"{dropped} would be dropped{why}.", "Correct these rows, or leave --strict out."
     elif not found.lines:
-        message, remedy = f"{source} has no rows.", "Name a file with rows."
+        message, remedy = f"{source} has no rows.", "Name a file that has rows."
     else:
         message = f"None of the {counted(found.lines, 'row')} of {source} can be trained on{why}."
         why = REASONS.get(reason, "see docs/data.md for the code")
@@ -170,7 +171,7 @@ def _rules(source: Path, form: RowForm | None, columns: str, dataset_info: Path 
         named: Mapping[str, str] = parse_columns(columns) if columns else {}
         return Rules(form, named, options=options)
     if columns or form:
-        fail("--dataset-info names the form and the columns; leave --from and --columns out.")
+        fail("--dataset-info already names the form and the columns; leave --from and --columns out.")
     info = read_dataset_info(dataset_info, source)
     return Rules(info.form, info.columns, info.tags, options)
 

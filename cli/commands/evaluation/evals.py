@@ -8,7 +8,7 @@ from cli.commands.evaluation import exchange, runs, suites
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Evaluations: is a model good enough, and no worse than another? Rows and graders of your own, benchmark suites, promptfoo.\n\n"
+    help="Evaluations: is a model good enough, and not worse than another? Your own rows and graders, benchmark suites, promptfoo.\n\n"
     'Start with `mens eval run FILE --model NAME`; a line of FILE is {"messages": […], "expected": "…"}.',
 )
 app.command("run")(runs.run)

@@ -27,14 +27,14 @@ from shared.errors import MensError
 def import_promptfoo(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="promptfooconfig.yaml, or JSON.")],
     output: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Folder for the eval files. Default: beside FILE.")
+        Path | None, typer.Option(file_okay=False, help="Folder for the eval files. Default: FILE's folder.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Read promptfoo's configuration: an eval file for each prompt and each form of its tests.
 
     Assertions become graders: equals, not-equals, contains, icontains, contains-any, starts-with, regex, is-json, rouge-n, bleu,
-    gleu, meteor. What is not used (code, rubrics, providers, files) is named on stderr. Then: `mens eval run NAME.eval.yaml --model MODEL`.
+    gleu, meteor. Unused parts (code, rubrics, providers, files) are named on stderr. Then: `mens eval run NAME.eval.yaml --model MODEL`.
     """
     try:
         found = read_promptfoo(read_document(file), file.stem)
@@ -43,14 +43,14 @@ def import_promptfoo(
     for line in found.unused:
         note(f"not used: {line}")
     if not found.evals:
-        fail(f"{file} has no prompt and test that can be used.")
+        fail(f"{file} has no usable prompt with a test.")
     folder = output or file.parent
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for evaluation in found.evals:
         path = folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', evaluation.name).strip('-').lower() or 'eval'}.eval.yaml"
         if path.exists():
-            fail(f"{path} is there already; name another folder with --output.")
+            fail(f"{path} already exists; name another folder with --output.")
         path.write_text(yaml.safe_dump(evaluation.as_document(), sort_keys=False, allow_unicode=True), encoding="utf-8")
         written.append(path)
     if as_json:
@@ -62,10 +62,12 @@ def import_promptfoo(
 
 def export(
     run_id: Annotated[str, typer.Argument(help="Id of a run, as `mens eval list` shows it.")],
-    output: Annotated[Path | None, typer.Option(dir_okay=False, help="The file; left out: stdout.")] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="CSV: one column for each score, texts on one line.")] = False,
+    output: Annotated[Path | None, typer.Option(dir_okay=False, help="File to write. Default: stdout.")] = None,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Write CSV: a column for each score, text on one line.")
+    ] = False,
     promptfoo: Annotated[
-        bool, typer.Option("--promptfoo", help="The run as promptfoo's configuration (YAML).")
+        bool, typer.Option("--promptfoo", help="Write the run as promptfoo's configuration (YAML).")
     ] = False,
 ) -> None:
     """Write the items of a run, with answers and scores, as JSONL or CSV; or the run as promptfoo's configuration."""
@@ -100,12 +102,12 @@ def _csv(items: Sequence[OutputItem]) -> str:
 def _promptfoo(run: dict[str, Any], items: Sequence[OutputItem]) -> str:
     source = run["data_source"]
     if not source.get("input_messages"):
-        fail("the run asked no model, so there is no prompt to write.")
+        fail("the run sent no prompts to a model, so it cannot be written as promptfoo's configuration.")
     criteria = api.find_eval(run["eval_id"])["testing_criteria"]
     rows = [item["datasource_item"] for item in items]
     evaluation = EvalFile(run["name"], rows, criteria, source["input_messages"], source.get("sampling_params") or {})
     models = [target["name"] for target in run["mens"]["models"]]
     document, unused = write_promptfoo(evaluation, models, connect().url)
     for line in unused:
-        note(f"not in it: {line}")
+        note(f"not included: {line}")
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)

@@ -34,54 +34,59 @@ ENDED = ("completed", "failed", "canceled")
 POLL_SECONDS = 0.5
 DEFAULT_MAX_TOKENS = 512
 errors = Console(stderr=True)
-RunId = Annotated[str, typer.Argument(help="Id of a run, as `mens eval list` shows it.")]
-Shown = Annotated[int, typer.Option("--worst", min=0, help="How many of the worst items are shown.")]
-Margin = Annotated[float, typer.Option(min=0.001, max=1, help="What the new model's mean may lose.")]
+RunId = Annotated[str, typer.Argument(help="Id of a run, from `mens eval list`.")]
+Shown = Annotated[int, typer.Option("--worst", min=0, help="Number of the worst items to show.")]
+Margin = Annotated[
+    float, typer.Option(min=0.001, max=1, help="Largest loss of the mean score that still counts as not worse.")
+]
 
 
 def run(
     file: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="JSONL with `messages` and `expected`; or an eval file.")
+        Path, typer.Argument(exists=True, dir_okay=False, help="JSONL with `messages` and `expected`, or an eval file.")
     ],
     model: Annotated[
         str,
-        typer.Option(
-            callback=note_base, help="The model that is evaluated: a base, an adapter or its beginning, or an alias."
-        ),
+        typer.Option(callback=note_base, help="Model to evaluate: a base, an adapter or its beginning, or an alias."),
     ],
-    against: Annotated[str | None, typer.Option(help="A second one, asked the same: is MODEL worse than this?")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Second model, on the same items: is MODEL worse than it?")
+    ] = None,
     check: Annotated[
-        list[str] | None, typer.Option(help="What judges, by a name from above; several may be given.")
+        list[str] | None, typer.Option(help="Check to judge answers with, from the list above; may be repeated.")
     ] = None,
     grader: Annotated[
         list[Path] | None,
-        existing_file("JSON file with a grader of OpenAI's, or a list."),
+        existing_file("JSON file with one grader in OpenAI's form, or a list of them."),
     ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Default: 0, or the eval file's.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="Sampling temperature. Default: the eval file's, else 0.")
+    ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help=f"Of an answer. Default: {DEFAULT_MAX_TOKENS}, or the eval file's.")
+        int | None,
+        typer.Option(min=1, help=f"Most tokens of an answer. Default: the eval file's, else {DEFAULT_MAX_TOKENS}."),
     ] = None,
     samples: Annotated[
-        int, typer.Option(min=1, max=64, help="Answers to each item; more than one needs a temperature.")
+        int, typer.Option(min=1, max=64, help="Answers per item; more than one needs --temperature.")
     ] = 1,
     noise_floor: Annotated[
         bool,
         typer.Option(
-            "--noise-floor", help="With --against: ask that one twice, to see how far it differs from itself."
+            "--noise-floor", help="With --against: run that model twice, to measure how far it differs from itself."
         ),
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many items.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only this many items, from the first.")] = None,
     margin: Margin = 0.03,
     worst: Shown = SHOWN_ITEMS,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Begin without asking.")] = False,
-    watch: Annotated[bool, typer.Option(help="Wait for the end. --no-watch prints the run's id.")] = True,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Start without confirmation.")] = False,
+    watch: Annotated[bool, typer.Option(help="Wait until the run ends. --no-watch prints its id.")] = True,
     as_json: Json = False,
 ) -> None:
     """Evaluate a model on rows, and compare it with another one, item by item.
 
-    A row is a line of JSON: `{"messages": [{"role": "user", "content": "2 + 2?"}], "expected": "4"}`. Training rows do as they are:
-    their last answer is what is expected. Say what judges with --check (exact where nothing is said and rows have `expected`), with
-    --grader, or in an eval file (YAML: testing_criteria, items or data, input_messages, sampling_params).
+    A row is a line of JSON: `{"messages": [{"role": "user", "content": "2 + 2?"}], "expected": "4"}`. Training rows need no
+    change: their last answer is the expected one. Choose graders with --check (default: exact, if rows have `expected`), with --grader,
+    or in an eval file (YAML: testing_criteria, items or data, input_messages, sampling_params).
 
     Checks:
 
@@ -89,17 +94,17 @@ def run(
 
       regex=PATTERN                the expression is found in the answer
 
-      json, json_schema=FILE       the answer is JSON, that the schema describes
+      json, json_schema=FILE       the answer is valid JSON; it matches the schema
 
-      rouge_l=0.5, bleu=0.3, …     answer and `expected` are that alike; also fuzzy_match, gleu, meteor, rouge_1 to rouge_5
+      rouge_l=0.5, bleu=0.3, …     the similarity to `expected` is at least this; also fuzzy_match, gleu, meteor, rouge_1 to rouge_5
 
-      compiles=python, anti_stub=python   the answer's code compiles; and is no stub
+      compiles=python, anti_stub=python   the answer's code compiles; it is not a stub
 
       judge=MODEL                  a served model compares answer and `expected`
 
-    Says how many requests it sends, and asks before it begins. The run goes on when this command is interrupted.
+    Prints the number of requests and asks for confirmation first. Interrupting the command does not stop the run.
 
-    The exit code is 1 when the run failed, or, with --against, unless MODEL is shown to be not worse.
+    The exit code is 1 if the run fails or, with --against, unless MODEL is shown to be not worse.
 
     Examples:
 
@@ -112,9 +117,9 @@ def run(
     except MensError as error:
         fail_with(error)
     if samples > 1 and not evaluation.sampling.get("temperature"):
-        fail("at temperature 0 all answers to an item are the same; give --temperature with --samples.")
+        fail("at temperature 0 all answers to an item are the same; use --temperature with --samples.")
     if noise_floor and not against:
-        fail("--noise-floor asks the model of --against twice; give that too.")
+        fail("--noise-floor needs --against: it runs that model twice.")
     model, against = resolve_adapter_id(model), against and resolve_adapter_id(against)
     for name in filter(None, (model, against)):
         base_of(name)
@@ -122,7 +127,7 @@ def run(
     note(_cost(request))
     if not yes:
         if wants_json() or not sys.stdin.isatty():
-            fail("give --yes to begin without being asked.")
+            fail("use --yes to start without confirmation.")
         typer.confirm("Begin?", abort=True, err=True)
     begun = api.create(request)
     note(f"run {begun['id']}")
@@ -132,7 +137,7 @@ def run(
     try:
         ended = _follow(begun, request)
     except KeyboardInterrupt:
-        note(f"the run goes on: `mens eval show {begun['id']}`, `mens eval cancel {begun['id']}`")
+        note(f"the run continues: `mens eval show {begun['id']}`, `mens eval cancel {begun['id']}`")
         raise typer.Exit(130) from None
     _print(ended, margin, worst, as_json=as_json)
 
@@ -142,12 +147,12 @@ def show(
     worst: Shown = SHOWN_ITEMS,
     as_json: Json = False,
 ) -> None:
-    """Show a run: what passed, what failed and by how much, what so many items can show, and the worst items."""
+    """Show a run: what passed, what failed and by how much, the smallest difference that its items can detect, and the worst items."""
     _print(api.find_run(run_id), None, worst, as_json=as_json)
 
 
 def list_runs(
-    limit: Annotated[int, typer.Option(min=1, help="At most so many evals.")] = 20, as_json: Json = False
+    limit: Annotated[int, typer.Option(min=1, help="Number of evals to show.")] = 20, as_json: Json = False
 ) -> None:
     """Show the newest evals with their runs."""
     found = [
@@ -215,7 +220,7 @@ def _with_options(
     if not criteria:
         lacking = [number for number, item in enumerate(items, 1) if not isinstance(item.get("expected"), str)]
         if lacking:
-            fail(f"say what judges with --check or --grader: row {lacking[0]} has no `expected` to compare with.")
+            fail(f"choose a grader with --check or --grader: row {lacking[0]} has no `expected` to compare with.")
         criteria = [to_criterion("exact")]
     defaults: dict[str, Any] = {"temperature": 0.0, "max_completion_tokens": DEFAULT_MAX_TOKENS}
     given = {"temperature": temperature, "max_completion_tokens": max_tokens}
@@ -265,7 +270,7 @@ def _print(run: dict[str, Any], margin: float | None, worst: int, *, as_json: bo
         error = run["error"] or {}
         fail(f"{run['id']} failed: {error.get('code')}: {error.get('message')}", error or None)
     is_whole = _is_whole(run)
-    note(f"eval {run['eval_id']}, rows {run['mens']['items_file']}: a policy's run names both")
+    note(f"eval {run['eval_id']}, rows {run['mens']['items_file']}: set both in a policy's run")
     items = list(api.output_items(run))
     pairs = pairs_within(items)
     second = api.second_model(run)
@@ -284,7 +289,7 @@ def _is_whole(run: dict[str, Any]) -> bool:
     """Return whether a run has all its items; print a note if it has not."""
     if run["status"] == "completed":
         return True
-    note(f"{run['id']} is {run['status']}: the items that it has, which show nothing of the rest")
+    note(f"{run['id']} is {run['status']}: only the items judged so far are shown")
     return False
 
 

@@ -27,10 +27,10 @@ from shared.settings import Settings, read_settings
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Scorecards: tasks that models answer with code. What does not compile goes back with the errors, a few times; counted is "
-    "what compiles, what does the task, and how much repair it took.\n\n"
-    "Write a spec (examples/scorecard/python.json is one), then `run` it, `verify` what came out, and let `decide` say where to "
-    "invest, or `promote` whether a candidate may take an incumbent's place.",
+    help="Scorecards: tasks that models answer with code. Code that does not compile is returned with the errors, a few times. A "
+    "scorecard counts answers that compile, answers that solve the task, and repairs.\n\n"
+    "Write a spec (examples/scorecard/python.json is one), then `run` it and `verify` the result. `decide` says where to invest, and "
+    "`promote` whether a candidate may replace an incumbent.",
 )
 SpecFile = Annotated[
     Path, typer.Argument(help="The spec, a JSON file; `mens scorecard schema spec` prints its schema.")
@@ -42,14 +42,15 @@ Folders = Annotated[list[Path], typer.Argument(help="Folders of finished scoreca
 def run(
     spec_file: SpecFile,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for events, answers and summary; beside the spec when left out.")
+        Path | None,
+        typer.Option(help="Folder for events, answers and summary. Default: NAME.scorecard in the spec's folder."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a scorecard: every task under every condition, in turn.
 
-    A run that was broken off goes on where it was with the same command. Conditions of the mode `http_generate` are sampled at
-    their `server_url`, with your key when that is the installation that you talk to; `fixture_file` reads recorded answers.
+    The same command continues an interrupted run. Conditions of the mode `http_generate` are sampled at their `server_url`, with your
+    key if that is your installation; `fixture_file` reads recorded answers.
     """
     try:
         spec = read_spec(spec_file)
@@ -73,10 +74,10 @@ def run(
 
 @app.command("decide")
 def decide(summaries: Folders, as_json: Json = False) -> None:
-    """Where to invest, by one or more summaries: to go on with adapters, or in a model of one's own.
+    """Decide where to invest, from one or more summaries: in further adapters, or in a model of your own.
 
-    The latter when two or more adapters (`backend` qlora) lie within .05 of each other in task success, and the best condition
-    misses one of: strictness .95, compile@1 .9, semantic success .85, anti-stub .92. It promotes nothing: see `promote`.
+    It is your own model if two or more adapters (`backend` qlora) lie within .05 of each other in task success, and the best condition
+    misses one of: strictness .95, compile@1 .9, semantic success .85, anti-stub .92. Nothing is promoted: see `promote`.
     """
     try:
         decision = decide_by([read_summary(_summary_of(path)) for path in summaries])
@@ -90,8 +91,9 @@ def decide(summaries: Folders, as_json: Json = False) -> None:
 
 @app.command("verify")
 def verify(folders: Folders) -> None:
-    """Whether scorecards are whole and true: files fit their schemas, sums are those of the events, and every stored answer is
-    checked again and gives what its event says. Exit code 1 when not.
+    """Verify scorecards: files match their schemas, totals match the events, and each stored answer is checked again.
+
+    Exit code 1 if one of them differs.
     """
     faults = 0
     try:
@@ -106,23 +108,23 @@ def verify(folders: Folders) -> None:
         fail_with(error)
     if faults:
         fail(f"{faults} {'fault' if faults == 1 else 'faults'}")
-    typer.echo("whole and true: " + ", ".join(str(path) for path in folders))
+    typer.echo("verified: " + ", ".join(str(path) for path in folders))
 
 
 @app.command("promote")
 def promote(
     folders: Folders,
-    candidate: Annotated[str, typer.Option(help="Id of the condition that is to take the place.")],
-    incumbent: Annotated[str, typer.Option(help="Id of the condition that has it.")],
+    candidate: Annotated[str, typer.Option(help="Id of the condition that would replace the incumbent.")],
+    incumbent: Annotated[str, typer.Option(help="Id of the condition that would be replaced.")],
     alias: Annotated[
-        str | None, typer.Option(help="The alias that it is about; one cycle's incumbent must be what it points to.")
+        str | None, typer.Option(help="The alias that would move; it must point to the incumbent of one cycle.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Whether a candidate may take an incumbent's place, by two or more cycles. Moves nothing; exit code 1 when it may not.
+    """Decide whether a candidate may replace an incumbent, from two or more cycles. Moves nothing; exit code 1 if it may not.
 
-    A cycle is a scorecard with both conditions, sampled. Two cycles are distinct when their tasks or the models' training seeds
-    differ. In each the candidate gains more than .05 in task success, with an interval above 0, and loses in no other KPI.
+    A cycle is a scorecard with both conditions, sampled. Two cycles are distinct if their tasks or the models' training seeds
+    differ. In each, the candidate must gain more than .05 in task success, with an interval above 0, and lose in no other KPI.
     """
     try:
         cycles = [_cycle(path.parent if path.name == SUMMARY else path, candidate, incumbent) for path in folders]
@@ -145,7 +147,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a scorecard's files."""
     if name not in SCHEMAS:
-        fail(f"there is no schema {name!r}; there are {', '.join(SCHEMAS)}")
+        fail(f"unknown schema {name!r}; choose one of {', '.join(SCHEMAS)}")
     typer.echo(json.dumps(SCHEMAS[name].model_json_schema(by_alias=True), indent=2))
 
 

@@ -31,17 +31,17 @@ from shared.statistics.paired import Comparison, compare
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Suites: benchmarks of lm-evaluation-harness, and tasks of your own in its format, against models that are served.\n\n"
-    "The harness is another program. `install` puts it into an environment of its own; `run` starts it here, with your key, "
-    "as a client of the installation.",
+    help="Suites: benchmarks of lm-evaluation-harness, and your own tasks in its format, against served models.\n\n"
+    "The harness is a separate program. `install` puts it into its own environment; `run` starts it on this machine, as a "
+    "client of the installation with your key.",
 )
 errors = Console(stderr=True)
-LockFile = Annotated[Path, typer.Option("--lock", help="The lock file that says what is installed.")]
+LockFile = Annotated[Path, typer.Option("--lock", help="Lock file with the packages to install.")]
 
 
 @app.command("install")
 def install_harness(lock: LockFile = LOCK) -> None:
-    """Install lm-evaluation-harness as the lock file pins it: once, about 200 MB, into `suites/` of MENS_HOME."""
+    """Install lm-evaluation-harness at the versions of the lock file, once, into `suites/` of MENS_HOME: about 200 MB."""
     try:
         folder = environment_folder(read_settings(Settings).home, lock)
         note(f"installing lm-evaluation-harness into {folder}")
@@ -56,15 +56,13 @@ def run(
     tasks: Annotated[
         list[str], typer.Argument(help="Names of tasks or groups, e.g. capitals, or arc_easy with --online.")
     ],
-    model: Annotated[
-        str, typer.Option(callback=note_base, help="The model that is evaluated: a base, an adapter or an alias.")
-    ],
+    model: Annotated[str, typer.Option(callback=note_base, help="Model to evaluate: a base, an adapter or an alias.")],
     against: Annotated[
-        str | None, typer.Option(help="Another one, on the same items: is MODEL worse than this?")
+        str | None, typer.Option(help="Second model, on the same items: is MODEL worse than it?")
     ] = None,
     tasks_folder: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, help="Folder with YAML tasks of your own and their data."),
+        typer.Option(exists=True, file_okay=False, help="Folder with your own YAML tasks and their data."),
     ] = None,
     tokenizer: Annotated[
         Path | None,
@@ -72,28 +70,35 @@ def run(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(file_okay=False, help="Keep everything here: items, answers, pairs, logs; new or empty."),
+        typer.Option(file_okay=False, help="New or empty folder that keeps items, answers, pairs and logs."),
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put prompts through the base's chat template.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the base's chat template to prompts.")] = False,
     shots: Annotated[
         int | None, typer.Option(min=0, help="Examples before each question. Default: the task's.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many items of each task.")] = None,
-    margin: Annotated[float, typer.Option(min=0.001, max=1, help="What MODEL's mean may lose.")] = 0.03,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only this many items of each task.")] = None,
+    margin: Annotated[
+        float, typer.Option(min=0.001, max=1, help="Largest loss of MODEL's mean score that still counts as not worse.")
+    ] = 0.03,
     max_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of prompt and answer. Default: what the base's config.json says.")
+        int | None,
+        typer.Option(
+            min=2, help="Tokens of prompt and answer together. Default: the context in the base's config.json."
+        ),
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests at a time.")] = 8,
-    online: Annotated[bool, typer.Option("--online", help="Let tasks be fetched from Hugging Face's hub.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Concurrent requests.")] = 8,
+    online: Annotated[
+        bool, typer.Option("--online", help="Allow tasks to be downloaded from Hugging Face's hub.")
+    ] = False,
     lock: LockFile = LOCK,
     as_json_: Json = False,
 ) -> None:
     """Run benchmark tasks; with --against, compare two models item by item.
 
-    A task of your own is a YAML file in lm-evaluation-harness' format with `dataset_path: json` and data files beside it. Nothing is
-    fetched without --online. A task may name Python code (`!function`), which runs here, as you: read it first.
+    A task of your own is a YAML file in lm-evaluation-harness' format with `dataset_path: json` and its data files in the same
+    folder. Nothing is fetched without --online. A task may name Python code (`!function`), which runs here, as you: read it first.
 
-    The exit code is 1 when MODEL is worse, or too few items were there to tell.
+    The exit code is 1 if MODEL is worse, or if there are too few items to tell.
     """
     if os.environ.get("MENS_TENANT"):
         fail("suites act for their key's own tenant: unset MENS_TENANT, or use a key of that tenant.")
@@ -138,12 +143,14 @@ def _base_folder(settings: Settings, bases: set[str]) -> Path:
 
     if len(bases) > 1:
         fail(
-            f"the models have different bases ({', '.join(sorted(bases))}), and so different tokens; give --tokenizer."
+            f"the models have different bases ({', '.join(sorted(bases))}), so their tokens may differ; give --tokenizer."
         )
     catalog = load_catalog(settings.catalog_path)
     (base,) = bases
     if base not in {entry.name for entry in catalog.bases}:
-        fail(f"this machine's catalogue has no {base}: give its folder, or one with its tokenizer, with --tokenizer.")
+        fail(
+            f"the base {base} is not in this machine's catalogue: give its folder, or a folder with its tokenizer, with --tokenizer."
+        )
     return locate(catalog.get(base), settings.catalog_path)
 
 

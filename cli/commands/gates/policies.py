@@ -22,19 +22,19 @@ from shared.gates.policy_file import policy_digest, read_policy
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Policies: files of gates that an adapter has to pass before an alias may point to it (docs/evaluation.md).\n\n"
+    help="Policies: files of gates that an adapter must pass before an alias may point to it (docs/evaluation.md).\n\n"
     "Write a file, `mens policies check FILE`, `mens policies put NAME FILE`, then `mens policies assign alias:NAME POLICY`. From then on "
     "the alias moves with a receipt alone: `mens receipts create ADAPTER --alias NAME` makes one.",
 )
 
-File = Annotated[Path, typer.Argument(help="The policy file: YAML.", exists=True, dir_okay=False, readable=True)]
+File = Annotated[Path, typer.Argument(help="Policy file (YAML).", exists=True, dir_okay=False, readable=True)]
 Scope = Annotated[str, typer.Argument(help="`alias:NAME`, `tenant` or `server`.")]
 PolicyName = Annotated[str, typer.Argument(help="Name of a policy, or its digest.")]
 
 
 @app.command("check")
 def check(file: File) -> None:
-    """Read a policy file and show what it asks, defaults filled in; nothing is stored, no installation is needed."""
+    """Read a policy file and show its requirements with their defaults. Stores nothing and needs no installation."""
     policy = _read(file)
     typer.echo(f"{file} is a policy, digest {policy_digest(policy)[:12]}")
     _print_gates(policy)
@@ -45,9 +45,10 @@ def check(file: File) -> None:
 
 @app.command("put")
 def put(
-    name: Annotated[str, typer.Argument(help="The name to store it under: letters, digits, `.`, `_`, `-`.")], file: File
+    name: Annotated[str, typer.Argument(help="Name to store the policy under: letters, digits, `.`, `_`, `-`.")],
+    file: File,
 ) -> None:
-    """Store a policy file under a name. What an older file of the name governs goes on under that one, and is listed."""
+    """Store a policy file under a name. Aliases and tenants that an older file of the name governs keep it, and are listed."""
     _read(file)
     stored = call("POST", "/v1/policies", json={"name": name, "source": file.read_text(encoding="utf-8")})
     older = [
@@ -56,17 +57,17 @@ def put(
         if (each["policy"]["tenant"], each["policy"]["name"]) == (stored["tenant"], name)
         and each["policy"]["digest"] != stored["digest"]
     ]
-    lets_govern = "" if older else f"; `mens policies assign alias:NAME {name}` lets it govern"
+    lets_govern = "" if older else f"; assign it: `mens policies assign alias:NAME {name}`"
     typer.echo(f"{name} is stored, digest {stored['digest'][:12]}{lets_govern}")
     _print_notes(stored.get("notes", []))
     for each in older:
-        stays = f"{each['scope']} stays under the older {name} ({each['policy']['digest'][:12]})"
-        typer.echo(f"{stays}; `mens policies assign {each['scope']} {name}` lets this one govern")
+        stays = f"{each['scope']} is still governed by the older {name} ({each['policy']['digest'][:12]})"
+        typer.echo(f"{stays}; assign this one: `mens policies assign {each['scope']} {name}`")
 
 
 @app.command("list")
 def list_policies(as_json: Json = False) -> None:
-    """Show all policies, and what each governs."""
+    """Show all policies, with the aliases and tenants that each governs."""
     found, assignments = find_all("/v1/policies"), find_all("/v1/policy_assignments")
     if as_json:
         typer.echo(json.dumps({"policies": found, "assignments": assignments}, indent=2))
@@ -89,9 +90,9 @@ def list_policies(as_json: Json = False) -> None:
 
 @app.command("show")
 def show(
-    name: PolicyName, source: Annotated[bool, typer.Option("--source", help="The file as it was sent.")] = False
+    name: PolicyName, source: Annotated[bool, typer.Option("--source", help="Print the file as it was stored.")] = False
 ) -> None:
-    """Show what a policy asks, gate by gate."""
+    """Show the requirements of a policy, gate by gate."""
     stored = call("GET", f"/v1/policies/{quote(name, safe='')}")
     if source:
         typer.echo(stored["source"], nl=False)
@@ -104,7 +105,7 @@ def show(
 
 @app.command("assign")
 def assign(scope: Scope, policy: PolicyName, reason: Reason = "") -> None:
-    """Let a policy govern an alias, the tenant or the server. To change what governs already takes an admin's key."""
+    """Assign a policy to an alias, the tenant or the server. Replacing an assigned policy takes an admin's key."""
     made = call("PUT", f"/v1/policy_assignments/{quote(scope, safe=':')}", json={"policy": policy, "reason": reason})
     typer.echo(f"{made['policy']['name']} ({made['policy']['digest'][:12]}) governs {scope} from now on")
     _print_notes(made.get("notes", []))
@@ -112,14 +113,14 @@ def assign(scope: Scope, policy: PolicyName, reason: Reason = "") -> None:
 
 @app.command("unassign")
 def unassign(scope: Scope, reason: Reason = "") -> None:
-    """Let no policy govern an alias, the tenant or the server any longer. Takes an admin's key, and stays in the history."""
+    """Remove the policy of an alias, the tenant or the server. Takes an admin's key, and is recorded in the history."""
     call("DELETE", f"/v1/policy_assignments/{quote(scope, safe=':')}", params={"reason": reason})
-    typer.echo(f"no policy is assigned to {scope} any longer")
+    typer.echo(f"no policy governs {scope} any longer")
 
 
 @app.command("history")
-def history(scope: Scope, limit: Annotated[int, typer.Option(help="At most this many changes.")] = 100) -> None:
-    """Show who changed what governs, when and why; newest first."""
+def history(scope: Scope, limit: Annotated[int, typer.Option(help="Number of changes to show.")] = 100) -> None:
+    """Show changes of assigned policies, with author, time and reason; newest first."""
     rows = [
         (str(move["version"]), format_minute(move["moved_at"]), move["actor"], _describe(move["to"]), move["reason"])
         for move in find_all(f"/v1/policy_assignments/{quote(scope, safe=':')}/history", limit=limit)
@@ -138,7 +139,7 @@ def _read(file: Path) -> GatePolicy:
     except InvalidRequest as error:
         fail_with(InvalidRequest(Code.POLICY_INVALID, f"{file}: {error.message}", param=error.param))
     except UnicodeDecodeError:
-        fail_with(InvalidRequest(Code.POLICY_INVALID, f"{file} is no text in UTF-8."))
+        fail_with(InvalidRequest(Code.POLICY_INVALID, f"{file} is not UTF-8 text."))
 
 
 def _print_gates(policy: GatePolicy) -> None:

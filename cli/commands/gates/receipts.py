@@ -20,7 +20,7 @@ from shared.gate_outcome import GateStatus, overall_outcome
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Receipts: create, list, show. A receipt says gate by gate whether an adapter passed a policy, beside the adapter that it would replace.",
+    help="Receipts: create, list, show. A receipt records, gate by gate, whether an adapter passed a policy, compared with the adapter it would replace.",
 )
 
 POLL_SECONDS = 1.0
@@ -31,9 +31,9 @@ FINAL = ("succeeded", "failed", "cancelled")
 def list_receipts(
     adapter: Annotated[
         str | None,
-        typer.Option(autocompletion=complete_adapter, help="Of this adapter alone: its id or the beginning."),
+        typer.Option(autocompletion=complete_adapter, help="Only receipts of this adapter: its id or the beginning."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100, help="At most this many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Number of receipts to show.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Show receipts, newest first."""
@@ -66,13 +66,13 @@ def create(
         str,
         typer.Option(
             autocompletion=complete_alias,
-            help="The alias that it would answer for; it is compared with what answers now.",
+            help="Alias that the adapter would serve; it is compared with the alias's current adapter.",
         ),
     ],
-    policy: Annotated[str | None, typer.Option(help="Another policy than the alias's own, to try it.")] = None,
-    wait: Annotated[bool, typer.Option(help="Wait for the outcome.")] = True,
+    policy: Annotated[str | None, typer.Option(help="Try another policy instead of the alias's own.")] = None,
+    wait: Annotated[bool, typer.Option(help="Wait until the evaluation ends.")] = True,
 ) -> None:
-    """Evaluate an adapter by the policy of an alias, and show what passed, what failed and by how much."""
+    """Evaluate an adapter under the policy of an alias, and show which gates passed or failed and by how much."""
     body = {"adapter": resolve_adapter_id(adapter), "alias": alias} | ({"policy": policy} if policy else {})
     job = call("POST", "/v1/receipts", json=body)
     typer.echo(f"{job['id']} evaluates {body['adapter']} for {alias}", err=True)
@@ -96,7 +96,7 @@ def show(
     receipt: Annotated[str, typer.Argument(help="Id of the receipt, or a part that no other has.")],
     as_json: Json = False,
 ) -> None:
-    """Show what passed, what failed and by how much, and what to do next."""
+    """Show which gates passed or failed, by how much, and the next step."""
     found = call("GET", f"/v1/receipts/{quote(RECEIPTS.resolve(receipt), safe='')}")
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -137,13 +137,13 @@ def describe_outcome(found: dict[str, Any]) -> str:
     lacking = ", ".join(row["name"] for row in receipt["gates"] if not row["passed"] and row["block"])
     outcome = _outcome(found) + (f" ({lacking})" if lacking else "")
     against = receipt["compared_with"] or "nothing"
-    return f"{found['id']}: {outcome}; policy {_policy(receipt)}, beside {against}, until {found['valid_until'][:10]}"
+    return f"{found['id']}: {outcome}; policy {_policy(receipt)}, compared with {against}, until {found['valid_until'][:10]}"
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
     """Print the gates as a table: the measured value, the required one, and the number of items."""
     print_table(
-        ("gate", "outcome", "effect", "found", "asked", "items", "interval", "what was seen"),
+        ("gate", "outcome", "effect", "found", "asked", "items", "interval", "measured"),
         [
             (
                 row["name"],
@@ -171,7 +171,7 @@ def next_step(found: dict[str, Any]) -> str:
         return f"next: give the policy's run at least {counted(needed, 'item')}, and evaluate {adapter} again"
     if missing:
         return f"next: give {', '.join(row['name'] for row in missing)} the evidence that is missing, and evaluate {adapter} again"
-    return "next: train a better one; an admin may go on all the same: mens aliases set NAME ADAPTER --override --reason WHY"
+    return "next: train a better one; an admin may override: mens aliases set NAME ADAPTER --override --reason WHY"
 
 
 def _outcome(found: dict[str, Any]) -> str:

@@ -32,8 +32,8 @@ LONGEST_OVERLAP = 90 * UNIT_SECONDS["d"]
 app = typer.Typer(
     no_args_is_help=True,
     help="API keys: create, list, limit, change, rotate, revoke.\n\n"
-    "With MENS_API_URL set, they are those of that API, and MENS_API_KEY has to be an admin's. Without it, they are those in "
-    "the database of the installation on this machine (MENS_HOME), and no key is needed: that is how the first one is made.",
+    "With MENS_API_URL set, the commands manage that API's keys, and MENS_API_KEY must be an admin's. Without it, they manage "
+    "the keys of the installation on this machine (MENS_HOME) and need no key; create the first key this way.",
 )
 
 
@@ -47,7 +47,7 @@ def check_tenant(name: str | None) -> str | None:
 def check_role(name: str) -> str:
     """Callback of a role option: refuse an unknown role and list the roles."""
     if name not in list(Role):
-        raise typer.BadParameter(f"{name!r} is no role; it is one of {', '.join(Role)}.")
+        raise typer.BadParameter(f"{name!r} is not a role; choose one of {', '.join(Role)}.")
     return name
 
 
@@ -61,10 +61,10 @@ Tenant = Annotated[
     typer.Option(
         envvar="MENS_TENANT",
         callback=check_tenant,
-        help="Only this tenant's; left out: over the API those of MENS_API_KEY's tenant, else keys of every tenant.",
+        help="Only keys of this tenant. Default: MENS_API_KEY's tenant over the API, else all tenants.",
     ),
 ]
-KeyName = Annotated[str, typer.Argument(metavar="KEY", help="Its id, or its name as long as it is not revoked.")]
+KeyName = Annotated[str, typer.Argument(metavar="KEY", help="Id of the key, or its name while it is not revoked.")]
 
 
 @app.command("create")
@@ -84,24 +84,22 @@ def create(
         typer.Option(
             metavar="|".join(Role),
             callback=check_role,
-            help="What it may do; an admin of `shared` is an operator, who may act in every tenant.",
+            help="Rights of the key; an admin of `shared` is an operator, who may act in every tenant.",
         ),
     ] = str(Role.ADMIN),
     rpm: Annotated[
-        str | None, typer.Option(metavar="N|none", help="Requests to models a minute; unlimited when left out.")
+        str | None, typer.Option(metavar="N|none", help="Model requests per minute. Default: unlimited.")
     ] = None,
     concurrent: Annotated[
-        str | None, typer.Option(metavar="N|none", help="Requests to models at once; unlimited when left out.")
+        str | None, typer.Option(metavar="N|none", help="Concurrent model requests. Default: unlimited.")
     ] = None,
     tpm: Annotated[
         str | None,
-        typer.Option(metavar="N|none", help="Tokens of prompts and answers a minute; unlimited when left out."),
+        typer.Option(metavar="N|none", help="Tokens of prompts and answers per minute. Default: unlimited."),
     ] = None,
-    expires: Annotated[
-        str | None, typer.Option(metavar="WHEN", help=f"{WHEN_HELP} It never expires when left out.")
-    ] = None,
+    expires: Annotated[str | None, typer.Option(metavar="WHEN", help=f"{WHEN_HELP} Default: never.")] = None,
 ) -> None:
-    """Make a key. Its secret is printed once and stored only as a hash.
+    """Create a key. Its secret is printed once and stored only as a hash.
 
     An admin of `shared` is an operator, who may do everything in every tenant.
     """
@@ -109,7 +107,7 @@ def create(
     limits["tokens_per_minute"] = _limit("--tpm", tpm, MOST_TOKENS)
     key = key_store(tenant).create(name, Role(role), limits, _expiry(expires))
     rights = describe_rights(Role(key["role"]), key["tenant"])
-    typer.echo(f"{key['id']} for {key['name']}, {rights}; the secret is shown this once:", err=True)
+    typer.echo(f"{key['id']} for {key['name']}, {rights}; the secret is shown only once:", err=True)
     typer.echo(key["secret"])
 
 
@@ -144,19 +142,19 @@ def list_keys(tenant: Tenant = None, as_json: Json = False) -> None:
 def limit(
     name: KeyName,
     rpm: Annotated[
-        str | None, typer.Option(metavar="N|none", help="Requests to models a minute; left out: unchanged.")
+        str | None, typer.Option(metavar="N|none", help="Model requests per minute. Default: unchanged.")
     ] = None,
     concurrent: Annotated[
-        str | None, typer.Option(metavar="N|none", help="Requests to models at once; left out: unchanged.")
+        str | None, typer.Option(metavar="N|none", help="Concurrent model requests. Default: unchanged.")
     ] = None,
     tpm: Annotated[
-        str | None, typer.Option(metavar="N|none", help="Tokens of prompts and answers a minute; left out: unchanged.")
+        str | None, typer.Option(metavar="N|none", help="Tokens of prompts and answers per minute. Default: unchanged.")
     ] = None,
     tenant: Tenant = None,
 ) -> None:
     """Change the limits of a key, from its next request on.
 
-    What is left out stays as it is, and `none` lifts a limit: `mens keys limit bot --rpm 120 --concurrent none`.
+    Omitted options stay unchanged, and `none` removes a limit: `mens keys limit bot --rpm 120 --concurrent none`.
     """
     given = {
         "requests_per_minute": ("--rpm", rpm, LARGEST_LIMIT),
@@ -165,26 +163,26 @@ def limit(
     }
     limits = {field: _limit(option, text, most) for field, (option, text, most) in given.items() if text is not None}
     if not limits:
-        raise typer.BadParameter("Give --rpm N, --concurrent N, --tpm N, or several; `none` is no limit.")
+        raise typer.BadParameter("Give one or more of --rpm N, --concurrent N and --tpm N; `none` removes a limit.")
     keys = key_store(tenant)
     key = keys.change(find_id(keys, name), limits)
     per_minute, at_once = key["requests_per_minute"] or "any number of", key["concurrent_requests"] or "any number"
-    tokens = f", {key['tokens_per_minute']} tokens a minute" if key.get("tokens_per_minute") else ""
-    typer.echo(f"{_describe(key)}: {per_minute} requests to models a minute, {at_once} at once{tokens}")
+    tokens = f", {key['tokens_per_minute']} tokens per minute" if key.get("tokens_per_minute") else ""
+    typer.echo(f"{_describe(key)}: {per_minute} model requests per minute, {at_once} at once{tokens}")
 
 
 @app.command("change")
 def change(
     name: KeyName,
     new_name: Annotated[
-        str | None, typer.Option("--name", help="Who or what uses the key; left out: unchanged.")
+        str | None, typer.Option("--name", help="Who or what uses the key. Default: unchanged.")
     ] = None,
     role: Annotated[
         str | None,
-        typer.Option(metavar="|".join(Role), callback=_check_new_role, help="What it may do; left out: unchanged."),
+        typer.Option(metavar="|".join(Role), callback=_check_new_role, help="Rights of the key. Default: unchanged."),
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(metavar="WHEN|none", help=f"{WHEN_HELP} `none`: never. Left out: unchanged.")
+        str | None, typer.Option(metavar="WHEN|none", help=f"{WHEN_HELP} `none`: never. Default: unchanged.")
     ] = None,
     tenant: Tenant = None,
 ) -> None:
@@ -197,7 +195,7 @@ def change(
     if expires is not None:
         given["expires_at"] = _expiry(expires)
     if not given:
-        raise typer.BadParameter("Give --name NAME, --role ROLE, --expires WHEN, or several.")
+        raise typer.BadParameter("Give one or more of --name NAME, --role ROLE and --expires WHEN.")
     keys = key_store(tenant)
     key = keys.change(find_id(keys, name), given)
     ends = f"expires at {format_minute(key['expires_at'])} UTC" if key["expires_at"] else "never expires"
@@ -209,37 +207,35 @@ def rotate(
     name: KeyName,
     overlap: Annotated[
         str,
-        typer.Option(
-            metavar="DURATION", help="For how long the old secret is accepted, too: 30m, 24h, 7d; 0: not at all."
-        ),
+        typer.Option(metavar="DURATION", help="How long the old secret stays valid: 30m, 24h, 7d; 0: not at all."),
     ] = "24h",
     tenant: Tenant = None,
 ) -> None:
-    """Give a key a new secret, while the old one is accepted for a while. The new one is printed once.
+    """Give a key a new secret; the old one stays valid for --overlap. The new secret is printed once.
 
-    The key's id, name, limits and usage stay. A secret that an earlier rotation replaced ends at once.
+    The key's id, name, limits and usage stay. A secret that an earlier rotation replaced becomes invalid immediately.
     """
     seconds = 0 if overlap == "0" else parse_duration(overlap)
     if seconds is None or seconds > LONGEST_OVERLAP:
         raise typer.BadParameter(
-            f"{overlap!r} is no duration of at most 90d, such as 30m, 24h or 7d.", param_hint="--overlap"
+            f"{overlap!r} is not a duration of at most 90d, such as 30m, 24h or 7d.", param_hint="--overlap"
         )
     keys = key_store(tenant)
     key = keys.rotate(find_id(keys, name), seconds)
     until = key["previous_secret_until"]
-    ends = f"is accepted until {format_minute(until)} UTC" if until else "has ended"
-    typer.echo(f"{_describe(key)}: the old secret {ends}; the new one is shown this once:", err=True)
+    ends = f"is valid until {format_minute(until)} UTC" if until else "is no longer valid"
+    typer.echo(f"{_describe(key)}: the old secret {ends}; the new one is shown only once:", err=True)
     typer.echo(key["secret"])
 
 
 @app.command("revoke")
 def revoke(name: KeyName, tenant: Tenant = None) -> None:
-    """Revoke a key; requests that carry it are refused from now on."""
+    """Revoke a key; requests with it are refused from now on."""
     keys = key_store(tenant)
     key = keys.revoke(find_id(keys, name))
     typer.echo(f"{_describe(key)} is revoked")
     if re.fullmatch(rf"{OWN_KEY}(-\d+)?", key["name"]):
-        note("note: this was the installation's own key; restart `mens up` to make a new one")
+        note("note: this was the installation's own key; restart `mens up` to create a new one")
 
 
 def _expiry(text: str | None) -> str | None:
@@ -249,7 +245,7 @@ def _expiry(text: str | None) -> str | None:
     try:
         return parse_time(text, ahead=True)
     except ValueError:
-        message = f"{text!r} is no time: give 12h, 90d, 2027-01-31, 2027-01-31T18:00Z, or {NO_LIMIT}."
+        message = f"{text!r} is not a valid time: give 12h, 90d, 2027-01-31, 2027-01-31T18:00Z, or {NO_LIMIT}."
         raise typer.BadParameter(message, param_hint="--expires") from None
 
 

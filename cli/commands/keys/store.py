@@ -68,17 +68,17 @@ def find_id(keys: KeyStore, given: str, revoked: bool = False) -> str:
         verb = "had" if named == former else "have"
         ids = [str(key["id"]) for key in named]
         message = f"{len(named)} keys {verb} the name {given!r}."
-        error = Conflict(Code.ID_AMBIGUOUS, message, remedy="Give the id of one.", details={"ids": ids})
+        error = Conflict(Code.ID_AMBIGUOUS, message, remedy="Give the id instead of the name.", details={"ids": ids})
         fail("\n".join([str(error), *candidates]), error.as_dict())
     return str(named[0]["id"])
 
 
 def _refuse_absent(given: str, *, is_revoked: bool) -> NoReturn:
     if is_revoked:
-        remedy = "Make another: `mens keys create NAME`; --tenant names another tenant."
-        fail_with(Conflict(Code.KEY_REVOKED, f"The key {given!r} is revoked, for good.", remedy=remedy))
-    remedy = "List them: `mens keys list`; --tenant names another tenant."
-    fail_with(NotFound(Code.KEY_NOT_FOUND, f"There is no key {given!r}.", remedy=remedy))
+        remedy = "Create a new one: `mens keys create NAME`; use --tenant for another tenant's."
+        fail_with(Conflict(Code.KEY_REVOKED, f"The key {given!r} is permanently revoked.", remedy=remedy))
+    remedy = "List them: `mens keys list`; use --tenant for another tenant's."
+    fail_with(NotFound(Code.KEY_NOT_FOUND, f"The key {given!r} does not exist.", remedy=remedy))
 
 
 class RemoteKeys:
@@ -148,7 +148,7 @@ class LocalKeys:
     def all(self) -> list[KeyRecord]:
         found = [key.model_dump(mode="json") for key in self._keys.all(self._tenant)]
         if not found and self._tenant not in (None, SHARED):
-            message = f"There is no tenant {self._tenant!r}."
+            message = f"The tenant {self._tenant!r} does not exist."
             raise NotFound(Code.TENANT_NOT_FOUND, message, remedy="List them: `mens keys list`.", param="tenant")
         return found
 

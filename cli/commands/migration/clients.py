@@ -24,8 +24,8 @@ KeyVariables = Annotated[
         metavar="VARIABLE",
         default_factory=lambda: [DEFAULT_KEY_VARIABLE],
         show_default=DEFAULT_KEY_VARIABLE,
-        help="Environment variable with a project's key; give it again for each further project, since a key sees its own "
-        "project only. A variable that is not set is asked for. The archive names projects by these variables.",
+        help="Environment variable with a project's key; repeat it for each project, because a key sees only its own "
+        "project. You are asked for the value of an unset variable. The archive names projects by these variables.",
     ),
 ]
 

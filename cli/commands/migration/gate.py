@@ -70,7 +70,7 @@ def gate(
         typer.Option(
             "--candidate",
             metavar="[TUNED=]NAME",
-            help="Adapter or alias that is to succeed a tuned model; may be repeated. Left out: what `train` has trained.",
+            help="Adapter or alias to compare with a tuned model; may be repeated. Default: what `train` has trained.",
             default_factory=list,
             show_default=False,
         ),
@@ -80,48 +80,50 @@ def gate(
         typer.Option(
             "--margin",
             metavar="[GATE=]LOSS",
-            help=f"What a mean score may lose, {DEFAULT_MARGIN} if left out; a smaller one needs more prompts. "
+            help=f"Largest loss of a mean score that passes, {DEFAULT_MARGIN} by default; a smaller one needs more prompts. "
             "May be repeated for gates by name or pattern: --margin 'eval:*=0.1'.",
             default_factory=list,
             show_default=False,
         ),
     ],
     min_prompts: Annotated[
-        int, typer.Option(min=0, help="A gate that fewer prompts belong to is shown, and counts for no verdict.")
+        int, typer.Option(min=0, help="Gates with fewer prompts are shown, but do not count for the verdict.")
     ] = 0,
     judge: Annotated[
         list[str],
         typer.Option(
             "--judge",
             metavar="[MODEL=]NAME",
-            help="Model here that judges for your graders which ask MODEL at OpenAI; may be repeated. Left out: MODEL, if it is served here.",
+            help="Model of the installation that judges for graders that use MODEL at OpenAI; may be repeated. Default: MODEL, if it is served here.",
             default_factory=list,
             show_default=False,
         ),
     ],
     max_judge_requests: Annotated[
-        int, typer.Option(min=0, help="Ask judges so often at most, for a tuned model; what is left is unscored.")
+        int, typer.Option(min=0, help="Most requests to judges per tuned model; the remaining answers stay unscored.")
     ] = MAX_JUDGE_REQUESTS,
-    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Requests at once.")] = 4,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent; send nothing.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Concurrent requests.")] = 4,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; send nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the receipts as JSON.")] = False,
 ) -> None:
-    """Compare successors with the tuned models' recorded answers, prompt by prompt, and write a receipt for each.
+    """Compare successors with the tuned models' recorded answers, prompt by prompt, and write a receipt for each model.
 
-    The recorded prompts are sent to the installation (MENS_API_URL, MENS_API_KEY) exactly as they were sent to OpenAI. Judged by
-    your own graders where they agree with OpenAI's stored scores, by the labels of validation rows, by similarity, and by form:
-    JSON, schemas, tool calls. Graders that ask a model ask one of the installation (--judge), never the successor itself; how many
-    requests and tokens that is, is said first. A gate passes when a loss of more than --margin is excluded with 95 % confidence; where the
-    prompts are too few for that, it says how many are needed.
+    The recorded prompts are sent to the installation (MENS_API_URL, MENS_API_KEY) exactly as they were sent to OpenAI. Answers
+    are judged by your own graders if they agree with OpenAI's stored scores, by the labels of validation rows, by similarity, and by
+    form: JSON, schemas, tool calls. Graders that use a model call one of the installation (--judge), never the successor itself; the
+    number of requests and tokens is shown first. A gate passes if a loss of more than --margin is excluded with 95 % confidence; if
+    there are too few prompts to tell, it shows how many are needed.
 
-    Can be interrupted: what has an answer is not sent again. Writes gate/MODEL.json, which `switch` asks for. Exit code 0 when
+    You can interrupt it: answered prompts are not sent again. Writes gate/MODEL.json, which `switch` requires. Exit code 0 if
     every model has passed, else 1.
     """
     margins = _margins(margin, min_prompts)
     known = {name: project for name, project in recorded_models(archive).items() if not model or name in model}
     if not known or set(model) - known.keys():
         names = ", ".join(sorted(set(model) - known.keys())) or "any model"
-        fail(f"{archive} has no recorded answers of {names}. Before OpenAI ends it: `mens migrate openai record`.")
+        fail(
+            f"{archive} has no recorded answers of {names}. Record them before OpenAI switches the model off: `mens migrate openai record`."
+        )
     chosen, failures = _candidates(archive, list(known), candidate)
     receipts: list[Receipt] = []
     chosen_judges = {asked: name for asked, _, name in (text.rpartition("=") for text in judge)}
@@ -181,14 +183,14 @@ def _note_unused(margins: Margins, receipts: list[Receipt]) -> None:
     names = sorted({gate.name for receipt in receipts for gate in receipt.gates})
     for pattern in margins.by_gate if names else ():
         if not any(fnmatchcase(name, pattern) for name in names):
-            note(f"--margin {pattern}=…: no gate has this name; there are {', '.join(names)}")
+            note(f"--margin {pattern}=…: no gate has this name; the gates are {', '.join(names)}")
 
 
 def _candidates(archive: Path, models: list[str], given: list[str]) -> tuple[dict[str, str], list[str]]:
     """Return the candidate of each model, and why some have none."""
     named = {tuned: name for tuned, _, name in (text.rpartition("=") for text in given)}
     if unknown := sorted(named.keys() - {"", *models}):
-        fail(f"--candidate names {', '.join(unknown)}, without recorded answers; there are {', '.join(models)}.")
+        fail(f"--candidate names {', '.join(unknown)}, without recorded answers; recorded are {', '.join(models)}.")
     if "" in named and len(models) != 1:
         fail(f"--candidate NAME is for one model; there are {len(models)}: --candidate 'TUNED=NAME' for each.")
     found, failures = {}, []

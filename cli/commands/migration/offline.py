@@ -43,7 +43,7 @@ def convert(
         list[Path],
         typer.Option(
             exists=True,
-            help="Local file or folder of originals, for what could not be downloaded; may be repeated.",
+            help="Local file or folder with originals of files that could not be downloaded; may be repeated.",
             default_factory=list,
             show_default=False,
         ),
@@ -51,43 +51,45 @@ def convert(
     allow_image_loss: Annotated[
         bool,
         typer.Option(
-            "--allow-image-loss", help="Write files that lose more than 5 % of their rows, which have images."
+            "--allow-image-loss", help="Write files even if they lose more than 5 % of their rows because of images."
         ),
     ] = False,
     strip: Annotated[
         bool,
-        typer.Option(
-            "--strip", help="Remove the separators and stop tokens that were found in prompts and completions."
-        ),
+        typer.Option("--strip", help="Remove the separators and stop tokens found in prompts and completions."),
     ] = False,
     keep_refusals: Annotated[
-        bool, typer.Option("--keep-refusals", help="A refusal becomes the answer's text; else its row is dropped.")
+        bool, typer.Option("--keep-refusals", help="Keep a refusal as the answer's text. Default: drop its row.")
     ] = False,
     developer_as_system: Annotated[
-        bool, typer.Option("--developer-as-system", help="For bases whose chat template has no role `developer`.")
+        bool,
+        typer.Option(
+            "--developer-as-system",
+            help="Write developer turns as system turns, for bases whose chat template has no role `developer`.",
+        ),
     ] = False,
     as_supervised: Annotated[
-        bool, typer.Option("--as-supervised", help="Of a preference (DPO), train on the preferred answer.")
+        bool, typer.Option("--as-supervised", help="Convert a preference (DPO) to a row with its preferred answer.")
     ] = False,
     split_answers: Annotated[
         bool,
         typer.Option(
             "--split-answers",
-            help="A chat of several answers becomes a row for each, for templates that rewrite history.",
+            help="Write a chat with several answers as one row per answer, for templates that rewrite history.",
         ),
     ] = False,
     redact: Annotated[
         Path | None,
-        existing_file("Rules that take personal data out, a line each: EXPRESSION => REPLACEMENT."),
+        existing_file("File of rules that remove personal data, one per line: EXPRESSION => REPLACEMENT."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say which files would be converted; write nothing.")
+        bool, typer.Option("--dry-run", help="Show which files would be converted; write nothing.")
     ] = False,
 ) -> None:
-    """Turn training and validation files into rows of Mens', and account for every line: kept, changed how, dropped why.
+    """Convert training and validation files to Mens' rows, and report every line: kept, changed how, dropped why.
 
-    Needs no network. Writes data/PROJECT/FILE.jsonl, beside each a .report.jsonl with a line a line, and convert-report.json.
-    Exit code 1 if a file would lose more than 5 % of its rows for their images: it is not written without --allow-image-loss.
+    Needs no network. Writes data/PROJECT/FILE.jsonl, for each a .report.jsonl with one entry per input line, and convert-report.json.
+    Exit code 1 if a file would lose more than 5 % of its rows because of images: it is not written without --allow-image-loss.
     """
     import shared.datasets.fingerprints  # noqa: F401 - numpy is slow to import; once, before processes are forked
 
@@ -120,26 +122,26 @@ def convert(
             )
     except BrokenProcessPool:
         fail(
-            "A process that converted a file was killed, perhaps because memory ran out. Try again; converted files are made anew."
+            "A process that converted a file was killed, perhaps because memory ran out. Try again; all files are converted again."
         )
     for converted in done:
         _show(archive, converted)
     _show_formats(formats)
-    note(f"every line is accounted for beside its file; the sums are in {archive / REPORT}")
+    note(f"each file's .report.jsonl lists every line; the totals are in {archive / REPORT}")
     if refused := [converted.name for converted in done if converted.report and converted.report.refused]:
-        fail(f"not written: {', '.join(refused)}. To go on without rows that have images: --allow-image-loss")
+        fail(f"not written: {', '.join(refused)}. To write them without the rows that have images: --allow-image-loss")
     note(f"next: `mens migrate openai plan {archive}`")
 
 
 @app.command("scan")
 def scan_code(
     path: Annotated[Path, typer.Argument(exists=True, help="Folder of a program's source, or one file.")] = Path(),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, a line each.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON, one per line.")] = False,
 ) -> None:
-    """Name the places of a program that will not work, or not in the same way, once its base URL is your installation's.
+    """List places of a program that will not work, or work differently, with your installation's base URL.
 
-    Looks for model names, moderation, batches, assistants, stored responses, images, functions and more, by text; a finding is a
-    place to look at. Sends nothing and changes nothing; hidden folders and installed packages are passed over.
+    Searches the source text for model names, moderation, batches, assistants, stored responses, images, functions and more; check
+    each finding yourself. Sends and changes nothing; hidden folders and installed packages are skipped.
     """
     findings = list(scan(source_files(path)))
     if as_json:
@@ -180,7 +182,7 @@ def _show(archive: Path, converted: ConvertedFile) -> None:
         what = "were removed" if report.stripped else "are still there; to remove them: --strip"
         typer.echo(f"  prompts end with {report.separator!r}, completions with {report.stop!r}; they {what}")
     if report.method is not Method.SUPERVISED and report.output:
-        typer.echo(f"  rows for {report.method} are kept as they are; this release cannot train on them")
+        typer.echo(f"  rows for {report.method} are kept unchanged; this release cannot train on them")
     typer.echo(f"  {report.refused or f'written to {archive / report.output}'}")
 
 

@@ -22,21 +22,21 @@ NAME = "report.html"
 @app.command("report")
 def report(
     archive: Annotated[
-        Path, typer.Argument(exists=True, file_okay=False, help="Folder of an archive, whichever steps were done.")
+        Path, typer.Argument(exists=True, file_okay=False, help="Folder of an archive, at any step.")
     ] = Path("openai-archive"),
     output: Annotated[
-        Path | None, typer.Option(dir_okay=False, help=f"File to write; left out: {NAME} in the archive.")
+        Path | None, typer.Option(dir_okay=False, help=f"File to write. Default: {NAME} in the archive.")
     ] = None,
     samples: Annotated[
-        int, typer.Option(min=0, max=200, help="Prompts of each model that are shown with their answers; 0: none.")
+        int, typer.Option(min=0, max=200, help="Prompts per model to show with their answers; 0: none.")
     ] = 8,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is known; write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is known; write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the facts as JSON.")] = False,
 ) -> None:
-    """Write the report for the person who signs: models with days left, what was kept, lost and proven, answers side by side.
+    """Write the report for the person who signs off: models with days left, what was kept, lost and proven, answers side by side.
 
-    One HTML file that needs nothing else. Can be made after any step, and says which were not done. It holds prompts and
-    answers as they are, unless --samples is 0.
+    It is one self-contained HTML file. You can write it after any step; it lists missing steps. It contains prompts and
+    answers unchanged, unless --samples is 0.
     """
     facts = collect(archive, datetime.now(UTC).date(), samples)
     if as_json:

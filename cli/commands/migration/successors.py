@@ -33,7 +33,7 @@ switch_app = typer.Typer()
 """Separate, because `--help` lists steps in the order of their use, and `gate` comes before it."""
 console = Console(stderr=True)
 GIB = 1 << 30
-NO_PROMISE = "No base is promised to be as good as the model that it succeeds: `gate` compares them."
+NO_PROMISE = "A base may be worse than the model it replaces: compare them with `gate`."
 
 ArchiveFolder = Annotated[
     Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export whose rows are converted.")
@@ -51,25 +51,26 @@ def plan(
     archive: ArchiveFolder = Path("openai-archive"),
     model: Models,
     bases: Annotated[
-        str, typer.Option(metavar="NAME,NAME", help="Bases to train on, each; left out: the largest that fits.")
+        str,
+        typer.Option(metavar="NAME,NAME", help="Base to train on; may be repeated. Default: the largest that fits."),
     ] = "",
-    local: Annotated[
-        bool, typer.Option("--local", help="Plan for this machine, although there is an installation.")
-    ] = False,
+    local: Annotated[bool, typer.Option("--local", help="Plan for this machine instead of the installation.")] = False,
     vram_gb: Annotated[
         float | None,
-        typer.Option(min=0.001, max=1e6, help="With --local: memory of the training GPU in GiB, if it is elsewhere."),
+        typer.Option(
+            min=0.001, max=1e6, help="With --local: memory of the training GPU in GiB, if it is in another machine."
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be planned; upload and write nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be planned; upload and write nothing.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a contract for the successor of each tuned model, and say where each value is from and what training takes.
+    """Write a contract for the successor of each tuned model, with the source of each value and the cost of training.
 
-    Asks the installation (MENS_API_URL, or `mens up` here), which knows its workers' GPUs: the converted rows are uploaded to
-    it. Without one it plans with this machine's catalogue. Writes plans/PROJECT/MODEL/BASE.json; a contract may be edited
-    before `train`. OpenAI is not asked.
+    Plans on the installation (MENS_API_URL, or `mens up` here), which knows its workers' GPUs, and uploads the converted rows to
+    it. Without an installation it plans with this machine's catalogue. Writes plans/PROJECT/MODEL/BASE.json; you may edit a
+    contract before `train`. Sends nothing to OpenAI.
     """
     every = list(tuned_models(Contents(archive)))
     _check_models(archive, [each.name for each in every], model)
@@ -114,16 +115,16 @@ def train(
     archive: ArchiveFolder = Path("openai-archive"),
     model: Models,
     retry: Annotated[
-        bool, typer.Option("--retry", help="Create another job for each that has failed or was cancelled.")
+        bool, typer.Option("--retry", help="Create a new job for each that failed or was cancelled.")
     ] = False,
-    watch: Annotated[bool, typer.Option(help="Follow the jobs to their end.")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say which jobs would be created; send nothing.")] = False,
+    watch: Annotated[bool, typer.Option(help="Follow the jobs until they end.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show which jobs would be created; send nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train the planned successors on the installation: a job for each plan, its rows uploaded first.
+    """Train the planned successors on the installation: upload the rows, and create one job for each plan.
 
-    Can be interrupted and run again: a job is found by the digest of its contract and rows, and goes on meanwhile. One that
-    fails stops no other; exit code 1 then. Writes train/PROJECT/MODEL/BASE.json. OpenAI is not asked.
+    You can interrupt and repeat it: jobs continue, and are found by the digest of contract and rows. A failed job does not stop
+    the others; the exit code is then 1. Writes train/PROJECT/MODEL/BASE.json. Sends nothing to OpenAI.
     """
     plans = read_plans(archive, model)
     if dry_run:
@@ -147,7 +148,7 @@ def train(
         if watch:
             done = [_follow(archive, installation, plans, training, quiet=as_json) for training in done]
     failures += [
-        f"{each.model} on {each.base}: {each.job} {each.state}: {each.error} Mend it, then: --retry".replace(
+        f"{each.model} on {each.base}: {each.job} {each.state}: {each.error} Fix the cause, then run again with --retry".replace(
             ":  ", ": "
         )
         for each in done
@@ -171,21 +172,25 @@ def switch_models(
     archive: ArchiveFolder = Path("openai-archive"),
     model: Models,
     alias: Annotated[
-        str, typer.Option(help="Alias to make, with one --model; left out: the model's suffix at OpenAI.")
+        str, typer.Option(help="With one --model: alias to create. Default: the model's suffix at OpenAI.")
     ] = "",
     adapter: Annotated[
-        str, typer.Option(help="The successor, with one --model; left out: the one that `gate` compared.")
+        str, typer.Option(help="With one --model: its successor. Default: the adapter that `gate` compared.")
     ] = "",
     override_reason: Annotated[
-        str, typer.Option(metavar="WHY", help="Switch without a passed gate; the histories and the report say why.")
+        str,
+        typer.Option(
+            metavar="WHY",
+            help="Switch without a passed gate, for this reason; it is recorded in the histories and the report.",
+        ),
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be moved; send nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be moved; send nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Put the successors in the place of the tuned models: make an alias, and let the model's name at OpenAI stand for it.
+    """Replace the tuned models by their successors: create an alias, and map the model's name at OpenAI to it.
 
-    A model whose gate has not passed stays as it is, unless --override-reason says why not. Prints the two lines that a
-    program changes. Can be run again; a move is undone by `mens aliases rollback`. Writes switch/MODEL.json.
+    A model whose gate has not passed is not switched without --override-reason. Prints the two settings to change in a
+    program. You can repeat it; `mens aliases rollback` undoes a move. Writes switch/MODEL.json.
     """
     known = [each.name for each in tuned_models(Contents(archive))]
     _check_models(archive, known, model)
@@ -216,10 +221,7 @@ def switch_models(
 def _check_models(archive: Path, known: Sequence[str], wanted: Sequence[str]) -> None:
     """End the command if the archive has no tuned model, or not the requested ones."""
     if not known:
-        fail(
-            f"{archive} has no tuned model, so nothing can succeed one. "
-            "With the files that one was trained by: `mens migrate openai import`."
-        )
+        fail(f"{archive} has no tuned model. If you have the files of one, import them: `mens migrate openai import`.")
     if unknown := [name for name in wanted if name not in known]:
         fail(f"the archive has no tuned model {', '.join(unknown)}; it has {', '.join(known)}")
 
@@ -286,6 +288,6 @@ def _show_switches(done: list[Switch], connection: Connection) -> None:
     for each in done:
         evidence = f"without a passed gate: {each.override_reason}" if each.override_reason else "its gate passed"
         typer.echo(f"{each.model} → alias {each.alias} → {each.adapter} ({evidence})")
-    typer.echo("What a program changes, and nothing else:")
+    typer.echo("Change only these two settings of a program:")
     typer.echo(f"  OPENAI_BASE_URL={connection.url}/v1")
     typer.echo("  OPENAI_API_KEY=…    # a key of this installation: mens keys create NAME --role viewer")

@@ -27,11 +27,11 @@ app = typer.Typer(
     "An admin's key reads its tenant's events, an operator's those of every tenant.",
 )
 Tenant = Annotated[
-    str | None, typer.Option(envvar="MENS_TENANT", callback=check_tenant, help="Only events of this tenant's things.")
+    str | None, typer.Option(envvar="MENS_TENANT", callback=check_tenant, help="Only events of this tenant.")
 ]
-Action = Annotated[str | None, typer.Option(help="Only this: `key.rotated`, or `key` for all that was done to keys.")]
-Actor = Annotated[str | None, typer.Option(help="Only what this one did: a key's id or name, a job's id.")]
-Object = Annotated[str | None, typer.Option("--object", help="Only what was done to this: an id or a name.")]
+Action = Annotated[str | None, typer.Option(help="Only this event: `key.rotated`, or `key` for all events of keys.")]
+Actor = Annotated[str | None, typer.Option(help="Only events caused by this key (id or name) or job (id).")]
+Object = Annotated[str | None, typer.Option("--object", help="Only events of this object: an id or a name.")]
 Since = Annotated[
     str | None,
     typer.Option(metavar="TIME", callback=past_time, help="From this time on: 2h, 7d, 2027-01-31, 2027-01-31T18:00Z."),
@@ -47,7 +47,7 @@ def list_events(
     since: Since = None,
     until: Until = None,
     tenant: Tenant = None,
-    limit: Annotated[int, typer.Option(min=1, max=PAGE, help="At most this many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=PAGE, help="Number of events to show.")] = 50,
     as_json: Json = False,
 ) -> None:
     """Show events, newest first."""
@@ -73,32 +73,34 @@ def list_events(
 
 @app.command("export")
 def export(
-    after: Annotated[int, typer.Option(min=0, help="Go on after this event, the last of an earlier export.")] = 0,
+    after: Annotated[
+        int, typer.Option(min=0, help="Continue after this event, the last one of an earlier export.")
+    ] = 0,
     tenant: Tenant = None,
 ) -> None:
-    """Write events as JSON lines to stdout, oldest first; the last one's number, to go on from, is on stderr.
+    """Write events as JSON lines to stdout, oldest first. The last event's number, to continue from, goes to stderr.
 
-    Keep a log elsewhere with `mens audit export --after "$(tail -1 audit.jsonl | jq .seq)" >> audit.jsonl`.
+    Keep a copy of the log with `mens audit export --after "$(tail -1 audit.jsonl | jq .seq)" >> audit.jsonl`.
     """
     count = last = 0
     for event in _all(tenant, after):
         sys.stdout.write(json.dumps(event, ensure_ascii=False) + "\n")
         count, last = count + 1, event["seq"]
-    note(f"{counted(count, 'event')}; go on with --after {last or after}")
+    note(f"{counted(count, 'event')}; continue with --after {last or after}")
 
 
 @app.command("prune")
 def prune(
     exported: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Export of the whole log, of all tenants.", exists=True)
+        Path, typer.Argument(metavar="FILE", help="Export of the whole log of all tenants.", exists=True)
     ],
     through: Annotated[
-        int | None, typer.Option(help="Delete up to this event only; left out: all that the file has.")
+        int | None, typer.Option(help="Delete only up to this event. Default: all events of the file.")
     ] = None,
 ) -> None:
-    """Delete events that an export has; for operators. An event of it stays in the log.
+    """Delete exported events; for operators. The deletion is itself an event of the log.
 
-    Refused when the file does not have exactly the events that the log has up to there.
+    Refused unless the file has exactly the log's events up to that event.
     """
     numbers = _numbers(exported, through)
     if not numbers:
@@ -127,7 +129,7 @@ def _numbers(path: Path, through: int | None) -> set[int]:
     try:
         numbers = {int(json.loads(line)["seq"]) for line in path.read_text().splitlines() if line}
     except (ValueError, KeyError, TypeError):
-        fail(f"{path} is no export of the audit log: a line has no `seq`.")
+        fail(f"{path} is not an export of the audit log: a line has no `seq`.")
     return {number for number in numbers if through is None or number <= through}
 
 

@@ -16,7 +16,7 @@ from cli.output import format_minute, print_table
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Lend an adapter to other tenants: create, list, delete. They take an admin's key; docs/tenants.md says what a tenant gets.",
+    help="Permissions lend an adapter to other tenants: create, list, delete. They take an admin's key (docs/tenants.md).",
 )
 Adapter = Annotated[str, typer.Argument(help="Id of an adapter or a checkpoint, or its beginning.")]
 
@@ -31,10 +31,10 @@ def _check_tenants(names: list[str]) -> list[str]:
 @app.command("create")
 def create(
     adapter: Adapter,
-    tenants: Annotated[list[str], typer.Argument(callback=_check_tenants, help="Tenants that may use it.")],
+    tenants: Annotated[list[str], typer.Argument(callback=_check_tenants, help="Tenants that may use the adapter.")],
     as_json: Json = False,
 ) -> None:
-    """Let other tenants use an adapter. One that may already keeps its permission."""
+    """Let other tenants use an adapter. Existing permissions stay."""
     adapter = require_adapter_id(adapter)
     _print(call("POST", _path(adapter), json={"project_ids": tenants})["data"], as_json)
 
@@ -50,13 +50,13 @@ def delete(
     adapter: Adapter,
     tenant: Annotated[str, typer.Argument(help="The tenant, or the permission's id.")],
 ) -> None:
-    """Take a permission back; refused while aliases or unfinished jobs of that tenant need the adapter."""
+    """Revoke a permission. Refused while aliases or unfinished jobs of that tenant need the adapter."""
     adapter = require_adapter_id(adapter)
     found = [each for each in find_pages(_path(adapter)) if tenant in (each["id"], each["project_id"])]
     if not found:
         fail(f"{tenant} has no permission for {adapter}. List them: `mens permissions list {adapter}`.")
     call("DELETE", f"{_path(adapter)}/{quote(found[0]['id'], safe='')}")
-    typer.echo(f"{found[0]['project_id']} may not use {adapter} any more.")
+    typer.echo(f"{found[0]['project_id']} may no longer use {adapter}.")
 
 
 def _path(adapter: str) -> str:

@@ -15,20 +15,20 @@ from shared.database.tenancy import LARGEST_LIMIT
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Tenants: jobs, GPU-minutes of the month, keys, files, last activity; and quotas of jobs.\n\n"
-    "`show` shows every key its tenant's quota; the rest takes an operator's key, an admin of `shared`.",
+    help="Tenants: jobs, GPU-minutes of the month, keys, files, last activity; and job quotas.\n\n"
+    "Any key may `show` its tenant's quota; the other commands need an operator's key (an admin of `shared`).",
 )
 MOST_MINUTES = 1e9
 FORBIDDEN, NOT_FOUND = 403, 404
 Tenant = Annotated[
     str | None,
-    typer.Option(envvar="MENS_TENANT", callback=check_tenant, help="The tenant; left out: that of MENS_API_KEY."),
+    typer.Option(envvar="MENS_TENANT", callback=check_tenant, help="Tenant. Default: MENS_API_KEY's tenant."),
 ]
 
 
 @app.command("list")
 def list_tenants(as_json: Json = False) -> None:
-    """Show every tenant: what it has of its quota, its keys and files, and when it was last active."""
+    """Show all tenants with their use of the quota, keys, files and last activity."""
     found = find_all("/v1/tenants")
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -54,7 +54,7 @@ def list_tenants(as_json: Json = False) -> None:
 
 @app.command("show")
 def show(tenant: Tenant = None, as_json: Json = False) -> None:
-    """Show the quota of a tenant and what it has of it; to an operator also its keys, files and last activity."""
+    """Show a tenant's quota and its use; for an operator also keys, files and last activity."""
     use = call("GET", "/v1/quota", tenant=tenant)
     record = find(f"/v1/tenants/{use['tenant']}", tenant, absent=(FORBIDDEN, NOT_FOUND))
     _print(record or use, as_json)
@@ -72,23 +72,23 @@ def show(tenant: Tenant = None, as_json: Json = False) -> None:
 
 @app.command("limit")
 def limit(
-    tenant: Annotated[str, typer.Argument(callback=check_tenant, help="The tenant, e.g. acme.")],
+    tenant: Annotated[str, typer.Argument(callback=check_tenant, help="Tenant, e.g. acme.")],
     running: Annotated[
-        str | None, typer.Option(metavar="N|none", help="Jobs at once; further ones wait. Left out: unchanged.")
+        str | None, typer.Option(metavar="N|none", help="Running jobs; further jobs wait. Default: unchanged.")
     ] = None,
     queued: Annotated[
         str | None,
-        typer.Option(metavar="N|none", help="Jobs that wait; further ones are refused. Left out: unchanged."),
+        typer.Option(metavar="N|none", help="Queued jobs; further jobs are refused. Default: unchanged."),
     ] = None,
     gpu_minutes: Annotated[
         str | None,
-        typer.Option(metavar="N|none", help="GPU-minutes of a calendar month (UTC). Left out: unchanged."),
+        typer.Option(metavar="N|none", help="GPU-minutes per calendar month (UTC). Default: unchanged."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Change the quota of a tenant; for operators. Jobs that run or wait already are not ended by it.
+    """Change the quota of a tenant; for operators. It does not end running or queued jobs.
 
-    What is left out stays as it is, and `none` lifts a limit: `mens tenants limit acme --running 2 --gpu-minutes none`.
+    Omitted options stay unchanged, and `none` removes a limit: `mens tenants limit acme --running 2 --gpu-minutes none`.
     """
     given = {
         "running_jobs": ("--running", running, LARGEST_LIMIT),
@@ -97,7 +97,9 @@ def limit(
     }
     changes = {field: _amount(*option) for field, option in given.items() if option[1] is not None}
     if not changes:
-        raise typer.BadParameter("Give --running N, --queued N, --gpu-minutes N, or several; `none` is no limit.")
+        raise typer.BadParameter(
+            "Give one or more of --running N, --queued N and --gpu-minutes N; `none` removes a limit."
+        )
     _print(call("PATCH", "/v1/quota", tenant=tenant, json=changes), as_json)
 
 
@@ -108,9 +110,9 @@ def _print(use: dict[str, Any], as_json: bool) -> None:
     typer.echo(f"tenant       {use['tenant']}")
     typer.echo(f"running      {_of(use['running'], use['running_jobs'])}")
     typer.echo(f"queued       {_of(use['queued'], use['queued_jobs'])}")
-    held = f", {use['gpu_minutes_held']:g} held by jobs that run" if use["gpu_minutes_held"] else ""
+    held = f", {use['gpu_minutes_held']:g} reserved by running jobs" if use["gpu_minutes_held"] else ""
     used = _of(use["gpu_minutes_used"], use["gpu_minutes_per_month"])
-    typer.echo(f"GPU minutes  {used}{held}; the next month begins {use['resets_at'][:10]}")
+    typer.echo(f"GPU minutes  {used}{held}; the next month starts {use['resets_at'][:10]}")
 
 
 def _state(key: dict[str, Any]) -> str:

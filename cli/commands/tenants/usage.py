@@ -27,17 +27,18 @@ FIRST_DAY = "0001-01-01"
 
 def usage(
     first: Annotated[
-        str | None, typer.Option("--from", metavar="YYYY-MM-DD", help="First day, UTC; 29 days before the last.")
+        str | None,
+        typer.Option("--from", metavar="YYYY-MM-DD", help="First day, UTC. Default: 29 days before the last day."),
     ] = None,
-    last: Annotated[str | None, typer.Option("--to", metavar="YYYY-MM-DD", help="Last day, UTC; today.")] = None,
-    by: Annotated[
-        str, typer.Option(help="What lines are grouped by: some of day, key, model, comma-separated.")
-    ] = "day,key,model",
-    key: Annotated[str | None, typer.Option(help="Only this key's, by id or name; a revoked one counts, too.")] = None,
+    last: Annotated[
+        str | None, typer.Option("--to", metavar="YYYY-MM-DD", help="Last day, UTC. Default: today.")
+    ] = None,
+    by: Annotated[str, typer.Option(help="Group by some of day, key, model; comma-separated.")] = "day,key,model",
+    key: Annotated[str | None, typer.Option(help="Only usage of this key (id or name), also of a revoked one.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="Only of this base or adapter (its id or the beginning), or of those that this alias points to now."
+            help="Only usage of this base or adapter (its id or the beginning), or of the adapters that this alias points to now."
         ),
     ] = None,
     tenant: Annotated[
@@ -45,12 +46,12 @@ def usage(
         typer.Option(
             envvar="MENS_TENANT",
             callback=check_tenant,
-            help="Only this tenant's; left out: that of MENS_API_KEY.",
+            help="Only usage of this tenant. Default: MENS_API_KEY's tenant.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print JSON.")] = False,
 ) -> None:
-    """Show requests and tokens by day, key and model: of the tenant with an admin's key, else of the key itself."""
+    """Show requests and tokens by day, key and model: the tenant's with an admin's key, else the key's own."""
     key_id = key
     # An id is not looked up: listing keys requires an admin's key, and every caller may name its own id.
     if key and not re.fullmatch(KEY_ID, key):
@@ -80,8 +81,8 @@ def _resolve_model(model: str, tenant: str | None) -> list[str]:
         if alias["name"] == model:
             adapters = [target["adapter"] for target in alias["targets"]]
             note(
-                f"note: usage is recorded by adapter: this is that of {', '.join(adapters)} under any name, "
-                f"not of what {model} pointed to before"
+                f"note: usage is recorded by adapter: this shows {', '.join(adapters)} under any name, "
+                f"not earlier targets of {model}"
             )
             return adapters
     return [resolve_adapter_id(model, tenant=tenant)]

@@ -15,8 +15,8 @@ from cli.output import print_table
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Webhooks: be told when a job or a run of an eval has ended, instead of polling. They take an admin's key.\n\n"
-    "`mens webhooks create URL`, keep the secret that it prints, then `mens webhooks test ID`.",
+    help="Webhooks: get notified when a job or an eval run ends, instead of polling. They take an admin's key.\n\n"
+    "Run `mens webhooks create URL`, store the secret that it prints, then run `mens webhooks test ID`.",
 )
 PATH = "/v1/webhook_endpoints"
 ALL_EVENTS = tuple(
@@ -29,7 +29,7 @@ ALL_EVENTS = tuple(
 )
 Endpoint = Annotated[str, typer.Argument(metavar="ID", help="Id of the endpoint: webhook-…")]
 Event = Annotated[
-    list[str] | None, typer.Option("--event", help=f"Type of event; again for more: {', '.join(ALL_EVENTS)}.")
+    list[str] | None, typer.Option("--event", help=f"Type of event; may be repeated: {', '.join(ALL_EVENTS)}.")
 ]
 
 
@@ -47,11 +47,11 @@ def list_endpoints(as_json: Json = False) -> None:
 @app.command("create")
 def create(
     url: Annotated[str, typer.Argument(help="https:// URL of the receiver, on a public host.")],
-    name: Annotated[str, typer.Option(help="What it is for.")] = "webhook",
+    name: Annotated[str, typer.Option(help="Name of the endpoint.")] = "webhook",
     event: Event = None,
     as_json: Json = False,
 ) -> None:
-    """Add an endpoint and print its secret, which is shown only now; without --event it is told of everything."""
+    """Add an endpoint and print its secret, which is shown only once. Without --event it gets all events."""
     body = {"url": url, "name": name, "event_types": event or list(ALL_EVENTS)}
     _print_secret(call("POST", PATH, json=body), as_json)
 
@@ -62,11 +62,9 @@ def update(
     url: Annotated[str | None, typer.Option(help="New URL.")] = None,
     name: Annotated[str | None, typer.Option(help="New name.")] = None,
     event: Event = None,
-    enabled: Annotated[
-        bool | None, typer.Option("--enable/--disable", help="Send to it again, or nothing more.")
-    ] = None,
+    enabled: Annotated[bool | None, typer.Option("--enable/--disable", help="Enable or disable deliveries.")] = None,
 ) -> None:
-    """Change an endpoint; one that was disabled for its failures is enabled again with --enable."""
+    """Change an endpoint. --enable enables one that was disabled because deliveries failed."""
     changes = {"url": url, "name": name, "event_types": event, "enabled": enabled}
     given = {key: value for key, value in changes.items() if value is not None}
     if not given:
@@ -77,7 +75,7 @@ def update(
 
 @app.command("delete")
 def delete(endpoint: Endpoint) -> None:
-    """Delete an endpoint; what was not delivered to it yet is not."""
+    """Delete an endpoint and its pending deliveries."""
     call("DELETE", _path(endpoint))
     typer.echo(f"{endpoint} is deleted")
 
@@ -85,10 +83,12 @@ def delete(endpoint: Endpoint) -> None:
 @app.command("rotate")
 def rotate(
     endpoint: Endpoint,
-    now: Annotated[bool, typer.Option("--now", help="The secret so far ends at once: it has leaked.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Invalidate the old secret at once, e.g. if it has leaked.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Give an endpoint a new secret. For 24 hours webhooks are signed with both, so the receiver can change when it likes."""
+    """Give an endpoint a new secret. For 24 hours webhooks are signed with both, so you can switch the receiver meanwhile."""
     body = {"keep_old_secret_active_for_24_hours": not now}
     _print_secret(call("POST", f"{_path(endpoint)}/rotate_secret", json=body), as_json)
 
@@ -99,7 +99,7 @@ def test(
     event: Annotated[str, typer.Option(help="Type of the sample event.")] = ALL_EVENTS[0],
     as_json: Json = False,
 ) -> None:
-    """Send a sample event once and show what came of it; exit code 1 when it was not taken."""
+    """Send a sample event once and show the outcome; exit code 1 if it was not delivered."""
     found = call("POST", f"{_path(endpoint)}/test", json={"event_type": event})
     delivery = found["mens"]
     if as_json:
@@ -107,7 +107,9 @@ def test(
     elif delivery["status"] == "delivered":
         typer.echo(f"delivered: HTTP {found['status_code']}, event {delivery['event_id']}")
     elif delivery["status"] == "pending":
-        fail("not attempted yet. Does the control worker run? `mens webhooks deliveries` shows what comes of it.")
+        fail(
+            "not attempted yet. Check that the control worker is running; `mens webhooks deliveries` shows the outcome."
+        )
     else:
         fail(f"not delivered: {delivery['last_error']}")
     if delivery["status"] != "delivered":
@@ -117,11 +119,11 @@ def test(
 @app.command("deliveries")
 def deliveries(
     endpoint: Endpoint,
-    status: Annotated[str | None, typer.Option(help="pending, delivered or failed; left out: all.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100, help="At most this many.")] = 20,
+    status: Annotated[str | None, typer.Option(help="pending, delivered or failed. Default: all.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Number of deliveries to show.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Show what was or is to be delivered to an endpoint, newest first."""
+    """Show an endpoint's deliveries, also pending ones, newest first."""
     found = find_all(f"{_path(endpoint)}/deliveries", limit=limit, **({"status": status} if status else {}))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -148,8 +150,8 @@ def _print_secret(endpoint: dict[str, Any], as_json: bool) -> None:
     typer.echo(f"id      {endpoint['id']}")
     typer.echo(f"secret  {endpoint['signing_secret']}")
     until = endpoint["mens"]["old_secret_until"]
-    overlap = f" The secret before it signs too until {until[:19]} UTC." if until else ""
-    note(f"The secret is shown only now; the receiver verifies with it.{overlap}")
+    overlap = f" The old secret signs too until {until[:19]} UTC." if until else ""
+    note(f"The secret is shown only once; the receiver verifies signatures with it.{overlap}")
 
 
 def _events(endpoint: dict[str, Any]) -> str:

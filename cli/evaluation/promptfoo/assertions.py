@@ -55,7 +55,7 @@ def to_form(assertion: Mapping[str, Any]) -> Form:
     _refuse_unread(kind, assertion)
     if kind in OPERATIONS or kind in SIMILARITIES:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise NoCounterpart("its value is no text")
+            raise NoCounterpart("its value is not a string")
         return _compared(kind, str(value), assertion.get("threshold"))
     check: dict[str, Any]
     if kind == "is-json" and isinstance(value, dict | None):
@@ -63,7 +63,7 @@ def to_form(assertion: Mapping[str, Any]) -> Form:
     elif pattern := _pattern(kind, value):
         check = {"check": "regex", "pattern": pattern}
     else:
-        raise NoCounterpart("there is no such grader here")
+        raise NoCounterpart("Mens has no such grader")
     return Form(json.dumps(check, sort_keys=True), {"type": "python", "source": "", "mens": check})
 
 
@@ -71,7 +71,7 @@ def _refuse_unread(kind: str, assertion: Mapping[str, Any]) -> None:
     """Refuse an assertion with settings that would be ignored, since they change its meaning."""
     value = assertion.get("value")
     if isinstance(value, str) and (found := re.match(r"file://|python:|package:", value)):
-        raise NoCounterpart(f"its value begins with {found[0]}, and no file or code of a configuration is read")
+        raise NoCounterpart(f"its value begins with {found[0]}, and files or code of a configuration are not read")
     for key in UNREAD:
         given = assertion.get(key)
         if given is None or (key, given) == ("weight", 1) or (key == "threshold" and kind in SIMILARITIES):
@@ -111,7 +111,7 @@ def to_assertion(grader: Mapping[str, Any]) -> dict[str, Any]:
     if grader["type"] not in ("string_check", "text_similarity"):
         raise NoCounterpart("promptfoo has no such assertion")
     if grader["input"] != ANSWER or "sample." in grader["reference"]:
-        raise NoCounterpart("it does not compare the answer with something of the item")
+        raise NoCounterpart("it does not compare the answer with a field of the item")
     if grader["type"] == "string_check":
         kind = next(kind for kind, operation in OPERATIONS.items() if operation == grader["operation"])
         return {"type": kind, "value": grader["reference"]}

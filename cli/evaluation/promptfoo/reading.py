@@ -49,7 +49,7 @@ def read_promptfoo(document: Mapping[str, Any], name: str) -> Imported:
         name: name of the evals if the configuration has no description.
     """
     found = Imported()
-    found.unused += [f"{key}: it is not read" for key in document if key not in USED]
+    found.unused += [f"{key}: not read" for key in document if key not in USED]
     name = str(document.get("description") or name)
     sampling = _sampling(document, found.unused)
     tests = list(_tests(document, found.unused))
@@ -111,7 +111,7 @@ def _sampling(document: Mapping[str, Any], unused: list[str]) -> dict[str, Any]:
             f"providers[{number}]: {named} is not taken{f', nor its {others}' if others else ''}; name the model with --model"
         )
     if any(one != settings[0] for one in settings):
-        unused.append("providers: they are sampled differently, so none of their settings is taken")
+        unused.append("providers: they are sampled differently, so their settings are not used")
         return {}
     return settings[0] if settings else {}
 
@@ -122,14 +122,14 @@ def _sampling(document: Mapping[str, Any], unused: list[str]) -> dict[str, Any]:
 def _tests(document: Mapping[str, Any], unused: list[str]) -> Iterator[_Test]:
     default = document.get("defaultTest") if isinstance(document.get("defaultTest"), dict) else {}
     assert isinstance(default, dict)
-    unused += [f"defaultTest.{key}: it is not read" for key in default if key not in TEST_KEYS]
+    unused += [f"defaultTest.{key}: not read" for key in default if key not in TEST_KEYS]
     given = document.get("tests") or []
     for number, test in enumerate(given if isinstance(given, list) else [given]):
         place = f"tests[{number}]"
         if not isinstance(test, dict):
             unused.append(f"{place}: tests in files are not read; put them into the configuration")
             continue
-        unused += [f"{place}.{key}: it is not read" for key in test if key not in TEST_KEYS]
+        unused += [f"{place}.{key}: not read" for key in test if key not in TEST_KEYS]
         variables = (default.get("vars") or {}) | (test.get("vars") or {})
         assertions = [*(default.get("assert") or []), *(test.get("assert") or [])]
         for filled in _combinations(variables):
@@ -140,7 +140,7 @@ def _tests(document: Mapping[str, Any], unused: list[str]) -> Iterator[_Test]:
             if forms:
                 yield _Test(place, filled, forms)
             else:
-                unused.append(f"{place}: nothing judges it, so it is left out")
+                unused.append(f"{place}: skipped, because it has no assertion")
 
 
 def _combinations(variables: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -153,7 +153,7 @@ def _combinations(variables: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _variables_fault(variables: Mapping[str, Any]) -> str:
     for name, value in variables.items():
         if isinstance(value, str) and value.startswith("file://"):
-            return f"the variable {name} is in a file, and no file of a configuration is read"
+            return f"the variable {name} is in a file, and files of a configuration are not read"
     return ""
 
 
@@ -171,7 +171,7 @@ def _forms(place: str, assertions: Sequence[Any], variables: Mapping[str, Any], 
 def _filled(assertion: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return an assertion with its variables filled in."""
     if not isinstance(assertion, dict):
-        raise NoCounterpart("it is no object")
+        raise NoCounterpart("it is not an object")
     value = assertion.get("value")
     if not isinstance(value, str):
         return dict(assertion)
@@ -180,7 +180,7 @@ def _filled(assertion: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return dict(assertion) | {"value": PLACEHOLDER.sub(lambda found: _text_at(found["path"], variables), value)}
     except KeyError as error:
-        raise NoCounterpart(f"there is no variable {error}") from None
+        raise NoCounterpart(f"the variable {error} does not exist") from None
 
 
 def _text_at(path: str, variables: Mapping[str, Any]) -> str:
@@ -197,7 +197,7 @@ def _template_fault(text: str) -> str:
     """Return why a template is more than names in braces; empty if it is not."""
     rest = PLACEHOLDER.sub("", text)
     if "{{" in rest or "{%" in rest or "{#" in rest:
-        return "its template has more than names in braces, such as filters, loops or conditions"
+        return "its template uses more than names in braces: filters, loops or conditions"
     return ""
 
 

@@ -85,7 +85,7 @@ def paired(old: SuiteScores, new: SuiteScores) -> Iterator[tuple[Metric, list[tu
             differing = len(before.keys() ^ after.keys())
             raise InvalidRequest(
                 Code.SUITE_ITEMS_DIFFER,
-                f"{metric.task}: {differing} items or prompts are of one model only, so they cannot be paired.",
+                f"{metric.task}: {differing} items or prompts differ between the models, so they cannot be paired.",
                 remedy="Run both with the same tasks, data, tokenizer and limit.",
             )
         yield metric, [(key, before[key], after[key]) for key in sorted(before)]

@@ -85,13 +85,13 @@ def find_form(template: ChatTemplate, tokens: Sequence[str] = ()) -> ChatForm:
         InvalidRequest: ``OLLAMA_TEMPLATE_UNSUPPORTED``, with the feature of the template that has no form.
     """
     if CLOCK in template.text:
-        raise _unsupported("it writes the day's date")
+        raise _unsupported("it writes the current date")
     if _texts_around(template, ("user", "assistant", "user")) is None:
-        raise _unsupported("it does not take a chat of a user and an assistant, or changes what they say")
+        raise _unsupported("it rejects a chat of user and assistant, or changes their text")
     for form in _candidates(template, tokens):
         if all(_reproduces(form, template, chat) for chat in _probe_chats(form)):
             return form
-    raise _unsupported("what it writes around a turn depends on more than the turn's role and the one before it")
+    raise _unsupported("the markup around a turn depends on more than the roles of this turn and the one before")
 
 
 def takes_late_system(form: ChatForm, template: ChatTemplate) -> bool:
@@ -102,15 +102,15 @@ def takes_late_system(form: ChatForm, template: ChatTemplate) -> bool:
 def differences(form: ChatForm, template: ChatTemplate) -> list[str]:
     """Return sentences on what the template does beyond its form, which a model in Ollama will lack."""
     cases = {
-        "White space around a text is stripped by the base's template and kept here.": _turns(["user"], ["  Qa4w\n"]),
-        "Thoughts in earlier answers are removed by the base's template and kept here.": _turns(
+        "White space around turns is stripped by the base's template, but kept here.": _turns(["user"], ["  Qa4w\n"]),
+        "Thoughts in earlier answers are removed by the base's template, but kept here.": _turns(
             ("user", "assistant", "user"), ("Qa4w", "<think>\nQb4w\n</think>\n\nQc4w", "Qd4w")
         ),
     }
     found = [sentence for sentence, chat in cases.items() if not _reproduces(form, template, chat)]
     if form.system is None:
-        found.append("The base's template takes no system turn, and Ollama answers one with an error.")
-    return [*found, "It has no tools: Ollama refuses a request that brings some."]
+        found.append("The base's template has no system turn, so Ollama answers a chat with one with an error.")
+    return [*found, "The template has no tools: Ollama refuses a request with tools."]
 
 
 def _candidates(template: ChatTemplate, tokens: Sequence[str]) -> Iterator[ChatForm]:
@@ -221,7 +221,7 @@ def _tail(template: ChatTemplate, roles: Sequence[str]) -> str:
 def _unsupported(reason: str) -> InvalidRequest:
     return InvalidRequest(
         Code.OLLAMA_TEMPLATE_UNSUPPORTED,
-        f"The base's chat template cannot be written as one of Ollama's: {reason}.",
-        remedy="Serve the adapter with vLLM (--handoff vllm), whose templates are the base's own; or write the Modelfile by hand.",
+        f"The base's chat template cannot be converted to an Ollama template: {reason}.",
+        remedy="Serve the adapter with vLLM (--handoff vllm), which uses the base's own template; or write the Modelfile by hand.",
         param="chat_template",
     )

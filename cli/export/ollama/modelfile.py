@@ -73,7 +73,7 @@ def plan_model(folder: Path, manifest: AdapterManifest, source: str | None) -> O
     late_system = takes_late_system(form, tokenizer.template)
     said = differences(form, tokenizer.template)
     if form.system and not late_system:
-        said.append("A system turn anywhere but first is answered with an error.")
+        said.append("A system turn after the first position is answered with an error.")
     form = _without_bos(form, folder, tokenizer.template.special_tokens.get("bos_token"))
     return OllamaModel(
         source=_one_line(source or str(folder.resolve())),
@@ -88,7 +88,7 @@ def write_modelfile(model: OllamaModel, manifest: AdapterManifest) -> str:
     """Return the file's content."""
     lines = [
         f"# {manifest.adapter_id}",
-        "# Make it with: ollama create NAME -f Modelfile",
+        "# Create it with: ollama create NAME -f Modelfile",
         *(
             [f"# Its chats are written with {describe_arguments(arguments)}."]
             if (arguments := manifest.template_arguments)
@@ -116,9 +116,9 @@ def _is_merged(folder: Path, manifest: AdapterManifest) -> bool:
     except ValueError:
         raise _unsupported(f"its {MODEL_MANIFEST_NAME} cannot be read") from None
     if merged.adapter_id != manifest.adapter_id:
-        raise _unsupported(f"it is the merged model of {merged.adapter_id}")
+        raise _unsupported(f"it is the merged model of another adapter, {merged.adapter_id}")
     if changed := [name for name, digest in merged.files.items() if _digest(folder / name) != digest]:
-        raise _unsupported(f"{min(changed)} is not the file that was merged")
+        raise _unsupported(f"{min(changed)} has changed since the merge")
     return True
 
 
@@ -132,7 +132,9 @@ def _refuse_architecture(folder: Path, *, with_adapter: bool, converted: bool) -
     if not converted and architecture not in CONVERTED:
         raise _unsupported(f"Ollama does not convert {architecture} from safetensors")
     if with_adapter and architecture not in CONVERTED_WITH_ADAPTER:
-        raise _unsupported(f"Ollama does not convert adapters of {architecture}, and this is the base without it")
+        raise _unsupported(
+            f"Ollama does not convert adapters of {architecture}, and this folder is the base without the adapter"
+        )
 
 
 def _without_bos(form: ChatForm, folder: Path, bos: str | None) -> ChatForm:
@@ -143,7 +145,7 @@ def _without_bos(form: ChatForm, folder: Path, bos: str | None) -> ChatForm:
         raise InvalidRequest(
             Code.OLLAMA_TEMPLATE_UNSUPPORTED,
             f"Ollama would write {bos} before every chat, and the base's chat template does not begin with it alone.",
-            remedy="Set add_bos_token to false in the tokenizer_config.json of what Ollama builds from, and name that with --from.",
+            remedy="Set add_bos_token to false in the tokenizer_config.json of the folder that Ollama builds from, and pass that folder with --from.",
             param="add_bos_token",
         )
     return replace(form, start=form.start.removeprefix(bos))
@@ -185,10 +187,10 @@ def _json(path: Path) -> dict[str, Any]:
 def _unsupported(reason: str) -> MensError:
     return InvalidRequest(
         Code.OLLAMA_MODEL_UNSUPPORTED,
-        f"Ollama cannot make a model of this folder: {reason}.",
+        f"Ollama cannot build a model from this folder: {reason}.",
         remedy=(
-            "Merge the adapter (`mens merge`, `mens base from-merge`) and give that folder with --model-folder; where Ollama converts "
-            "no such model, make a GGUF file of it with llama.cpp's convert_hf_to_gguf.py and name it with --from."
+            "Merge the adapter (`mens merge`, `mens base from-merge`) and give that folder with --model-folder. If Ollama cannot convert "
+            "it, create a GGUF file of it with llama.cpp's convert_hf_to_gguf.py and name that with --from."
         ),
         param="--model-folder",
     )

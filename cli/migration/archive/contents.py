@@ -27,8 +27,8 @@ class Contents:
 
     def __init__(self, folder: Path) -> None:
         if not is_archive(folder):
-            remedy = "Make one: `mens migrate openai export FOLDER`."
-            raise ArtifactInvalid(Code.ARCHIVE_INVALID, f"{folder} is no archive.", remedy=remedy)
+            remedy = "Create one: `mens migrate openai export FOLDER`."
+            raise ArtifactInvalid(Code.ARCHIVE_INVALID, f"{folder} is not an archive.", remedy=remedy)
         self.folder = folder
         self._entries: dict[tuple[str, str], list[Entry]] = {}
         self._refused: list[Entry] = []
@@ -79,7 +79,7 @@ class Contents:
         """
         if project not in self.projects():
             message = f"{self.folder} has no project {project}; it has {', '.join(self.projects()) or 'none'}."
-            remedy = "Name the variables with --key-env as for the export."
+            remedy = "Give the same --key-env as for the export."
             raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy=remedy)
         return [name for name in self.tuned_models(project) if parse_name(name).step is None]
 
@@ -97,7 +97,7 @@ class Contents:
             path = self.folder / entry.file
             if not path.is_file() or digest_file(path) != entry.sha256:
                 remedy = "Use a copy of the archive, or delete the file and export again."
-                raise ArtifactInvalid(Code.ARCHIVE_INVALID, f"{path} is not what was fetched.", remedy=remedy)
+                raise ArtifactInvalid(Code.ARCHIVE_INVALID, f"{path} was changed after the export.", remedy=remedy)
             return path
         return None
 

@@ -26,8 +26,8 @@ from shared.hashing import CHUNK_BYTES
 MANIFEST, JOURNAL, INVENTORY, RAW = "manifest.json", "journal.jsonl", "inventory.json", "raw"
 _PARTIAL, _LOCK = ".partial", ".lock"
 SECRECY = (
-    "It holds prompts, answers and training rows as they are, so it is as secret as your training data. Only you can read "
-    "its files on this machine; treat copies alike. It holds no key."
+    "It contains unchanged prompts, answers and training rows, so it is as secret as your training data. Only you can read "
+    "its files on this machine; protect copies equally. It contains no keys."
 )
 
 
@@ -98,7 +98,9 @@ class Archive:
     def __enter__(self) -> Archive:
         if self.folder.exists() and any(self.folder.iterdir()) and not is_archive(self.folder):
             raise ArtifactInvalid(
-                Code.ARCHIVE_INVALID, f"{self.folder} holds other files.", remedy="Name a new folder, or an archive's."
+                Code.ARCHIVE_INVALID,
+                f"{self.folder} contains other files.",
+                remedy="Name a new folder, or an existing archive.",
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
@@ -108,7 +110,7 @@ class Archive:
         except BlockingIOError:
             os.close(self._lock)
             raise Conflict(
-                Code.ARCHIVE_INVALID, f"Another process writes into {self.folder}.", remedy="Wait until it has ended."
+                Code.ARCHIVE_INVALID, f"Another process is writing to {self.folder}.", remedy="Wait until it has ended."
             ) from None
         self._entries = read_entries(self.folder)
         self._journal = _open_journal(self.folder / JOURNAL)

@@ -51,8 +51,8 @@ class ProjectKey:
         if not re.fullmatch(r"[\x21-\x7e]{8,}", self.secret):
             raise Unauthenticated(
                 Code.OPENAI_KEY_INVALID,
-                f"The value of {self.project} cannot be a key of OpenAI's.",
-                remedy="Copy it again: it begins with sk- and has no spaces.",
+                f"The value of {self.project} is not a valid OpenAI key.",
+                remedy="Copy the key again: it begins with sk- and contains no spaces.",
             )
 
 
@@ -73,7 +73,7 @@ def read_key(variable: str, prompt: Callable[[str], str] | None) -> ProjectKey:
     """
     secret = os.environ.get(variable, "").strip() or (prompt(variable).strip() if prompt else "")
     if not secret:
-        remedy = "Set it to a key of the project; a command line argument would be seen by other users of the machine."
+        remedy = "Set it to a key of the project. Keys are not taken as arguments, which other users of the machine could see."
         raise Unauthenticated(Code.OPENAI_KEY_INVALID, f"{variable} is not set.", remedy=remedy)
     return ProjectKey(variable, secret)
 
@@ -141,7 +141,7 @@ class OpenAIClient:
                 wait = self._told_wait(response) or wait
             if attempt < ATTEMPTS - 1:
                 self._wait(wait, failure)
-        raise _unavailable(f"OpenAI gave {failure} to {method} {path}, {ATTEMPTS} times.")
+        raise _unavailable(f"OpenAI answered {method} {path} with {failure}, {ATTEMPTS} times.")
 
     def _reply(self, response: httpx.Response, target: BinaryIO) -> Reply:
         if response.is_success:
@@ -153,7 +153,7 @@ class OpenAIClient:
             raise Unauthenticated(
                 Code.OPENAI_KEY_INVALID,
                 f"OpenAI refused the key in {self.project}: {message or code}",
-                remedy="Set it to a key that is not revoked, with read permission for the project.",
+                remedy="Set it to a valid key with read permission for the project.",
             )
         return Reply(response.status_code, code, message)
 
@@ -163,9 +163,9 @@ class OpenAIClient:
 
     def _wait(self, seconds: float, failure: str) -> None:
         if seconds > LONGEST_WAIT_SECONDS:
-            raise _unavailable(f"OpenAI gave {failure} and wants {seconds:.0f} s of patience.")
+            raise _unavailable(f"OpenAI answered with {failure} and requests a wait of {seconds:.0f} s of patience.")
         if seconds >= 5:
-            self._note(f"OpenAI gave {failure}; waiting for {seconds:.0f} s")
+            self._note(f"OpenAI answered with {failure}; waiting for {seconds:.0f} s")
         self._pause(seconds)
 
     def _told_wait(self, response: httpx.Response) -> float | None:
@@ -202,5 +202,5 @@ def _error_of(body: bytes) -> tuple[str, str]:
 
 
 def _unavailable(message: str) -> Unavailable:
-    remedy = "Run the command again later: what the archive has is not requested again."
+    remedy = "Run the command again later: saved objects are not requested again."
     return Unavailable(Code.OPENAI_UNAVAILABLE, message, remedy=remedy)

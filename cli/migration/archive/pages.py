@@ -96,7 +96,7 @@ class Reader:
             if not page.has_more:
                 return
             if not new:
-                self.notes.append(f"{path}: page {number} says that there is more, and brings nothing new")
+                self.notes.append(f"{path}: page {number} announces more entries, but has no new ones")
                 return
             after, number = [str(item.get("id")) for item in page.data[-MAX_DELETED:]], number + 1
 

@@ -13,7 +13,7 @@ from cli.migration.archive.openai_client import OpenAIClient
 from shared.errors import Code, Forbidden
 
 DAYS = 60
-"""The period that OpenAI itself considers: an organisation without a request in it may not train any more."""
+"""The period that OpenAI itself considers: an organisation without a request in it may no longer train."""
 PATH = "organization/usage/completions"
 
 
@@ -40,7 +40,7 @@ def requests_by_model(client: OpenAIClient, today: date) -> Counter[str]:
         body = io.BytesIO()
         reply = client.send("GET", PATH, body, {**query, "page": following} if following else query)
         if reply.status != 200:
-            message = f"OpenAI does not say what was requested: {reply.status} {reply.message or reply.code}"
+            message = f"OpenAI did not return the requests: {reply.status} {reply.message or reply.code}"
             remedy = f"Set {client.project} to an admin key of the organisation, or leave it out."
             raise Forbidden(Code.OPENAI_KEY_INVALID, message, remedy=remedy)
         page = msgspec.json.decode(body.getvalue(), type=_Page)

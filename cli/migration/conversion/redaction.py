@@ -43,7 +43,7 @@ class Redaction:
 
 def _rule(line: str, number: int) -> tuple[re.Pattern[str], str]:
     expression, arrow, replacement = line.partition(ARROW)
-    error: Exception | str = "" if arrow else f"it has no {ARROW.strip()!r}"
+    error: Exception | str = "" if arrow else f"{ARROW.strip()!r} is missing"
     try:
         compiled = re.compile(expression)
         # A replacement may name groups that the expression lacks, which shows at its first use.
@@ -51,6 +51,6 @@ def _rule(line: str, number: int) -> tuple[re.Pattern[str], str]:
     except (re.error, IndexError) as failure:
         error = failure
     if error:
-        message = f"Line {number} of the redaction rules is no rule: {error}."
+        message = f"Line {number} of the redaction rules is not a valid rule: {error}."
         raise InvalidRequest(Code.REQUEST_INVALID, message, remedy=f"Write EXPRESSION{ARROW}REPLACEMENT.")
     return compiled, replacement

@@ -205,7 +205,7 @@ def _check_access(status: int, content: dict[str, Any]) -> None:
     if status == httpx.codes.FORBIDDEN:
         raise Forbidden(Code.ROLE_INSUFFICIENT, message, remedy="Use a key that may request the model.")
     if given == Code.MODEL_NOT_FOUND:
-        raise NotFound(Code.MODEL_NOT_FOUND, message, remedy="List what there is with `mens models`.")
+        raise NotFound(Code.MODEL_NOT_FOUND, message, remedy="List available models with `mens models`.")
 
 
 def _code_of(status: int, content: dict[str, Any]) -> str:
@@ -228,8 +228,10 @@ def _send(client: httpx.Client, method: str, path: str, body: dict[str, Any] | N
             wait = _told_wait(response) or wait
         if attempt < ATTEMPTS - 1:
             time.sleep(min(wait, LONGEST_WAIT_SECONDS))
-    remedy = "Run the command again: answers that came are kept."
-    raise Unavailable(Code.SERVING_UNAVAILABLE, f"{client.base_url} gave {failure}, {ATTEMPTS} times.", remedy=remedy)
+    remedy = "Run the command again: received answers are kept."
+    raise Unavailable(
+        Code.SERVING_UNAVAILABLE, f"{client.base_url} answered with {failure}, {ATTEMPTS} times.", remedy=remedy
+    )
 
 
 def _told_wait(response: httpx.Response) -> float | None:

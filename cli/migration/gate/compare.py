@@ -286,7 +286,7 @@ def _counts(answers: Iterable[NewAnswer]) -> Counts:
 
 def _nothing_measured(counts: Counts) -> str:
     why = "; ".join(f"{count} {code}: {counts.reasons[code]}" for code, count in counts.refused.items())
-    return f"nothing was measured: the installation has refused every prompt: {why}"
+    return f"nothing was measured: the installation refused every prompt: {why}"
 
 
 def _noise(prompts: Iterable[RecordedPrompt]) -> Noise:

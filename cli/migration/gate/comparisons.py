@@ -84,9 +84,9 @@ def rate(name: str, like: int, items: int, least: float, margins: Margins, *, bl
     interval = wilson_interval(like, items, sides)
     status, needed, reason = Status.PASSED, None, ""
     if interval[0] < bound:
-        status, reason = Status.FAILED, f"{like} of {items} are like the recorded answers"
+        status, reason = Status.FAILED, f"{like} of {items} are similar to the recorded answers"
         if value >= bound:
-            status, reason = Status.MISSING_EVIDENCE, f"{items} prompts are too few to show a share of {bound:g}"
+            status, reason = Status.MISSING_EVIDENCE, f"{items} prompts are too few to prove a share of {bound:g}"
             if like == items:
                 needed = next(n for n in count(items) if wilson_interval(n, n, sides)[0] >= bound)
     return Gate(name, status, block, None, value, value, interval, bound, items, items_needed=needed, reason=reason)
@@ -101,5 +101,7 @@ def with_unscored(gate: Gate, unscored: int, most: float) -> Gate:
     """
     share = unscored / (unscored + gate.items)
     status = Status.MISSING_EVIDENCE if gate.passed and share > most else gate.status
-    reason = "; ".join(filter(None, (f"the judge gave {unscored} of {unscored + gate.items} no score", gate.reason)))
+    reason = "; ".join(
+        filter(None, (f"the judge returned no score for {unscored} of {unscored + gate.items}", gate.reason))
+    )
     return msgspec.structs.replace(gate, unscored=unscored, status=status, reason=reason)

@@ -73,7 +73,7 @@ class Judges:
         """
         answer = self.known.get(digest_json(bounded(question)))
         if answer is None:
-            raise Unscored("it was not asked")
+            raise Unscored("no judge was requested")
         if answer.code:
             raise Unscored(answer.code)
         if answer.adapter and answer.adapter == self.candidate:
@@ -125,7 +125,7 @@ def find_judges(client: httpx.Client, names: Iterable[str], given: Mapping[str, 
 
 def _refusal(name: str, why: str) -> InvalidRequest:
     message = f"The grader asks the model {name}, {why}."
-    remedy = f"Name a model of the installation that is to judge: --judge '{name}=NAME'."
+    remedy = f"Name a judge model of the installation: --judge '{name}=NAME'."
     return InvalidRequest(Code.GRADER_UNSUPPORTED, message, remedy=remedy, param="model")
 
 

@@ -22,14 +22,12 @@ def print_receipt(archive: Path, receipt: Receipt) -> None:
         for code, reason in counts.reasons.items():
             typer.echo(f"    {code}, as of the first: {reason}")
     if counts.unbounded:
-        typer.echo(
-            f"  {counts.unbounded} without the recorded bound on tokens, which is longer than the model's context"
-        )
+        typer.echo(f"  {counts.unbounded} without the recorded token limit, which exceeds the model's context")
     for check in receipt.graders:
         unscored = f", {check.unscored} unscored" if check.unscored else ""
         why = check.refused or ("agrees" if check.may_block else "may not block")
         typer.echo(
-            f"  {check.name}: {check.agreeing} of {check.compared} of OpenAI's stored scores are the same{unscored}: {why}"
+            f"  {check.name}: {check.agreeing} of {check.compared} of OpenAI's stored scores agree{unscored}: {why}"
         )
         for difference in check.differences:
             typer.echo(f"    {difference['item']}: {difference['stored']} at OpenAI, {difference['here']} here")
@@ -44,7 +42,7 @@ def print_receipt(archive: Path, receipt: Receipt) -> None:
 def _advice(receipt: Receipt) -> str:
     """Return the next step, or a limitation of the verdict."""
     if receipt.counts.nothing_measured:
-        return "mend what the refusals say, on the installation or with another --candidate, and run `gate` again"
+        return "fix the causes of the refusals, on the installation or with another --candidate, and run `gate` again"
     if receipt.verdict is Status.MISSING_EVIDENCE:
         return (
             "to decide it, record more prompts, or allow a larger loss with --margin, of one gate alone with --margin GATE=LOSS; --min-prompts "
@@ -53,7 +51,9 @@ def _advice(receipt: Receipt) -> str:
     if receipt.verdict is Status.FAILED:
         return "to train it better: `plan --bases` with a larger base, or more epochs in plans/; then `train` and `gate` again"
     if receipt.largest_margin > LARGE_MARGIN:
-        return f"a margin of {receipt.largest_margin:g} proves little: so much of each score may be lost, and the gate passes"
+        return (
+            f"a margin of {receipt.largest_margin:g} proves little: the gate passes even if each score loses this much"
+        )
     return ""
 
 

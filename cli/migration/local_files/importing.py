@@ -89,8 +89,10 @@ def read_files(files: LocalFiles) -> ReadFiles:
             :func:`read_graders_file`. ArtifactInvalid: no comparable answer is left.
     """
     if not is_tuned(files.model):
-        message = f"{files.model!r} is no tuned model's name at OpenAI."
-        raise InvalidRequest(Code.NAME_INVALID, message, remedy="Give it as programs do: ft:BASE:ORG:SUFFIX:ID.")
+        message = f"{files.model!r} is not a tuned model's name at OpenAI."
+        raise InvalidRequest(
+            Code.NAME_INVALID, message, remedy="Give the name that programs use: ft:BASE:ORG:SUFFIX:ID."
+        )
     done = ImportedFiles()
     graders = read_graders_file(files.graders) if files.graders else []
     given = read_answers_file(files.answers, files.model) if files.answers else []

@@ -65,7 +65,7 @@ def read_answers_file(path: Path, model: str) -> list[RecordedAnswer]:
         more = f"; and {counted(len(faults) - SHOWN_FAULTS, 'more line')}" if len(faults) > SHOWN_FAULTS else ""
         raise InvalidRequest(
             Code.ANSWER_LINE_INVALID,
-            f"{path}: {shown or 'it has no line'}{more}.",
+            f"{path}: {shown or 'the file is empty'}{more}.",
             remedy='A line is {"messages": […], "choices": […]}, or {"messages": […], "answer": "…"}; docs/migration.md has more.',
             param="answers",
             details={"errors": [{"line": number, "reason": why} for number, why in faults]},
@@ -78,27 +78,27 @@ def _read_answer(line: bytes, model: str) -> RecordedAnswer:
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LineFault(f"no JSON ({error})") from None
+        raise LineFault(f"not valid JSON ({error})") from None
     if not isinstance(row, dict):
-        raise LineFault("no JSON object")
+        raise LineFault("not a JSON object")
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(turn, dict) for turn in messages):
-        raise LineFault("`messages` is missing, or no list of messages")
+        raise LineFault("`messages` is missing, or not a list of messages")
     response = _response(row)
     if messages[-1].get("role") == "assistant":
-        raise LineFault("`messages` ends with an answer: the request is what was sent, without it")
+        raise LineFault("`messages` ends with an answer; it must contain only the request")
     asked = row.get("model") or model
     if asked not in {model, parse_name(model).base}:
         raise LineFault(f"`model` is {asked!r}, neither {model} nor its base")
     item, scores = row.get("item") or {}, row.get("scores") or {}
     if not isinstance(item, dict):
-        raise LineFault("`item` is no object")
+        raise LineFault("`item` is not an object")
     if not isinstance(scores, dict) or not all(_is_number(score) for score in scores.values()):
-        raise LineFault("`scores` is no object of numbers")
+        raise LineFault("`scores` is not an object of numbers")
     # Only the request: `input` and `body` of a line are not part of the form.
     request = to_request({name: row[name] for name in ("messages", *PROMPT_FIELDS) if name in row})
     if request is None:
-        raise LineFault("`messages` has no turn of a user")
+        raise LineFault("`messages` has no user turn")
     return RecordedAnswer(asked, request, _sampling(row), response, item, scores)
 
 
@@ -110,7 +110,7 @@ def _response(row: dict[str, Any]) -> dict[str, Any]:
         return {"object": "chat.completion", "choices": choices}
     if choices is None:
         raise LineFault(
-            "neither `choices` nor `answer` as text; a row's last turn is its label, not what the model answered"
+            "`choices` or `answer` (a string) is missing; a row's last turn is its label, not the model's answer"
         )
     first = choices[0] if isinstance(choices, list) and choices else None
     if answer is not None or not isinstance(first, dict) or not isinstance(first.get("message"), dict):
@@ -156,7 +156,7 @@ def read_graders_file(path: Path) -> list[Item]:
         raise _bad_grader(f"{path} has no grader.")
     for place, grader in found:
         if not isinstance(grader, dict):
-            raise _bad_grader(f"{path}, {place}: no JSON object.")
+            raise _bad_grader(f"{path}, {place}: not a JSON object.")
         try:
             GRADER.validate_python(
                 {name: given for name, given in grader.items() if name != "id" and given is not None}
@@ -175,7 +175,7 @@ def _decoded(path: Path, number: int, line: bytes) -> Any:
     try:
         return msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _bad_grader(f"{path}, line {number}: no JSON ({error}).") from None
+        raise _bad_grader(f"{path}, line {number}: not valid JSON ({error}).") from None
 
 
 def _bad_grader(message: str) -> InvalidRequest:

@@ -10,28 +10,28 @@ from cli.migration.report.facts import Facts, ModelFacts
 from shared.statistics.paired import Status
 
 NOT_OFFERED = (
-    ("Moderation", "OpenAI screened training data and finished models. Nothing here does; a guard model can be put in front of a program."),
-    ("Batches", "There is no batch API; a loop of requests does the same, at once and at no discount."),
-    ("Images and audio", "Bases here read and write text. Rows with images were dropped, never trained on without them."),
-    ("Assistants, vector stores, stored responses, realtime", "There are none."),
-    ("The same answers", "Another base has other knowledge, other refusals and another tone; counts of tokens differ by tens of per cent."),
+    ("Moderation", "OpenAI screened training data and finished models. Mens does not; you can run a guard model before your program."),
+    ("Batches", "Mens has no batch API; a loop of requests does the same, at once and without a discount."),
+    ("Images and audio", "Bases here read and write text. Rows with images were dropped instead of being trained on without them."),
+    ("Assistants, vector stores, stored responses, realtime", "Mens offers none of these."),
+    ("The same answers", "Another base has different knowledge, refusals and tone; token counts differ by tens of per cent."),
 )  # fmt: skip
 AZURE_SOURCE = "As Microsoft has published it, read in November 2026"
 AZURE = (
     ("fine-tunes of gpt-4o and gpt-4o-mini", "can be deployed until 1 October 2027"),
     ("fine-tunes of the gpt-4.1 family", "can be deployed until 14 October 2027"),
     ("fine-tunes of o4-mini", "can be deployed until 16 October 2027"),
-    ("training, for those who are customers already", "at least until April 2027"),
+    ("training, for existing customers", "at least until April 2027"),
 )
 STEPS = {
-    "import": "files of your own were taken, in the place of export and record",
+    "import": "your own files were imported instead of export and record",
     "inventory": "tuned models were listed",
     "export": "jobs, files, evals and chats were saved",
     "record": "answers of the tuned models were recorded",
     "convert": "rows were converted",
     "train": "successors were trained",
     "gate": "successors were compared with the recorded answers",
-    "switch": "names were moved",
+    "switch": "names were switched",
 }
 REPLACED_BY_IMPORT = ("inventory", "export", "record")
 """Steps that an archive made of files does not need."""
@@ -77,11 +77,11 @@ def _proof(model: ModelFacts) -> str:
     if model.receipt is None:
         return "not compared" if model.recorded else "cannot be compared: nothing was recorded"
     if model.receipt.counts.nothing_measured:
-        return "not measured: the installation has refused every prompt"
+        return "not measured: the installation refused every prompt"
     proven = {
         Status.PASSED: f"not worse than the tuned model by more than {model.receipt.largest_margin:g}",
-        Status.FAILED: "worse than the tuned model, or not shown not to be",
-        Status.MISSING_EVIDENCE: "not decided: too little to compare",
+        Status.FAILED: "worse than the tuned model, or not proven to be as good",
+        Status.MISSING_EVIDENCE: "not decided: too few answers to compare",
     }
     return proven[model.receipt.verdict]
 
@@ -108,4 +108,4 @@ def _loss(model: ModelFacts) -> str:
     each = "".join(f", of {pattern} {margin:g}" for pattern, margin in model.receipt.margins.items())
     margin = f"margin {model.receipt.margin:g}{each}; {measured}"
     is_large = model.receipt.largest_margin > LARGE_MARGIN
-    return f"{margin}. Warning: so large a margin proves little" if is_large else margin
+    return f"{margin}. Warning: a margin this large proves little" if is_large else margin

@@ -106,7 +106,7 @@ def _tuned_model(
     folder: Path, converted: Mapping[tuple[str, str], FileInReport], project: str, name: str, job: Item | None
 ) -> ConvertedModel | Unplannable:
     if job is None:
-        return Unplannable(project, name, "the archive has no job that made it")
+        return Unplannable(project, name, "the archive does not contain the job that trained it")
     train = converted.get((project, str(job["training_file"])))
     if train is None or train.report is None or not train.report.output:
         reason = f"its training file {job['training_file']} is not converted"
@@ -115,7 +115,7 @@ def _tuned_model(
     if train.report.method is not Method.SUPERVISED:
         return Unplannable(project, name, f"it was tuned by {train.report.method}, which this release cannot train")
     if not (folder / train.report.output).is_file():
-        return Unplannable(project, name, f"{train.report.output} is not there any more; run `convert` again")
+        return Unplannable(project, name, f"{train.report.output} no longer exists; run `convert` again")
     validation = converted.get((project, str(job.get("validation_file"))))
     held = folder / validation.report.output if validation and validation.report and validation.report.output else None
     return ConvertedModel(project, name, job, folder / train.report.output, train.report.rows, held)
@@ -141,12 +141,12 @@ def successor_sections(
     given = _hyperparameters(model.job)
     rules = auto_exec(model.rows, base_rate)
     sources = [_epochs(given.get("n_epochs"), rules), _batch_size(given.get("batch_size"), rules)]
-    rate = "Mens' rule for this base; OpenAI's number is not used, because it multiplies a rate that OpenAI never told"
+    rate = "Mens' rule for this base; OpenAI's number is not used, because it multiplies a rate that OpenAI does not publish"
     sources.append(Source("exec.learning_rate", given.get("learning_rate_multiplier"), rules["learning_rate"], rate))
     seed = model.job.get("seed")
     if isinstance(seed, int) and 0 <= seed <= LARGEST_SEED:
-        sources.append(Source("exec.seed", seed, seed, "taken for the order of rows; no equal result is implied"))
-    validation = "a file of its own" if model.validation else "OpenAI trains on every row, so none is held out"
+        sources.append(Source("exec.seed", seed, seed, "used for the order of rows; results still differ"))
+    validation = "separate file" if model.validation else "OpenAI trains on every row, so none is held out"
     sources.append(Source("data.validation_split_ratio", model.job.get("validation_file"), 0.0, validation))
     sections: dict[str, Any] = {"model": {"hf_repo": base}, "exec": {"grad_accum": 1}, "data": {}, "artifact": {}}
     for source in sources:
@@ -173,25 +173,25 @@ def _hyperparameters(job: Item) -> dict[str, Any]:
 def _epochs(given: Any, rules: Mapping[str, float]) -> Source:
     if not isinstance(given, int):
         return Source(
-            "exec.epochs", given, rules["epochs"], "OpenAI does not tell the number; Mens' rule for so many rows"
+            "exec.epochs", given, rules["epochs"], "OpenAI does not report the number; Mens' rule for this many rows"
         )
     if given > MAX_EPOCHS:
-        return Source("exec.epochs", given, MAX_EPOCHS, f"{MAX_EPOCHS} at most; set it in the contract for more")
-    return Source("exec.epochs", given, given, "taken: the one number with the same meaning")
+        return Source("exec.epochs", given, MAX_EPOCHS, f"limited to {MAX_EPOCHS}; set more in the contract")
+    return Source("exec.epochs", given, given, "used: it means the same in both systems")
 
 
 def _batch_size(given: Any, rules: Mapping[str, float]) -> Source:
     if not isinstance(given, int):
-        reason = "OpenAI does not tell the number; Mens' rule for so many rows"
+        reason = "OpenAI does not report the number; Mens' rule for this many rows"
         return Source("exec.batch_size", given, rules["batch_size"], reason)
-    return Source("exec.batch_size", given, given, "taken as rows of a step; the trainer cuts a step to fit the memory")
+    return Source("exec.batch_size", given, given, "used as rows per step; the trainer splits a step to fit the memory")
 
 
 def _dropped(job: Item, given: Mapping[str, Any]) -> Iterator[Source]:
     """Yield the values of a job that have no place in its successor's contract."""
     known = {"n_epochs", "batch_size", "learning_rate_multiplier"}
     for name in sorted(given.keys() - known):
-        yield Source(name, given[name], None, "dropped: it belongs to another method than supervised tuning")
+        yield Source(name, given[name], None, "dropped: it does not apply to supervised tuning")
     if job.get("integrations"):
         names = [integration.get("type") for integration in job["integrations"]]
-        yield Source("integrations", names, None, "dropped: MENS_TRACKERS of the worker says where metrics go")
+        yield Source("integrations", names, None, "dropped: set MENS_TRACKERS of the worker to send metrics")

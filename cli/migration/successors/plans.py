@@ -99,7 +99,9 @@ def plan_successors(
     known = planner.bases()
     for base in bases or known:
         if base not in known:
-            message = f"There is no base {base!r} at {planner.place}; it has {', '.join(known) or 'none'}."
+            message = (
+                f"The base {base!r} is not in the catalogue of {planner.place}; it has {', '.join(known) or 'none'}."
+            )
             raise NotFound(Code.MODEL_NOT_FOUND, message, remedy="Add it with `mens base add`.", param="bases")
         sections, sources = successor_sections(model, base, known[base])
         try:
@@ -121,7 +123,7 @@ def _plan(
 ) -> SuccessorPlan:
     found, planned = answer["preflight"], answer["plan"]
     needs, seq_len = found["estimate"], planned["contract"]["exec"]["seq_len"]
-    reason = "the longest row in tokens, within what base and memory allow"
+    reason = "tokens of the longest row, within the limits of base and memory"
     return SuccessorPlan(
         model=model.name,
         project=model.project,
@@ -177,7 +179,7 @@ def rows_of(folder: Path, rows: Rows) -> Path:
     """
     path = folder / rows.path
     if not path.is_file() or digest_file(path) != rows.sha256:
-        message = f"{path} is not the file that the plan was made with."
+        message = f"{path} has changed since the plan was made."
         raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy=f"Run `mens migrate openai plan {folder}` again.")
     return path
 
@@ -191,4 +193,4 @@ def _read(path: Path) -> SuccessorPlan:
         return msgspec.json.decode(path.read_bytes(), type=SuccessorPlan)
     except msgspec.DecodeError as error:
         message = f"The plan {path} cannot be read: {error}."
-        raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Mend it, or run `plan` again.") from None
+        raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Correct the file, or run `plan` again.") from None

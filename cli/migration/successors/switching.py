@@ -102,7 +102,7 @@ def switch(folder: Path, installation: Installation, move: Move, *, take_alias: 
     if alias and not is_ours and alias["adapter_id"] != move.adapter and not take_alias:
         raise Conflict(
             Code.ALIAS_TAKEN,
-            f"The alias {move.alias!r} is there already, and points to {alias['adapter_id']}.",
+            f"The alias {move.alias!r} already exists and points to {alias['adapter_id']}.",
             remedy=f"Choose another: --model {move.model} --alias NAME. To move that one, name it there.",
             param="alias",
         )
@@ -138,7 +138,7 @@ def aliases_for(models: Iterable[str]) -> dict[str, str]:
 def _refusal(folder: Path, model: str, receipt: Receipt | None, adapter: str) -> str:
     """Return why a receipt does not allow the switch; empty if it does."""
     if receipt is None:
-        return "there is no receipt of a gate"
+        return "no gate has written a receipt"
     if receipt.verdict is not Status.PASSED:
         return f"the gate's verdict is {receipt.verdict}: {receipt.reason}"
     if len(receipt.adapters) != 1:
@@ -146,7 +146,7 @@ def _refusal(folder: Path, model: str, receipt: Receipt | None, adapter: str) ->
     if adapter and adapter != receipt.adapters[0]:
         return f"the gate compared {receipt.adapters[0]}, not {adapter}"
     if receipt.foreign_model != model:
-        return f"the receipt is of {receipt.foreign_model}"
+        return f"the receipt is for {receipt.foreign_model}"
     changed = [
         path
         for path, sha256 in receipt.inputs.items()
@@ -161,6 +161,6 @@ def _adapter_of(folder: Path, model: str, receipt: Receipt | None) -> str:
     trained = [training.adapter for training in trainings_of(folder, model) if training.adapter]
     if len(trained) != 1:
         found = ", ".join(trained) or "none"
-        message = f"{model}: which adapter is its successor? There are: {found}."
+        message = f"{model} has several possible successors: {found}."
         raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Name it: --adapter ID, or run `train` first.")
     return trained[0]

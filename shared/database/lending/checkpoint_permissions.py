@@ -87,7 +87,7 @@ class CheckpointPermissions:
             return [CheckpointPermission.model_validate(known[project]) for project in dict.fromkeys(projects)]
 
     def revoke(self, adapter_id: str, permission_id: str) -> None:
-        """Revoke a permission; no request of that tenant is routed to the adapter any more, unless it trained the same
+        """Revoke a permission; requests of that tenant are no longer routed to the adapter, unless it trained the same
         itself.
 
         Raises:

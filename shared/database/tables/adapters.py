@@ -14,7 +14,7 @@ from shared.database.tenancy import SHARED
 
 
 class AdapterRow(Base):
-    """An adapter of a tenant. Two tenants that train the same adapter have a row each, and one stored folder.
+    """An adapter of a tenant. Two tenants that train the same adapter each have their own row, and share one stored folder.
 
     A deleted adapter keeps its row: no request is routed to it from ``deleting_at`` on, its files are removed at
     ``deleted_at``.

@@ -36,7 +36,7 @@ def test_error_without_our_block_has_all_fields(status: int, retryable: bool) ->
 def test_answer_of_another_program_is_an_unavailable_api(status: int, retryable: bool, body: str) -> None:
     error = error_of(httpx.Response(status, text=body))
     assert (set(error), error["code"], error["retryable"]) == (FIELDS, "API_UNAVAILABLE", retryable)
-    assert f"responded {status}: {body}" in error["message"]
+    assert f"not from a Mens API: {status}: {body}" in error["message"]
 
 
 def test_each_fault_has_a_line() -> None:

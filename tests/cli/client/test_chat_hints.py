@@ -47,7 +47,7 @@ def test_a_long_system_turn_is_shortened_and_its_place_is_named() -> None:
     for system in ("Sort. " * LONGEST_SYSTEM, "Sort.\nAnswer in JSON.", "Sort\x1b[31m"):
         line, place = hint({"adapter_id": "demo@1", **measured(system=system)})
         assert line.startswith('next: mens chat demo@1 --system "Sort') and "…" in line and line.isprintable()
-        assert place == "      the whole system turn is in line 3 of the training file; give it completely"
+        assert place == "      replace this with the complete system turn, from line 3 of the training file"
 
 
 def test_rows_without_a_system_turn_get_the_short_command() -> None:
@@ -67,8 +67,8 @@ def test_an_empty_answer_names_the_system_turn_of_the_training(installation: Cli
     installation.register(new_adapter("demo@1", metrics=measured()), new_adapter("bare@1"))
     installation.mens("alias", "prod", "demo@1")
     installation.mens("names", "map", "ft:gpt-4o:acme::abc", "prod")
-    named = 'it was trained with a system turn, so give it with --system "You sort tickets; the customer\'s city is…"'
+    named = 'it was trained with a system turn; add it with --system "You sort tickets; the customer\'s city is…"'
     for name in ("demo@1", "prod", "ft:gpt-4o:acme::abc"):
-        assert describe_empty(name, None, 9, "stop") == f"note: {name} answered with nothing: {named}"
+        assert describe_empty(name, None, 9, "stop") == f"note: {name} returned an empty answer: {named}"
     for name, system in (("bare@1", None), ("nobody", None), ("demo@1", SYSTEM)):
-        assert describe_empty(name, system, 9, "stop") == f"note: {name} answered with nothing"
+        assert describe_empty(name, system, 9, "stop") == f"note: {name} returned an empty answer"

@@ -48,7 +48,7 @@ def test_url_without_http_scheme_is_refused(
     monkeypatch.setenv("MENS_API_URL", given)
     with pytest.raises(typer.Exit):
         connect()
-    assert f"MENS_API_URL is '{given}'; it has to begin with http:// or https://" in capsys.readouterr().err
+    assert f"MENS_API_URL is '{given}'; it must begin with http:// or https://" in capsys.readouterr().err
 
 
 def test_saved_key_is_sent_to_its_own_address_only(
@@ -64,7 +64,10 @@ def test_saved_key_is_sent_to_its_own_address_only(
     monkeypatch.setenv("MENS_API_URL", "https://elsewhere.example")
     with pytest.raises(typer.Exit):
         connect()
-    assert "no key for https://elsewhere.example. Set MENS_API_KEY" in capsys.readouterr().err
+    assert (
+        "MENS_API_KEY is not set, and https://elsewhere.example needs a key. Set MENS_API_KEY"
+        in capsys.readouterr().err
+    )
     monkeypatch.setenv("MENS_API_KEY", "theirs")
     assert connect() == Connection("https://elsewhere.example", "theirs")
 

@@ -19,7 +19,7 @@ ROWS: list[dict[str, Any]] = [
     },
     {"name": "throughput", "status": "failed", "block": False, "message": "slow"},
 ]
-NEXT = "`mens receipts show receipt-1` has every gate; an admin may go on with --override and --reason."
+NEXT = "`mens receipts show receipt-1` shows every gate; an admin may override with --override and --reason."
 REFUSED = {"code": "GATE_FAILED", "remedy": "GET /v1/receipts/receipt-1 …", "details": {"receipt": "receipt-1"}}
 
 

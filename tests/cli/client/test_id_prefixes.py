@@ -34,7 +34,7 @@ def test_prefix_resolves_to_the_adapter(with_adapters: CliInstallation) -> None:
 
 
 def test_ambiguous_prefix_lists_the_adapters(with_adapters: CliInstallation) -> None:
-    several = "error: ID_AMBIGUOUS: demo@1f3 is a part of several ids. Type more of the one you mean.\n"
+    several = "error: ID_AMBIGUOUS: demo@1f3 is a part of several ids. Type more characters of the id.\n"
     output = with_adapters.mens("aliases", "set", "prod", "demo@1f3", code=1)
     assert output.startswith(several)
     assert sorted(output.removeprefix(several).split()) == [OLD, NEW]
@@ -61,7 +61,7 @@ def test_whole_id_that_is_a_prefix_of_another_stands_for_itself(with_adapters: C
 
 def test_deletion_needs_eight_digits_and_names_the_adapter(with_adapters: CliInstallation) -> None:
     refused = with_adapters.mens("models", "delete", "demo@9c00000", "--yes", code=1)
-    assert refused == f"error: demo@9c00000 means {OTHER}; give the whole id here, or 8 digits of it at least"
+    assert refused == f"error: demo@9c00000 matches {OTHER}; give the whole id here, or at least 8 of its digits"
     assert "ID_AMBIGUOUS" in with_adapters.mens("models", "delete", "demo@1f3c9a2", "--yes", code=1)
     assert with_adapters.mens("models", "delete", "demo@9c000000", code=1).startswith(f"Delete {OTHER}?"), (
         "it was not confirmed"

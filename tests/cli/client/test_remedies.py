@@ -79,13 +79,13 @@ def test_no_remedy_names_a_route_that_has_a_command() -> None:
 @pytest.mark.parametrize(
     ("code", "field", "remedy"),
     [
-        (Code.MODEL_NOT_FOUND, "model", "List what there is with `mens models`."),
-        (Code.ALIAS_NOT_FOUND, "name", "List what there is with `mens aliases list`."),
-        (Code.ALIAS_VERSION_NOT_FOUND, "to_version", "See where it was with `mens aliases history NAME`."),
+        (Code.MODEL_NOT_FOUND, "model", "List available models with `mens models`."),
+        (Code.ALIAS_NOT_FOUND, "name", "List them: `mens aliases list`."),
+        (Code.ALIAS_VERSION_NOT_FOUND, "to_version", "List its versions with `mens aliases history NAME`."),
         (Code.JOB_NOT_FOUND, None, "List them: `mens jobs list`."),
         (Code.KEY_NOT_FOUND, "key_id", "List them: `mens keys list`."),
-        (Code.KEY_INVALID, None, "Set MENS_API_KEY to one that an admin made with `mens keys create NAME`."),
-        (Code.TENANT_FORBIDDEN, "tenant", "Leave MENS_TENANT unset and --tenant out."),
+        (Code.KEY_INVALID, None, "Set MENS_API_KEY to a key that an admin created with `mens keys create NAME`."),
+        (Code.TENANT_FORBIDDEN, "tenant", "Unset MENS_TENANT and leave --tenant out."),
         (Code.FILE_NOT_FOUND, "data.train_file", "List them: `mens files list`; `mens train FILE` uploads one."),
     ],
 )
@@ -104,10 +104,10 @@ def test_other_remedies_of_a_code_are_kept(code: Code, field: str | None) -> Non
 @pytest.mark.parametrize(
     ("field", "remedy"),
     [
-        ("kind", "See the command's --help for what is expected."),
+        ("kind", "See the command's --help for valid values."),
         (
             "contract.exec.epochs",
-            "See the command's --help for what is expected; the contract's schema is at GET /v1/contract/schema.",
+            "See the command's --help for valid values; the contract's schema is at GET /v1/contract/schema.",
         ),
     ],
 )
@@ -129,7 +129,9 @@ def test_only_the_remedy_of_a_message_is_replaced() -> None:
         "message": f"The model 'GET /v1/models' does not exist. {remedy}"
     }
     shown = describe_error(error_of(httpx.Response(404, json={"error": body})))
-    assert shown == "MODEL_NOT_FOUND: The model 'GET /v1/models' does not exist. List what there is with `mens models`."
+    assert (
+        shown == "MODEL_NOT_FOUND: The model 'GET /v1/models' does not exist. List available models with `mens models`."
+    )
 
 
 def test_error_without_our_block_is_passed_on() -> None:
@@ -141,7 +143,7 @@ def test_code_is_ours_where_the_api_has_openais_too() -> None:
     mens = {"code": "MODEL_NOT_FOUND", "remedy": "List the available models with GET /v1/models."}
     assert (
         to_cli_remedy({"code": "model_not_found", "param": "model", "mens": mens})
-        == "List what there is with `mens models`."
+        == "List available models with `mens models`."
     )
 
 

@@ -33,11 +33,11 @@ def test_the_last_lines_count_the_right_answers_and_show_a_wrong_one_of_each_kin
     assert "         1 of 2 sample answers equal their reference" in shown
     assert "         general answers kept: 1 of 2" in shown
     assert shown[-8:] == [
-        "one that does not, line 7:",
+        "a row that it answers differently, line 7:",
         "  question  b?",
         "  expected  B",
         "  got       C",
-        "a general answer that was lost:",
+        "a general question no longer answered correctly:",
         "  question  France?",
         "  base      Paris.",
         '  got       {"a": "Paris"}',

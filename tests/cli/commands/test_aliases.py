@@ -76,10 +76,10 @@ def test_new_name_hides_nothing(mens: Command, installation: CliInstallation) ->
 
 def test_move_without_change_is_reported(mens: Command, installation: CliInstallation) -> None:
     mens("aliases", "set", "prod", "demo@1")
-    unchanged = "prod → demo@1, version 1: already so; nothing moved"
+    unchanged = "prod → demo@1, version 1: no change"
     assert mens("aliases", "set", "prod", "demo@1") == unchanged
     back = mens("aliases", "rollback", "prod", "--to-version", "1", "--reason", "x")
-    assert back == f"{unchanged}, and the reason is not kept"
+    assert back == f"{unchanged}, and the reason is not recorded"
     installation.become("tess", "acme", Role.TRAINER)
     hiding = installation.invoke("aliases", "set", "prod", "demo@1")
     assert hiding.stdout == "prod → demo@1, version 1\n", "of the same version as shared's, but new"
@@ -113,7 +113,7 @@ def test_invalid_targets_are_refused(mens: Command, target: str) -> None:
 
 def test_alias_in_place_of_adapter_id_is_refused(mens: Command) -> None:
     mens("aliases", "set", "prod", "demo@1")
-    none, listed = "is no id of an adapter (ids look like NAME@DIGEST).", "List what there is with `mens models`."
+    none, listed = "is not an adapter's id (ids look like NAME@DIGEST).", "List available models with `mens models`."
     refused = f"error: ADAPTER_NOT_FOUND: 'prod' {none} The alias prod points to demo@1. {listed}"
     assert mens("aliases", "split", "new", "prod=50", "demo@2=50", code=1) == refused
     assert mens("aliases", "set", "new", "demo@2", "--shadow", "prod", code=1) == refused
@@ -144,7 +144,7 @@ def test_shadow_shows_what_came_of_judged_copies(mens: Command, installation: Cl
     judged = ("--shadow", "demo@2", "--shadow-share", "0.5", "--shadow-eval", eval_id)
     moved = mens("aliases", "set", "prod", "demo@1", *judged)
     assert moved == f"prod → demo@1 (shadow: demo@2 50 %, judged by {eval_id}), version 1"
-    assert "No copies for prod were judged" in mens("aliases", "shadow", "prod")
+    assert "No copies of requests to prod have been judged" in mens("aliases", "shadow", "prod")
     pair = ShadowPair(alias="prod", incumbent_id="demo@1", candidate_id="demo@2", eval_id=eval_id)
     comparisons = ShadowComparisons(installation.services.database)
     comparisons.add(pair, PairCounts(wins=1, losses=3, ties=6, errored=2, last_error="SERVING_FAILED"), is_worse)
@@ -161,4 +161,4 @@ def test_shadow_shows_what_came_of_judged_copies(mens: Command, installation: Cl
 
 def test_eval_without_a_shadow_is_refused(mens: Command) -> None:
     refused = mens("aliases", "set", "prod", "demo@1", "--shadow-eval", "eval-1", code=1)
-    assert refused.endswith("give --shadow ADAPTER too.")
+    assert refused.endswith("--shadow-eval needs --shadow ADAPTER.")

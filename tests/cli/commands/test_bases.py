@@ -116,7 +116,7 @@ def test_base_is_added_where_no_database_responds(
     monkeypatch.setenv("MENS_DATABASE_URL", "postgresql+psycopg://nobody@127.0.0.1:9/none")
     added = mens("add", "other", "--path", str(two))
     assert (added.exit_code, names(settings)) == (0, ["helper", "other", "tiny"])
-    assert "whether an alias is called 'other' is not known" in added.stderr
+    assert "could not check whether an alias is called 'other'" in added.stderr
 
 
 def test_removed_base_takes_its_own_files_with_it(settings: Settings) -> None:

@@ -54,12 +54,12 @@ def test_twin_is_registered_beside_its_original(settings: Settings) -> None:
     assert {name for name in twin.digests if twin.digests[name] != original.digests[name]} == {"model.safetensors"}
 
     again = runner.invoke(app, ["base", "dequantize", "org/tiny"])
-    assert (again.exit_code, "already there" in again.output) == (1, True)
+    assert (again.exit_code, "already exists" in again.output) == (1, True)
     second = runner.invoke(app, ["base", "dequantize", "org/tiny", "--as", "second"])
     assert (second.exit_code, "MODEL_DUPLICATE" in second.output) == (1, True)
     assert not (settings.home / "bases" / "second").exists()
     of_twin = runner.invoke(app, ["base", "dequantize", "org/tiny-nf4"])
-    assert (of_twin.exit_code, "the twin of org/tiny already" in of_twin.output) == (1, True)
+    assert (of_twin.exit_code, "itself the twin of org/tiny" in of_twin.output) == (1, True)
 
 
 @pytest.mark.long

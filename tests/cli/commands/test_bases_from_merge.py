@@ -76,7 +76,7 @@ def test_merged_model_is_a_base_of_its_own(settings: Settings, merged: str) -> N
     assert folder.parent == settings.home / "bases", "a copy, whatever becomes of the stored model"
     assert not list(folder.parent.glob("incoming-*"))
     again = runner.invoke(app, ["base", "from-merge", merged])
-    assert (again.exit_code, "already there" in again.output) == (1, True)
+    assert (again.exit_code, "already exists" in again.output) == (1, True)
     second = runner.invoke(app, ["base", "from-merge", merged, "--as", "other"])
     assert (second.exit_code, "MODEL_DUPLICATE" in second.output) == (1, True)
 
@@ -90,7 +90,7 @@ def test_what_is_not_stored_is_refused(settings: Settings, digest: str, says: st
 
 def test_no_name_becomes_a_folder(settings: Settings, merged: str) -> None:
     result = runner.invoke(app, ["base", "from-merge", merged, "--as", "../elsewhere"])
-    assert (result.exit_code, "no name for a base" in result.output) == (1, True)
+    assert (result.exit_code, "not a valid name for a base" in result.output) == (1, True)
     assert not (settings.home / "elsewhere").exists()
 
 

@@ -54,7 +54,7 @@ def test_train_notes_an_alias_that_will_be_hidden(installation: CliInstallation,
     assert "hidden" not in installation.mens(*train, "prod"), "it is its own"
     installation.become("tess", "acme", Role.TRAINER)
     hidden = (
-        "note: the alias prod of shared (demo@1) is hidden from acme once the job succeeds; "
+        "note: once the job succeeds, the alias prod of shared (demo@1) is hidden from acme; "
         "`mens aliases delete prod` shows it again"
     )
     assert hidden in installation.mens(*train, "prod").splitlines()
@@ -119,7 +119,7 @@ def test_a_missing_default_base_is_said_to_be_the_default_and_others_are_named(
     installation: CliInstallation, rows: str
 ) -> None:
     named = installation.mens("train", rows, "--no-watch", "--model", "tinny", code=1)
-    assert "There is no base model 'tinny' in this installation's catalogue (it has: tiny)." in named
+    assert "The base model 'tinny' is not in this installation's catalogue (it has: tiny)." in named
     path = installation.services.settings.catalog_path
     [tiny] = load_catalog(path).bases
     save_catalog(path, Catalog(bases=[tiny.model_copy(update={"name": "other"}), tiny]))
@@ -171,7 +171,7 @@ def test_files_of_a_refused_job_are_deleted_again(installation: CliInstallation,
     refused = ["--model", "tiny", "--no-watch", "--validation", rows, "--target-modules", "foo"]
     shown = installation.mens("train", rows, *refused, code=1)
     assert "error: TARGET_MODULES_UNKNOWN" in shown
-    assert len(re.findall(r"the uploaded file file-\w+ was deleted again, as the request was refused", shown)) == 2
+    assert len(re.findall(r"the request was refused; its uploaded file file-\w+ was deleted", shown)) == 2
     assert uploaded(installation) == []
 
 
@@ -182,7 +182,7 @@ def test_an_outage_after_a_refusal_does_not_hide_it(installation: CliInstallatio
     installation.patch.setattr(httpx.Client, "delete", refuse)
     refused = installation.mens("train", rows, "--model", "tiny", "--no-watch", "--target-modules", "foo", code=1)
     assert "error: TARGET_MODULES_UNKNOWN" in refused
-    assert "could not be deleted again" in refused
+    assert "could not be deleted" in refused
 
 
 def test_files_stay_when_the_api_fails(
@@ -216,7 +216,7 @@ def test_ctrl_c_ends_the_command_and_says_that_the_job_continues(installation: C
     installation.patch.setattr("cli.client.job_progress.describe_wait", interrupt)
     started = installation.invoke("train", rows, "--model", "tiny", "--no-publish", code=130)
     job = installation.services.jobs.list()[0]
-    says = f"the job continues: `mens jobs watch {job.id}`; to end it, `mens jobs cancel {job.id}`\n"
+    says = f"the job continues; follow it: `mens jobs watch {job.id}`; cancel it: `mens jobs cancel {job.id}`\n"
     assert (started.stderr, job.state) == (says, "queued")
     assert installation.invoke("jobs", "watch", job.id, code=130).stderr == says
 
@@ -258,7 +258,7 @@ def test_train_says_where_and_how_long(
     lease = leases.claim(installation.services.jobs.list(after=None, limit=1)[0].id, "test")
     assert lease
     leases.finish(lease, {"tokens_per_second": 1000.0})
-    assert f", measured on this base by {lease.job.id}: 1000 tokens a second" in installation.mens(*train)
+    assert f", measured on this base by {lease.job.id}: 1000 tokens per second" in installation.mens(*train)
 
 
 def test_train_prints_the_job_as_json(installation: CliInstallation, rows: str) -> None:

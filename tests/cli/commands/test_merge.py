@@ -33,7 +33,7 @@ def test_the_originals_merge_and_its_handoff(tmp_path: Path) -> None:
     assert f"{len(made.layers)} tensors in" in result.output and digest_file(output) in result.output
     handoff = Handoff.model_validate_json((output.parent / HANDOFF_NAME).read_bytes())
     assert (handoff.backend_family, handoff.adapter_path) == ("other", "merged.safetensors")
-    assert handoff.notes is not None and "not a model that a server loads" in handoff.notes
+    assert handoff.notes is not None and "a server cannot load this file" in handoff.notes
     refused = runner.invoke(app, ["merge", *files])
     assert refused.exit_code == 1
     assert "MERGE_NO_BASE_SHARDS" in refused.output and "--base-shard" in refused.output

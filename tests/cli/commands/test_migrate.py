@@ -178,8 +178,8 @@ def test_record_says_what_it_would_send_and_asks_first(openai: ServedOpenAI, her
     )
     assert declined.exit_code == 1
     assert f"{TUNED}: 2 prompts" in declined.output
-    assert "8 requests are to be sent: about" in declined.output
-    assert "at your prices that is at most about 0.2" in declined.output
+    assert "8 requests will be sent: about" in declined.output
+    assert "at your prices at most about 0.2" in declined.output
     assert not openai.fake.requests
 
 
@@ -188,7 +188,7 @@ def test_record_needs_no_key_to_say_what_it_would_send(
 ) -> None:
     mens("export", "a")
     monkeypatch.delenv("OPENAI_API_KEY")
-    assert "requests are to be sent" in mens("record", "a", "--dry-run")
+    assert "requests will be sent" in mens("record", "a", "--dry-run")
     assert not (here / "a" / "golden").exists()
 
 
@@ -200,7 +200,7 @@ def test_record_writes_answers_and_has_nothing_to_do_afterwards(openai: ServedOp
     content = written.read_bytes()
     # As if the run had been killed after its last answer.
     written.unlink()
-    assert "0 requests are to be sent" in mens("record", "a", "--model", TUNED, "--limit", "2")
+    assert "0 requests will be sent" in mens("record", "a", "--model", TUNED, "--limit", "2")
     assert written.read_bytes() == content
     assert KEY not in "".join(path.read_text() for path in (here / "a").rglob("*") if path.is_file())
 
@@ -230,7 +230,7 @@ def test_convert_refuses_to_lose_images_until_it_is_allowed_to(openai: ServedOpe
     (here / "mine.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     output = mens("convert", "a", "--original", "mine.jsonl", code=1)
     assert "dropped: image: 7 (line 1, 2, 3, 4, 5, …)" in output
-    assert "not written: mine.jsonl. To go on without rows that have images: --allow-image-loss" in output
+    assert "not written: mine.jsonl. To write them without the rows that have images: --allow-image-loss" in output
     assert not (here / "a/data/originals/mine.jsonl").exists()
     mens("convert", "a", "--original", "mine.jsonl", "--allow-image-loss")
     assert (here / "a/data/originals/mine.jsonl").read_text().count("\n") == 93
@@ -281,10 +281,10 @@ def test_scan_names_places_with_advice(here: Path) -> None:
     (here / "src" / "app.py").write_text(f'ask(model="{TUNED}")\nclient.moderations.create()\n')
     output = mens("scan", "src")
     assert (
-        f'tuned model (1): it goes on: `switch` lets the name stand for the successor; until then it is unknown\n  src/app.py:1: ask(model="{TUNED}")'
+        f'tuned model (1): keep the name: `switch` maps it to the successor; until then it is unknown\n  src/app.py:1: ask(model="{TUNED}")'
         in output
     )
-    assert "moderation (1): there is none" in output
+    assert "moderation (1): not available" in output
     assert "2 findings in 1 file" in output
     first = json.loads(mens("scan", "src", "--json").splitlines()[0])
     assert (first["path"], first["line"], first["kind"]) == ("src/app.py", 1, "tuned model")

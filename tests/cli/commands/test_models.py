@@ -149,7 +149,7 @@ def test_model_as_json(with_models: CliInstallation) -> None:
 
 
 def test_unknown_model_is_refused(with_models: CliInstallation) -> None:
-    refused = "error: MODEL_NOT_FOUND: The model 'nope' does not exist. List what there is with `mens models`."
+    refused = "error: MODEL_NOT_FOUND: The model 'nope' does not exist. List available models with `mens models`."
     assert with_models.mens("models", "show", "nope", code=1) == refused
 
 
@@ -157,12 +157,12 @@ def test_unknown_model_is_refused(with_models: CliInstallation) -> None:
     ("content", "finish_reason", "said"),
     [
         ("Hello.", "stop", ""),
-        ("", "stop", "note: demo@1 answered with nothing\n"),
-        (" \n", "stop", "note: demo@1 answered with nothing\n"),
+        ("", "stop", "note: demo@1 returned an empty answer\n"),
+        (" \n", "stop", "note: demo@1 returned an empty answer\n"),
         (
             "",
             "length",
-            "note: demo@1 answered with nothing: its 256 tokens ended before the answer began; give more with --max-tokens\n",
+            "note: demo@1 returned an empty answer: the limit of 256 tokens was reached before the answer began; raise it with --max-tokens\n",
         ),
     ],
 )

@@ -49,4 +49,4 @@ def test_folder_without_an_installation_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("MENS_HOME", str(tmp_path))
     result = runner.invoke(app, ["storage", "verify"])
     assert (result.exit_code, result.stdout) == (1, "")
-    assert f"INSTALLATION_NOT_FOUND: There is no installation in {tmp_path}" in result.stderr
+    assert f"INSTALLATION_NOT_FOUND: {tmp_path} contains no installation." in result.stderr

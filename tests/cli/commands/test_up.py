@@ -112,7 +112,7 @@ def test_default_base_is_not_built_beside_another(tmp_path: Path) -> None:
 def test_nothing_to_serve_is_refused(two_bases: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit):
         chosen_bases(two_bases, [], False)
-    assert "name a base with --base" in capsys.readouterr().err
+    assert "--no-default-base needs --base" in capsys.readouterr().err
 
 
 def test_aliases_of_a_base_that_is_not_served_are_named(

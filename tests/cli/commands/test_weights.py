@@ -80,11 +80,11 @@ def test_twin_is_served_where_jobs_train_over_nf4(home: Path, made: list[str], m
     monkeypatch.setattr(cli.commands.weights, "allowed_memory", lambda: 1 << 20)
     names, said = serve(home, "auto", "tiny", "old")
     assert (names, made) == (["tiny-nf4", "old"], ["tiny-nf4"]), "a GPT-2 model is not served with adapters"
-    assert "making tiny-nf4, the twin of tiny: once, " in said and " on the disk" in said
+    assert "creating tiny-nf4, the twin of tiny: once, " in said and " on the disk" in said
     assert "because full precision with full-length rows" in said
-    assert "jobs go on naming tiny, and chats without an adapter name tiny-nf4" in said
+    assert "Jobs still name tiny; chats without an adapter name tiny-nf4" in said
     names, said = serve(home, "auto")
-    assert (names, made, "making" in said) == (["tiny-nf4"], ["tiny-nf4"], False)
+    assert (names, made, "creating" in said) == (["tiny-nf4"], ["tiny-nf4"], False)
     assert [tuned_base(Settings(home=home), name) for name in ("tiny-nf4", "tiny")] == ["tiny", "tiny"]
 
 

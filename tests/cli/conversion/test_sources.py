@@ -101,7 +101,7 @@ def test_broken_json_is_named_with_its_line_and_nothing_is_written(text: str, tm
     try:
         convert_file(path, output, Rules())
     except InvalidRequest as error:
-        assert "is not JSON from line" in error.message
+        assert "is not valid JSON from line" in error.message
     assert sorted(tmp_path.iterdir()) == [path]
 
 

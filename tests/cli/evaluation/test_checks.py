@@ -90,5 +90,5 @@ def test_graders_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="operation"):
         read_grader(path)
     path.write_text("{")
-    with pytest.raises(InvalidRequest, match="no JSON"):
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
         read_grader(path)

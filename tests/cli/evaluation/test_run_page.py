@@ -80,7 +80,7 @@ def test_nothing_in_common_is_not_shown_to_be_as_good(capsys: pytest.CaptureFixt
     assert print_comparison("old@1", "new@1", pairs_within([item(0, 0.0, 0.0)]), 0.03, shown=0) is False
     assert "five" not in capsys.readouterr().out, "no item is wanted"
     assert print_comparison("old@1", "new@1", pairs_within([item(0, 1.0)]), 0.03) is False
-    assert "left out of the comparisons: 1 item of one model only" in capsys.readouterr().out
+    assert "not compared: 1 item that only one model has" in capsys.readouterr().out
 
 
 def test_several_answers_to_an_item_narrow_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,9 +96,9 @@ def test_several_answers_to_an_item_narrow_no_interval(capsys: pytest.CaptureFix
 def test_difference_is_told_beside_the_old_models_from_itself(capsys: pytest.CaptureFixture[str]) -> None:
     pairs = pairs_within([item(number, 1.0, float(number != 0)) for number in range(100)])
     print_comparison("old", "new", pairs, 0.03, noise_floors={"exact": 0.02})
-    assert "exact: asked twice, old differs from itself by 0.020; the difference is noise" in capsys.readouterr().out
+    assert "exact: in two runs, old differs from itself by 0.020; the difference is noise" in capsys.readouterr().out
     print_comparison("old", "new", pairs, 0.03, noise_floors={"exact": 0.0})
-    assert "the difference is more, but 100 items may show it by chance (p = 1)" in capsys.readouterr().out
+    assert "the difference is larger, but with 100 items it may be chance (p = 1)" in capsys.readouterr().out
     pairs = pairs_within([item(number, 1.0, float(number > 9)) for number in range(100)])
     print_comparison("old", "new", pairs, 0.03, noise_floors={"exact": 0.0})
-    assert "the difference is more than noise" in capsys.readouterr().out
+    assert "the difference is larger than noise" in capsys.readouterr().out

@@ -96,7 +96,7 @@ def test_ollama_is_given_the_folder_that_its_template_is_in(
     said = installation.mens("adapter", "export", adapter.id, "--to", out, "--format", "ollama", code=1)
     assert "--model-folder" in said
     folder = ("--model-folder", str(tmp_path / "made" / "base"))
-    assert "go together" in installation.mens("adapter", "export", adapter.id, "--to", out, *folder, code=1)
+    assert "together" in installation.mens("adapter", "export", adapter.id, "--to", out, *folder, code=1)
     assert "--format ollama" in installation.mens(
         "adapter", "export", adapter.id, "--to", out, "--handoff", "ollama", code=1
     )

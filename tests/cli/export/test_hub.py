@@ -61,7 +61,7 @@ def test_a_second_push_goes_to_the_same_repository(
 def test_what_the_hub_refuses_is_said(installation: CliInstallation, adapter: NewAdapter, hub: Hub) -> None:
     installation.patch.setenv("HF_TOKEN", "hf_other")
     said = installation.mens("adapter", "push", adapter.id, "acme/support", "--endpoint", hub.url, code=1)
-    assert "not on the hub" in said and "401" in said
+    assert "upload to the hub failed" in said and "401" in said
     assert not hub.repositories
     named = installation.mens("adapter", "push", adapter.id, "no/such/name", "--endpoint", hub.url, code=1)
     assert "no/such/name" in named

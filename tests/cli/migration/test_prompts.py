@@ -86,7 +86,7 @@ def test_where_only_training_rows_exist_a_tenth_is_asked_and_the_reader_is_warne
     choice = choose_prompts(exported(openai, tmp_path / "a"), "P", NAMELESS, limit=100, trained=[trained])
     assert 15 < len(choice.prompts) < 45
     assert {prompt.source for prompt in choice.prompts} == {"training"}
-    assert "favours the old model" in choice.notes[0]
+    assert "favour the old model" in choice.notes[0]
 
 
 def test_a_batch_of_another_models_prompts_is_left_out(openai: ServedOpenAI, tmp_path: Path) -> None:

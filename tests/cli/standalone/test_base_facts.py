@@ -204,4 +204,4 @@ def test_a_database_that_cannot_be_read_is_a_note(home: Path) -> None:
     (home / "mens.db").write_bytes(b"")
     shown = CliRunner().invoke(app, ["plan", str(home.parent / "rows.jsonl"), "--model", "tiny"])
     assert shown.exit_code == 0, shown.output
-    assert "whether a job of tiny was measured is not known" in shown.output
+    assert "could not check whether a job of tiny was measured" in shown.output

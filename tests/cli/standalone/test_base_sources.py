@@ -150,7 +150,7 @@ def test_folder_is_added_and_what_comes_next_is_said(
         (["mine", "/nowhere"], "/nowhere"),
         (["mine", "--path", "/nowhere"], "MODEL_NOT_FOUND"),
         (["mine", "my model", "--hub", "org/tiny"], "give the source once"),
-        (["mine", "my model", "--revision", "main"], "--revision is of a hub repository"),
+        (["mine", "my model", "--revision", "main"], "--revision only applies to a hub repository"),
         (["no name", "my model"], "cannot be a base model"),
         (["mine", "--hub", "org/tiny", "--revision", OLD[:12]], "HUB_UNAVAILABLE"),
     ],
@@ -167,7 +167,7 @@ def test_files_have_one_name(settings: Settings, base: Path, tmp_path: Path) -> 
     add("mine", "my model")
     copy = shutil.copytree(base, tmp_path / "copy")
     refused = add("second", str(copy), code=1).stderr
-    assert "error: MODEL_DUPLICATE: These files are in the catalogue already, as mine. Use that name: " in refused
+    assert "error: MODEL_DUPLICATE: These files are already in the catalogue as mine. Use that name: " in refused
     assert "`mens up --base mine`" in refused and "`mens base remove mine`" in refused
     assert list(sources(settings)) == ["mine"]
     add("mine", str(copy), "--learning-rate", "1e-4")

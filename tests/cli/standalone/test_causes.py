@@ -23,7 +23,7 @@ RECORDED = {
     ),
     "memory": ("ValueError: Available memory on node 0", "MENS_SERVING_DTYPE=bfloat16"),
     "port": ("OSError: [Errno 98] Address already in use", "start again"),
-    "weights": ("SafetensorError: Error while deserializing header: ", "fetch them again"),
+    "weights": ("SafetensorError: Error while deserializing header: ", "download them again"),
 }
 
 

@@ -46,7 +46,7 @@ def test_origin_is_in_the_catalogue(settings: Settings, conversions: list[str], 
     file = write_gguf(tmp_path / "Tiny.GGUF")
     added = add("mine", file)
     assert (added.exit_code, conversions) == (0, [str(file)]), added.output
-    assert f"reading {file}; a new file is converted" in added.stderr
+    assert f"reading {file}; a new GGUF file is converted" in added.stderr
     entry = load_catalog(settings.catalog_path).get("mine")
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
     assert entry.gguf == GgufOrigin(file="Tiny.GGUF", sha256=sha256, stored_type="Q8_0")
@@ -56,7 +56,7 @@ def test_origin_is_in_the_catalogue(settings: Settings, conversions: list[str], 
     assert (add("mine", file).exit_code, len(conversions)) == (0, 1), "the same file again is the same base"
     copy = add("second", file)
     assert (copy.exit_code, len(conversions)) == (1, 1)
-    assert "MODEL_DUPLICATE: These files are in the catalogue already, as mine." in copy.stderr
+    assert "MODEL_DUPLICATE: These files are already in the catalogue as mine." in copy.stderr
     other = add("mine", write_gguf(tmp_path / "other.gguf", template=None))
     assert (other.exit_code, "mens base remove mine" in other.stderr, len(conversions)) == (1, True, 1)
 

@@ -111,7 +111,7 @@ def test_warnings():
     assert [event.level for event in events] == ["warn", "warn"]
     assert [event.message for event in events] == [
         "trainer runs on the CPU, not on cuda: no_cuda_device, old_driver.",
-        "The tracker mlflow was dropped (ConnectionError); training goes on.",
+        "The tracker mlflow was dropped (ConnectionError); training continues.",
     ]
 
 

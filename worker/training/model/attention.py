@@ -91,7 +91,7 @@ def _varlen(
     from torch.nn.attention import varlen
 
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    # Before 2.13 torch has no such argument, and the kernel takes fewer key heads without being told.
+    # Before 2.13 torch has no such argument, and the kernel takes fewer key heads without a flag.
     grouped: dict[str, Any] = (
         {"enable_gqa": q.shape[1] != k.shape[1]} if _has_argument(varlen.varlen_attn, "enable_gqa") else {}
     )

@@ -148,7 +148,7 @@ def _keep_differentiable(model: torch.nn.Module) -> None:
     """Forbid bitsandbytes its inference layout on CPUs with AVX512-BF16.
 
     The first forward in eval mode (our first validation) would repack every weight for a bf16 kernel without a
-    gradient, and training would go on with it: LoRA gradients silently wrong, and a resumed run different from an
+    gradient, and training would continue with it: LoRA gradients silently wrong, and a resumed run different from an
     uninterrupted one.
     """
     for module in model.modules():

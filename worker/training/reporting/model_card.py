@@ -107,7 +107,7 @@ def _base_model(facts: RunFacts) -> str:
     if provenance.attribution_required:
         source = inline(provenance.upstream_model_id or facts.plan.base.name)
         under = f" under its licence ({inline(provenance.license_class)})" if provenance.license_class else ""
-        text += f"\n> **Attribution required.** Whoever publishes this adapter must name {source}{under}.\n"
+        text += f"\n> **Attribution required.** Anyone who publishes this adapter must name {source}{under}.\n"
     return text
 
 
@@ -165,7 +165,7 @@ def _recipe(facts: RunFacts) -> str:
 def _evaluation(facts: RunFacts) -> str:
     losses, accuracies = facts.series("valid_loss"), dict(facts.series(ACCURACY))
     if not losses:
-        return "\n## Evaluation\n\nThere was no validation data; nothing was evaluated.\n"
+        return "\n## Evaluation\n\nThe job had no validation data; nothing was evaluated.\n"
     best = min(losses, key=lambda point: point[1])
     rows = [
         (label, step, f"{loss:.4f}", share(accuracies.get(step, 0.0), 1.0))
@@ -205,7 +205,7 @@ def _limits(facts: RunFacts) -> str:
         f"Rows were cut to {facts.plan.contract.exec.seq_len} tokens; longer contexts were not trained.",
         "The adapter belongs to the base model named above, byte for byte; on any other it means nothing.",
         "Token accuracy counts the next token given the right text before it.",
-        "Of answers written freely there are samples at most; they, safety and bias were not graded.",
+        "Free-form answers are shown as samples at most; they, safety and bias were not graded.",
         "The adapter inherits the base model's limits, and what is wrong in the training data.",
     ]
     return "\n## Limits\n\n" + "\n".join(f"- {point}" for point in points) + "\n"

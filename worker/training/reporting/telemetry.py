@@ -29,7 +29,7 @@ METRIC_COLUMNS = ("step", "train_loss", "train_accuracy", "valid_loss", "valid_m
 LOSS_SMOOTHING = 0.1
 WORKING_SECONDS = 5.0
 PROGRESS_SECONDS = 1.0
-"""Longest silence of a part that reports its result only at its end, before it reports that it goes on."""
+"""Longest silence of a part that reports its result only at its end, before it reports progress again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Telemetry:
         self._told_at = time.monotonic()
 
     def working(self, activity: str) -> None:
-        """Report that a long activity goes on, unless an event was emitted just before: the worker ends a silent
+        """Report that a long activity continues, unless an event was emitted just before: the worker ends a silent
         trainer.
         """
         if time.monotonic() - self._told_at >= WORKING_SECONDS:

@@ -126,7 +126,7 @@ def evaluate_run(
         inputs: locations of the run's files.
         tries: number of attempts at the run that reached this point, including this one.
         samples: number of sample answers; None: the environment's setting.
-        working: called between rows and tokens, to report that the run goes on.
+        working: called between rows and tokens, to report that the run continues.
         advance: called with an activity, how much of it is done, and its total.
         training_seconds: duration of the training; answers that take more than a tenth of it are left out.
 

@@ -133,8 +133,8 @@ def test_valkey_and_process_stores_return_the_same_verdicts(valkey: Valkey) -> N
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"rate": 1}, "1 request to models a minute"),
-        ({"rate": 2}, "2 requests to models a minute"),
+        ({"rate": 1}, "1 request to models per minute"),
+        ({"rate": 2}, "2 requests to models per minute"),
         ({"slots": 1}, "1 request to models in flight at once"),
         ({"slots": 2}, "2 requests to models in flight at once"),
     ],

@@ -49,7 +49,7 @@ def test_two_processes_share_the_tokens_per_minute(valkey: Valkey) -> None:
             0,
         )
         assert 1 <= error.details["retry_after_seconds"] <= 60
-        assert "100 tokens a minute" in error.message
+        assert "100 tokens per minute" in error.message
         await one.admit(key(tokens=100, name="key-b"))
         await one.admit(key(rate=5))  # the same key without that limit
         await one.close()

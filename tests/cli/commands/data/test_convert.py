@@ -45,9 +45,9 @@ def test_file_that_check_refuses_is_converted_as_it_says_and_then_passes(tmp_pat
     assert "--lenient" not in text
     code, text = run("convert", source, "-o", output, "--report", tmp_path / "account.jsonl")
     assert code == 0
-    assert "0 kept as they are, 1 changed, 1 dropped" in text
-    assert "dropped: form_unknown: 1 (line 2): no form that is known; name the columns: --columns" in text
-    assert "fields that are not in the rows: id (1)" in text
+    assert "0 unchanged, 1 changed, 1 dropped" in text
+    assert "dropped: form_unknown: 1 (line 2): unknown form; name the columns: --columns" in text
+    assert "fields that were dropped: id (1)" in text
     assert json.loads(output.read_text()) == {"messages": HI}
     assert len((tmp_path / "account.jsonl").read_text().splitlines()) == 2
     code, text = run("check", output)
@@ -58,14 +58,14 @@ def test_strict_writes_nothing_if_a_row_is_dropped(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", SHAREGPT, {"title": "x"}), tmp_path / "rows.jsonl"
     code, text = run("convert", source, "-o", output, "--strict")
     assert (code, output.exists()) == (1, False)
-    assert "1 row of 2 would be dropped; the commonest reason, of 1, is form_unknown" in text
+    assert "1 row of 2 would be dropped; the most common reason (1) is form_unknown" in text
 
 
 def test_preferences_need_the_option(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", PREFERENCE), tmp_path / "rows.jsonl"
     assert "which are for DPO" in run("check", source)[1]
     code, text = run("convert", source, "-o", output)
-    assert (code, "--as-supervised takes the chosen answers" in text) == (1, True)
+    assert (code, "--as-supervised trains on the chosen answers" in text) == (1, True)
     assert run("convert", source, "-o", output, "--as-supervised")[0] == 0
     assert json.loads(output.read_text()) == {"messages": HI}
 

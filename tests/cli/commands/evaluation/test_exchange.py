@@ -47,6 +47,6 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_configuration_without_a_usable_test_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("prompts: [a]\ntests: [file://tests.csv]\n")
-    assert "no prompt and test" in mens("import", str(tmp_path / "config.yaml"), code=1)
+    assert "no usable prompt with a test" in mens("import", str(tmp_path / "config.yaml"), code=1)
     (tmp_path / "config.yaml").write_text("- 1")
     assert "EVAL_INVALID" in mens("import", str(tmp_path / "config.yaml"), code=1)

@@ -151,7 +151,7 @@ def test_two_runs_are_compared_afterwards(evaluating: Evaluating) -> None:
     printed = evaluating.mens("compare", old, small, code=1)
     assert "too few items" in printed
     assert "items would decide" in printed
-    assert "left out of the comparisons: 50 items of one model only" in printed
+    assert "not compared: 50 items that only one model has" in printed
 
 
 def test_the_same_file_is_the_same_eval(evaluating: Evaluating) -> None:
@@ -249,4 +249,4 @@ def test_rows_without_an_expected_answer_need_a_check(evaluating: Evaluating, tm
 def test_run_is_cancelled(evaluating: Evaluating) -> None:
     run_id = evaluating.json("run", str(evaluating.file), "--model", "demo@1", "--yes", "--no-watch")["id"]
     assert "canceled" in evaluating.mens("cancel", run_id)
-    assert "there is no run" in evaluating.mens("show", "evalrun-none", code=1)
+    assert "does not exist" in evaluating.mens("show", "evalrun-none", code=1)

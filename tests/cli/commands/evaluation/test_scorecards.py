@@ -73,7 +73,7 @@ def test_recorded_answers_are_run_verified_and_decided_by(installation: CliInsta
     output = mens("scorecard", "run", str(EXAMPLE), "--output", folder)
     assert "[2/4] first chunks: stalled, 2 attempts" in output
     assert "second\t2\t1.000\t1.000\t1.000\t1.000\t0.000\t1.000" in output
-    assert mens("scorecard", "verify", folder).startswith("whole and true")
+    assert mens("scorecard", "verify", folder).startswith("verified")
     assert mens("scorecard", "decide", folder).startswith("continue_qlora_first: The best condition is second")
     decision = json.loads(mens("scorecard", "decide", f"{folder}/summary.json", "--json"))
     assert decision["qlora_plateau"] is False

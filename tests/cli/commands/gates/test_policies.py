@@ -105,7 +105,7 @@ def test_what_stays_under_an_older_file_of_the_name_is_said(installed: CliInstal
     said = installed.mens("policies", "put", "support", str(file)).splitlines()
     assert "assign" not in said[0]
     assert sorted(said[1:]) == [
-        f"{scope} stays under the older support ({old}); `mens policies assign {scope} support` lets this one govern"
+        f"{scope} is still governed by the older support ({old}); assign this one: `mens policies assign {scope} support`"
         for scope in ("alias:prod", "tenant")
     ]
     installed.mens("policies", "assign", "alias:prod", "support")
@@ -129,7 +129,7 @@ def test_a_policy_comes_with_a_move(installed: CliInstallation, tmp_path: Path) 
     strict = tmp_path / "strict.yaml"
     strict.write_text(STRICT)
     installed.mens("policies", "put", "strict", str(strict))
-    assert "nothing moved" in installed.mens("aliases", "set", "prod", A, "--policy", "strict")
+    assert "no change" in installed.mens("aliases", "set", "prod", A, "--policy", "strict")
     assert "GATE_MISSING" in installed.mens("aliases", "split", "prod", f"{A}=9", f"{B}=1", code=1)
     receipt(installed.services.database, B, A)
     assert B in installed.mens("aliases", "split", "prod", f"{A}=9", f"{B}=1")

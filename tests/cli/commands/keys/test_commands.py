@@ -120,7 +120,7 @@ def test_invalid_names_are_refused(keys: Keys) -> None:
 
 def test_invalid_role_is_refused(local: Keys) -> None:
     refused = runner.invoke(app, ["keys", "create", "bot", "--role", "superuser"]).stderr
-    assert "'superuser' is no role" in refused
+    assert "'superuser' is not a role" in refused
     assert "Value error" not in refused
 
 
@@ -152,10 +152,10 @@ def test_unknown_tenant_is_refused(installation: CliInstallation) -> None:
 @pytest.mark.parametrize(
     ("flags", "output", "limits"),
     [
-        (["--rpm", "120"], "120 requests to models a minute, 4 at once", (120, 4)),
-        (["--concurrent", "NONE"], "60 requests to models a minute, any number at once", (60, None)),
-        (["--tpm", "9000000"], "60 requests to models a minute, 4 at once, 9000000 tokens a minute", (60, 4)),
-        (["--rpm", "none", "--concurrent", "2"], "any number of requests to models a minute, 2 at once", (None, 2)),
+        (["--rpm", "120"], "120 model requests per minute, 4 at once", (120, 4)),
+        (["--concurrent", "NONE"], "60 model requests per minute, any number at once", (60, None)),
+        (["--tpm", "9000000"], "60 model requests per minute, 4 at once, 9000000 tokens per minute", (60, 4)),
+        (["--rpm", "none", "--concurrent", "2"], "any number of model requests per minute, 2 at once", (None, 2)),
     ],
 )
 def test_limits_are_changed(keys: Keys, flags: list[str], output: str, limits: tuple[int | None, int | None]) -> None:
@@ -203,8 +203,8 @@ def test_key_is_rotated(keys: Keys) -> None:
     [changed] = made(keys)
     assert changed.previous_secret_until
     until = f"{changed.previous_secret_until:%Y-%m-%d %H:%M}"
-    assert rotated.stderr.startswith(f"{key.id} (bot of shared): the old secret is accepted until {until} UTC;")
-    assert "the old secret has ended" in runner.invoke(app, ["keys", "rotate", "bot", "--overlap", "0"]).stderr
+    assert rotated.stderr.startswith(f"{key.id} (bot of shared): the old secret is valid until {until} UTC;")
+    assert "the old secret is no longer valid" in runner.invoke(app, ["keys", "rotate", "bot", "--overlap", "0"]).stderr
 
 
 def test_key_is_made_with_an_expiry_and_changed(keys: Keys) -> None:
@@ -272,7 +272,7 @@ def test_name_of_revoked_key_is_free(keys: Keys) -> None:
     assert runner.invoke(app, ["keys", "revoke", "bot"]).exit_code == 0
     for command in (["limit", "--rpm", "1"], ["revoke"]):
         refused = runner.invoke(app, ["keys", *command, "bot"]).stderr
-        assert refused.startswith("error: KEY_REVOKED: The key 'bot' is revoked, for good.")
+        assert refused.startswith("error: KEY_REVOKED: The key 'bot' is permanently revoked.")
     second, _ = keys.create("bot")
     assert runner.invoke(app, ["keys", "revoke", first.id]).exit_code == 0, "repeating it changes nothing"
     assert made(keys)[-1] == second
@@ -295,7 +295,7 @@ def test_ambiguous_name_lists_the_keys(keys: Keys) -> None:
     assert (refused.exit_code, refused.stderr.splitlines()) == (
         1,
         [
-            "error: ID_AMBIGUOUS: 2 keys have the name 'bot'. Give the id of one.",
+            "error: ID_AMBIGUOUS: 2 keys have the name 'bot'. Give the id instead of the name.",
             f"  {first.id}  admin of shared",
             f"  {second.id}  viewer of shared",
         ],
@@ -351,7 +351,7 @@ def test_admin_of_a_tenant_manages_keys_of_that_tenant_only(remote: CliInstallat
     ]
     refused = remote.mens("keys", "create", "spy", "--tenant", "shared", code=1)
     assert refused.startswith("error: TENANT_FORBIDDEN")
-    assert refused.endswith("Leave MENS_TENANT unset and --tenant out.")
+    assert refused.endswith("Unset MENS_TENANT and leave --tenant out.")
     for command in (["list"], ["revoke", "alice"], ["revoke", remote.key.id]):
         assert "TENANT_FORBIDDEN" in remote.mens("keys", *command, "--tenant", "shared", code=1)
     for named in ("alice", remote.key.id):
@@ -371,7 +371,7 @@ def test_unknown_api_key_is_refused(remote: CliInstallation) -> None:
     remote.patch.setenv("MENS_API_KEY", "mens-typo")
     refused = remote.mens("keys", "create", "bot", code=1)
     assert "KEY_INVALID" in refused
-    assert "Set MENS_API_KEY to one that an admin made" in refused
+    assert "Set MENS_API_KEY to a key that an admin created" in refused
     assert "mens-typo" not in refused
 
 
@@ -388,6 +388,6 @@ def test_missing_url_and_installation_are_reported(
     refused = runner.invoke(app, ["keys", "list"])
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr.startswith(
-        f"error: INSTALLATION_NOT_FOUND: MENS_API_URL is not set, and there is no installation in {tmp_path}. Start"
+        f"error: INSTALLATION_NOT_FOUND: MENS_API_URL is not set, and {tmp_path} contains no installation. Start"
     )
     assert list(tmp_path.iterdir()) == [], "no empty database is left behind"

@@ -205,7 +205,7 @@ def test_a_bound_that_is_longer_than_the_context_is_left_out_and_said(successor:
     )
     refusal = {"error": {"message": message, "type": "BadRequestError", "param": "max_tokens", "code": 400}}
     successor.answer = lambda body: refusal if "max_completion_tokens" in body else completion(right_answer(body))
-    assert "100 without the recorded bound on tokens" in gate(archive)
+    assert "100 without the recorded token limit" in gate(archive)
     counts = receipt_of(archive).counts
     assert (counts.answered, counts.unbounded, counts.refused) == (100, 100, {})
 
@@ -214,7 +214,7 @@ def test_where_all_is_refused_nothing_was_measured_and_the_reason_is_said(succes
     refusal = {"error": {"message": "The adapter has no chat template.", "type": "BadRequestError", "code": 400}}
     successor.answer = lambda _: refusal
     output = gate(archive, code=1)
-    assert "missing_evidence (nothing was measured: the installation has refused every prompt: 100 " in output
+    assert "missing_evidence (nothing was measured: the installation refused every prompt: 100 " in output
     assert "The adapter has no chat template." in output
     assert "label:exact" not in output
     assert "record more prompts" not in output
@@ -332,7 +332,7 @@ def test_a_worse_answer_fails_before_the_judge(successor: Successor, judged_arch
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "The grader asks the model gpt-4o, which is not served here. Name a model"),
+        ([], "The grader asks the model gpt-4o, which is not served here. Name a judge model"),
         (["--judge", "helper"], "and helper is the candidate itself"),
         (["--judge", f"gpt-4o={ADAPTER}"], f"and {ADAPTER} is the candidate itself"),
     ],
@@ -357,10 +357,10 @@ def test_unscored_answers_are_counted_and_many_of_them_pass_nothing(successor: S
 
     successor.answer = answer
     output = gate(judged_archive, "--judge", JUDGE_ADAPTER, "--margin", "0.2", code=1)
-    assert "28 of 28 of OpenAI's stored scores are the same, 2 unscored: agrees" in output
+    assert "28 of 28 of OpenAI's stored scores agree, 2 unscored: agrees" in output
     found = next(each for each in receipt_of(judged_archive).gates if each.name == "eval:Tone/judge")
     assert (found.items, found.unscored, found.status) == (28, 2, Status.MISSING_EVIDENCE)
-    assert "the judge gave 2 of 30 no score" in found.reason
+    assert "the judge returned no score for 2 of 30" in found.reason
 
 
 def test_judges_are_asked_no_more_than_the_bound_and_a_dry_run_says_how_much(
@@ -401,7 +401,7 @@ def test_graders_that_differ_from_openai_are_shown_and_do_not_block(
     with_eval(openai, 100, EXACT, code, scores=0.0)
     record_archive(openai, tmp_path / "a")
     output = gate(tmp_path / "a", code=1)
-    assert "0 of 100 of OpenAI's stored scores are the same: may not block" in output
+    assert "0 of 100 of OpenAI's stored scores agree: may not block" in output
     assert "outputitem_0: 0.0 at OpenAI, 1.0 here" in output
     assert "SANDBOX_UNAVAILABLE" in output
     receipt = receipt_of(tmp_path / "a")

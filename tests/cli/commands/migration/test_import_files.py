@@ -119,10 +119,10 @@ def test_completions_samples_and_controls_are_told_apart(files: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("no json\n", "no JSON ("),
-        ("[]\n", "no JSON object"),
+        ("no json\n", "not valid JSON ("),
+        ("[]\n", "not a JSON object"),
         (answer_line(1, messages=[]), "`messages` is missing"),
-        (answer_line(1, answer=None), "neither `choices` nor `answer`"),
+        (answer_line(1, answer=None), "`choices` or `answer` (a string) is missing"),
         (answer_line(1, answer=None, choices=[{}]), "`choices` is not a list"),
         (
             answer_line(1, answer=None, choices=[{"message": {}}]),
@@ -133,8 +133,8 @@ def test_completions_samples_and_controls_are_told_apart(files: Path) -> None:
             "`messages` ends with an answer",
         ),
         (answer_line(1, model="gpt-4"), "`model` is 'gpt-4', neither ft:"),
-        (answer_line(1, item=[1]), "`item` is no object"),
-        (answer_line(1, scores={"exact": "1"}), "`scores` is no object of numbers"),
+        (answer_line(1, item=[1]), "`item` is not an object"),
+        (answer_line(1, scores={"exact": "1"}), "`scores` is not an object of numbers"),
     ],
 )
 def test_a_line_that_is_no_answer_is_refused_with_its_number(files: Path, line: str, reason: str) -> None:
@@ -167,8 +167,8 @@ def test_the_same_completion_twice_is_one_answer_and_the_same_words_are_said(fil
     output = import_all()
     for said in (dry, output):
         assert "2 prompts with 3 answers" in said
-        assert "left out: 1 line of a completion that another line has" in said
-        assert "the same as another line: 1 line, counted as repeated answers" in said
+        assert "left out: 1 line with the id of another line's completion" in said
+        assert "1 line without an id, equal to another line, counted as repeated answers" in said
     assert [len(prompt.samples) for prompt in recorded_prompts(files / "a", PROJECT, TUNED)] == [0, 1]
 
 

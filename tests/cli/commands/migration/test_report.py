@@ -123,10 +123,10 @@ def test_it_says_what_was_kept_lost_and_proven(whole: Path) -> None:
     text = " ".join(page_of(whole).text.split())
     assert "OpenAI's content of file-train is not in the archive" in text
     assert "valid.jsonl" in text
-    assert "not decided: too little to compare" in text
+    assert "not decided: too few answers to compare" in text
     assert "The name stands for the alias support (helper@1) since today. Without a passed gate:" in text
     assert "403 invalid_request_error" in text
-    for said in ("Moderation", "There is no batch API", "Images and audio", "1 October 2027", "14 October 2027"):
+    for said in ("Moderation", "Mens has no batch API", "Images and audio", "1 October 2027", "14 October 2027"):
         assert said in text
     assert "not yet" in text, "no successor was trained by the step"
     assert (whole / "report.html").stat().st_mode & 0o777 == 0o600

@@ -111,8 +111,8 @@ def test_plan_says_where_each_value_is_from(installation: CliInstallation, archi
     output = step(installation, "plan", archive)
     assert f"{TUNED}: 40 rows" in output
     assert "exec.epochs = 2 (OpenAI: 2): taken" in output
-    assert "data.validation_split_ratio = 0 (OpenAI: file-valid): a file of its own" in output
-    assert "No base is promised to be as good" in output
+    assert "data.validation_split_ratio = 0 (OpenAI: file-valid): separate file" in output
+    assert "A base may be worse than the model it replaces" in output
     made = read(archive, "plans/OPENAI_API_KEY/ft%3Agpt-4o-mini*/*.json")
     assert (made["base"], made["name"], made["contract"]["exec"]["seed"]) == ("wide", "support", 7), (
         "the largest that fits"
@@ -120,14 +120,14 @@ def test_plan_says_where_each_value_is_from(installation: CliInstallation, archi
     assert made["contract"]["exec"]["seq_len"] % 8 == 0
     assert made["train"]["path"] == "data/OPENAI_API_KEY/file-train.jsonl"
     assert made["estimate"]["context"] == 512
-    assert not openai.fake.requests, "OpenAI is not asked"
+    assert not openai.fake.requests, "nothing is sent to OpenAI"
 
 
 def test_bases_are_planned_each(installation: CliInstallation, archive: Path) -> None:
     step(installation, "plan", archive, "--bases", "tiny,wide", "--model", TUNED)
     assert sorted(path.stem for path in archive.glob("plans/*/*/*.json")) == ["tiny", "wide"]
     refused = installation.invoke("migrate", "openai", "plan", str(archive), "--bases", "huge", code=1)
-    assert "There is no base 'huge'" in str(refused.exception)
+    assert "The base 'huge' is not in the catalogue" in str(refused.exception)
 
 
 def test_base_that_does_not_fit_is_said_and_not_planned(installation: CliInstallation, archive: Path) -> None:
@@ -159,7 +159,7 @@ def test_model_without_rows_stops_no_other(installation: CliInstallation, archiv
 def test_rows_that_are_gone_are_named_with_the_remedy(installation: CliInstallation, archive: Path) -> None:
     (archive / "data/OPENAI_API_KEY/file-train.jsonl").unlink()
     output = step(installation, "plan", archive, code=1)
-    assert f"{TUNED}: data/OPENAI_API_KEY/file-train.jsonl is not there any more; run `convert` again" in output
+    assert f"{TUNED}: data/OPENAI_API_KEY/file-train.jsonl no longer exists; run `convert` again" in output
 
 
 def test_dry_run_of_a_plan_writes_nothing(installation: CliInstallation, archive: Path) -> None:
@@ -227,7 +227,7 @@ def test_changed_rows_are_not_trained_on(installation: CliInstallation, archive:
     step(installation, "plan", archive, "--bases", "tiny", "--model", TUNED)
     with (archive / "data/OPENAI_API_KEY/file-train.jsonl").open("ab") as file:
         file.write(chat_line("More?", "More."))
-    assert "is not the file that the plan was made with" in step(installation, "train", archive, code=1)
+    assert "has changed since the plan was made" in step(installation, "train", archive, code=1)
     assert not installation.services.jobs.list(after=None, limit=10)
 
 
@@ -247,7 +247,7 @@ def trained(installation: CliInstallation, archive: Path) -> Path:
 def test_switch_needs_a_passed_gate(installation: CliInstallation, trained: Path) -> None:
     refused = step(installation, "switch", trained, "--model", TUNED, code=1)
     assert "GATE_NOT_PASSED" in refused
-    assert "there is no receipt of a gate" in refused
+    assert "no gate has written a receipt" in refused
     for verdict in (Status.FAILED, Status.MISSING_EVIDENCE):
         gate(trained, verdict=verdict, reason="not passed: similarity")
         refused = step(installation, "switch", trained, "--model", TUNED, code=1)

@@ -43,7 +43,7 @@ def test_an_export_goes_on_where_it_ended_and_is_pruned(installation: CliInstall
     installation.mens("keys", "create", "bot")
     first = installation.invoke("audit", "export")
     last = json.loads(first.stdout.splitlines()[-1])["seq"]
-    assert first.stderr == f"{last} events; go on with --after {last}\n"
+    assert first.stderr == f"{last} events; continue with --after {last}\n"
     installation.mens("keys", "revoke", "bot")
     (line,) = installation.invoke("audit", "export", "--after", str(last)).stdout.splitlines()
     assert json.loads(line)["action"] == "key.revoked"

@@ -21,7 +21,7 @@ def test_adapter_is_lent_and_taken_back(installation: CliInstallation) -> None:
     installation.become("guest", "acme", Role.TRAINER)
     assert ADAPTER in installation.mens("models"), "the other tenant has it"
     installation.become("admin", SHARED, Role.ADMIN)
-    assert installation.mens("permissions", "delete", "demo@aa", "acme") == f"acme may not use {ADAPTER} any more."
+    assert installation.mens("permissions", "delete", "demo@aa", "acme") == f"acme may no longer use {ADAPTER}."
     left = json.loads(installation.mens("permissions", "list", "demo@aa", "--json"))
     assert [each["project_id"] for each in left] == ["globex"]
     installation.mens("permissions", "delete", ADAPTER, left[0]["id"])

@@ -18,7 +18,7 @@ def test_a_quota_is_set_shown_and_lifted(installation: CliInstallation) -> None:
     installation.services.keys.create("tess", "acme", Role.TRAINER)
     shown = installation.mens("tenants", "limit", "acme", "--running", "2", "--gpu-minutes", "600").splitlines()
     assert shown[:3] == ["tenant       acme", "running      0 of 2", "queued       0"]
-    assert shown[3].startswith("GPU minutes  0 of 600; the next month begins 20")
+    assert shown[3].startswith("GPU minutes  0 of 600; the next month starts 20")
     acme, shared = (line.split("\t") for line in installation.mens("tenants", "list").splitlines())
     assert acme == ["acme", "0 of 2", "0", "0 of 600", "0", "1", "0", "0 bytes", ""]
     assert shared[0] == "shared"

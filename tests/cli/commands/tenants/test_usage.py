@@ -51,7 +51,7 @@ def test_alias_stands_for_its_targets(mens: Command, installation: CliInstallati
     for model in ("demo@2", "demo@3"):
         installation.services.usage.add({Account("2026-11-02", key.id, model, key.tenant): Amount(1, 7, 0, 1)})
     note, *lines = mens(*PERIOD, "--model", "prod", "--by", "day").splitlines()
-    assert note.startswith("note: usage is recorded by adapter: this is that of demo@1, demo@2 under any name")
+    assert note.startswith("note: usage is recorded by adapter: this shows demo@1, demo@2 under any name")
     assert lines == ["2026-11-01\t1\t10\t4\t2", "2026-11-02\t2\t17\t4\t3"]
     _, *lines = mens(*PERIOD, "--model", "prod", "--by", "model").splitlines()
     assert lines == ["demo@1\t2\t20\t8\t4", "demo@2\t1\t7\t0\t1"]
@@ -84,7 +84,9 @@ def test_key_is_given_by_id_or_name(mens: Command, installation: CliInstallation
     installation.services.keys.create("ci")
     assert mens(*PERIOD, "--by", "", "--key", "ci").startswith("No usage by key-"), "now another key has it"
     installation.services.keys.revoke(installation.services.keys.all()[-1].id)
-    assert mens("--key", "ci", code=1).startswith("error: ID_AMBIGUOUS: 2 keys had the name 'ci'. Give the id of one.")
+    assert mens("--key", "ci", code=1).startswith(
+        "error: ID_AMBIGUOUS: 2 keys had the name 'ci'. Give the id instead of the name."
+    )
     for unknown in ("tippo", "key-" + "0" * 26):
         refused = mens("--key", unknown, code=1)
         assert refused.startswith("error: KEY_NOT_FOUND: ") and f"'{unknown}'" in refused

@@ -93,13 +93,13 @@ def test_assertion_has_a_grader(assertion: dict[str, Any], right: str, wrong: st
     [
         ({"type": "javascript", "value": "output.length > 3"}, "no such grader"),
         ({"type": "llm-rubric", "value": "is polite"}, "no such grader"),
-        ({"type": "equals", "value": {"a": 1}}, "no text"),
+        ({"type": "equals", "value": {"a": 1}}, "not a string"),
         ({"type": "equals", "value": "x", "weight": 2}, "weight"),
         ({"type": "equals", "value": "x", "transform": "output.trim()"}, "transform"),
         ({"type": "is-json", "value": "file://schema.json"}, "file://"),
         ({"type": "equals", "value": "{{ q | upper }}"}, "filters"),
         ({"type": "equals", "value": "{{ nothing }}"}, "nothing"),
-        ("equals", "no object"),
+        ("equals", "not an object"),
     ],
 )
 def test_what_has_no_counterpart_is_named_with_its_place(assertion: Any, reason: str) -> None:

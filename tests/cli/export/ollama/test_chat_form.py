@@ -52,10 +52,10 @@ def test_any_alternating_chat_is_written_as_the_template_writes_it(name: str, fo
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (FAMILIES["mistral_nemo"].template, "depends on more than the turn's role"),
-        ("{{ strftime_now('%d %b %Y') }}" + CHATML, "the day's date"),
-        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "changes what they say"),
-        ("{{ raise_exception('no') }}", "does not take a chat"),
+        (FAMILIES["mistral_nemo"].template, "depends on more than the roles"),
+        ("{{ strftime_now('%d %b %Y') }}" + CHATML, "the current date"),
+        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "changes their text"),
+        ("{{ raise_exception('no') }}", "rejects a chat"),
         ("{% for m in messages %}[{{ loop.index }}]{{ m.content }}{% endfor %}", "depends on more"),
         (
             "{% for m in messages %}{{ m.role }}:{{ m.content | length }}:{{ m.content }};{% endfor %}",

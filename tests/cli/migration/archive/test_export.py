@@ -119,7 +119,7 @@ def test_a_list_that_always_has_more_ends_and_is_noted(openai: ServedOpenAI, tmp
     openai.fake.empty_last_page = {ITEMS}
     result = export(openai, tmp_path / "a", Section.EVALS)
     assert result.objects["eval output items"] == 7
-    assert result.notes == [f"{ITEMS}: page 4 says that there is more, and brings nothing new"]
+    assert result.notes == [f"{ITEMS}: page 4 announces more entries, but has no new ones"]
 
 
 def test_a_page_that_is_no_page_is_a_refusal_and_is_requested_again(openai: ServedOpenAI, tmp_path: Path) -> None:

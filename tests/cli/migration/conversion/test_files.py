@@ -77,7 +77,7 @@ def test_a_row_whose_schema_an_installation_would_refuse_is_kept_and_said(tmp_pa
     row = json.dumps({**json.loads(chat_line("Q", "A")), "response_format": form}).encode() + b"\n"
     report, output = convert(tmp_path, chat_line("q", "a") + row)
     assert output.endswith(row)
-    why = {"response_format odd": "the engine's grammars have no multipleOf"}
+    why = {"response_format odd": "the engine's grammars do not support multipleOf"}
     assert account(tmp_path)[1] == {
         "line": 2,
         "outcome": "kept",

@@ -23,15 +23,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"type": "array", "uniqueItems": True}, "uniqueItems"),
     ({"type": "array", "contains": {"type": "string"}}, "contains"),
     ({"type": "string", "format": "idn-email"}, "format 'idn-email'"),
-    ({"type": "string", "pattern": "a", "maxLength": 3}, "pattern or format beside"),
-    ({"type": "string", "format": "date", "minLength": 3}, "pattern or format beside"),
-    ({"type": "object", "propertyNames": {"pattern": "a"}, "properties": {}}, "propertyNames beside properties"),
+    ({"type": "string", "pattern": "a", "maxLength": 3}, "pattern or format together with"),
+    ({"type": "string", "format": "date", "minLength": 3}, "pattern or format together with"),
+    ({"type": "object", "propertyNames": {"pattern": "a"}, "properties": {}}, "propertyNames together with properties"),
     ({"type": "object", "propertyNames": {"pattern": "a", "minLength": 1}}, "propertyNames with pattern"),
-    ({"type": "object", "propertyNames": {}, "patternProperties": {"a": {}}}, "beside patternProperties"),
+    ({"type": "object", "propertyNames": {}, "patternProperties": {"a": {}}}, "together with patternProperties"),
     ({"type": "object", "propertyNames": {}, "unevaluatedProperties": False}, "unevaluatedProperties"),
-    ({"type": "object", "patternProperties": {"a": {}}, "properties": {}}, "patternProperties beside properties"),
-    ({"type": "object", "patternProperties": {"a": {}, "b": {}}}, "patternProperties of several"),
-    ({"allOf": [{"type": "string"}, {"enum": ["a"]}]}, "allOf of several"),
+    (
+        {"type": "object", "patternProperties": {"a": {}}, "properties": {}},
+        "patternProperties together with properties",
+    ),
+    ({"type": "object", "patternProperties": {"a": {}, "b": {}}}, "patternProperties with several patterns"),
+    ({"allOf": [{"type": "string"}, {"enum": ["a"]}]}, "allOf with several schemas"),
     ({"anyOf": [NAMED, {"type": "array", "items": {"type": "number", "multipleOf": 2}}]}, "at /anyOf/1/items"),
 ]
 TAKEN: list[dict[str, Any]] = [
@@ -70,7 +73,7 @@ def test_the_rules_are_vllms(schema: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("schema", "words"),
-    [({"type": "strin"}, "The JSON Schema is invalid"), ("x", "no JSON object"), (None, "no JSON object")],
+    [({"type": "strin"}, "The JSON Schema is invalid"), ("x", "not a JSON object"), (None, "not a JSON object")],
 )
 def test_what_is_no_schema_is_named(schema: object, words: str) -> None:
     assert words in refused_schemas(asking(schema))["response_format reply"]

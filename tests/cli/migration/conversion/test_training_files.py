@@ -133,7 +133,7 @@ def test_a_file_that_was_changed_since_is_refused(folder: Path) -> None:
     path = Contents(folder).file("P", "file-valid")
     assert path is not None
     path.write_bytes(path.read_bytes().replace(b"Answer", b"Rumour"))
-    with pytest.raises(ArtifactInvalid, match="is not what was fetched"):
+    with pytest.raises(ArtifactInvalid, match="was changed after the export"):
         find_files(Contents(folder), [])
 
 

@@ -92,7 +92,7 @@ def test_a_foreign_line_is_named(openai: ServedOpenAI, tmp_path: Path, foreign: 
     record_archive(openai, tmp_path / "a")
     path = tmp_path / "a" / golden_file(PROJECT, TUNED)
     path.write_bytes(path.read_bytes() + foreign + b"\n")
-    with pytest.raises(ArtifactInvalid, match="line 2, is no recorded prompt"):
+    with pytest.raises(ArtifactInvalid, match="line 2, is not a recorded prompt"):
         recorded_prompts(tmp_path / "a", PROJECT, TUNED)
 
 

@@ -44,7 +44,7 @@ def test_resolved_numbers_are_taken() -> None:
 def test_auto_becomes_mens_own_rule(given: dict[str, Any]) -> None:
     sections, sources = planned(method=method(**given))
     assert {name: sections["exec"][name] for name in ("epochs", "batch_size")} == {"epochs": 10, "batch_size": 4}
-    assert "does not tell the number" in sources["exec.epochs"].reason
+    assert "does not report the number" in sources["exec.epochs"].reason
 
 
 def test_job_of_2023_has_its_hyperparameters_at_the_top() -> None:
@@ -68,7 +68,7 @@ def test_what_has_no_place_is_named() -> None:
 def test_every_row_is_trained_on() -> None:
     assert planned()[0]["data"] == {"validation_split_ratio": 0.0}
     _, sources = planned(validation=Path("valid.jsonl"), validation_file="file-valid")
-    assert sources["data.validation_split_ratio"].reason == "a file of its own"
+    assert sources["data.validation_split_ratio"].reason == "separate file"
 
 
 @pytest.mark.parametrize(
