@@ -34,6 +34,7 @@ class WorkerMachine(BaseModel):
         host_bytes: main memory that it may use. cores: of its CPU that it may keep busy.
         sandbox: what code of graders runs in there, or why in nothing: a sentence.
         fault: reason for which the worker takes no job now, e.g. a full disk, with the worker's name: a sentence.
+        fault_code: error code of the fault.
         gpu_fault: reason for which a GPU that the driver shows is not used, and what to do about it: sentences.
     """
 
@@ -47,6 +48,7 @@ class WorkerMachine(BaseModel):
     cores: int | None = None
     sandbox: str | None = None
     fault: str | None = None
+    fault_code: str | None = None
     gpu_fault: str | None = None
 
 

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from shared.errors import MensError
 from shared.gpus.usable import find_gpus
 from shared.host import allowed_cores, allowed_memory
 from shared.sandbox.levels import Choice
@@ -51,7 +52,7 @@ class MachineReporter:
         processes: int,
         sandbox: Choice,
         every_seconds: float = REPORT_SECONDS,
-        fault: Callable[[], object | None] = lambda: None,
+        fault: Callable[[], MensError | None] = lambda: None,
     ) -> None:
         self._registry, self._worker, self._every = registry, worker, every_seconds
         self._processes, self._sandbox, self._fault = processes, sandbox, fault
@@ -78,7 +79,9 @@ class MachineReporter:
     def _report(self, sandbox: str | None) -> None:
         try:
             fault = self._fault()
-            state = {"sandbox": sandbox, "fault": f"{self._worker} takes no job: {fault}" if fault else None}
+            state: dict[str, object] = {"sandbox": sandbox}
+            if fault:
+                state |= {"fault": f"{self._worker} takes no job: {fault}", "fault_code": str(fault.code)}
             self._registry.report(self._worker, describe_machine(self._processes).model_copy(update=state))
         except Exception:
             # Without reports the API plans as if it knew nothing; jobs continue.

@@ -1,45 +1,83 @@
-"""Readiness: whether the database responds, checked once for all callers.
+"""Readiness: whether the database responds, and which workers take no job; read once for all callers.
 
-Callers of /ready need no key, so whatever their number, they use one thread, which does not belong to the pool.
+Callers of /ready need no key, so whatever their number, they use two threads, which do not belong to the pool.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
+from typing import Generic, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
+from shared.worker_registry import WorkerMachine
+
+T = TypeVar("T")
 MAX_AGE_SECONDS = 1.0
-"""Largest age of a result, counted from the start of the database check."""
+"""Largest age of a result, counted from the start of its reading."""
+WORKERS_SECONDS = 0.5
+"""How long an answer waits for the workers' reports; after that it has those of the reading before."""
 
 
-class Readiness:
-    """State of the database as one process knows it. Used in one event loop at a time.
+class SharedReading(Generic[T]):
+    """A result that all callers of one process share while it is fresh. Used in one event loop at a time.
 
     Args:
-        ping: queries the database, and raises ``Unavailable``.
+        read: returns or raises the result, in a thread of its own.
         clock: seconds since any moment.
     """
 
-    def __init__(self, ping: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._ping = ping
+    def __init__(self, read: Callable[[], T], clock: Callable[[], float]) -> None:
+        self._read = read
         self._clock = clock
-        self._asked: asyncio.Task[None] | None = None
+        self._asked: asyncio.Task[T] | None = None
         self._asked_at = 0.0
+
+    async def result(self) -> T:
+        """Return a fresh result, or raise it."""
+        now, asked = self._clock(), self._asked
+        if asked is None or (asked.done() and now - self._asked_at >= MAX_AGE_SECONDS):
+            asked = self._asked = asyncio.create_task(to_thread.run_sync(self._read, limiter=self._limiter))
+            self._asked_at = now
+        return await asyncio.shield(asked)
+
+    @cached_property
+    def _limiter(self) -> CapacityLimiter:
+        return CapacityLimiter(1)  # of the running loop
+
+
+class Readiness:
+    """State of the database and of the workers as one process knows it. Used in one event loop at a time.
+
+    Args:
+        ping: queries the database, and raises ``Unavailable``.
+        machines: returns the machines of the live workers.
+        clock: seconds since any moment.
+    """
+
+    def __init__(
+        self,
+        ping: Callable[[], None],
+        machines: Callable[[], Sequence[WorkerMachine]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = SharedReading(ping, clock)
+        self._machines = SharedReading(machines, clock)
+        self._last_machines: Sequence[WorkerMachine] = ()
 
     async def check(self) -> None:
         """Raises:
         Unavailable: ``DATABASE_UNAVAILABLE``.
         """
-        now, asked = self._clock(), self._asked
-        if asked is None or (asked.done() and now - self._asked_at >= MAX_AGE_SECONDS):
-            asked = self._asked = asyncio.create_task(to_thread.run_sync(self._ping, limiter=self._limiter))
-            self._asked_at = now
-        await asyncio.shield(asked)
+        await self._database.result()
 
-    @cached_property
-    def _limiter(self) -> CapacityLimiter:
-        return CapacityLimiter(1)  # of the running loop
+    async def faulty_machines(self) -> list[WorkerMachine]:
+        """Return the machines of the workers that take no job because of a fault."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WORKERS_SECONDS):
+                self._last_machines = await self._machines.result()
+        return [machine for machine in self._last_machines if machine.fault]

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Literal
 
-from api.services import ServicesDep
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from api.services import Services, ServicesDep
+from api.web.auth import Caller
+from api.web.request_guard import authenticate
+from shared.errors import MensError
 
 router = APIRouter(tags=["health"])
+
+
+class WorkerFault(BaseModel):
+    """Why a worker takes no job."""
+
+    code: str | None = Field(description="Error code of the fault; null: reported by a worker of an earlier release.")
+    message: str | None = Field(description="The worker and its fault; null without an operator's key.")
+
+
+class Ready(BaseModel):
+    """State of an API process that can take requests."""
+
+    status: Literal["ready"] = "ready"
+    worker_faults: list[WorkerFault] = Field(description="One for each worker that takes no job because of a fault.")
 
 
 @router.get("/health")
@@ -16,7 +36,23 @@ async def health() -> dict[str, str]:
 
 
 @router.get("/ready")
-async def ready(services: ServicesDep) -> dict[str, str]:
-    """Readiness: the database answers, or did within the last second. The broker is not checked: the sweeper enqueues jobs again later."""
+async def ready(request: Request, services: ServicesDep) -> Ready:
+    """Readiness: the database answers, or did within the last second. The broker is not checked: the sweeper enqueues jobs again later.
+
+    Workers that take no job because of a fault, e.g. a full disk, are listed, but the API is ready nevertheless. No key is
+    needed; with an operator's, the faults name their workers.
+    """
     await services.readiness.check()
-    return {"status": "ready"}
+    faulty = await services.readiness.faulty_machines()
+    is_named = bool(faulty) and await _is_operator(services, request)
+    faults = [WorkerFault(code=one.fault_code, message=one.fault if is_named else None) for one in faulty]
+    return Ready(worker_faults=faults)
+
+
+async def _is_operator(services: Services, request: Request) -> bool:
+    """Return whether a request has an operator's key; a probe with another key, or none, is answered too."""
+    try:
+        key = (await authenticate(services, request.scope)).key
+    except MensError:
+        return False
+    return Caller(key, key.tenant, key.role).is_operator

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.errors import Code, Unavailable
 from shared.sandbox.probe import report_of_machine
 from shared.worker_registry import WorkerMachine
 from tests.support.pretended_gpu import MACHINES, RTX_4090, pretend
@@ -75,12 +76,14 @@ def test_the_machine_is_reported_until_the_worker_stops() -> None:
 
 
 def test_fault_is_reported_with_the_workers_name() -> None:
-    registry, faults = Registry(), iter([None, "the disk is full."])
+    full = Unavailable(Code.STORAGE_FULL, "the disk is full.", remedy="")
+    registry, faults = Registry(), iter([None, full])
     reporter = MachineReporter(registry, "one:1", 1, "off", every_seconds=0.01, fault=lambda: next(faults, None))
     reporter.start()
     eventually(lambda: len(registry.reports) > 2, what="it is reported again and again")
     reporter.stop()
-    assert [found.fault for found in registry.reports[:3]] == [None, "one:1 takes no job: the disk is full.", None]
+    assert [found.fault for found in registry.reports[:3]] == [None, f"one:1 takes no job: {full}", None]
+    assert [found.fault_code for found in registry.reports[:3]] == [None, "STORAGE_FULL", None]
 
 
 @pytest.mark.sandbox

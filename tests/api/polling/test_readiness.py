@@ -1,4 +1,4 @@
-"""Readiness: one question to the database for all who ask within a second."""
+"""Readiness: one question to the database and one to Valkey for all who ask within a second."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from api.polling.readiness import MAX_AGE_SECONDS, Readiness
 from shared.errors import Code, Unavailable
+from shared.worker_registry import WorkerMachine
 
 
 class Database:
@@ -32,7 +33,7 @@ def test_many_who_wait_ask_once() -> None:
     database.answers.clear()
 
     async def test() -> None:
-        readiness = Readiness(database.ping)
+        readiness = Readiness(database.ping, list)
         waiting = [asyncio.create_task(readiness.check()) for _ in range(500)]
         await asyncio.sleep(0)
         database.answers.set()
@@ -49,7 +50,7 @@ def test_an_answer_holds_for_a_second(*, is_away: bool) -> None:
 
     async def test() -> list[int]:
         nonlocal now
-        readiness, counts = Readiness(database.ping, lambda: now), []
+        readiness, counts = Readiness(database.ping, list, lambda: now), []
         for moment in (0.0, MAX_AGE_SECONDS - 0.1, MAX_AGE_SECONDS):
             now = moment
             (outcome,) = await asyncio.gather(readiness.check(), return_exceptions=True)
@@ -65,7 +66,7 @@ def test_one_who_leaves_takes_the_answer_from_nobody() -> None:
     database.answers.clear()
 
     async def test() -> None:
-        readiness = Readiness(database.ping)
+        readiness = Readiness(database.ping, list)
         leaves, stays = (asyncio.create_task(readiness.check()) for _ in range(2))
         await asyncio.sleep(0)
         leaves.cancel()
@@ -75,3 +76,28 @@ def test_one_who_leaves_takes_the_answer_from_nobody() -> None:
 
     asyncio.run(test())
     assert database.asked == 1
+
+
+def test_faults_of_workers_are_read_once_and_wait_for_no_valkey(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = WorkerMachine(device="cpu", fault="one:1 takes no job: the disk is full.", fault_code="STORAGE_FULL")
+    answers, asked, now = threading.Event(), 0, 0.0
+    answers.set()
+    monkeypatch.setattr("api.polling.readiness.WORKERS_SECONDS", 0.05)
+
+    def machines() -> list[WorkerMachine]:
+        nonlocal asked
+        asked += 1
+        assert answers.wait(20)
+        return [full, WorkerMachine(device="cpu")]
+
+    async def test() -> None:
+        nonlocal now
+        readiness = Readiness(Database().ping, machines, lambda: now)
+        assert [await readiness.faulty_machines() for _ in range(5)] == [[full]] * 5
+        answers.clear()
+        now = MAX_AGE_SECONDS
+        assert await readiness.faulty_machines() == [full], "the last that are known"
+        answers.set()
+
+    asyncio.run(test())
+    assert asked == 2
