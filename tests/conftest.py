@@ -157,7 +157,11 @@ def statements_compiled_once() -> Iterator[None]:
         engine = sqlalchemy.create_engine(url, **options, _initialize=False)
         if engine.name not in common:
             # As the others connect: whichever database comes first, also one in SQL_ASCII, tells its version as a text.
-            first = sqlalchemy.create_engine("sqlite://" if engine.name == "sqlite" else url, **options)
+            if engine.name == "sqlite":  # one in memory has another pool
+                in_memory = {name: value for name, value in options.items() if name != "pool_timeout"}
+                first = sqlalchemy.create_engine("sqlite://", **in_memory)
+            else:
+                first = sqlalchemy.create_engine(url, **options)
             try:
                 first.connect().close()
             except sqlalchemy.exc.OperationalError:  # a test without its server

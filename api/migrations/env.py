@@ -7,7 +7,7 @@ from shared.database.connection import Database
 from shared.database.tables.schema import METADATA
 
 ADVISORY_LOCK = 0x6D656E73  # "mens"
-LOCK_TIMEOUT = "15s"
+LOCK_SECONDS = 15
 
 database = Database(context.config.attributes["database_url"])
 
@@ -28,11 +28,13 @@ def check_references(connection: Connection) -> None:
 with database.engine.connect() as connection:
     if database.is_sqlite:
         stop_minding_references(connection)
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000}")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     context.configure(connection=connection, target_metadata=METADATA, render_as_batch=database.is_sqlite)
     with context.begin_transaction():
         if not database.is_sqlite:
-            connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
+            connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
+            connection.execute(text("SET LOCAL statement_timeout = 0"))  # an index of a large table takes minutes
             connection.execute(text(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"))
         context.run_migrations()
         if database.is_sqlite:

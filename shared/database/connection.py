@@ -21,11 +21,10 @@ from shared.database.audit.recorder import CLOCK, RecordingSession
 from shared.database.tables.storable import to_json
 from shared.errors import Code, Unavailable
 
-SQLITE_BUSY_SECONDS = 30
 SQLITE_SYNCHRONOUS = "FULL"
 """SQLite's ``synchronous``: a commit survives a power cut. Tests set OFF, which is faster."""
 LOCK_SECONDS = 5.0
-"""Wait of a PostgreSQL statement for a lock, and of a caller for a pooled connection."""
+"""Wait of a statement for a lock, on SQLite of a transaction for the file's, and of a caller for a pooled connection."""
 STATEMENT_SECONDS = 30.0
 """Time of a PostgreSQL statement. A locked or slow table gives its own callers a 503, and takes no connection from others."""
 SERVER_OPTIONS = {
@@ -54,7 +53,9 @@ class Database:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if self.is_sqlite:
-            self.engine = create_engine(url, connect_args={"timeout": SQLITE_BUSY_SECONDS}, json_serializer=to_json)
+            self.engine = create_engine(
+                url, pool_timeout=LOCK_SECONDS, connect_args={"timeout": LOCK_SECONDS}, json_serializer=to_json
+            )
             event.listen(self.engine, "connect", _prepare_sqlite)
         else:
             # Probed before each use, because the server may have restarted since the last.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -118,6 +120,45 @@ def test_locked_table_is_unavailable_and_costs_no_other_caller(
     finally:
         database.close()
         postgres_server.give_back(url)
+
+
+def test_locked_sqlite_file_is_unavailable_within_seconds(
+    sqlite_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert connection.LOCK_SECONDS <= 5
+    monkeypatch.setattr(connection, "LOCK_SECONDS", 0.2)
+    path = tmp_path / "mens.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    with (
+        closing(Database(f"sqlite:///{path}")) as database,
+        closing(sqlite3.connect(path, isolation_level=None)) as other,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        started = time.monotonic()
+        with ThreadPoolExecutor(20) as callers:
+            waiting = [callers.submit(Keys(database).create, f"key-{number}") for number in range(20)]
+            errors = [each.exception(60) for each in waiting]
+        assert all(isinstance(error, Unavailable) for error in errors), errors
+        assert time.monotonic() - started < 20
+        database.ping()
+        other.execute("ROLLBACK")
+        Keys(database).create("key")
+
+
+@pytest.mark.postgres
+def test_migration_may_take_longer_than_a_statement_of_a_caller(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "STATEMENT_SECONDS", 0.5)
+    url = postgres_server.fresh_url()
+    with closing(Database(url)) as other, ThreadPoolExecutor(1) as migrator:
+        with other.engine.begin() as locking:
+            locking.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": 0x6D656E73})
+            migrating = migrator.submit(migrate, url)
+            time.sleep(1)
+            assert not migrating.done()
+        migrating.result(60)
+    postgres_server.give_back(url)
 
 
 @pytest.mark.postgres
