@@ -303,7 +303,7 @@ def submit_judgement(
         NotFound: ``ADAPTER_NOT_FOUND``; ``POLICY_NOT_FOUND``: also if no policy governs the alias. Conflict:
             ``ADAPTER_NOT_SERVABLE``.
     """
-    adapter = next(iter(view.adapters.list(ids=[adapter_id])), None) or view.adapters.get(adapter_id)
+    adapter = next(iter(view.adapters.with_ids([adapter_id])), None) or view.adapters.get(adapter_id)
     if not adapter.published:
         raise Conflict(
             Code.ADAPTER_NOT_SERVABLE,

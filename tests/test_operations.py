@@ -125,7 +125,7 @@ def test_documented_commands_restore_what_was_destroyed(move: Move, tmp_path: Pa
     assert "2 verified, 0 missing or changed" in move.new.must_run(verify, backup)
 
     database = Database(move.new.database_url)
-    (adapter,) = Adapters(database).list()
+    (adapter,) = Adapters(database).page()
     database.close()
     assert (adapter.id, adapter.state) == (adapter_id, "published")
     fetched = tmp_path / "fetched"

@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ MAX_AGE_SECONDS = 10.0
 """Longest age of cached entries, so that changes by a writer that does not count them (the previous release, a person
 with SQL) become visible too."""
 MAX_KNOWN_KEYS = 100_000
+MAX_RENDERED_BYTES = 32 << 20
+"""Most bytes of rendered lists that are kept; further lists are rendered for each request."""
 USE_SECONDS = 60.0
 """Seconds between two writes of when keys were last used."""
 
@@ -78,6 +81,7 @@ class CacheGeneration:
     """Expiry of accepted secrets, for those that have one."""
     destinations: dict[tuple[str, str], Destination] = field(default_factory=dict)
     certificates: dict[str, list[BaseCertificate]] = field(default_factory=dict)
+    rendered: dict[Hashable, bytes] = field(default_factory=dict)
 
 
 class LookupCache:
@@ -110,6 +114,7 @@ class LookupCache:
         self._answered_at = -OUTAGE_SECONDS
         self._is_down = False
         self._refreshing = asyncio.Lock()
+        self._rendering = asyncio.Lock()
         self._polling: asyncio.Task[None] | None = None
         self._counting = threading.Lock()
         database.after_write.append(self.invalidate)
@@ -206,6 +211,27 @@ class LookupCache:
             found = cached.certificates[digest] = await run_in_threadpool(self._base_certificates.of, digest)
         refuse_uncertified(base, found)
 
+    async def rendered(self, what: Hashable, render: Callable[[], bytes]) -> bytes:
+        """Return a list of names or adapters, which is rendered once for all requests until one of them changes.
+
+        Args:
+            what: identifies the list.
+            render: reads and renders it, in a thread; one list at a time, so that the memory is bounded.
+
+        Raises:
+            Unavailable: ``DATABASE_UNAVAILABLE``.
+        """
+        cached = await self._current()
+        if (found := cached.rendered.get(what)) is not None:
+            return found
+        async with self._rendering:
+            cached = await self._current()
+            if (found := cached.rendered.get(what)) is None:
+                found = await run_in_threadpool(render)
+                if sum(map(len, cached.rendered.values())) + len(found) <= MAX_RENDERED_BYTES:
+                    cached.rendered[what] = found
+        return found
+
     def catalog(self) -> Catalog:
         """Return the current catalogue; bases may be added while the API runs.
 
@@ -235,7 +261,7 @@ class LookupCache:
     def start(self) -> None:
         """Start polling the counter in the running loop; the second call does nothing."""
         if self._polling is None or self._polling.done():
-            self._refreshing = asyncio.Lock()
+            self._refreshing, self._rendering = asyncio.Lock(), asyncio.Lock()
             # A thread of its own: a read that hangs blocks no thread of the pool.
             self._thread = ThreadPoolExecutor(1, "lookup-cache")
             self._polling = asyncio.create_task(self._poll())

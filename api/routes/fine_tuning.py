@@ -138,7 +138,7 @@ def list_checkpoints(
 ) -> Page[FineTuningCheckpoint]:
     """Checkpoints of a job, newest first. The model id of each can be used as ``model``."""
     job = _finetune_job(view, job_id)
-    adapters = view.adapters.list(ids=job.result.get("adapters", []))
+    adapters = view.adapters.with_ids(job.result.get("adapters", []))
     views = [checkpoint_view(adapter, job) for adapter in adapters]
     ids = [view.id for view in views]
     start = ids.index(after) + 1 if after and after.startswith(CHECKPOINT_PREFIX) and after in ids else 0

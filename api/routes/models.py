@@ -5,23 +5,24 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 
 from api.inference.replicas.served_models import ServedModel
 from api.openai.types import Model, ModelList, unix_seconds
 from api.services import Services, ServicesDep
-from api.web.auth import TRAINER, CallerDep
-from api.web.params import Id, WholeList
+from api.web.auth import TRAINER, Caller, CallerDep
+from api.web.params import NO_NUL, After, Id, Limit, Page, page_of
 from api.web.tenant_view import TenantView, TenantViewDep, tenant_view
 from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, parse_manifest
 from shared.base_models.catalog import BaseModelEntry
 from shared.contract.auto_hyperparameters import auto_learning_rate
-from shared.database.adapters import Adapter
+from shared.database.adapters import Adapter, PublishedAdapter
 from shared.database.base_certificates import BaseCertificate, BaseCertificates, is_certified
 from shared.database.gates.receipts import StoredReceipt
 from shared.database.names.aliases import Alias
@@ -42,22 +43,46 @@ AdapterFile = Literal[
 ]
 
 
-@router.get("/models")
-def list_models(services: ServicesDep, caller: CallerDep) -> ModelList:
+@router.get("/models", response_model=ModelList)
+async def list_models(services: ServicesDep, caller: CallerDep) -> Response:
     """All models that ``model`` can name: bases; of the tenant and of `shared` adapters, checkpoints, aliases, foreign names.
 
     A merged model is among the bases once a replica that serves it was measured, and none failed. `mens.served` of a base says
     whether a replica serves it now, `mens.serves_adapters` whether one serves adapters of it, as its twin does too; without
     them that is not known.
     """
-    view = tenant_view(services, caller)
-    adapters = {adapter.id: adapter for adapter in view.adapters.list(published_only=True)}
-    aliases = view.aliases.all()
-    models = [_base_model(services, base) for base in services.catalog().bases if _is_offered(services, base)]
-    models += [_alias_model(alias, adapters[alias.adapter_id]) for alias in aliases if alias.adapter_id in adapters]
-    known = {model.id for model in models} | adapters.keys()
-    models += [_foreign_model(name) for name in view.names.all() if name.stands_for.name in known]
-    return ModelList(data=[*models, *map(_adapter_model, adapters.values())])
+    entries = await rendered_models(services, caller, _model_entry)
+    return Response(b'{"object":"list","data":[%b]}' % entries, media_type="application/json")
+
+
+async def rendered_models(services: Services, caller: Caller, render: Callable[[Model], bytes]) -> bytes:
+    """Return the models of a list, rendered and joined with commas: bases at each request, for which replicas decide
+    what is served; the others once until one of them changes.
+    """
+    bases = await run_in_threadpool(_offered_bases, services)
+    names, view = frozenset(base.id for base in bases), tenant_view(services, caller)
+    named = await services.lookup.rendered(
+        (render, caller.tenant, names), lambda: b",".join(map(render, _named_models(view, names)))
+    )
+    return b",".join([*map(render, bases), *([named] if named else [])])
+
+
+def _model_entry(model: Model) -> bytes:
+    return model.model_dump_json().encode()
+
+
+def _offered_bases(services: Services) -> list[Model]:
+    return [_base_model(services, base) for base in services.catalog().bases if _is_offered(services, base)]
+
+
+def _named_models(view: TenantView, bases: Collection[str]) -> Iterator[Model]:
+    """Yield the models other than bases: aliases, foreign names, adapters. No manifest is read."""
+    adapters = {adapter.id: adapter for adapter in view.adapters.published()}
+    aliases = [alias for alias in view.aliases.all() if alias.adapter_id in adapters]
+    yield from (_alias_model(alias, adapters[alias.adapter_id]) for alias in aliases)
+    known = {*bases, *(alias.name for alias in aliases), *adapters}
+    yield from (_foreign_model(name) for name in view.names.all() if name.stands_for.name in known)
+    yield from map(_adapter_model, adapters.values())
 
 
 @router.get("/models/{model:path}")
@@ -67,11 +92,11 @@ def retrieve_model(model: Id, services: ServicesDep, caller: CallerDep) -> Model
     for base in services.catalog().bases:
         if base.name == model:
             return _base_model(services, base, _certificates(services, base))
-    for adapter in view.adapters.list(ids=[model], published_only=True):
-        return _adapter_model(adapter)
+    for adapter in view.adapters.with_ids([model], published_only=True):
+        return _adapter_model(adapter, adapter.template_arguments)
     if alias := view.aliases.find(model):
-        for adapter in view.adapters.list(ids=[alias.adapter_id], published_only=True):
-            return _alias_model(alias, adapter)
+        for adapter in view.adapters.with_ids([alias.adapter_id], published_only=True):
+            return _alias_model(alias, adapter, adapter.template_arguments if len(alias.targets) == 1 else {})
     return _retrieve_foreign(view, model)
 
 
@@ -93,10 +118,24 @@ def _retrieve_foreign(view: TenantView, model: str) -> Model:
 
 
 @router.get("/adapters")
-def list_adapters(view: TenantViewDep) -> WholeList[Adapter]:
+def list_adapters(
+    view: TenantViewDep,
+    after: After = None,
+    limit: Limit = 20,
+    q: Annotated[
+        str | None,
+        Query(
+            min_length=2,
+            max_length=160,
+            pattern=NO_NUL,
+            description="The beginning of an adapter's id, or the beginning or end of its digest.",
+        ),
+    ] = None,
+) -> Page[Adapter]:
     """Stored adapters with manifests and certificates, newest first, unpublished ones included; without sample answers."""
-    found = view.adapters.list()
-    return WholeList(data=[one.model_copy(update={"metrics": without_samples(one.metrics)}) for one in found])
+    found = view.adapters.page(after=after, limit=limit, text=q or "")
+    listed = [one.model_copy(update={"metrics": without_samples(one.metrics)}) for one in found]
+    return page_of(listed, limit)
 
 
 @router.get("/adapters/{name}")
@@ -153,17 +192,18 @@ def _base_model(
     return Model(id=base.name, created=0, owned_by=CATALOG_OWNER, mens=mens)
 
 
-def _adapter_model(adapter: Adapter) -> Model:
+def _adapter_model(adapter: Adapter | PublishedAdapter, arguments: Mapping[str, Any] | None = None) -> Model:
     kind = "adapter" if adapter.final else "checkpoint"
     mens = {"kind": kind, "base_model": adapter.base_model, "job_id": adapter.job_id, "step": adapter.step}
-    mens |= _arguments(adapter.template_arguments)
+    mens |= _arguments(arguments or {})
     return Model(id=adapter.id, created=unix_seconds(adapter.created_at), owned_by=adapter.tenant, mens=mens)
 
 
-def _alias_model(alias: Alias, adapter: Adapter) -> Model:
+def _alias_model(
+    alias: Alias, adapter: Adapter | PublishedAdapter, arguments: Mapping[str, Any] | None = None
+) -> Model:
     mens: dict[str, Any] = {"kind": "alias", "adapter_id": adapter.id, "base_model": adapter.base_model}
-    if len(alias.targets) == 1:
-        mens |= _arguments(adapter.template_arguments)
+    mens |= _arguments(arguments or {})
     if len(alias.targets) > 1:
         mens["targets"] = [target.model_dump() for target in alias.targets]
     return Model(id=alias.name, created=unix_seconds(alias.moved_at), owned_by=alias.tenant, mens=mens)

@@ -28,7 +28,8 @@ from api.inference.response import ProxiedResponse
 from api.ollama.requests import UpstreamCall, translate_chat, translate_generate
 from api.ollama.responses import ResponseBuilder, as_chat, as_generate, chunks, tag
 from api.ollama.types import ChatRequest, GenerateRequest
-from api.routes.models import list_models
+from api.openai.types import Model
+from api.routes.models import rendered_models
 from api.services import Services, ServicesDep
 from api.web.auth import Caller, CallerDep
 from shared.errors import MensError
@@ -101,10 +102,11 @@ async def generate(request: Request, services: ServicesDep, caller: CallerDep) -
     return await _respond(request, services, caller, body, translate_generate(body), builder)
 
 
-@router.get("/tags")
-def tags(services: ServicesDep, caller: CallerDep) -> dict[str, Any]:
+@router.get("/tags", response_model=dict[str, Any])
+async def tags(services: ServicesDep, caller: CallerDep) -> Response:
     """All models that ``model`` can name, in Ollama's shape."""
-    return {"models": [tag(model) for model in list_models(services, caller).data]}
+    entries = await rendered_models(services, caller, _tag_entry)
+    return Response(b'{"models":[%b]}' % entries, media_type="application/json")
 
 
 @router.get("/version")
@@ -156,6 +158,10 @@ async def _lines(response: ProxiedResponse, builder: ResponseBuilder) -> AsyncIt
         yield _line(ollama_error_body(error))
     except ReplicaDisconnected:
         yield _line(ollama_error_body(interrupted_response()))
+
+
+def _tag_entry(model: Model) -> bytes:
+    return json.dumps(tag(model), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _line(content: dict[str, Any]) -> bytes:

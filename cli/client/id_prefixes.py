@@ -122,7 +122,7 @@ def resolve_adapter_id(text: str, least_digits: int = 0, tenant: str | None = No
     is_digits = not at and DIGITS.fullmatch(part.start + part.end)
     if re.fullmatch(WHOLE_ADAPTER_ID, text) or not (at or is_digits) or (is_digits and _is_model(text, tenant)):
         return text
-    ids = [adapter["id"] for adapter in find_all("/v1/adapters", tenant)]
+    ids = [adapter["id"] for adapter in find_all("/v1/adapters", tenant, q=part.end or part.start, limit=PAGE)]
     # An id that is the beginning of another one stands for itself.
     matching = [text] if text in ids else [one for one in ids if part.fits(one, f"{one.partition('@')[0]}@")]
     found = _require_one(text, matching)

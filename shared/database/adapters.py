@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import computed_field
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, literal, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from shared.database.change_counter import bump
 from shared.database.connection import Database
+from shared.database.lists.pages import ORDERS, page_of_rows, place_of
 from shared.database.records import Value
 from shared.database.tables.adapters import AdapterRow
 from shared.database.tables.jobs import JobRow
+from shared.database.tables.storable import storable
 from shared.database.tenancy import SHARED, TenantName, visible_to
-from shared.database.visibility import adapter_row, adapters_by_id, alias_rows
+from shared.database.visibility import adapter_row, adapters_by_id, alias_rows, is_preferred
 from shared.errors import Code, NotFound
 from shared.hashing import digest_json
 
@@ -61,6 +63,18 @@ class Adapter(Value):
     def template_arguments(self) -> dict[str, Any]:
         """Arguments of the chat template that it was trained with; {}: the template's own defaults."""
         return self.manifest.get("template_arguments") or {}
+
+
+class PublishedAdapter(NamedTuple):
+    """A published adapter, as lists of models show it."""
+
+    id: str
+    tenant: str
+    base_model: str
+    job_id: str
+    step: int
+    final: bool
+    created_at: datetime
 
 
 class NewAdapter(Value):
@@ -109,19 +123,66 @@ class Adapters:
                 )
             return Adapter.model_validate(row)
 
-    def list(self, *, ids: Sequence[str] | None = None, published_only: bool = False) -> Sequence[Adapter]:
-        """List adapters, newest first: all, or those with the given ids; without those that are being or have been
-        deleted.
-        """
+    def with_ids(self, ids: Sequence[str], *, published_only: bool = False) -> Sequence[Adapter]:
+        """Return the adapters with the given ids, newest first; without those that are being or have been deleted."""
         query = select(AdapterRow).where(AdapterRow.tenant.in_(self._tenants), AdapterRow.deleting_at.is_(None))
-        query = query.order_by(AdapterRow.created_at.desc(), AdapterRow.step.desc(), AdapterRow.id)
-        if ids is not None:
-            query = query.where(AdapterRow.id.in_(ids))
+        query = query.where(AdapterRow.id.in_(ids))
         if published_only:
             query = query.where(AdapterRow.published)
         with self._db.read() as session:
-            rows = adapters_by_id(session.scalars(query), self._tenants)
-            return [Adapter.model_validate(row) for row in rows.values()]
+            rows = adapters_by_id(session.scalars(query), self._tenants).values()
+            return [Adapter.model_validate(row) for row in sorted(rows, key=place_of, reverse=True)]
+
+    def page(self, *, after: str | None = None, limit: int = 20, text: str = "") -> Sequence[Adapter]:
+        """Return a page of adapters, newest first; one more than ``limit`` if more follow. Those that are being or have
+        been deleted are left out.
+
+        Args:
+            after: id of the last adapter of the page before; it may have been deleted since.
+            text: beginning of the ids, or beginning or end of their digests.
+
+        Raises:
+            NotFound: ``ADAPTER_NOT_FOUND``: ``after`` is not an adapter's id.
+        """
+        query = select(AdapterRow).where(AdapterRow.deleting_at.is_(None), is_preferred(self._tenants))
+        if text:
+            query = query.where(_has_text(storable(text)))
+        with self._db.read() as session:
+            if after is not None:
+                query = query.where(self._follows(session, after))
+            rows = page_of_rows(session, query, AdapterRow, self._tenants, limit, newest_first=True)
+            return [Adapter.model_validate(row) for row in rows]
+
+    def published(self, ids: Sequence[str] | None = None) -> Sequence[PublishedAdapter]:
+        """Return all published adapters, or those with the given ids, newest first, without their manifests."""
+        columns = [getattr(AdapterRow, name) for name in PublishedAdapter._fields]
+        query = select(*columns).where(AdapterRow.deleting_at.is_(None), AdapterRow.published)
+        query = query.where(AdapterRow.tenant.in_(self._tenants), is_preferred(self._tenants))
+        if ids is not None:
+            query = query.where(AdapterRow.id.in_(ids))
+        with self._db.read() as session:
+            found = [PublishedAdapter(*row) for row in session.execute(query)]
+        return sorted(found, key=lambda each: (each.created_at, each.step, each.id), reverse=True)
+
+    def _follows(self, session: Session, after: str) -> ColumnElement[bool]:
+        if (row := adapter_row(session, self._tenants, after, deleted=True)) is None:
+            raise NotFound(
+                Code.ADAPTER_NOT_FOUND,
+                f"The adapter {after!r} does not exist.",
+                remedy="Request the first page again, without `after`.",
+                param="after",
+            )
+        columns = [getattr(AdapterRow, name) for name in ORDERS[AdapterRow]]
+        values = [literal(value, column.type) for value, column in zip(place_of(row), columns, strict=True)]
+        return tuple_(*columns) < tuple_(*values)
+
+
+def _has_text(text: str) -> ColumnElement[bool]:
+    return or_(
+        AdapterRow.id.istartswith(text, autoescape=True),
+        AdapterRow.id.iendswith(text, autoescape=True),
+        AdapterRow.id.icontains(f"@{text}", autoescape=True),
+    )
 
 
 def is_lent(session: Session, row: AdapterRow) -> bool:

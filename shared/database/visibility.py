@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, and_, case, or_, select, true
+from sqlalchemy.orm import Session, aliased
 
 from shared.database.tables.adapters import AdapterRow
 from shared.database.tables.names import AliasRow
 from shared.database.tables.storable import storable
+
+
+def is_preferred(tenants: Sequence[str]) -> ColumnElement[bool]:
+    """Return the condition that no other adapter with a row's id hides it, as in :func:`adapters_by_id`."""
+    if len(tenants) == 1:
+        return true()
+    other = aliased(AdapterRow)
+    places = {tenant: place for place, tenant in enumerate(tenants)}
+    is_earlier = case(places, value=other.tenant) < case(places, value=AdapterRow.tenant)
+    is_better = or_(
+        and_(other.published, AdapterRow.published.is_(False)),
+        and_(other.published == AdapterRow.published, is_earlier),
+    )
+    same = select(other.id).where(other.tenant.in_(tenants), other.id == AdapterRow.id, other.deleting_at.is_(None))
+    return ~same.where(is_better).exists()
 
 
 def adapters_by_id(rows: Iterable[AdapterRow], tenants: Sequence[str]) -> dict[str, AdapterRow]:

@@ -148,7 +148,9 @@ class Installation:
 
     def adapters_of(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Results that were registered for a job; a job has exactly one."""
-        return [a for a in self.call("GET", "/v1/adapters")["data"] if a["job_id"] == job["id"] and a["final"]]
+        return [
+            a for a in self.call("GET", "/v1/adapters?limit=100")["data"] if a["job_id"] == job["id"] and a["final"]
+        ]
 
     def assert_one_result(self, job: dict[str, Any]) -> None:
         """A job that has succeeded did so once, and its one adapter answers as it was taught."""

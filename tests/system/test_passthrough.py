@@ -194,7 +194,9 @@ def checkpoints(installation: Installation, assistant: str) -> list[str]:
     """Adapters that can be asked, and that no replica has loaded."""
     adapter = installation.call("GET", f"/v1/adapters/{assistant}")
     others = [
-        other for other in installation.call("GET", "/v1/adapters")["data"] if other["job_id"] == adapter["job_id"]
+        other
+        for other in installation.call("GET", "/v1/adapters?limit=100")["data"]
+        if other["job_id"] == adapter["job_id"]
     ]
     return [other["id"] for other in others if other["id"] != adapter["id"]]
 

@@ -76,7 +76,7 @@ class ServedModels:
             Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         if unknown := [each for each in ids if each not in self._adapters]:
-            found = {adapter.id: served_adapter(adapter) for adapter in adapters.list(ids=unknown)}
+            found = {adapter.id: served_adapter(adapter) for adapter in adapters.with_ids(unknown)}
             if len(self._adapters) >= MAX_ADAPTERS:
                 self._adapters.clear()
             self._adapters.update(found)

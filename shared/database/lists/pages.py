@@ -8,10 +8,13 @@ from typing import Any, TypeVar
 from sqlalchemy import Select
 from sqlalchemy.orm import Session
 
+from shared.database.tables.adapters import AdapterRow
 from shared.database.tables.files import FileRow
 from shared.database.tables.jobs import JobRow
 
-ListedRow = TypeVar("ListedRow", JobRow, FileRow)
+ListedRow = TypeVar("ListedRow", JobRow, FileRow, AdapterRow)
+ORDERS: dict[type[Any], Sequence[str]] = {AdapterRow: ("created_at", "step", "id")}
+"""Columns by which rows are listed, if not by their ids alone; an index of the table has them after the tenant."""
 
 
 def page_of_rows(
@@ -23,14 +26,20 @@ def page_of_rows(
     *,
     newest_first: bool,
 ) -> list[ListedRow]:
-    """Return the first rows of the tenants in the order of their ids, one more than ``limit`` if more follow.
+    """Return the first rows of the tenants in the order of `ORDERS`, one more than ``limit`` if more follow.
 
     The query is made for each tenant, so that an index gives its rows in order; for several it would be all of them.
     """
-    order = row.id.desc() if newest_first else row.id.asc()
+    columns = [getattr(row, name) for name in ORDERS.get(row, ("id",))]
+    order = [column.desc() if newest_first else column.asc() for column in columns]
     found = [
         each
         for tenant in tenants
-        for each in session.scalars(query.where(row.tenant == tenant).order_by(order).limit(limit + 1))
+        for each in session.scalars(query.where(row.tenant == tenant).order_by(*order).limit(limit + 1))
     ]
-    return sorted(found, key=lambda each: each.id, reverse=newest_first)[: limit + 1]
+    return sorted(found, key=place_of, reverse=newest_first)[: limit + 1]
+
+
+def place_of(row: JobRow | FileRow | AdapterRow) -> tuple[Any, ...]:
+    """Return the values by which a row is listed."""
+    return tuple(getattr(row, name) for name in ORDERS.get(type(row), ("id",)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Boolean, ForeignKey, Integer, String, UniqueConstraint
+from sqlalchemy import Boolean, ForeignKey, Index, Integer, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from shared.database.tables.base import Base
@@ -21,6 +21,17 @@ class AdapterRow(Base):
     """
 
     __tablename__ = "adapters"
+    __table_args__ = (
+        Index(
+            "ix_adapters_tenant_newest",
+            "tenant",
+            "created_at",
+            "step",
+            "id",
+            sqlite_where=text("deleting_at IS NULL"),
+            postgresql_where=text("deleting_at IS NULL"),
+        ),
+    )
 
     tenant: Mapped[str] = mapped_column(String(64), primary_key=True, server_default=SHARED)
     id: Mapped[str] = mapped_column(String(160), primary_key=True)

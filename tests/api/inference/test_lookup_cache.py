@@ -97,6 +97,33 @@ def test_cached_keys_and_names_are_not_read_again(database: Database, adapters: 
     run(test, database)
 
 
+def test_rendered_lists_are_kept_until_a_change_and_within_their_bytes(
+    database: Database, elsewhere: Database, adapters: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup_cache, "MAX_RENDERED_BYTES", 10)
+    made: list[str] = []
+
+    def render(name: str, size: int) -> Callable[[], bytes]:
+        return lambda: made.append(name) or b"x" * size  # type: ignore[func-returns-value]
+
+    async def test(lookup: LookupCache) -> None:
+        await eventually(lambda: has_counter(lookup))
+        many = await asyncio.gather(*(lookup.rendered("small", render("small", 8)) for _ in range(20)))
+        assert many == [b"x" * 8] * 20
+        for _ in range(2):
+            assert await lookup.rendered("large", render("large", 8)) == b"x" * 8
+        assert made == ["small", "large", "large"]
+        Aliases(elsewhere).set("prod", Routing.to(ONE), BY)
+
+        async def is_rendered_again() -> bool:
+            await lookup.rendered("small", render("small", 8))
+            return made.count("small") > 1
+
+        await eventually(is_rendered_again)
+
+    run(test, database)
+
+
 async def has_counter(lookup: LookupCache) -> bool:
     """Whether the counter has been read."""
     return lookup._count is not None

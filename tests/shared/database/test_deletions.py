@@ -85,7 +85,7 @@ def test_begun_deletion_hides_the_adapter_and_keeps_its_record(
     deletions.begin(TWO)
     assert Changes(database).count() == before + 1
     assert refused(adapters.get, TWO).code == Code.ADAPTER_NOT_FOUND
-    assert TWO not in [found.id for found in adapters.list()]
+    assert TWO not in [found.id for found in adapters.page()]
     record = adapters.get(TWO, deleted=True)
     assert (record.state, record.deleting_at, record.deleted_at) == ("deleting", clock.now, None)
     assert not record.published

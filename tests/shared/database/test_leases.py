@@ -238,7 +238,7 @@ def test_quarantined_adapter_can_be_read_and_is_not_published(jobs: Jobs, leases
     leases.fail(lease, CRASH)
     found = adapters.get("demo@1")
     assert (found.state, found.published, found.certificates) == ("quarantined", False, FAILED)
-    assert adapters.list(published_only=True) == []
+    assert adapters.published() == []
 
 
 def test_later_job_publishes_a_quarantined_adapter(jobs: Jobs, leases: Leases, adapters: Adapters) -> None:

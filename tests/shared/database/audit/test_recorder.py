@@ -138,7 +138,7 @@ def test_names_moved_back_and_models_deleted(
         "alias.deleted",
         "adapter.deleted",
     ]
-    assert [adapter.id for adapter in adapters.list()] == ["demo@2"]
+    assert [adapter.id for adapter in adapters.page()] == ["demo@2"]
 
 
 def test_a_webhooks_secret_and_path_are_not_in_the_log(database: Database) -> None:

@@ -36,7 +36,7 @@ def lend(database: Database, owner: str, *projects: str) -> list[str]:
 
 
 def has(database: Database, tenant: str) -> bool:
-    return bool(Adapters(database, tenant).list(published_only=True))
+    return bool(Adapters(database, tenant).published())
 
 
 def test_texts_of_the_owners_rows_are_not_lent(database: Database, made: None) -> None:

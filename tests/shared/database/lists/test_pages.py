@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from shared.database.adapters import Adapters
 from shared.database.connection import Database
 from shared.database.files.files import Files
 from shared.database.jobs import Jobs
-from tests.support.builders import submission
+from shared.database.leases import Leases
+from tests.support.builders import claimed, new_adapter, submission
 
 
 def test_pages_of_two_tenants_have_every_job_once_in_order(database: Database) -> None:
@@ -42,6 +44,8 @@ def plans(database: Database) -> Iterator[list[str]]:
 LISTS: dict[str, Callable[[Database], object]] = {
     "jobs": lambda database: Jobs(database, "one").list(limit=20),
     "jobs, next page": lambda database: Jobs(database, "one").list(after="ftjob-1", limit=20),
+    "adapters": lambda database: Adapters(database, "one").page(limit=20),
+    "adapters, next page": lambda database: Adapters(database, "one").page(after="demo@1", limit=20),
     "files": lambda database: Files(database, "one").list(after=None, limit=20, purpose=None, newest_first=False),
 }
 
@@ -50,6 +54,8 @@ LISTS: dict[str, Callable[[Database], object]] = {
 def test_lists_sort_and_scan_no_table(database: Database, name: str) -> None:
     if not database.is_sqlite:
         pytest.skip("SQLite explains its plan without statistics")
+    leases = Leases(database, 60.0)
+    leases.finish(claimed(Jobs(database, "one"), leases), {}, adapters=[new_adapter()])
     with plans(database) as found:
         LISTS[name](database)
     assert found
