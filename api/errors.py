@@ -222,7 +222,11 @@ def validation_error(error: RequestValidationError, remedy: str = "") -> Invalid
     # The fine-tune contract is the field `contract` of this API's requests, and parts of it the field `mens` of OpenAI's.
     is_merge = isinstance(error.body, dict) and error.body.get("kind") == "merge"
     is_in_contract = path.partition(".")[0] in ("contract", "mens") and not is_merge
-    meant = _meant(path, found, is_in_contract=is_in_contract) if found[0]["type"] == UNKNOWN_FIELD else None
+    meant = None
+    if found[0]["type"] == UNKNOWN_FIELD:
+        meant = _meant(path, found, is_in_contract=is_in_contract)
+    elif found[0]["type"] == UNKNOWN_PARAMETER:
+        meant = next(iter(get_close_matches(path, found[0]["ctx"]["known"], n=1)), None)
     remedy = remedy or (SEE_CONTRACT if is_in_contract else SEE_OPENAPI)
     return InvalidRequest(
         Code.NAME_INVALID if found[0]["type"] == BAD_NAME else Code.REQUEST_INVALID,
@@ -352,6 +356,8 @@ def _allowed_methods(request: Request) -> list[str]:
 
 NOT_JSON = "json_invalid"
 """FastAPI's fault type for a body that is not JSON."""
+UNKNOWN_PARAMETER = "unknown_parameter"
+"""Our fault type for a query parameter that a route does not have; its context names those that it has."""
 UNKNOWN_KIND = "unknown_kind"
 """Our fault type for a body whose ``kind`` the route does not have; pydantic gives it no field."""
 OUTSIDE = ("path", "query", "header")

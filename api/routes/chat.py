@@ -19,11 +19,13 @@ from api.inference.response import ProxiedResponse
 from api.services import Services, ServicesDep
 from api.web.auth import TRAINER, Caller, CallerDep
 from api.web.fast_path import FastPathRoute
+from api.web.known_parameters import KNOWN_PARAMETERS
 from shared.database.tenancy import Role
 from shared.datasets.row_validation import ROLES
 from shared.errors import MensError
 
 router = APIRouter(prefix="/v1", tags=["chat (OpenAI)"], route_class=FastPathRoute)
+TOKENS = [*TRAINER, KNOWN_PARAMETERS]
 
 TEXTS = {"type": ["string", "array"], "minLength": 1, "minItems": 1}
 MESSAGES = {
@@ -98,7 +100,7 @@ async def embeddings(request: Request, services: ServicesDep, caller: CallerDep)
     return await _forward(request, services, caller, "/v1/embeddings")
 
 
-@router.post("/tokenize", openapi_extra=described(prompt={"type": "string"}, messages=MESSAGES), dependencies=TRAINER)
+@router.post("/tokenize", openapi_extra=described(prompt={"type": "string"}, messages=MESSAGES), dependencies=TOKENS)
 async def tokenize(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """Token ids of a ``prompt``, or of ``messages`` in the model's chat template, in vLLM's shape."""
     return await services.gateway.forward(request, caller.key, caller.tenant, "/tokenize")
@@ -107,7 +109,7 @@ async def tokenize(request: Request, services: ServicesDep, caller: CallerDep) -
 @router.post(
     "/detokenize",
     openapi_extra=described("tokens", tokens={"type": "array", "items": {"type": "integer"}}),
-    dependencies=TRAINER,
+    dependencies=TOKENS,
 )
 async def detokenize(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """The text of ``tokens``, in vLLM's shape."""
