@@ -33,7 +33,9 @@ from api.services import Services, make_services
 from api.settings import ApiSettings
 from api.web.access_log import AccessLog
 from api.web.auth import require_caller
+from api.web.etags import ETags
 from api.web.fast_path import FastPathMiddleware
+from api.web.known_parameters import KNOWN_PARAMETERS
 from api.web.limit_headers import LimitHeaders
 from api.web.normalized_path import NormalizedPath
 from api.web.openai_headers import OpenAIHeaders
@@ -93,7 +95,9 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
     errors.install(app)
     app.include_router(health.router)
     for router in KEYED_ROUTERS:
-        app.include_router(router, dependencies=[Depends(require_caller)])
+        # Requests to models skip FastAPI's dependencies.
+        checks = [] if router is chat.router else [KNOWN_PARAMETERS]
+        app.include_router(router, dependencies=[Depends(require_caller), *checks])
     app.get(
         "/v1/openapi.json",
         tags=["schema"],
@@ -101,8 +105,9 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
         description="This document: the OpenAPI description of the whole API.",
         operation_id="_lambda__v1_openapi_json_get",  # public, so it keeps its first value
         response_model=None,
-        dependencies=[Depends(require_caller)],
+        dependencies=[Depends(require_caller), KNOWN_PARAMETERS],
     )(app.openapi)
+    app.add_middleware(ETags)
     app.add_middleware(FastPathMiddleware)
     app.add_middleware(RequestGuard)
     app.add_middleware(UnexpectedErrors)

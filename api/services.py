@@ -27,6 +27,7 @@ from api.inference.usage.meter import Meter
 from api.metrics.installation import JobsCollector, ReplicaNow, ReplicasCollector, WebhooksCollector
 from api.metrics.requests import ApiMetrics
 from api.polling.event_feed import EventFeed
+from api.polling.job_changes import JobChanges
 from api.polling.job_versions import JobVersions
 from api.polling.queue_places import QueuePlaces
 from api.polling.readiness import Readiness
@@ -89,6 +90,7 @@ class Services:
     lookup: LookupCache
     event_feed: EventFeed
     job_versions: JobVersions
+    job_changes: JobChanges
     readiness: Readiness
     body_buffers: BodyBuffers
     failed_authentications: FailedAuthentications
@@ -142,6 +144,7 @@ class Services:
         self.remote_models.close()
         self.queue_places.close()
         await self.job_versions.close()
+        await self.job_changes.close()
         await self.lookup.close()
         self.workers.close()
         self.database.close()
@@ -187,7 +190,8 @@ def make_services(
         lookup=lookup,
         event_feed=EventFeed(settings.max_event_streams, settings.tenant_event_streams),
         job_versions=JobVersions(database, settings.event_poll_seconds),
-        readiness=Readiness(database.ping),
+        job_changes=JobChanges(database, settings.event_poll_seconds),
+        readiness=Readiness(database.ping, workers.machines),
         body_buffers=BodyBuffers(settings.tenant_body_bytes),
         failed_authentications=FailedAuthentications(settings.failed_authentications_per_minute),
         replicas=replicas,

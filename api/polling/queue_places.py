@@ -4,15 +4,17 @@ nothing more.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 
 from pydantic import BaseModel, Field
 
 from shared.database.job_states import JobState
+from shared.database.lists.summaries import JobSummary
 from shared.database.records import Job
 from shared.database.scheduling.queue_state import Places, QueueReader
 from shared.scheduling.forecast import Reason
@@ -43,6 +45,12 @@ logger = logging.getLogger(__name__)
 def job_etag(version: int, place: QueuePlace | None) -> str:
     """Return the ETag of a job, which changes with every write to it and with its place."""
     return f'W/"{version}{f"-{place.etag()}" if place else ""}"'
+
+
+def page_etag(jobs: Iterable[Job | JobSummary], places: Mapping[str, QueuePlace | None]) -> str:
+    """Return the ETag of a page of jobs, which changes with each of them and with its place."""
+    parts = "\n".join(f"{job.id} {job_etag(job.version, places[job.id])}" for job in jobs)
+    return f'W/"{hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()}"'
 
 
 class EstimateError(BaseModel):
@@ -90,7 +98,7 @@ class QueuePlaces:
         self._read_at, self._cost = -1e9, 0.0
         self._reading: Future[None] | None = None
 
-    def of(self, job: Job) -> QueuePlace | None:
+    def of(self, job: Job | JobSummary) -> QueuePlace | None:
         """Return the place of a job; None if it is not queued, or cannot be placed now."""
         if job.state is not JobState.QUEUED:
             return None
@@ -105,7 +113,7 @@ class QueuePlaces:
         """Return the place of a queued job as :meth:`of` would, if that takes no time; None: call that."""
         return None if self._is_due() else self._view(job_id)
 
-    def of_all(self, jobs: list[Job]) -> Mapping[str, QueuePlace | None]:
+    def of_all(self, jobs: Sequence[Job | JobSummary]) -> Mapping[str, QueuePlace | None]:
         """Return the places of several jobs, by their ids."""
         return {job.id: self.of(job) for job in jobs}
 

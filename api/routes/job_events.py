@@ -1,7 +1,8 @@
-"""A job's events as a stream: /v1/jobs/{job_id}/events."""
+"""Streams: a job's events (/v1/jobs/{job_id}/events), and the changes of all jobs (/v1/events)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated, NamedTuple
@@ -12,13 +13,15 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from api.errors import ErrorAnswer, declared_of_stream, error_response
 from api.inference.lookup_cache import AUTHENTICATED, Authenticated
 from api.openai.fine_tuning import event_seq
+from api.polling.job_changes import missed_events
 from api.services import ServicesDep
 from api.web.auth import CallerDep
 from api.web.params import Id
 from api.web.tenant_view import TenantView, TenantViewDep
 from shared.database.job_states import FINAL
-from shared.database.records import Job
-from shared.errors import MensError
+from shared.database.records import Job, Kind
+from shared.database.tenancy import visible_to
+from shared.errors import Code, InvalidRequest, MensError
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
@@ -100,6 +103,54 @@ async def stream_events(
                     return
                 is_behind = part.has_more
             seen = version
+    except MensError as error:
+        yield ServerSentEvent(raw_data=bytes(error_response(error).body).decode(), event="error")
+
+
+def change_cursor(last_event_id: Annotated[str | None, Header()] = None) -> int | None:
+    """Return the change to continue after, read before the stream begins, so that a wrong one is a 400."""
+    if last_event_id and not re.fullmatch(r"[0-9]{1,15}", last_event_id):
+        raise InvalidRequest(
+            Code.REQUEST_INVALID,
+            f"{last_event_id[:80]!r} is not the id of an event of GET /v1/events.",
+            remedy="Send the `id` of the last event that you received, or no Last-Event-ID.",
+            param="Last-Event-ID",
+        )
+    return int(last_event_id) if last_event_id else None
+
+
+@router.get(
+    "/events",
+    response_class=EventSourceResponse,
+    responses=declared_of_stream(ErrorAnswer),
+    dependencies=[Depends(one_stream)],
+)
+async def stream_changes(
+    services: ServicesDep,
+    caller: CallerDep,
+    request: Request,
+    cursor: Annotated[int | None, Depends(change_cursor)],
+    kind: Annotated[list[Kind] | None, Query(description="Only jobs of this kind; repeat it for several.")] = None,
+) -> AsyncIterator[ServerSentEvent]:
+    """Changes of all jobs that the caller sees, as server-sent events, from now on or after Last-Event-ID.
+
+    `event: job` carries the summary of a new or changed job, as `GET /v1/jobs?view=summary` has it; `event: progress` the
+    progress of a job of which nothing else has changed, at most every two seconds; `event: reset` says that changes were missed,
+    so that lists must be read again. `event: error` ends the stream of a key that was revoked meanwhile.
+    """
+    authenticated: Authenticated = request.scope[AUTHENTICATED]
+    tenants, kinds = visible_to(caller.tenant), frozenset(kind or ())
+    try:
+        async for batch in services.job_changes.batches(tenants, kinds):
+            if services.shutdown.has_begun or await request.is_disconnected():
+                return
+            await services.lookup.authenticate(authenticated.secret)
+            if cursor is not None:  # after the stream has begun to follow, so that nothing falls between
+                read = partial(missed_events, services.database, tenants, kinds, cursor)
+                batch[:0] = await services.event_feed.read(("changes", caller.tenant, kinds, cursor), read)
+                cursor = None
+            for event in batch:
+                yield event
     except MensError as error:
         yield ServerSentEvent(raw_data=bytes(error_response(error).body).decode(), event="error")
 

@@ -13,7 +13,7 @@ from api.errors import UNKNOWN_KIND
 from api.evaluation import submit_run
 from api.openai.fine_tuning import event_seq
 from api.openai.types import Metadata
-from api.polling.queue_places import QueuePlace, job_etag
+from api.polling.queue_places import QueuePlace, job_etag, page_etag
 from api.services import ServicesDep
 from api.submission import (
     check_contract,
@@ -32,6 +32,7 @@ from shared.contract.sections import FineTuneContract, ImportContract, MergeCont
 from shared.database.adapters import Adapter
 from shared.database.job_states import JobState
 from shared.database.lists.job_filter import JobFilter
+from shared.database.lists.summaries import JobSummary
 from shared.database.records import Event, Job, Kind, MemoryAccuracy, QueueTerms
 from shared.evaluation.types import RunSpec
 from shared.model_card.self_evaluation import without_samples
@@ -43,6 +44,7 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 
 EVENTS_PER_POLL = 500
 LOG_BYTES = 1 << 16
+NOT_CHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "Not changed."}}
 Text = Annotated[str | None, Query(max_length=128, pattern=NO_NUL)]
 
 
@@ -167,6 +169,12 @@ class PlacedJob(Job):
     )
 
 
+class PlacedSummary(JobSummary):
+    """A job's summary, with its place while it is queued."""
+
+    queue: QueuePlace | None = Field(None, description="As in the job.")
+
+
 class JobAnswer(PlacedJob):
     """A job, with its place while it is queued, and its events when they were requested."""
 
@@ -271,10 +279,11 @@ def job_log(
     return PlainTextResponse(whole, headers={"X-Mens-Attempt": str(found.attempt)})
 
 
-@router.get("/jobs")
+@router.get("/jobs", responses=NOT_CHANGED)
 def list_jobs(
     services: ServicesDep,
     view: TenantViewDep,
+    response: Response,
     after: After = None,
     limit: Limit = 20,
     kind: Annotated[Kind | None, Query()] = None,
@@ -295,8 +304,15 @@ def list_jobs(
             description="Part of a job's name or base, or the beginning or end of its id.",
         ),
     ] = None,
-) -> Page[PlacedJob]:
-    """Jobs of every kind, newest first. Sample answers are left out; `GET /v1/jobs/{job_id}` has them."""
+    shape: Annotated[
+        Literal["full", "summary"],
+        Query(alias="view", description="`summary`: about 500 bytes a job, without contract, plan and result."),
+    ] = "full",
+) -> Page[PlacedJob] | Page[PlacedSummary]:
+    """Jobs of every kind, newest first. Sample answers are left out; `GET /v1/jobs/{job_id}` has them.
+
+    Poll it with If-None-Match: while no job of the page has changed, the answer is a 304 without a body.
+    """
     which = JobFilter(
         kind=kind,
         states=state or (),
@@ -307,15 +323,19 @@ def list_jobs(
         created_before=created_before,
         text=q,
     )
-    found = view.jobs.list(which, after=after, limit=limit)
-    placed = [
-        PlacedJob(**dict(job) | {"result": without_samples(job.result)}, queue=services.queue_places.of(job))
-        for job in found
-    ]
-    return page_of(placed, limit)
+    if shape == "summary":
+        summaries = view.jobs.summaries(which, after=after, limit=limit)
+        places = services.queue_places.of_all(summaries)
+        response.headers["ETag"] = page_etag(summaries, places)
+        return page_of([PlacedSummary(**dict(job), queue=places[job.id]) for job in summaries], limit)
+    jobs = view.jobs.list(which, after=after, limit=limit)
+    places = services.queue_places.of_all(jobs)
+    response.headers["ETag"] = page_etag(jobs, places)
+    shown = [dict(job) | {"result": without_samples(job.result)} for job in jobs]
+    return page_of([PlacedJob(**job, queue=places[job["id"]]) for job in shown], limit)
 
 
-@router.get("/jobs/{job_id}", response_model=JobAnswer, responses={304: {"description": "Not changed."}})
+@router.get("/jobs/{job_id}", response_model=JobAnswer, responses=NOT_CHANGED)
 def retrieve_job(
     job_id: Id,
     services: ServicesDep,
@@ -375,5 +395,5 @@ def resume_job(job_id: Id, services: ServicesDep, view: TenantViewDep) -> Job:
 @router.get("/jobs/{job_id}/checkpoints")
 def list_checkpoints(job_id: Id, view: TenantViewDep) -> WholeList[Adapter]:
     """The job's stored checkpoints and its result, newest first."""
-    found = view.adapters.list(ids=view.jobs.get(job_id).result.get("adapters", []))
+    found = view.adapters.with_ids(view.jobs.get(job_id).result.get("adapters", []))
     return WholeList(data=[one.model_copy(update={"metrics": without_samples(one.metrics)}) for one in found])

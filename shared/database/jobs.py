@@ -23,6 +23,7 @@ from shared.database.evaluation.runs import add_run
 from shared.database.job_states import FINAL, JobState, Verb, next_state
 from shared.database.lists.job_filter import ALL_JOBS, JobFilter
 from shared.database.lists.pages import page_of_rows
+from shared.database.lists.summaries import JobSummary, list_summaries
 from shared.database.records import Event, Job, Kind, MemoryAccuracy, NewEvent, Submission, new_id
 from shared.database.scheduling.gpu_time import gpu_hold, seconds_like, settle_hold
 from shared.database.scheduling.quotas import check_quota
@@ -106,6 +107,7 @@ class Jobs:
                     created_at=now,
                     created_by=_key_name(),
                     queued_at=now,
+                    changed_at=now,
                     progress={},
                     result={},
                     attempt=0,
@@ -150,6 +152,12 @@ class Jobs:
         with self._db.read() as session:
             rows = page_of_rows(session, query, JobRow, self._tenants, limit, newest_first=True)
             return [Job.model_validate(row) for row in rows]
+
+    def summaries(
+        self, which: JobFilter = ALL_JOBS, *, after: str | None = None, limit: int = 20
+    ) -> Sequence[JobSummary]:
+        """Return a page of summaries, as :meth:`list` returns jobs."""
+        return list_summaries(self._db, self._tenant, which, after, limit)
 
     def preflight(self, job_id: str) -> dict[str, Any]:
         """Return the job's preflight record; see `shared/preflight/pipeline.py`.
@@ -246,8 +254,9 @@ class Jobs:
             if row.priority != priority:
                 message = f"Priority changed from {row.priority} to {priority}."
                 row.priority = priority
-                row.version += 1
-                add_events(session, row, self._db.now(session), NewEvent(message=message))
+                now = self._db.now(session)
+                count_change(row, now)
+                add_events(session, row, now, NewEvent(message=message))
             return Job.model_validate(row)
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 100) -> Sequence[Event]:
@@ -378,8 +387,14 @@ def transition(session: Session, row: JobRow, verb: Verb, now: datetime, *events
     if state in FINAL:
         row.finished_at = now
         add_end_of_job(session, row, state, now)
-    row.version += 1
+    count_change(row, now)
     add_events(session, row, now, *events)
+
+
+def count_change(row: JobRow, now: datetime) -> None:
+    """Give a job's row, which this transaction holds, a new version."""
+    row.version += 1
+    row.changed_at = now
 
 
 def add_events(session: Session, row: JobRow, now: datetime, *events: NewEvent) -> None:

@@ -24,7 +24,7 @@ from shared.database.evaluation.runs import EvalRun, open_run
 from shared.database.gates.receipts import NewReceipt, StoredReceipt, add_receipt
 from shared.database.job_results import JUDGED_FOR, ResultFile, complete_result
 from shared.database.job_states import JobState, Stage, Verb
-from shared.database.jobs import add_events, job_row, transition
+from shared.database.jobs import add_events, count_change, job_row, transition
 from shared.database.keys import Key, add_attempt_key
 from shared.database.names.aliases import lock_alias
 from shared.database.names.move_evidence import WITH_EVIDENCE, Terms, standing
@@ -145,8 +145,9 @@ class Leases:
                 # alias's policy.
                 notes = dict.fromkeys([*row.preflight.get("notes", []), *preflight.get("notes", [])])
                 row.preflight = row.preflight | preflight | {"notes": list(notes)}
-            row.version += 1
-            add_events(session, row, self._db.now(session), *events)
+            now = self._db.now(session)
+            count_change(row, now)
+            add_events(session, row, now, *events)
 
     def keep_adapters(self, lease: Lease, digests: list[str]) -> None:
         """Reserve the adapters that the job is about to store: the same content is not removed until the job has
@@ -255,11 +256,12 @@ class Leases:
         """
         with self._db.write() as session:
             row = self._held(session, lease)
-            register_adapters(session, row.tenant, row.id, adapters, self._db.now(session))
+            now = self._db.now(session)
+            register_adapters(session, row.tenant, row.id, adapters, now)
             if not row.result:
                 row.failures = 0
             row.result = complete_result(session, row, result | {JUDGED_FOR: alias}, adapters, files or [])
-            row.version += 1
+            count_change(row, now)
 
     def now(self) -> datetime:
         """Return the time by the database's clock."""

@@ -17,6 +17,7 @@ class JobRow(Base):
         UniqueConstraint("owner", "idempotency_key"),
         Index("ix_jobs_state_lease", "state", "lease_expires_at"),
         Index("ix_jobs_owner_id", "owner", "id"),
+        Index("ix_jobs_changed_at", "changed_at"),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
@@ -60,6 +61,8 @@ class JobRow(Base):
     # Its estimated start, and when that was estimated: when it was first seen waiting.
     estimated_start_at: Mapped[datetime | None]
     estimated_at: Mapped[datetime | None]
+    # Of its version; a process of the release before leaves it as it is.
+    changed_at: Mapped[datetime | None]
 
 
 class EventRow(Base):

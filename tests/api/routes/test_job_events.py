@@ -215,3 +215,31 @@ def test_stream_outlives_an_outage_of_the_database(installation: Installation, m
             eventually(lambda: len(outages) > 2)
         installation.report("the first")
         read_until(pieces, "the first")
+
+
+def test_one_stream_has_the_changes_of_all_jobs(installation: Installation) -> None:
+    services = installation.app.state.services
+    new = Submission(kind=Kind.FINETUNE, base_model=BASE, name="second", contract={}, plan={})
+    with installation.client.stream("GET", "/v1/events") as response:
+        pieces = response.iter_text()
+        read_until(pieces, installation.job.id)  # it is younger than ten seconds
+        second, _ = services.jobs.of("acme").submit(new)
+        services.jobs.of("other").submit(new.model_copy(update={"name": "not for everybody"}))
+        text = read_until(pieces, second.id)
+        installation.report("the first")
+        text += read_until(pieces, '"state":"running"')
+        assert "event: job" in text
+        assert "not for everybody" not in text
+        cursor = next(line for line in text.splitlines() if line.startswith("id: ")).removeprefix("id: ")
+    with installation.client.stream("GET", "/v1/events", headers={"Last-Event-ID": cursor}) as response:
+        read_until(response.iter_text(), second.id)
+    wrong = installation.client.get("/v1/events", headers={"Last-Event-ID": "x"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "Last-Event-ID")
+
+
+def test_stream_of_changes_ends_with_its_key(installation: Installation) -> None:
+    with installation.client.stream("GET", "/v1/events") as response:
+        pieces = response.iter_text()
+        read_until(pieces, installation.job.id)
+        installation.app.state.services.keys.revoke(installation.key.id)
+        assert "KEY_INVALID" in "".join(pieces)

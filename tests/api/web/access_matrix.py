@@ -141,6 +141,11 @@ def evaluate(eval_id: str) -> dict[str, Any]:
     return {"json": {"kind": "evaluate", "eval": eval_id, "run": new_run("")["json"]}}
 
 
+def no_kind(_: str) -> dict[str, Any]:
+    """A stream of changes that does not begin, because it would not end."""
+    return {"params": {"kind": "none"}}
+
+
 def chat(model: str) -> dict[str, Any]:
     return {"json": {"model": model, "messages": [{"role": "user", "content": "Hello?"}], "stream": False}}
 
@@ -288,6 +293,7 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "PATCH /v1/jobs/{job_id}": (Case(Rule.CHANGE, TRAINER, QUEUED, lower_priority),),
     "GET /v1/jobs/{job_id}/preflight": (Case(Rule.SEE, kind=FINISHED),),
     "GET /v1/jobs/{job_id}/log": (Case(Rule.OWN, TRAINER, FINISHED),),
+    "GET /v1/events": (Case(Rule.KEYED, body=no_kind, passes=422),),
     "GET /v1/jobs/{job_id}/events": (Case(Rule.SEE, kind=FINISHED),),
     "GET /v1/jobs/{job_id}/checkpoints": (Case(Rule.SEE, kind=FINISHED),),
     "POST /v1/jobs/{job_id}/cancel": (Case(Rule.CHANGE, TRAINER, QUEUED),),

@@ -208,6 +208,7 @@ NO_LISTS = {
     "GET /v1/quota",  # tests/api/routes/tenants/test_quotas.py
     "GET /v1/quotas",
     "GET /v1/tenants",  # tests/api/routes/tenants/test_overview.py
+    "GET /v1/events",  # tests/api/polling/test_job_changes.py
     "GET /v1/audit",  # tests/api/routes/tenants/test_audit.py
     "GET /v1/workers",  # machines: they belong to no tenant
     "GET /v1/estimates/accuracy",  # tests/shared/database/test_tenants.py

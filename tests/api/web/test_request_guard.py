@@ -120,6 +120,7 @@ def test_half_of_a_surrogate_pair_reaches_no_route(app: FastAPI, client: TestCli
     lists = [
         path for method, _, path in (route.partition(" ") for route in MATRIX) if method == "GET" and "{" not in path
     ]
+    lists.remove("/v1/events")  # a stream without an end
     assert {client.get(path, headers=headers).status_code for path in lists} <= {200, 403}
 
 

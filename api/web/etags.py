@@ -1,0 +1,67 @@
+"""ETags: answers a repeated GET with 304 and no body if the JSON is the same as before.
+
+A route that knows whether anything has changed sets the ETag itself (`api/routes/jobs.py`); for all others it is the
+digest of the body. So every list can be polled with If-None-Match.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from http import HTTPStatus
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+JSON = "application/json"
+OF_THE_BODY = ("content-length", "content-type")
+"""Headers that a response without a body does not have."""
+
+
+class ETags:
+    """Middleware that adds the ETags, and compares them with those that the caller has."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond to a request."""
+        if scope["type"] != "http" or scope["method"] != "GET":
+            return await self._app(scope, receive, send)
+        known, held = Headers(scope=scope).get("if-none-match", ""), list[Message]()
+
+        async def send_tagged(message: Message) -> None:
+            if message["type"] == "http.response.start" and _is_whole_json(message):
+                held.append(message)  # until its body is known
+                return
+            if held:
+                start = held.pop()
+                if not message.get("more_body"):
+                    message = _tagged(start, message, known)
+                await send(start)
+            await send(message)
+
+        return await self._app(scope, receive, send_tagged)
+
+
+def is_known(etag: str, known: str) -> bool:
+    """Return whether an ETag is among those of a value of If-None-Match; weak ones and others count as equal."""
+    return known == "*" or etag.removeprefix("W/") in (each.strip().removeprefix("W/") for each in known.split(","))
+
+
+def _is_whole_json(start: Message) -> bool:
+    headers = Headers(raw=start["headers"])
+    return start["status"] == HTTPStatus.OK and headers.get("content-type") == JSON and "content-length" in headers
+
+
+def _tagged(start: Message, message: Message, known: str) -> Message:
+    """Add the ETag to a response's start; return its only body, or an empty one if the caller knows it."""
+    headers = MutableHeaders(raw=list(start["headers"]))
+    digest = hashlib.blake2b(message.get("body", b""), digest_size=16)
+    etag = headers.setdefault("etag", f'W/"{digest.hexdigest()}"')
+    if is_known(etag, known):
+        start["status"] = int(HTTPStatus.NOT_MODIFIED)
+        for name in OF_THE_BODY:
+            del headers[name]
+        message = {**message, "body": b""}
+    start["headers"] = headers.raw
+    return message

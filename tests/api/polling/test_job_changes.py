@@ -1,0 +1,174 @@
+"""The stream of all jobs: each change once, to its own tenant, and one reader for all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from fastapi.sse import ServerSentEvent
+from sqlalchemy import event
+
+from api.polling import job_changes
+from api.polling.job_changes import JobChanges, missed_events
+from shared.database.connection import Database
+from shared.database.jobs import Jobs
+from shared.database.leases import Leases
+from shared.database.lists import changes
+from shared.database.records import Kind
+from shared.database.tenancy import SHARED, visible_to
+from tests.support.builders import claimed, submission
+
+Batches = AsyncIterator[list[ServerSentEvent]]
+PATIENCE_SECONDS = 20.0
+TRAINING = {"kind": "training", "total_steps": 90, "loss": 0.5}
+
+
+def run(test: Callable[[JobChanges], Awaitable[None]], database: Database, **more: Any) -> None:
+    async def started_and_closed() -> None:
+        followed = JobChanges(database, 0.01, **more)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await test(followed)
+        finally:
+            await followed.close()
+
+    asyncio.run(started_and_closed())
+
+
+async def next_events(batches: Batches, number: int) -> list[tuple[str, Any]]:
+    found: list[ServerSentEvent] = []
+    while len(found) < number:
+        found += await anext(batches)
+    return [(each.event or "", json.loads(each.raw_data or "")) for each in found]
+
+
+async def settle(batches: Batches, polls: int = 4) -> list[tuple[str, Any]]:
+    """The events of a few more polls."""
+    return [(each.event or "", json.loads(each.raw_data or "")) for _ in range(polls) for each in await anext(batches)]
+
+
+def test_each_change_comes_once_to_those_who_see_the_job(database: Database) -> None:
+    async def test(followed: JobChanges) -> None:
+        acme, globex = (followed.batches(visible_to(tenant)) for tenant in ("acme", "globex"))
+        merges = followed.batches(visible_to("acme"), {Kind.MERGE})
+        await asyncio.gather(settle(acme), settle(globex), settle(merges))
+        own, common = (Jobs(database, tenant).submit(submission())[0] for tenant in ("acme", SHARED))
+        seen = await next_events(acme, 2)
+        assert {(name, data["id"], data["version"]) for name, data in seen} == {
+            ("job", own.id, 1),
+            ("job", common.id, 1),
+        }
+        assert [data["id"] for _, data in await next_events(globex, 1)] == [common.id]
+        Jobs(database, "acme").cancel(own.id)
+        assert [(name, data["state"]) for name, data in await next_events(acme, 1)] == [("job", "cancelled")]
+        assert await settle(acme) == await settle(globex) == await settle(merges) == []
+
+    run(test, database)
+
+
+def test_progress_comes_at_most_every_two_seconds_and_then_the_newest(database: Database) -> None:
+    now, leases = 0.0, Leases(database, 60.0)
+
+    async def test(followed: JobChanges) -> None:
+        nonlocal now
+        batches = followed.batches([SHARED])
+        await settle(batches)
+        lease = claimed(Jobs(database), leases)
+        seen = await next_events(batches, 1)
+        for step in (1, 2, 3):
+            leases.report(lease, progress=TRAINING | {"step": step}, events=[])
+            seen += await settle(batches)
+        assert [data["step"] for name, data in seen if name == "progress"] == [1]
+        now = job_changes.PROGRESS_SECONDS
+        late = await next_events(batches, 1)
+        assert [(name, data["step"], data["train_loss"]) for name, data in late] == [("progress", 3, 0.5)]
+        assert set(late[0][1]) == set(job_changes.SHOWN_PROGRESS)
+        leases.report(lease, progress=TRAINING | {"step": 4}, events=[])
+        leases.finish(lease, {})
+        assert (await next_events(batches, 1))[-1][1]["state"] == "succeeded"
+        now += job_changes.PROGRESS_SECONDS
+        assert await settle(batches) == [], "no progress of a job that has ended"
+
+    run(test, database, clock=lambda: now)
+
+
+def test_many_streams_cost_the_database_what_one_does(database: Database) -> None:
+    async def queries_of(streams: int, followed: JobChanges) -> list[int]:
+        """Queries of each poll, of one without a change and of one with a change."""
+        all_batches = [followed.batches([SHARED]) for _ in range(streams)]
+        for batches in all_batches:
+            await settle(batches)
+        statements: list[str] = []
+
+        def count(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+            if statement.startswith("SELECT") and "FROM" in statement:
+                statements.append(statement)
+
+        event.listen(database.engine, "before_cursor_execute", count)
+        polls = 0
+        for _ in range(20):
+            await asyncio.gather(*(anext(batches) for batches in all_batches))
+            polls += 1
+        event.remove(database.engine, "before_cursor_execute", count)
+        for batches in all_batches:
+            await batches.aclose()  # type: ignore[attr-defined]
+        return [len(statements), polls]
+
+    async def test(followed: JobChanges) -> None:
+        (one, polls), (fifty, _) = [await queries_of(streams, followed) for streams in (1, 50)]
+        assert one <= polls + 2
+        assert fifty <= one + 2
+
+    run(test, database)
+
+
+def test_stream_that_is_too_far_behind_is_told_to_read_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_changes, "LOG_EVENTS", 3)
+
+    async def test(followed: JobChanges) -> None:
+        slow, quick = followed.batches([SHARED]), followed.batches([SHARED])
+        await asyncio.gather(settle(slow), settle(quick))
+        for _ in range(5):
+            Jobs(database).submit(submission())
+            await next_events(quick, 1)
+        assert [name for name, _ in await next_events(slow, 1)] == ["reset"]
+        assert await settle(slow) == []
+
+    run(test, database)
+
+
+def test_change_is_found_after_the_clock_went_back(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = database.now
+
+    async def test(followed: JobChanges) -> None:
+        batches = followed.batches([SHARED])
+        await settle(batches)
+        Jobs(database).submit(submission())
+        await next_events(batches, 1)
+        monkeypatch.setattr(database, "now", lambda session: clock(session) - timedelta(hours=1))
+        await settle(batches)
+        Jobs(database).submit(submission())
+        assert [name for name, _ in await next_events(batches, 1)] == ["job"]
+
+    run(test, database)
+
+
+def test_continued_stream_has_each_job_that_changed_meanwhile(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_changes, "OVERLAP", timedelta(0))
+    jobs = [Jobs(database, tenant).submit(submission())[0] for tenant in ("acme", "globex", "acme")]
+    found = missed_events(database, visible_to("acme"), (), 0)
+    assert [json.loads(each.raw_data or "")["id"] for each in found] == [jobs[0].id, jobs[2].id]
+    last = int(found[-1].id or "") + 1
+    assert missed_events(database, visible_to("acme"), (), last) == []
+    assert missed_events(database, visible_to("acme"), {Kind.MERGE}, 0) == []
+    monkeypatch.setattr(job_changes, "MISSED_JOBS", 1)
+    assert [each.event for each in missed_events(database, visible_to("acme"), (), 0)] == ["reset"]
+    assert not changes.changed_jobs(database, None).jobs
