@@ -1,7 +1,7 @@
 """Job changes: one stream of all jobs of a tenant, for those who would otherwise poll a list.
 
 One reader follows the changes of all tenants, so that fifty streams cost the database what one does, and none costs
-nothing. What it finds is rendered once and kept in a log, from which each stream takes its tenant's part.
+nothing. Each change is rendered once and kept in a log, from which each stream takes its tenant's part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shared.database.tenancy import TenantName
 from shared.errors import MensError
 
 OVERLAP = timedelta(seconds=10)
-"""How far back each reading goes: a transaction may end so much later than its changes are dated."""
+"""How far back each reading goes: a transaction may end this long after the time of its changes."""
 PROGRESS_SECONDS = 2.0
 """Least time between two events of a job's progress."""
 LOG_EVENTS = 5_000
@@ -37,7 +37,7 @@ MISSED_JOBS = 500
 PROGRESS_FIELDS = frozenset({"step", "total_steps", "train_loss", "eta_seconds", "version"})
 SHOWN_PROGRESS = ("id", "version", "step", "train_loss", "eta_seconds")
 RESET = ServerSentEvent(raw_data="{}", event="reset")
-"""Tells a stream that it has missed changes, so that its lists must be read again."""
+"""Event of a stream that has missed changes: its client must read its lists again."""
 
 logger = logging.getLogger(__name__)
 
