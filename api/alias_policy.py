@@ -11,7 +11,9 @@ from typing import Any
 
 from api.services import Services
 from api.web.tenant_view import TenantView
+from shared.contract.parent import PlannedParent
 from shared.contract.sections import ArtifactSection, ImportContract
+from shared.database.overview.named_adapter import first_comparison
 from shared.database.records import NewEvent
 from shared.errors import InvalidRequest, NotFound
 from shared.evaluation.items import read_items
@@ -31,6 +33,7 @@ def describe_judgement(
     artifact: ArtifactSection | ImportContract,
     base: str,
     preflight: Mapping[str, Any] | None = None,
+    parent: PlannedParent | None = None,
 ) -> list[NewEvent]:
     """Return events for a job whose alias a policy governs; none for any other job.
 
@@ -38,7 +41,8 @@ def describe_judgement(
         services: the API's services.
         view: the view of the job's tenant.
         artifact: whether the job publishes, and the alias that it moves.
-        base: name of the job's base, with which the first adapter of a new alias is compared.
+        base: name of the job's base. parent: the adapter that the job continues from. The first adapter of a new alias is
+            compared with one of them.
         preflight: record of the job's preflight; None for an import.
     """
     if not artifact.publish or artifact.alias is None:
@@ -48,7 +52,8 @@ def describe_judgement(
         return []
     name = governed.policy.policy
     policy = GatePolicy.model_validate(view.policies.exactly(name).policy)
-    beside = governed.incumbent or (base if policy.without_incumbent == "base" else "nothing")
+    first = first_comparison(view.adapters, parent.id if parent else None, base)
+    beside = governed.incumbent or (first if policy.without_incumbent == "base" else "nothing")
     gates = [(row, gate) for row, gate in policy.gates.configured() if gate.applies]
     asked = ", ".join(row if gate.block else f"{row} (warns)" for row, gate in gates)
     needed = {getattr(gate, "run", None) for _, gate in gates}

@@ -13,14 +13,18 @@ from api.services import Services
 from api.web.auth import Caller
 from api.web.tenant_view import TenantView
 from shared.artifacts.base_folders import locate_fetched_base
+from shared.artifacts.manifests import AdapterManifest
 from shared.artifacts.original_layout import refuse_bin
 from shared.contract.flat_keys import from_flat, parse_contract
+from shared.contract.parent import PlannedParent
 from shared.contract.plan import ImportPlan, MergePlan, PlannedBase
 from shared.contract.sections import ArtifactSection, FineTuneContract, ImportContract, MergeContract
+from shared.database.overview.named_adapter import find_to_continue
 from shared.database.records import DEFAULT_TERMS, Job, Kind, NewEvent, QueueTerms, Submission
 from shared.errors import Code, Conflict, ContractRejected, DatasetInvalid, Forbidden, NotFound
 from shared.hashing import digest_json
 from shared.preflight.machine import machine_of
+from shared.preflight.parents import FIELD, planned_parent
 from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest, Preflight
 from shared.worker_registry import common_machine
@@ -35,12 +39,17 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
     Raises:
         MensError: with the code of the first reason that makes the job impossible.
     """
-    contract = request.contract
+    request = _with_parent(view, request)
+    contract, parent = request.contract, request.parent
     catalog = services.catalog()
     if "hf_repo" in contract.model.model_fields_set:
         base = catalog.get(contract.model.hf_repo)
     else:
-        base = catalog.get_default(contract.model.hf_repo, services.replicas.serves_adapters_of)
+        base = (
+            catalog.get(parent.base_model)
+            if parent
+            else catalog.get_default(contract.model.hf_repo, services.replicas.serves_adapters_of)
+        )
         model = contract.model.model_copy(update={"hf_repo": base.name})
         contract = contract.model_copy(update={"model": model})
         request = replace(request, contract=contract, auto=request.auto | {"model.hf_repo"})
@@ -70,9 +79,36 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
         )
         folder = locate_fetched_base(base, services.settings)
         checked = preflight(request, base, folder, train, validation, machine, replay)
-    events = describe_judgement(services, view, contract.artifact, base.name, checked.record())
+    events = describe_judgement(services, view, contract.artifact, base.name, checked.record(), parent)
     judgement = [event.message for event in events]
     return checked.model_copy(update={"notes": [*checked.notes, *judgement]})
+
+
+def find_parent(view: TenantView, name: str, param: str = FIELD) -> PlannedParent:
+    """Return the adapter that a job continues from, by its name in the tenant's view; ``param`` is the request's field.
+
+    Raises:
+        NotFound: ``ADAPTER_NOT_FOUND``, ``MODEL_NOT_FOUND``. Conflict: ``CONTINUE_NOT_READY``.
+    """
+    adapter = find_to_continue(view.adapters, view.names, name, param)
+    return planned_parent(AdapterManifest.model_validate(adapter.manifest))
+
+
+def _with_parent(view: TenantView, request: JobRequest) -> JobRequest:
+    name = request.contract.adapter.continue_from
+    return request if name is None else replace(request, parent=find_parent(view, name))
+
+
+def _identity(request: JobRequest, checked: Preflight) -> Any:
+    """Return what a repeated request with the same key must equal: the plan; for a run with a parent, the request.
+
+    The alias that names a parent is often moved by the job itself, and the plan of a repeated request would differ then.
+    """
+    contract = request.contract
+    if contract.adapter.continue_from is None:
+        return checked.plan.digest
+    given = contract.model_dump(mode="json", exclude_unset=True)
+    return [given, request.preset, request.domain, request.name, request.backend]
 
 
 def submit_finetune(
@@ -122,10 +158,10 @@ def submit_finetune(
         extra=extra,
         labels=labels,
         idempotency_key=idempotency_key,
-        request_digest=digest_json({"plan": plan.digest if sent is None else sent, "labels": labels}),
+        request_digest=digest_json({"plan": _identity(request, checked) if sent is None else sent, "labels": labels}),
         events=[
             *(NewEvent(level="warn", message=advice) for advice in checked.advice),
-            *describe_judgement(services, view, plan.contract.artifact, plan.base.name, checked.record()),
+            *describe_judgement(services, view, plan.contract.artifact, plan.base.name, checked.record(), plan.parent),
         ],
         # The queue's forecast has its own value for a job of unknown length; a guess counts as unknown.
         expected_seconds=checked.estimate.time.whole_seconds if checked.estimate.time.basis == "measured" else None,

@@ -23,6 +23,16 @@ TemplateArgument = Annotated[
     ),
 ]
 
+ContinueFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--continue",
+        metavar="ADAPTER",
+        help="Adapter to start from: its id or the beginning of it, an alias, or a name of another provider. It gives the base, and the "
+        "rank at least.",
+    ),
+]
+
 
 def parse_template_arguments(given: Sequence[str] | None) -> dict[str, Any] | None:
     """Parse the arguments of ``--template-argument``: true, false and whole numbers as such, anything else as a string.

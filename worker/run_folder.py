@@ -5,6 +5,7 @@ telemetry.jsonl  tensorboard/  engine.log  error.json         while it runs
 first_process.pid  ending.json                               of several processes: whom to signal, how they ended
 checkpoints/step-…/                                          to resume from
 prepared/                                                    encoded data, when no cache is named
+parent/                                                      copy of the adapter that the run continues from
 adapter/ (or model/)  probes.json  metrics.csv               what was made
 merge_progress.json                                          digests of a merge's whole shards
 training_skip_stats.json  training_manifest.json  MODEL_CARD.md  loss.svg     what was done
@@ -38,6 +39,7 @@ FIRST_PROCESS_NAME = "first_process.pid"
 ENDING_NAME = "ending.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 ADAPTER_FOLDER = "adapter"
+PARENT_FOLDER = "parent"
 MODEL_FOLDER = "model"
 MERGE_PROGRESS_NAME = "merge_progress.json"
 PREPARED_FOLDER = "prepared"

@@ -55,12 +55,14 @@ RESOLVED = {
 }
 """OpenAI's hyperparameters, and the fields that they become."""
 
+CONTINUE_FIELD = "mens.adapter.continue_from"
+
 FIELDS = {"data.train_file": "training_file", "data.validation_file": "validation_file", "model.hf_repo": "model"}
 """Fields of the contract with another name in OpenAI's request."""
 
 
 def to_contract(
-    body: CreateFineTuningJob, base: BaseModelEntry, rows: int
+    body: CreateFineTuningJob, base: BaseModelEntry, rows: int, continues: bool = False
 ) -> tuple[FineTuneContract, dict[str, float]]:
     """Return the contract for an OpenAI request, and its hyperparameters with every ``auto`` resolved.
 
@@ -68,6 +70,7 @@ def to_contract(
         body: the request.
         base: the base that the request's ``model`` refers to.
         rows: lines of the training file.
+        continues: ``model`` is a tuned model, which the job continues from.
 
     Raises:
         ContractRejected: ``CONTRACT_INVALID``: the ``mens`` block is not valid in a contract.
@@ -76,6 +79,8 @@ def to_contract(
     resolved = resolve_auto(requested, rows, base.learning_rate)
     sections = body.mens.sections()
     sections["model"] = {"hf_repo": base.name}
+    if continues:
+        sections["adapter"] = sections.get("adapter", {}) | {"continue_from": body.model}
     # OpenAI trains on every row; a part of them is held out only if the caller requests it.
     data = {"validation_split_ratio": 0.0} | sections.get("data", {})
     data |= {"train_file": body.training_file, "validation_file": body.validation_file}
@@ -149,8 +154,14 @@ def resolve_auto(requested: Hyperparameters, rows: int, rate_of_base: float | No
     return {"batch_size": batch_size, "learning_rate_multiplier": multiplier, "n_epochs": epochs}
 
 
-def to_field(param: str | None) -> str | None:
-    """Return the field of OpenAI's request that an error is about."""
+def to_field(param: str | None, continues: bool = False) -> str | None:
+    """Return the field of OpenAI's request that an error is about.
+
+    Args:
+        continues: ``model`` is a tuned model, which the job continues from.
+    """
+    if param == "adapter.continue_from":
+        return "model" if continues else CONTINUE_FIELD
     return FIELDS.get(param, param) if param else None
 
 
@@ -169,7 +180,7 @@ def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
     error_view = None
     if error:
         message = f"{error['message']} {error['remedy']}".strip()
-        error_view = JobError(code=error["code"], message=message, param=to_field(error["param"]))
+        error_view = JobError(code=error["code"], message=message, param=to_field(error["param"], _continues(job)))
     return FineTuningJob(
         id=job.id,
         created_at=unix_seconds(job.created_at),
@@ -198,6 +209,7 @@ def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
             "progress": shown_progress(job.progress),
             "precision": contract["quant"]["base"],
             "contract_digest": job.plan["contract_digest"],
+            "parent": parent_view(job),
             "adapter_id": result.get("adapter_id"),
             "self_evaluation": result.get(SELF_EVALUATION),
             "error": error,
@@ -207,6 +219,18 @@ def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
             "queue": place.model_dump(mode="json") if place else None,
         },
     )
+
+
+def _continues(job: Job) -> bool:
+    """Return whether the request's ``model`` named the adapter that the job continues from."""
+    name = job.contract["adapter"].get("continue_from")
+    return name is not None and name == job.extra.get("requested_model")
+
+
+def parent_view(job: Job) -> dict[str, Any] | None:
+    """Return id, digest and step of the adapter that a job continues from; None without one."""
+    parent = job.plan.get("parent")
+    return {name: parent[name] for name in ("id", "digest", "step")} if parent else None
 
 
 def to_name(suffix: str | None) -> str | None:

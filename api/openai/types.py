@@ -82,7 +82,8 @@ class CreateFineTuningJob(Closed):
 
     model: str | None = Field(
         None,
-        description="The base; left out: the default one, else the catalogue's only base, else the only served one.",
+        description="The base, or a tuned model to continue from: its id, an alias, or a foreign name. Left out: the default base,"
+        " else the catalogue's only one, else the only served one.",
     )
     training_file: str
     validation_file: str | None = None

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 
 from api.openai.fine_tuning import (
     CHECKPOINT_PREFIX,
+    CONTINUE_FIELD,
     auto_fields,
     checkpoint_view,
     event_seq,
@@ -17,17 +18,18 @@ from api.openai.fine_tuning import (
 )
 from api.openai.types import CreateFineTuningJob, FineTuningCheckpoint, FineTuningEvent, FineTuningJob
 from api.services import Services, ServicesDep
-from api.submission import check_priority, submit_finetune
+from api.submission import check_priority, find_parent, submit_finetune
 from api.web.auth import TRAINER, CallerDep
 from api.web.params import After, Id, IdempotencyKey, Limit, Page, page_of
 from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantView, TenantViewDep
 from shared.base_models.catalog import BaseModelEntry
+from shared.contract.parent import PlannedParent
 from shared.contract.sections import DEFAULT_MODEL_ID
 from shared.database.lists.job_filter import JobFilter
 from shared.database.records import Job, Kind
 from shared.datasets.reader import count_lines
-from shared.errors import Code, InvalidRequest, MensError, NotFound
+from shared.errors import Code, ContractRejected, InvalidRequest, MensError, NotFound
 from shared.model_card.self_evaluation import without_samples
 from shared.preflight.types import JobRequest
 
@@ -46,12 +48,12 @@ def create_job(
 ) -> FineTuningJob:
     """Create a fine-tuning job. ``auto`` values are resolved by the rules of docs/openai.md and returned resolved."""
     check_priority(caller, body.mens.priority)
-    base = _base(services, view, body.model)
+    base, continues = _start(services, view, body)
     # The `auto` rules need no more of the training file than its number of lines.
     file = view.files.get(body.training_file, "training_file")
     with services.storage.open_blob(file.sha256) as content:
         lines = count_lines(content)
-    contract, hyperparameters = to_contract(body, base, lines)
+    contract, hyperparameters = to_contract(body, base, lines, continues)
     try:
         job = submit_finetune(
             services,
@@ -66,7 +68,7 @@ def create_job(
             terms=body.mens.terms(),
         )
     except MensError as error:
-        error.param = to_field(error.param)
+        error.param = to_field(error.param, continues)
         raise
     return job_view(job)
 
@@ -143,6 +145,40 @@ def list_checkpoints(
     ids = [view.id for view in views]
     start = ids.index(after) + 1 if after and after.startswith(CHECKPOINT_PREFIX) and after in ids else 0
     return page_of(views[start : start + limit + 1], limit)
+
+
+def _start(services: Services, view: TenantView, body: CreateFineTuningJob) -> tuple[BaseModelEntry, bool]:
+    """Return the base of a requested job, and whether ``model`` names a tuned model that the job continues from.
+
+    Raises:
+        NotFound: ``MODEL_NOT_FOUND``, ``ADAPTER_NOT_FOUND``. Conflict: ``CONTINUE_NOT_READY``. ContractRejected:
+            ``CONTRACT_INVALID``: a second adapter to continue from.
+    """
+    named = body.mens.adapter.get("continue_from")
+    try:
+        if body.model is None and isinstance(named, str):
+            return services.catalog().get(find_parent(view, named, CONTINUE_FIELD).base_model), False
+        return _base(services, view, body.model), False
+    except NotFound:
+        parent = _parent(view, body.model)
+        if parent is None:
+            raise
+    if named is not None:
+        raise ContractRejected(
+            Code.CONTRACT_INVALID,
+            f"{CONTINUE_FIELD} is {named!r}, and `model` is the tuned model {body.model!r}: a job continues from one of them.",
+            remedy="Name the tuned model in `model` alone.",
+            param=CONTINUE_FIELD,
+        )
+    return services.catalog().get(parent.base_model), True
+
+
+def _parent(view: TenantView, model: str | None) -> PlannedParent | None:
+    """Return the tuned model that ``model`` names; None if it names none."""
+    try:
+        return find_parent(view, model, "model") if model else None
+    except NotFound:
+        return None
 
 
 def _base(services: Services, view: TenantView, model: str | None) -> BaseModelEntry:

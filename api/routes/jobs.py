@@ -156,7 +156,7 @@ class PlanAnswer(BaseModel):
     plan: ExecutionPlan
     plan_digest: str
     sources: dict[str, str] = Field(
-        description="Source of each field's value: explicit, auto, data, domain, ladder, preset, default."
+        description="Source of each field's value: explicit, auto, data, machine, parent, domain, ladder, preset, default."
     )
     preflight: dict[str, Any] = Field(description="Content of training-preflight.json.")
 

@@ -19,7 +19,7 @@ from api.services import Services, ServicesDep
 from api.web.auth import TRAINER, Caller, CallerDep
 from api.web.params import NO_NUL, After, Id, Limit, Page, page_of
 from api.web.tenant_view import TenantView, TenantViewDep, tenant_view
-from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, parse_manifest
+from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest, ParentRef, parse_manifest
 from shared.base_models.catalog import BaseModelEntry
 from shared.contract.auto_hyperparameters import auto_learning_rate
 from shared.database.adapters import Adapter, PublishedAdapter
@@ -36,6 +36,8 @@ router = APIRouter(prefix="/v1", tags=["models"])
 
 CATALOG_OWNER = "mens"
 README_NAME = "README.md"
+MAX_ANCESTORS = 20
+"""Most ancestors that a card lists."""
 CARD_RECEIPTS = 20
 """Newest receipts that a card lists."""
 AdapterFile = Literal[
@@ -234,8 +236,22 @@ def _card_record(services: Services, view: TenantView, adapter: Adapter, manifes
         job={"plan": job.plan, "contract": job.contract, "result": job.result}
         if job and job.kind == "finetune"
         else None,
+        ancestors=tuple(_ancestors(view, manifest.parent)),
         receipts=tuple(map(_card_receipt, view.receipts.list(adapter=adapter.id, limit=CARD_RECEIPTS)[:CARD_RECEIPTS])),
     )
+
+
+def _ancestors(view: TenantView, parent: ParentRef | None) -> Iterator[ParentRef]:
+    """Yield the adapters that an adapter was continued from, its parent first, as far as the tenant sees their records."""
+    for _ in range(MAX_ANCESTORS):
+        if parent is None:
+            return
+        yield parent
+        try:
+            found = view.adapters.get(parent.id, deleted=True).manifest.get("parent")
+        except NotFound:
+            return
+        parent = ParentRef.model_validate(found) if found else None
 
 
 def _card_receipt(stored: StoredReceipt) -> CardReceipt:

@@ -22,6 +22,8 @@ def describe_lineage(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         return
     digests = manifest["base_digests"]
     yield "base", f"{manifest['base_model']}, {len(digests)} files, digest {digest_json(digests)}"
+    if parent := manifest.get("parent"):
+        yield "parent", f"{parent['id']}, step {parent['step']}"
     for source, digest in (manifest.get("source_digests") or {}).items():
         yield "made from", f"{source} {digest}"
     yield "contract", manifest["contract_digest"]

@@ -19,6 +19,7 @@ from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
 from cli.client.job_progress import FINAL, describe_progress, describe_stage, follow
 from cli.client.job_table import COLUMNS, SPARE_COLUMNS, describe_origin, job_rows
 from cli.client.json_errors import Json, note_json
+from cli.client.parents import find_manifest
 from cli.client.self_evaluation import describe_evaluation
 from cli.client.start_command import note_base
 from cli.client.uploads import Uploads, check_files
@@ -27,7 +28,7 @@ from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import lay_over, read_sections
 from cli.export.handoff import HANDOFF_NAME
 from cli.export.original_merge import merge_original
-from cli.options import TemplateArgument, existing_file, parse_template_arguments
+from cli.options import ContinueFrom, TemplateArgument, existing_file, parse_template_arguments
 from cli.output import counted, print_table, shorten_ids
 from cli.times import past_time
 from shared.artifacts.merge_fidelity import shift_warning
@@ -87,7 +88,8 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the base's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. Default: auto.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens per row. Default: the longest row's.")] = None,
-    rank: Annotated[int | None, typer.Option(help="LoRA rank. Default: 16.")] = None,
+    rank: Annotated[int | None, typer.Option(help="LoRA rank. Default: 16, or that of --continue.")] = None,
+    continue_from: ContinueFrom = None,
     quant: Annotated[
         BaseQuant | None,
         typer.Option(
@@ -134,7 +136,7 @@ def train(
             "mode": DataMode.LENIENT if lenient else None,
         },
         "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
-        "adapter": {"rank": rank},
+        "adapter": {"rank": rank, "continue_from": continue_from and resolve_adapter_id(continue_from)},
         "quant": {"base": quant},
         "artifact": {"alias": alias, "publish": publish},
         "model": {"hf_repo": model},
@@ -145,7 +147,9 @@ def train(
         lay_over(sections, options)
         lay_over(sections, {"data": {"template_arguments": parse_template_arguments(template_argument)}})
         parsed = parse_contract(sections)
-        base = find_base(sections["model"].get("hf_repo"))
+        parent = parsed.adapter.continue_from
+        base_of_parent = find_manifest(parent).base_model if parent else None
+        base = find_base(sections["model"].get("hf_repo") or base_of_parent)
         if parsed.artifact.publish:
             refuse_unserved(base)
         check_files(parsed.data, files, keep_all=bool(preset or domain))

@@ -27,6 +27,8 @@ from cli.output import print_table
 NUMBERS = {"effect": "effect_rms_nats", "engine error": "engine_error_rms_nats", "base shift": "base_shift_rms_nats"}
 """Figures of a certificate that are shown, in nats; docs/certificates.md explains them."""
 
+MAX_ANCESTORS = 20
+
 app = typer.Typer(help="List every name that `model` accepts: bases, adapters, aliases; show one; delete an adapter.")
 
 
@@ -186,8 +188,18 @@ def look_up(name: str) -> dict[str, Any]:
         path = f"/v1/receipts?adapter={quote(adapter['id'], safe='')}&limit=5"
         # An API of the previous release has none.
         adapter["receipts"] = (find(path) or {"data": []})["data"] if "id" in adapter else []
+        adapter["ancestors"] = list(_ancestors(adapter.get("manifest", {})))
     pointing = [alias for alias in aliases if any(describe_share(alias, adapter_id) for adapter_id in ids)]
     return {"model": model, "adapters": adapters, "aliases": pointing}
+
+
+def _ancestors(manifest: dict[str, Any]) -> Iterator[str]:
+    """Yield the ids of the adapters that an adapter was continued from, its parent first."""
+    for _ in range(MAX_ANCESTORS):
+        if (parent := manifest.get("parent")) is None:
+            return
+        yield parent["id"]
+        manifest = (find(f"/v1/adapters/{quote(parent['id'], safe='')}") or {}).get("manifest", {})
 
 
 def describe(name: str, found: dict[str, Any]) -> str:
@@ -241,6 +253,8 @@ def _describe_adapter(adapter: dict[str, Any], aliases: list[dict[str, Any]]) ->
     yield from describe_evaluation(adapter["metrics"], "measured ")
     for number, (name, value) in enumerate(describe_lineage(adapter["manifest"])):
         yield f"{'' if number else 'lineage':9}{name} {value}"
+    if len(ancestors := adapter.get("ancestors", [])) > 1:
+        yield f"{'':9}ancestors {', '.join(ancestors)}"
     for receipt in adapter.get("receipts", []):
         yield f"receipt  {describe_outcome(receipt)}"
 

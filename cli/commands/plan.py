@@ -14,11 +14,12 @@ from rich.table import Table
 
 from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
+from cli.client.parents import find_or_read_manifest
 from cli.client.remedies import with_file
 from cli.commands.bases import entry_and_folder
 from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import Sections, lay_over, read_sections
-from cli.options import TemplateArgument, existing_file, parse_template_arguments
+from cli.options import ContinueFrom, TemplateArgument, existing_file, parse_template_arguments
 from cli.output import counted
 from cli.standalone.base_facts import measured_rate
 from cli.this_machine import ORIGIN, this_machine
@@ -29,6 +30,7 @@ from shared.contract.plan import warmup_steps
 from shared.contract.sections import DEFAULT_MODEL_ID, DEVICE_NAMES, BaseQuant, DataMode, Device, describe_arguments
 from shared.datasets.reader import count_lines
 from shared.errors import Code, ContractRejected, MensError, NotFound
+from shared.preflight.parents import planned_parent
 from shared.preflight.types import InputFile, JobRequest, Preflight, ServingLimits
 from shared.settings import Settings, read_settings
 
@@ -59,7 +61,8 @@ def plan(
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the base's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. Default: auto.")] = None,
     seq_len: Annotated[int | None, typer.Option(help="Tokens per row. Default: the longest row's.")] = None,
-    rank: Annotated[int | None, typer.Option(help="LoRA rank. Default: 16.")] = None,
+    rank: Annotated[int | None, typer.Option(help="LoRA rank. Default: 16, or that of --continue.")] = None,
+    continue_from: ContinueFrom = None,
     quant: Annotated[
         BaseQuant | None,
         typer.Option(
@@ -84,7 +87,8 @@ def plan(
     """Run every check of a job and show its plan. Exit code 1, with error and remedy, if the job could not run.
 
     After FILE every field of the contract is a flag by its flat name, as in `mens train`, e.g. --alpha 64 --min-rating 4, and by names
-    that other programs use, e.g. --max-seq-length, --lr, --num-train-epochs, --lora-rank.
+    that other programs use, e.g. --max-seq-length, --lr, --num-train-epochs, --lora-rank. Only --continue needs an installation, unless
+    it names an adapter's folder.
     """
     limits = ServingLimits(max_lora_rank=max_lora_rank) if max_lora_rank else None
     from shared.preflight.pipeline import preflight  # numpy is slow to import
@@ -97,7 +101,11 @@ def plan(
         named, memory = _device(device), int(vram_gb * GIB) if vram_gb else None
         origin = "--device" if named != Device.AUTO else "--vram-gb" if memory else ORIGIN
         machine = this_machine(named, vram_bytes=memory, origin=origin, limits=limits)
-        base, folder = _base(model or sections.get("model", {}).get("hf_repo"))
+        continue_from = continue_from or sections.get("adapter", {}).get("continue_from")
+        parent = planned_parent(find_or_read_manifest(continue_from)) if continue_from else None
+        base, folder = _base(
+            model or sections.get("model", {}).get("hf_repo") or (parent.base_model if parent else None)
+        )
         if origin == ORIGIN and (rate := measured_rate(read_settings(Settings), base)):
             machine = replace(
                 machine,
@@ -114,7 +122,7 @@ def plan(
                 "mode": DataMode.LENIENT if lenient else None,
             },
             "exec": {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "seq_len": seq_len},
-            "adapter": {"rank": rank},
+            "adapter": {"rank": rank, "continue_from": parent.id if parent else None},
             "quant": {"base": quant},
         }
         lay_over(sections, options)
@@ -124,7 +132,7 @@ def plan(
         auto = frozenset(f"exec.{name}" for name in rules.keys() - sections["exec"].keys())
         sections["exec"] = rules | sections["exec"]
         checked = preflight(
-            JobRequest(parse_contract(sections), preset, domain, backend=backend, auto=auto),
+            JobRequest(parse_contract(sections), preset, domain, backend=backend, auto=auto, parent=parent),
             base,
             folder,
             train,
@@ -221,6 +229,7 @@ def facts(checked: Preflight) -> list[tuple[str, str]]:
         ("steps", f"{counted(plan.optimizer_steps, 'optimizer step')} of {exec_.batch_size} x {counted(exec_.grad_accum, 'row')}, {counted(exec_.epochs, 'epoch')}"),
         ("rate", f"{exec_.learning_rate:g}, warm-up over {counted(warmup_steps(exec_.warmup_steps, plan.optimizer_steps), 'step')}"),
         *([("template", describe_arguments(arguments))] if (arguments := plan.contract.data.template_arguments) else []),
+        *([("starts from", f"{plan.parent.id}, {counted(plan.parent.step, 'step')}")] if plan.parent else []),
         ("adapter", f"rank {adapter.rank}, alpha {adapter.alpha}: {needs.trainable_parameters:,} parameters"),
         ("device", checked.device.describe()),
         ("precision", checked.precision.describe()),

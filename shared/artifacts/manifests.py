@@ -69,6 +69,15 @@ class ManifestQuant(BaseModel):
     double_quant: bool = True
 
 
+class ParentRef(BaseModel):
+    """The adapter that another one was continued from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    id: str
+    digest: Sha256
+    step: int = Field(ge=0)
+
+
 class AdapterManifest(BaseModel):
     """``adapter_manifest.json``, version 3; the fields past ``provenance`` are ours, which v3 readers skip."""
 
@@ -97,7 +106,8 @@ class AdapterManifest(BaseModel):
         None,
         description="Arguments of the chat template that its rows were written with; null: the template's own defaults.",
     )
-    step: int = Field(ge=0, description="Optimizer steps it was trained for.")
+    step: int = Field(ge=0, description="Optimizer steps it was trained for, without those of its parent.")
+    parent: ParentRef | None = Field(None, description="The adapter that training started from; null: a new one.")
     trained_dtype: TrainedDtype | None = Field(
         None, description="Dtype that the base was computed in; null: an import, or trained by an older release."
     )

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 from shared.base_models.catalog import BaseModelEntry, Sha256
 from shared.contract.base_quant import settled
 from shared.contract.epochs import Histogram, rows_per_epoch
+from shared.contract.parent import PlannedParent
 from shared.contract.refusals import UNKNOWN, RefusalContext, check_refusals
 from shared.contract.sections import (
     AdapterMethod,
@@ -78,6 +79,7 @@ class ExecutionPlan(ContractValue):
     train: DataFile
     validation: DataFile | None = Field(description="Null: a split of the training file is used.")
     replay: DataFile | None = Field(None, description="Rows of it are mixed into each epoch.")
+    parent: PlannedParent | None = Field(None, description="The adapter that the run starts from; null: a new one.")
     validation_rows: int = Field(description="Rows held out of the training file.")
     optimizer_steps: int = Field(description="Upper bound; rows with nothing supervised are skipped and counted.")
     adapter_name: Name
@@ -111,6 +113,7 @@ class TrainingInputs(ContractValue):
     train: str
     validation: str | None
     replay: str | None = None
+    parent: str | None = None
 
 
 class TrainingRun(ContractValue):
@@ -178,6 +181,7 @@ def plan_finetune(
     *,
     replay: DataFile | None = None,
     difficulties: Histogram | None = None,
+    parent: PlannedParent | None = None,
 ) -> ExecutionPlan:
     """Make the execution plan of a contract.
 
@@ -190,6 +194,7 @@ def plan_finetune(
         context: facts about machine and base for the refusals; without it, they only know the number of rows.
         replay: the replay file, if any.
         difficulties: of the training file's rows, for a curriculum.
+        parent: the adapter that the run starts from, if any.
 
     Raises:
         ContractRejected: a refusal's code, ``CONTRACT_UNSUPPORTED``, or ``CORPUS_TOO_SMALL`` when a curriculum leaves
@@ -211,6 +216,7 @@ def plan_finetune(
     content = {"train_file": train.sha256, "base": base.digest}
     content |= {"validation_file": validation.sha256} if validation else {}
     content |= {"replay_file": replay.sha256} if replay else {}
+    content |= {"parent": parent.digest} if parent else {}
     replayed = replay.rows if replay else 0
     epochs = rows_per_epoch(train.rows - held_out, contract, difficulties=difficulties, replay=replayed)
     stack = facts.proxy_stack
@@ -223,6 +229,7 @@ def plan_finetune(
         train=train,
         validation=validation,
         replay=replay,
+        parent=parent,
         validation_rows=held_out,
         optimizer_steps=planned_steps(epochs, contract),
         adapter_name=adapter_name,
@@ -282,7 +289,12 @@ def reject_unsupported(contract: FineTuneContract, *, accepted: bool = False) ->
         ("model.weight_shards", contract.model.weight_shards, None, "the catalogue names the shards"),
         ("model.config_json", contract.model.config_json, None, "the catalogue names the config"),
         ("model.tokenizer_json", contract.model.tokenizer_json, None, "the catalogue names the tokenizer"),
-        ("exec.resume_from", contract.exec.resume_from, None, "a job resumes from its own checkpoints by itself"),
+        (
+            "exec.resume_from",
+            contract.exec.resume_from,
+            None,
+            "a job resumes from its own checkpoints by itself, and adapter.continue_from starts from another job's adapter",
+        ),
         (
             "optimizer.experiment",
             contract.optimizer.experiment,

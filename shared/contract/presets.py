@@ -1,6 +1,6 @@
 """Presets, domain profiles and the size ladder: the sources of fields that the caller left open.
 
-    explicit  >  data  >  domain  >  ladder  >  preset  >  default
+    explicit  >  data  >  parent  >  domain  >  ladder  >  preset  >  default
 
 - **preset**: a named row of `data/presets.json`, or ``auto``: the largest row of `data/gpu_ladder.json` whose
   ``max_vram_mb`` the card has. Cards report a little less than their nominal memory, so 97 % of a row's figure is
@@ -9,6 +9,7 @@
   14B, 32B and 72B are under the 9B row; below 400M no row applies. Unknown memory counts as the least. A file under 500
   rows is under bounds too.
 - **domain**: a profile of `data/domain_profiles.json` over that file's defaults; it names the adapter.
+- **parent**: values of the adapter that the run continues from (`shared/preflight/parents.py`).
 - **data**: a length that was left out, from the longest row (`shared/preflight/sequence_length.py`).
 - **machine**: a precision that was left out, from the machine's memory (`shared/preflight/base_precision.py`).
 - **explicit**: a value that the caller set, null too. It is never changed.
@@ -36,7 +37,7 @@ DEFAULT_PRESET = "4080"
 """The preset of a command line that names none; `resolve_contract` itself has no default."""
 VRAM_SLACK = 0.97
 
-Source = Literal["explicit", "auto", "data", "machine", "domain", "ladder", "preset", "default"]
+Source = Literal["explicit", "auto", "data", "machine", "parent", "domain", "ladder", "preset", "default"]
 """Source of a field's value. ``auto``: a rule of `shared/contract/auto_hyperparameters.py` set it, before presets; it
 has the same precedence as an explicit one.
 """
@@ -120,6 +121,7 @@ def resolve_contract(
     vram_mb: int | None = None,
     rows: int | None = None,
     max_positions: int | None = None,
+    inherited: Values | None = None,
     measured: Values | None = None,
     open_base: HeldBase | None = None,
 ) -> Resolution:
@@ -134,6 +136,7 @@ def resolve_contract(
         vram_mb: memory of the card.
         rows: rows that are trained on.
         max_positions: of the base: the longest row that it can read.
+        inherited: values by field path of the adapter that the run continues from.
         measured: values by field path that the data decides, whatever else did.
         open_base: precision of the base where the contract leaves it open; None: it stays open.
 
@@ -155,6 +158,7 @@ def resolve_contract(
         draft.take(domain_values(domain), "domain")
     if max_positions is not None:
         draft.bound({"exec.seq_len": Bound(max=max_positions)}, f"the base has {max_positions} positions")
+    draft.take(inherited or {}, "parent")
     draft.decide(measured or {}, "data")
     if open_base is not None or not is_open(contract):
         pair = pair_values(contract, open_base or BaseQuant.NF4)

@@ -297,8 +297,12 @@ class DataSection(ContractValue):
     )
 
 
+ParentName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,255}$")]
+"""Any name of an adapter: its id, an alias, or a foreign name."""
+
+
 class AdapterSection(ContractValue):
-    """The shape of the adapter."""
+    """The shape of the adapter, and what it starts from."""
 
     method: AdapterMethod = Field(
         AdapterMethod.AUTO, description="auto follows quant.base: qlora over nf4, lora over none."
@@ -309,6 +313,11 @@ class AdapterSection(ContractValue):
     targets: AdapterTargets = AdapterTargets.FULL_GRAPH
     target_modules: tuple[str, ...] | None = Field(
         None, min_length=1, description="Module names, e.g. q_proj; every linear layer but the head when null."
+    )
+    continue_from: ParentName | None = Field(
+        None,
+        description="Adapter to start from: an id, a checkpoint's id, an alias, or a foreign name. It gives base, rank, alpha, modules,"
+        " precision and template arguments where they are left out. Null: a new adapter.",
     )
 
 
@@ -483,10 +492,15 @@ def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
     Args:
         contract: the contract; shards count as a set, so their order does not matter.
         content: content hashes by role, e.g. ``{"train_file": sha256, "base": base digest}``. They replace the file
-            ids and for the base's name or path, which differ from one installation to the next.
+            ids and the names of base and parent, which differ from one installation to the next.
     """
     fields: dict[str, Any] = contract.model_dump(
-        mode="json", exclude={"model": {"hf_repo"}, "data": {"train_file", "validation_file", "replay_file"}}
+        mode="json",
+        exclude={
+            "model": {"hf_repo"},
+            "data": {"train_file", "validation_file", "replay_file"},
+            "adapter": {"continue_from"},
+        },
     )
     # A set: the order of shards changes nothing that is trained.
     fields["model"]["weight_shards"] = sorted(fields["model"]["weight_shards"] or [])

@@ -10,9 +10,10 @@ stored folder, which is removed with the last of them. A job that is about to st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum, auto
+from typing import Any
 
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
@@ -151,8 +152,16 @@ def withdraw(session: Session, row: AdapterRow, now: datetime) -> None:
     bump(session, "adapters")
 
 
-def keep_for_merge(session: Session, tenant: TenantName, digest: str) -> None:
-    """Lock a stored adapter against deletion until the caller's transaction, which queues a merge of it, has ended.
+def adapter_needed_by(kind: str, plan: Mapping[str, Any]) -> str | None:
+    """Return the digest of the stored adapter that a job reads: the one to merge, or the one to continue from."""
+    if kind == Kind.MERGE:
+        return plan.get("adapter_digest")
+    parent = plan.get("parent") if kind == Kind.FINETUNE else None
+    return parent["digest"] if parent else None
+
+
+def keep_for_job(session: Session, tenant: TenantName, digest: str) -> None:
+    """Lock a stored adapter against deletion until the caller's transaction, which queues a job that reads it, has ended.
 
     Raises:
         NotFound: ``ADAPTER_NOT_FOUND``: the tenant sees none with this content, or it is being deleted.
@@ -161,7 +170,7 @@ def keep_for_merge(session: Session, tenant: TenantName, digest: str) -> None:
     if not session.scalars(found.with_for_update(read=True)).all():
         raise NotFound(
             Code.ADAPTER_NOT_FOUND,
-            "The adapter to merge was deleted.",
+            "The adapter that the job needs was deleted.",
             remedy="List the adapters with GET /v1/adapters.",
             param="adapter",
         )
@@ -210,8 +219,7 @@ def users_of(session: Session, row: AdapterRow) -> tuple[list[AliasRow], list[st
     jobs = [
         job.id
         for job in open_jobs(session)
-        if _sees(job.tenant, row)
-        and (_stores(job, row.digest) or (job.kind == Kind.MERGE and job.plan.get("adapter_digest") == row.digest))
+        if _sees(job.tenant, row) and (_stores(job, row.digest) or adapter_needed_by(job.kind, job.plan) == row.digest)
     ]
     return found, jobs
 

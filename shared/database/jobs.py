@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from shared.database.audit.actors import current_actor
 from shared.database.connection import Database
-from shared.database.deletions import keep_for_merge
+from shared.database.deletions import adapter_needed_by, keep_for_job
 from shared.database.evaluation.runs import add_run
 from shared.database.job_states import FINAL, JobState, Verb, next_state
 from shared.database.lists.job_filter import ALL_JOBS, JobFilter
@@ -82,7 +82,7 @@ class Jobs:
 
         Raises:
             Conflict: ``IDEMPOTENCY_CONFLICT``: the key was used with another request.
-            NotFound: ``ADAPTER_NOT_FOUND``: the adapter to merge has been deleted. ``EVAL_NOT_FOUND``: so has the eval.
+            NotFound: ``ADAPTER_NOT_FOUND``: the adapter that the job reads has been deleted. ``EVAL_NOT_FOUND``: so has the eval.
             TooMany: ``QUEUED_JOBS_LIMITED``. Forbidden: ``GPU_MINUTES_EXHAUSTED``.
         """
         if replayed := self._replayed(submission):
@@ -98,8 +98,8 @@ class Jobs:
                 if expected is None:
                     expected = seconds_like(session, submission.kind, submission.base_model)
                 check_quota(session, self._tenant, gpu_hold(submission.max_gpu_minutes, expected, 1), now)
-                if submission.kind is Kind.MERGE and (digest := submission.plan.get("adapter_digest")):
-                    keep_for_merge(session, self._tenant, digest)
+                if digest := adapter_needed_by(submission.kind, submission.plan):
+                    keep_for_job(session, self._tenant, digest)
                 row = JobRow(
                     id=new_id(JOB_ID_PREFIX),
                     tenant=self._tenant,

@@ -102,7 +102,7 @@ class Evidence(Evidenced):
     """The evidence on which a policy judges an adapter.
 
     Attributes:
-        compared_with: id of the incumbent, or name of the base for a new alias; None: no items were compared.
+        compared_with: id of the incumbent; for a new alias, id of the parent or name of the base; None: no items were compared.
         runs: by the policy's name for them; failed ones are absent.
         missing: why a run is absent, by its name.
         shadows: outcomes of copied requests for the alias, by the eval that judged them.

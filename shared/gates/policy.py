@@ -254,7 +254,9 @@ class GatePolicy(Closed):
     version: Literal["1"]
     max_age_days: Positive = Field(30.0, description="Oldest evidence that may move an alias, in days.")
     without_incumbent: Literal["base", "not_applicable"] = Field(
-        "base", description="Incumbent for the first adapter of a new alias; not_applicable: no comparison."
+        "base",
+        description="Incumbent for the first adapter of a new alias; base: its parent if it continues from a published adapter, else"
+        " its base; not_applicable: no comparison.",
     )
     runs: dict[GateName, RunTemplate] = {}
     gates: Gates

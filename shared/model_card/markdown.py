@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Sequence
 
+from shared.artifacts.manifests import ParentRef
+
 HUB_LICENSES = frozenset(
     {
         "agpl-3.0",
@@ -79,3 +81,11 @@ def quotation(text: str) -> str:
         "".join(character for character in line if character.isprintable() or character == "\t") for line in lines
     )
     return "".join(f"    {line.expandtabs(4)}\n" for line in printable)
+
+
+def started_from(ancestors: Sequence[ParentRef]) -> str:
+    """Return the section on the adapters that an adapter was continued from, its parent first; empty without any."""
+    if not ancestors:
+        return ""
+    rows = [(one.id, one.step) for one in ancestors]
+    return f"\n## Started from\n\n{table(rows, ('adapter, the parent first', 'its steps'))}"

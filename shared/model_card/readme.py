@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from shared.artifacts.manifests import AdapterManifest
+from shared.artifacts.manifests import AdapterManifest, ParentRef
 from shared.contract.sections import describe_arguments
 from shared.hashing import digest_json
 from shared.model_card.evaluation_section import evaluation_section
-from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, table, tags
+from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, started_from, table, tags
 from shared.model_card.recipe import used_values
 from shared.model_card.self_evaluation import KEY, SelfEvaluation
 
@@ -46,6 +46,7 @@ class AdapterRecord(BaseModel):
             tenant made.
         certificates: by replica, see docs/certificates.md.
         receipts: outcomes of judging it by policies, newest first: id, policy, outcome, expiry.
+        ancestors: the adapters that it was continued from, its parent first, as far as they are recorded.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -55,11 +56,14 @@ class AdapterRecord(BaseModel):
     license: str | None = None
     job: dict[str, Any] | None = None
     receipts: tuple[CardReceipt, ...] = ()
+    ancestors: tuple[ParentRef, ...] = ()
 
 
 def write_readme(record: AdapterRecord) -> str:
     """Write the card. The Hugging Face hub reads its front matter."""
     parts = [_front_matter(record), _title(record), _base(record)]
+    if start := started_from(record.ancestors):
+        parts.append(start)
     if record.job:
         parts += [_data(record.job["plan"]), _recipe(record.job, record.manifest)]
     if evaluation := _evaluation(record.metrics):

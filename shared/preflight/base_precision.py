@@ -11,7 +11,7 @@ import math
 
 from shared.base_models.config import ModelConfig
 from shared.contract.base_quant import is_open, pair_of, with_pair
-from shared.contract.sections import AdapterMethod, BaseQuant, FineTuneContract
+from shared.contract.sections import AdapterMethod, BaseQuant, FineTuneContract, HeldBase
 from shared.preflight.estimate import memory_limit, vram_parts
 from shared.preflight.types import BasePrecision, Configuration, Machine
 
@@ -23,13 +23,20 @@ MAX_TOKENS = 8_192
 
 
 def decide(
-    contract: FineTuneContract, config: ModelConfig, machine: Machine, *, on_gpu: bool, tokens: int | None = None
+    contract: FineTuneContract,
+    config: ModelConfig,
+    machine: Machine,
+    *,
+    on_gpu: bool,
+    tokens: int | None = None,
+    of_parent: HeldBase | None = None,
 ) -> BasePrecision:
     """Decide the precision of the frozen base, with the reason.
 
     Args:
         contract: its pair of method and precision may be open.
         tokens: of the micro-batch that must fit; None: those of a step of the contract, within :data:`MAX_TOKENS`.
+        of_parent: precision of the base that the run's parent was trained on; None: a run without a parent, or unknown.
     """
     exec_ = contract.exec
     step = exec_.batch_size * exec_.grad_accum * exec_.seq_len
@@ -41,6 +48,8 @@ def decide(
         base, reason = BaseQuant.NF4, "only the NF4 twin of this base is served"
     elif machine.quant_base is not BaseQuant.AUTO:
         base, reason = machine.quant_base, "MENS_QUANT_BASE says so"
+    elif of_parent is BaseQuant.NF4:
+        base, reason = BaseQuant.NF4, "the adapter that it continues from was trained so"
     elif room is None:
         base, reason = BaseQuant.NF4, "the memory of the training machine is not known"
     elif needs > room:

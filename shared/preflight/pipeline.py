@@ -28,6 +28,7 @@ from shared.preflight.base_model import check_targets, preflight_model, read_mod
 from shared.preflight.base_precision import decide
 from shared.preflight.data_files import Findings, JobFiles, Kind, read_files
 from shared.preflight.estimate import estimate, largest_step
+from shared.preflight.parents import check_base, check_shape, describe_differences, inherited_values
 from shared.preflight.sequence_length import OpenLength, open_length
 from shared.preflight.servability import check_servable, check_served_weights, serving_notes
 from shared.preflight.types import Estimate, InputFile, JobRequest, Machine, PlannedDevice, Preflight
@@ -60,6 +61,7 @@ def preflight(
         MensError: the code of the first fault that makes the job impossible.
     """
     request = _with_backend(request)
+    check_base(request.contract, request.parent, base)
     # Before weights and data are opened: refusals by the contract alone.
     model_type = read_model_type(base_folder)
     facts = RefusalContext(
@@ -82,6 +84,7 @@ def preflight(
         parameters=model.parameters,
         vram_mb=None if machine.vram_bytes is None else machine.vram_bytes >> 20,
         max_positions=model.config.max_positions,
+        inherited=inherited_values(request.contract, request.parent, model.config),
     )
     resolution = resolve()
     # Presets and ladder may decide nothing: then it is the same object, and the refusals have seen it already.
@@ -100,6 +103,7 @@ def preflight(
             param="exec.seq_len",
         )
     check_targets(resolution.contract.adapter.target_modules, model.config)
+    check_shape(resolution.contract, request.parent, model.config)
     if machine.limits:
         check_servable(resolution.contract, model.config, machine.limits, base_digest=base.digest)
     files = JobFiles(train, validation, replay)
@@ -115,7 +119,9 @@ def preflight(
         for base, length in lengths.items()
     }
     tried = resolve(rows=rows, measured=next(iter(measured.values()))).contract
-    precision = decide(tried, model.config, machine, on_gpu=on_gpu)
+    precision = decide(
+        tried, model.config, machine, on_gpu=on_gpu, of_parent=request.parent.quant_base if request.parent else None
+    )
     if not _holds_rows(lengths, precision.base_quant, found.longest_row):
         precision = precision.model_copy(
             update={"precision": "nf4", "reason": "the longest row does not fit in memory in full precision"}
@@ -135,6 +141,7 @@ def preflight(
         context,
         replay=_data_file(replay, found, "replay") if replay else None,
         difficulties=difficulties,
+        parent=request.parent,
     )
     needs = _estimate(plan, model.config, difficulties, supervision, machine, context)
     leaks = found.leaks(plan.validation_rows, contract.exec.seed)
@@ -169,6 +176,7 @@ def preflight(
                     *plan.notes,
                     *_unknown_machine(request, machine),
                     *resolution.notes,
+                    *describe_differences(contract, request.parent),
                     *warnings,
                     *model.notes,
                     *([supervision.end_token_note] if supervision.end_token_note else []),

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.artifacts.manifests import Precision
 from shared.base_models.config import ModelConfig
 from shared.base_models.families import HEAD_FAMILIES, LORA_FAMILIES, Family
+from shared.contract.parent import PlannedParent
 from shared.contract.plan import ExecutionPlan
 from shared.contract.presets import Source
 from shared.contract.sections import BaseQuant, FineTuneContract, HeldBase
@@ -40,6 +41,7 @@ class JobRequest:
         batch_is_step: ``exec.batch_size`` counts the rows of an optimizer step, as OpenAI's ``batch_size`` does, and
             may be cut into micro-batches although the contract names it.
         accepted: the job exists: an earlier preflight, perhaps of an earlier release, has accepted its contract.
+        parent: the adapter that ``adapter.continue_from`` names.
     """
 
     contract: FineTuneContract
@@ -51,6 +53,7 @@ class JobRequest:
     auto: frozenset[str] = frozenset()
     batch_is_step: bool = False
     accepted: bool = False
+    parent: PlannedParent | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from shared.artifacts.base_folders import is_elsewhere
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import LocalSource, load_catalog
 from shared.database.connection import Database
-from shared.database.deletions import STORING, named_by, open_jobs
+from shared.database.deletions import STORING, adapter_needed_by, named_by, open_jobs
 from shared.database.job_states import FINAL, JobState
 from shared.database.records import Kind
 from shared.database.routing import Routing
@@ -123,9 +123,7 @@ def _uses(session: Session, unfinished: list[JobRow], alias_moves: int) -> Uses:
         for adapter_id in before - after:
             left_at[adapter_id] = max(move.moved_at, left_at.get(adapter_id, move.moved_at))
     digests = {digest for job in unfinished for digest in job.progress.get(STORING, [])}
-    digests |= {
-        job.plan["adapter_digest"] for job in unfinished if job.kind == Kind.MERGE and "adapter_digest" in job.plan
-    }
+    digests |= {digest for job in unfinished if (digest := adapter_needed_by(job.kind, job.plan))}
     needed |= set(session.scalars(select(AdapterRow.id).where(AdapterRow.digest.in_(digests))))
     return Uses(needed, left_at)
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
+from shared.contract.parent import PlannedParent
 from shared.contract.plan import DataFile, TrainingInputs, TrainingRun, plan_finetune
 from shared.contract.sections import FineTuneContract
+from shared.preflight.parents import planned_parent
 
 CORPUS = Path(__file__).parents[2] / "examples" / "base_corpus.jsonl"
 
@@ -93,6 +96,11 @@ def contract_for(base: str, validation: bool = False, **sections: dict[str, Any]
     return FineTuneContract.model_validate(fields)
 
 
+def parent_in(folder: Path) -> PlannedParent:
+    """The parent that an adapter's folder holds."""
+    return planned_parent(AdapterManifest.model_validate_json((folder / MANIFEST_NAME).read_bytes()))
+
+
 @dataclass
 class TinyBase:
     """A base model that was pretrained in seconds, and how to plan and run a training run on it."""
@@ -105,17 +113,26 @@ class TinyBase:
         folder: Path,
         rows: list[dict[str, Any]] | None = None,
         validation: list[dict[str, Any]] | None = None,
+        parent: Path | None = None,
         **sections: dict[str, Any],
     ) -> TrainingRun:
-        """A planned run on small JSONL files in a folder."""
+        """A planned run on small JSONL files in a folder.
+
+        Args:
+            parent: folder of the adapter that it continues from.
+        """
+        start = parent_in(parent) if parent else None
+        if start:
+            sections["adapter"] = {"continue_from": start.id, **sections.get("adapter", {})}
         train_file = write_rows(folder / "train.jsonl", ROWS if rows is None else rows)
         held_out = write_rows(folder / "validation.jsonl", validation) if validation else None
         contract = contract_for(self.entry.name, validation is not None, **sections)
-        plan = plan_finetune(contract, self.entry, train_file, held_out, "tiny")
+        plan = plan_finetune(contract, self.entry, train_file, held_out, "tiny", parent=start)
         inputs = TrainingInputs(
             base=str(self.base),
             train=str(folder / "train.jsonl"),
             validation=str(folder / "validation.jsonl") if validation else None,
+            parent=str(parent) if parent else None,
         )
         return TrainingRun(plan=plan, inputs=inputs)
 

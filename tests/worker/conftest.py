@@ -64,6 +64,7 @@ TORCH_PLACES = {
         "training/self_evaluation",
         "training/test_adapter.py",
         "training/test_checkpoint.py",
+        "training/test_continue.py",
         "training/test_distributed.py",
         "training/test_full_precision.py",
         "training/test_loss.py",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.artifacts.base_folders import locate_base
+from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import load_catalog, verify_model_folder
 from shared.contract.plan import PlannedBase
@@ -101,6 +102,17 @@ class Attempt:
         folder = locate_base(entry, self.settings)
         # Against the plan's digests: the catalogue may have changed since the job was submitted.
         verify_model_folder(entry.model_copy(update={"digests": planned.digests}), folder)
+        return folder
+
+    def fetch_adapter(self, digest: str, folder_name: str) -> Path:
+        """Return a private copy of a stored adapter in the run folder; the child process verifies it before it reads a weight.
+
+        Raises:
+            NotFound: ``STORAGE_OBJECT_MISSING``. Unavailable: the storage or the disk is unavailable.
+        """
+        folder = self.run_dir / folder_name
+        folder.mkdir(parents=True, exist_ok=True)
+        self.storage.fetch_folder("adapters", digest, [WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME], folder)
         return folder
 
     def training_rate(self, base_model: str) -> TrainingRate | None:

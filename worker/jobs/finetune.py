@@ -45,6 +45,7 @@ from worker.run_folder import (
     CHECKPOINTS_FOLDER,
     EVALUATION_NAME,
     METRICS_NAME,
+    PARENT_FOLDER,
     PLAN_NAME,
     PREFLIGHT_NAME,
     PROBES_NAME,
@@ -133,6 +134,7 @@ def locate_inputs(attempt: Attempt, plan: ExecutionPlan) -> Iterator[TrainingInp
             train=local(plan.train),
             validation=local(plan.validation) if plan.validation else None,
             replay=local(plan.replay) if plan.replay else None,
+            parent=str(attempt.fetch_adapter(plan.parent.digest, PARENT_FOLDER)) if plan.parent else None,
         )
 
 
@@ -147,7 +149,7 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
     entry = BaseModelEntry(name=plan.base.name, source=LocalSource(path=inputs.base), digests=plan.base.digests)
     rate = attempt.training_rate(plan.base.name)
     checked = preflight(
-        JobRequest(plan.contract, name=plan.adapter_name, accepted=True),
+        JobRequest(plan.contract, name=plan.adapter_name, accepted=True, parent=plan.parent),
         entry,
         Path(inputs.base),
         InputFile(plan.train.file_id, plan.train.sha256, Path(inputs.train), verify=True),

@@ -15,6 +15,7 @@ from shared.database.job_states import Stage
 from shared.database.jobs import Jobs
 from shared.database.names.aliases import Aliases
 from shared.database.names.move_evidence import WITH_EVIDENCE, Terms
+from shared.database.overview.named_adapter import first_comparison
 from shared.database.records import NewEvent
 from shared.errors import JobFailed, NotFound, Unavailable
 from shared.gate_outcome import GateStatus, overall_outcome
@@ -67,9 +68,7 @@ def judge_adapter(attempt: Attempt, adapter_id: str, alias: str, policy: PolicyN
     adapter, incumbent = adapters.get(adapter_id), _incumbent(attempt, alias, adapters)
     stored = Policies(database, tenant).exactly(policy)
     asked = GatePolicy.model_validate(stored.policy)
-    compared_with: str | None = incumbent.id if incumbent else adapter.base_model
-    if incumbent is None and asked.without_incumbent == "not_applicable":
-        compared_with = None
+    compared_with = _compared_with(adapter, incumbent, adapters, asked)
     attempt.enter(
         Stage.EVALUATING,
         f"Evaluating {adapter.id} against {compared_with or 'no incumbent'} by the policy {policy.name} ({policy.digest[:12]}).",
@@ -173,6 +172,15 @@ def training_report(jobs: Jobs, adapter: Adapter) -> TrainingReport | None:
 def _incumbent(attempt: Attempt, alias: str, adapters: Adapters) -> Adapter | None:
     incumbent = Aliases(attempt.leases.database, attempt.lease.job.tenant).governing(alias).incumbent
     return adapters.get(incumbent) if incumbent else None
+
+
+def _compared_with(adapter: Adapter, incumbent: Adapter | None, adapters: Adapters, policy: GatePolicy) -> str | None:
+    """Return the model that an adapter is compared with; None if nothing is compared."""
+    if incumbent:
+        return incumbent.id
+    if policy.without_incumbent == "not_applicable":
+        return None
+    return first_comparison(adapters, (adapter.manifest.get("parent") or {}).get("id"), adapter.base_model)
 
 
 def _shadows(

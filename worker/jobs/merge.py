@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, MODEL_MANIFEST_NAME, WEIGHTS_NAME
+from shared.artifacts.manifests import MODEL_MANIFEST_NAME
 from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME, MergeFidelity
 from shared.artifacts.signatures import MERGED_MODEL, sign_folder
 from shared.contract.plan import MergeInputs, MergePlan, MergeRun
@@ -13,7 +11,7 @@ from shared.database.records import NewEvent
 from worker.checkpoints.folders import adopt_shards
 from worker.jobs.attempt import Attempt
 from worker.jobs.child_process import ChildProcess
-from worker.run_folder import MODEL_FOLDER, PLAN_NAME, SUMMARY_NAME, read_json
+from worker.run_folder import ADAPTER_FOLDER, MODEL_FOLDER, PLAN_NAME, SUMMARY_NAME, read_json
 
 PROGRAM = "worker.merge"
 
@@ -26,7 +24,8 @@ def run_merge(attempt: Attempt) -> None:
     """
     plan = MergePlan.model_validate(attempt.lease.job.plan)
     attempt.enter(Stage.PREFLIGHT, f"Checking {plan.adapter_id} and its base {plan.base.name}.")
-    inputs = MergeInputs(base=str(attempt.locate_base(plan.base)), adapter=str(fetch_adapter(attempt, plan)))
+    adapter = attempt.fetch_adapter(plan.adapter_digest, ADAPTER_FOLDER)
+    inputs = MergeInputs(base=str(attempt.locate_base(plan.base)), adapter=str(adapter))
     (attempt.run_dir / PLAN_NAME).write_text(MergeRun(plan=plan, inputs=inputs).model_dump_json(indent=2))
     take_over_shards(attempt)
     attempt.raise_if_stopped()
@@ -40,15 +39,6 @@ def take_over_shards(attempt: Attempt) -> None:
     for run in attempt.earlier_runs():
         if adopt_shards(run, attempt.run_dir):
             return
-
-
-def fetch_adapter(attempt: Attempt, plan: MergePlan) -> Path:
-    """Return a private copy of the adapter; the child process verifies it before it reads a weight."""
-    folder = attempt.run_dir / "adapter"
-    folder.mkdir(parents=True, exist_ok=True)
-    names = [WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME]
-    attempt.storage.fetch_folder("adapters", plan.adapter_digest, names, folder)
-    return folder
 
 
 def store_model(attempt: Attempt) -> None:

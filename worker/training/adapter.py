@@ -14,7 +14,14 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
-from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, ManifestQuant
+from shared.artifacts.manifests import (
+    CONFIG_NAME,
+    MANIFEST_NAME,
+    WEIGHTS_NAME,
+    AdapterManifest,
+    ManifestQuant,
+    ParentRef,
+)
 from shared.artifacts.original_layout import base_key_map
 from shared.contract.base_quant import pair_of
 from shared.contract.plan import ExecutionPlan
@@ -100,7 +107,7 @@ def _manifest(
     keys: dict[str, str],
     folder: Path,
 ) -> AdapterManifest:
-    contract, config = plan.contract, model.config
+    contract, config, parent = plan.contract, model.config, plan.parent
     method, base_quant = pair_of(contract)
     return AdapterManifest(
         adapter_method=method,
@@ -124,6 +131,7 @@ def _manifest(
         template_digest=template_digest(tokenizer),
         template_arguments=contract.data.template_arguments or None,
         step=step,
+        parent=ParentRef(id=parent.id, digest=parent.digest, step=parent.step) if parent else None,
         trained_dtype=compute_dtype_name(model.device),
         lineage=lineage(),
         files={name: digest_file(folder / name) for name in (WEIGHTS_NAME, CONFIG_NAME)},

@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from worker.training.model.load import (
 )
 from worker.training.model.lora_fusion import FusionReport
 from worker.training.model.memory_budget import Budget, choose_budget
+from worker.training.model.parent import start_from
 from worker.training.optimizer import build_optimizer
 from worker.training.reporting.events import identifier
 from worker.training.reporting.facts import RunFacts
@@ -174,7 +175,7 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path, method: Method[Any, Any
         # Each padded row takes as many tokens as the longest row.
         largest_step=None if config.linear else max(step_tokens, default=None),
     )
-    model, fused = build_model(base, contract, device, budget)
+    model, fused = build_model(base, contract, device, budget, start_of(run))
     return TrainingContext(
         plan=run.plan,
         method=method,
@@ -193,6 +194,16 @@ def set_up(run: TrainingRun, run_dir: Path, cache: Path, method: Method[Any, Any
         environment=environment(device, distributed.size) | {"rows": data.key, "tokens": budget.tokens},
         distributed=distributed,
     )
+
+
+def start_of(run: TrainingRun) -> Callable[[PeftModel], None] | None:
+    """Return the function that puts the weights of the run's parent into its new layers; None for a run without a parent."""
+    parent, inputs = run.plan.parent, run.inputs
+    if parent is None:
+        return None
+    # A plan with a parent and no folder for it must not train from nothing.
+    folder, adapter = Path(inputs.parent or ""), run.plan.contract.adapter
+    return lambda model: start_from(model, parent, folder, Path(inputs.base), adapter)
 
 
 def agree_to_start(context: TrainingContext, progress: Progress) -> None:
@@ -233,6 +244,7 @@ def describe(context: TrainingContext, progress: Progress) -> dict[str, object]:
         "contract_digest": plan.contract_digest,
         "plan_digest": plan.digest,
         "base_model": plan.base.name,
+        **({"parent": plan.parent.id} if plan.parent else {}),
         "train_file": plan.train.file_id,
         "seed": exec_.seed,
         "epochs": exec_.epochs,

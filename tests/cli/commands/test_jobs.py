@@ -28,6 +28,7 @@ from shared.worker_registry import WorkerMachine
 from tests.support.builders import claimed, new_adapter, submission
 from tests.support.cli_installation import CliInstallation
 from tests.support.gate_rows import govern
+from tests.support.parents import add_adapter, manifest_of
 from tests.support.tiny_base import write_base
 
 KILLED = JobFailed(Code.TRAINER_KILLED, "The trainer\nwas killed.", retryable=True)
@@ -390,3 +391,21 @@ def test_show_prints_both_models_and_their_answers(installation: CliInstallation
         "  base      (nothing)",
         "  tuned     A mis [cut]",
     ]
+
+
+def test_train_continues_from_an_adapter(installation: CliInstallation, rows: str) -> None:
+    """By a prefix of its id, an alias, or another provider's name; its base is then the job's."""
+    catalog = load_catalog(installation.services.settings.catalog_path)
+    other = catalog.bases[0].model_copy(update={"name": "other"})
+    save_catalog(installation.services.settings.catalog_path, Catalog(bases=[other, *catalog.bases]))
+    parent = add_adapter(installation.services.database, manifest_of(catalog.bases[0]))
+    installation.mens("aliases", "set", "prod", parent)
+    installation.mens("names", "map", "ft:gpt-4o:acme::1", "prod")
+    for name in (parent[:14], "prod", "ft:gpt-4o:acme::1"):
+        job = json.loads(installation.invoke("train", rows, "--continue", name, "--no-watch", "--json").stdout)
+        assert (job["base_model"], job["plan"]["parent"]["id"]) == ("tiny", parent)
+    refused = installation.mens("train", rows, "--continue", "nobody", "--no-watch", code=1)
+    assert "nobody" in refused
+    assert "CONTINUE_BASE_MISMATCH" not in installation.mens(
+        "train", rows, "--continue", "prod", "--model", "tiny", "--no-watch"
+    )

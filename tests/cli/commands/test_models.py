@@ -12,11 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from shared.artifacts.manifests import ParentRef
 from shared.base_models.catalog import Catalog, MergedFrom, save_catalog
 from shared.database.base_certificates import BaseCertificates
 from shared.database.tenancy import Role
 from tests.support.builders import base_entry, new_adapter
 from tests.support.cli_installation import CliInstallation
+from tests.support.parents import add_adapter, another, manifest_of
 
 REPLICA = "replica-1f0c9a2b"
 
@@ -208,3 +210,20 @@ def test_message_is_read_from_a_pipe(with_models: CliInstallation) -> None:
     assert CliRunner().invoke(app, ["chat", "tiny"], input="Hi\n").stdout == "I am tiny\n"
     empty = CliRunner().invoke(app, ["chat", "tiny"], input="\n")
     assert (empty.exit_code, "the message is missing" in empty.stderr) == (1, True)
+
+
+def test_an_adapter_is_shown_with_those_that_it_was_continued_from(with_models: CliInstallation) -> None:
+    first = manifest_of(base_entry())
+    chain = [first]
+    for text in ("second", "third"):
+        before = chain[-1]
+        parent = ParentRef(id=before.adapter_id, digest=before.digest, step=before.step)
+        chain.append(another(first, text).model_copy(update={"parent": parent}))
+    for manifest in chain:
+        add_adapter(with_models.services.database, manifest)
+    first_id, second_id, third_id = (manifest.adapter_id for manifest in chain)
+    shown = with_models.mens("models", "show", third_id)
+    assert f"parent {second_id}, step 7" in shown
+    assert f"ancestors {second_id}, {first_id}" in shown
+    assert "ancestors" not in with_models.mens("models", "show", second_id)
+    assert "parent" not in with_models.mens("models", "show", first_id)

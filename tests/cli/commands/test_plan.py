@@ -10,8 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from shared.artifacts.manifests import MANIFEST_NAME
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.contract.auto_hyperparameters import auto_exec
+from tests.support.parents import manifest_of
 from tests.support.pretended_gpu import MACHINES, pretend
 from tests.support.tiny_base import write_base
 
@@ -288,3 +290,20 @@ def test_the_device_and_the_time_have_their_reasons(
         assert found["device"] == device
         assert found["precision"]["precision"] != ("float32" if device["device"] == "cuda" else "bfloat16")
         assert found["estimate"]["seconds"] == found["estimate"]["time"]["seconds"] > 0
+
+
+def test_continue_takes_base_and_shape_from_an_adapters_folder(base: Path, rows: Path, tmp_path: Path) -> None:
+    """Nothing is asked for: the folder of an exported adapter has all that is needed."""
+    entry = BaseModelEntry(name="mine", source=LocalSource(path=str(base)), digests=digest_model_folder(base))
+    save_catalog(tmp_path / "home" / "catalog.json", Catalog(bases=[entry, entry.model_copy(update={"name": "other"})]))
+    folder, manifest = tmp_path / "adapter", manifest_of(entry)
+    folder.mkdir()
+    (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
+    plan = ["plan", str(rows), "--continue", str(folder)]
+    found = json.loads(runner.invoke(app, [*plan, "--json"]).output)["plan"]
+    assert (found["base"]["name"], found["parent"]["id"]) == ("mine", manifest.adapter_id)
+    assert (found["contract"]["adapter"]["rank"], found["contract"]["adapter"]["alpha"]) == (8, 16)
+    shown = " ".join(runner.invoke(app, plan).output.split())
+    assert f"starts from {manifest.adapter_id[:32]}" in shown
+    refused = runner.invoke(app, [*plan, "--rank", "4"])
+    assert (refused.exit_code, "CONTINUE_SHAPE_UNSUPPORTED" in refused.output) == (1, True)

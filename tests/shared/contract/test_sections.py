@@ -45,6 +45,7 @@ DEFAULTS: dict[str, Any] = {
     },
     "adapter": {
         "method": "auto", "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "full_graph", "target_modules": None,
+        "continue_from": None,
     },
     "quant": {"base": "auto", "double_quant": True},
     "exec": {
@@ -173,7 +174,7 @@ def one_field_changed(model: BaseModel, path: str = "") -> Iterator[tuple[str, B
 
 
 CHANGED = dict(one_field_changed(contract()))
-BY_CONTENT = {"model.hf_repo", "data.train_file", "data.validation_file", "data.replay_file"}
+BY_CONTENT = {"model.hf_repo", "data.train_file", "data.validation_file", "data.replay_file", "adapter.continue_from"}
 
 
 def digest(value: FineTuneContract) -> str:
@@ -313,7 +314,7 @@ def test_digest_does_not_change_with_names_of_content(path: str) -> None:
     assert digest(CHANGED[path]) == digest(contract())
 
 
-@pytest.mark.parametrize("role", ["train_file", "base", "validation_file", "replay_file"])
+@pytest.mark.parametrize("role", ["train_file", "base", "validation_file", "replay_file", "parent"])
 def test_digest_changes_with_content(role: str) -> None:
     assert contract_digest(contract(), CONTENT | {role: "e" * 64}) != digest(contract())
 

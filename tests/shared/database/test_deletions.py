@@ -16,7 +16,7 @@ from shared.database.deletions import STORING, Deletions, DeletionStep, PendingD
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
 from shared.database.names.aliases import Actor, Aliases
-from shared.database.records import Kind
+from shared.database.records import Kind, Submission
 from shared.database.routing import Routing, Shadow, Target
 from shared.database.tables.adapters import AdapterRow
 from shared.database.tenancy import SHARED
@@ -56,6 +56,12 @@ def refused(call: Any, *arguments: Any, **options: Any) -> MensError:
     with pytest.raises(MensError) as caught:
         call(*arguments, **options)
     return caught.value
+
+
+def reader(kind: Kind, digest: str) -> Submission:
+    """A job that reads a stored adapter: it merges it, or continues from it."""
+    plan = {"adapter_digest": digest} if kind is Kind.MERGE else {"parent": {"digest": digest}}
+    return submission(kind=kind, plan=plan)
 
 
 def pending(deletions: Deletions, adapter_id: str = TWO) -> PendingDeletion:
@@ -161,14 +167,15 @@ def test_adapter_being_deleted_cannot_be_aliased_or_rolled_back_to(deletions: De
     assert aliases.get("prod").adapter_id == ONE
 
 
-def test_deletion_is_refused_while_a_merge_needs_the_adapter(deletions: Deletions, jobs: Jobs) -> None:
-    plan = {"adapter_id": TWO, "adapter_digest": "2" * 64}
-    merge, _ = jobs.of("acme").submit(submission(kind=Kind.MERGE, plan=plan))
+@pytest.mark.parametrize("kind", [Kind.MERGE, Kind.FINETUNE])
+def test_deletion_is_refused_while_a_job_reads_the_adapter(deletions: Deletions, jobs: Jobs, kind: Kind) -> None:
+    reading = reader(kind, "2" * 64)
+    job, _ = jobs.of("acme").submit(reading)
     error = refused(deletions.begin, TWO)
-    assert (error.code, error.details) == (Code.MODEL_IN_USE, {"aliases": [], "jobs": [merge.id]})
-    jobs.of("acme").cancel(merge.id)
+    assert (error.code, error.details) == (Code.MODEL_IN_USE, {"aliases": [], "jobs": [job.id]})
+    jobs.of("acme").cancel(job.id)
     deletions.begin(TWO)
-    assert refused(jobs.submit, submission(kind=Kind.MERGE, plan=plan)).code == Code.ADAPTER_NOT_FOUND
+    assert refused(jobs.submit, reading).code == Code.ADAPTER_NOT_FOUND
 
 
 def test_deletion_is_refused_while_a_job_stores_the_same_content(
@@ -341,16 +348,18 @@ def test_job_waits_for_a_removal_before_it_stores(deletions: Deletions, jobs: Jo
     assert order == ["removed", "storing"]
 
 
-def test_concurrent_merge_and_deletion_one_is_refused(deletions: Deletions, jobs: Jobs, leases: Leases) -> None:
+@pytest.mark.parametrize("kind", [Kind.MERGE, Kind.FINETUNE])
+def test_concurrent_submission_and_deletion_one_is_refused(
+    deletions: Deletions, jobs: Jobs, leases: Leases, kind: Kind
+) -> None:
     for number in range(6):
         other = f"demo@{number:064x}"
         train(jobs, leases, SHARED, other)
-        plan = {"adapter_id": other, "adapter_digest": f"{number:064x}"}
-        merged, deleted = _race(
-            lambda: jobs.submit(submission(kind=Kind.MERGE, plan=plan)),  # noqa: B023
+        submitted, deleted = _race(
+            lambda: jobs.submit(reader(kind, f"{number:064x}")),  # noqa: B023
             lambda: deletions.begin(other),  # noqa: B023
         )
-        assert {merged, deleted} in ({None, Code.MODEL_IN_USE}, {None, Code.ADAPTER_NOT_FOUND})
+        assert {submitted, deleted} in ({None, Code.MODEL_IN_USE}, {None, Code.ADAPTER_NOT_FOUND})
 
 
 def _race(*calls: Any) -> list[Code | None]:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-from shared.artifacts.manifests import AdapterManifest
+from shared.artifacts.manifests import AdapterManifest, ParentRef
 from shared.contract.sections import AdapterMethod, ProvenanceSection
 from shared.model_card.readme import AdapterRecord, CardReceipt, write_readme
 from shared.model_card.self_evaluation import KEY, PairedMeasure, RowSource, SampleAnswer, SelfEvaluation
@@ -153,6 +153,14 @@ def test_lineage_leads_back_to_data_code_and_receipts(manifest: AdapterManifest)
     assert "| receipt receipt-1 | passed, policy strict " in section
     assert "6" * 64 in section
     assert "sources: SHA-256" not in write_readme(record(manifest))
+
+
+def test_a_continued_adapters_card_lists_those_that_it_started_from(manifest: AdapterManifest) -> None:
+    chain = tuple(ParentRef(id=f"{name}@{SHA}", digest=SHA, step=step) for name, step in (("second", 9), ("first", 7)))
+    card = write_readme(record(manifest, ancestors=chain))
+    section = card.partition("## Started from")[2].partition("## ")[0]
+    assert section.index("second@") < section.index("first@")
+    assert "Started from" not in write_readme(record(manifest))
 
 
 def test_what_is_not_known_is_left_out(manifest: AdapterManifest) -> None:

@@ -17,7 +17,7 @@ from shared.contract.plan import ExecutionPlan
 from shared.database.deletions import Deletions, DeletionStep
 from shared.database.job_states import JobState
 from shared.database.names.aliases import Aliases
-from shared.errors import Code, JobFailed
+from shared.errors import Code, JobFailed, MensError
 from shared.hashing import digest_file
 from shared.model_card.self_evaluation import KEY, RowSource, SelfEvaluation
 from shared.worker_registry import WorkerMachine
@@ -414,3 +414,25 @@ def test_adapter_pending_deletion_is_kept_for_job_that_makes_it_again(
     for adapter in adapters:
         assert adapter.state == "published"
         assert_stored(installation, adapter)
+
+
+def test_a_job_continues_from_a_stored_adapter(installation, tmp_path):
+    """Its parent is fetched by digest, and stays until the job has ended."""
+    first, _ = installation.submit_finetune(tmp_path / "first", **RUN)
+    installation.worker.run_job(first.id)
+    *_, parent = adapters_of(installation, first.id)
+    folder = installation.storage.folder("adapters", parent.digest)
+    job, _ = installation.submit_finetune(tmp_path / "second", parent=folder, **RUN)
+    with pytest.raises(MensError) as refused:
+        Deletions(installation.database).begin(parent.id)
+    assert (refused.value.code, refused.value.details["jobs"]) == (Code.MODEL_IN_USE, [job.id])
+    installation.worker.run_job(job.id)
+    done = installation.jobs.get(job.id)
+    assert (done.state, done.error) == (JobState.SUCCEEDED, None)
+    adapters = adapters_of(installation, job.id)
+    named = {"id": parent.id, "digest": parent.digest, "step": parent.step}
+    assert [one.manifest["parent"] for one in adapters] == [named] * len(adapters)
+    assert done.result["last_train_loss"] < installation.jobs.get(first.id).result["last_train_loss"]
+    run_dir = installation.settings.runs_dir / job.id / "attempt-0001"
+    assert read_json(run_dir / "plan.json")["inputs"]["parent"] == str(run_dir / "parent")
+    Deletions(installation.database).begin(parent.id)

@@ -202,3 +202,17 @@ def test_requests_of_another_tenant_are_no_evidence(place: JudgedInstallation) -
     pair = ShadowPair(alias="prod", incumbent_id=OLD, candidate_id=GOOD, eval_id="eval-1")
     ShadowComparisons(place.database, "acme").add(pair, PairCounts(wins=5, ties=60), is_worse)
     assert not place.receipt(place.judge(GOOD)).passed
+
+
+def test_a_new_aliases_continued_adapter_is_compared_with_its_parent(place: JudgedInstallation, models: Models) -> None:
+    parent = {"parent": {"id": OLD, "digest": "d" * 64, "step": 7}}
+    leases, jobs = Leases(place.database, 60), Jobs(place.database)
+    next_one = new_adapter("next@1", digest="e" * 64, manifest={"rank": 8} | parent)
+    leases.finish(claimed(jobs, leases), {}, adapters=[next_one])
+    models.right["next@1"] = 1.0
+    plan = {"adapter_id": "next@1", "adapter_digest": "e" * 64, "alias": "new", "policy": place.policy.model_dump()}
+    job, _ = jobs.submit(submission(kind=Kind.JUDGE, plan=plan))
+    place.worker.run_job(job.id)
+    receipt = place.receipt(jobs.get(job.id))
+    assert (receipt.incumbent_id, receipt.receipt["compared_with"]) == (None, OLD)
+    assert {body["model"] for body in models.asked} == {"next@1", OLD}

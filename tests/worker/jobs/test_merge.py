@@ -20,6 +20,7 @@ from shared.database.records import Kind
 from shared.errors import Code
 from shared.hashing import digest_file
 from tests.support.builders import claimed, new_adapter
+from worker.jobs.attempt import Attempt
 
 
 @pytest.fixture
@@ -105,13 +106,13 @@ def test_adapter_changed_in_storage(installation, job):
 
 
 def test_cancel_before_the_child_starts(installation, job, no_child, monkeypatch):
-    fetch = worker.jobs.merge.fetch_adapter
+    fetch = Attempt.fetch_adapter
 
-    def cancel_meanwhile(attempt, plan):
+    def cancel_meanwhile(attempt, digest, folder_name):
         installation.jobs.cancel(job.id)
         attempt.keeper.requested = "cancel"
-        return fetch(attempt, plan)
+        return fetch(attempt, digest, folder_name)
 
-    monkeypatch.setattr(worker.jobs.merge, "fetch_adapter", cancel_meanwhile)
+    monkeypatch.setattr(Attempt, "fetch_adapter", cancel_meanwhile)
     installation.worker.run_job(job.id)
     assert installation.jobs.get(job.id).state is JobState.CANCELLED

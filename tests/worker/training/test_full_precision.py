@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from shared.artifacts.manifests import MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest
 from shared.hashing import digest_file
-from shared.preflight.held_out import split_validation
+from tests.support.plain_training import step_losses, train_plainly
 from tests.support.training_runs import ROWS, PauseAfter
 from worker.child_runtime import StopRequested
 from worker.run_folder import ADAPTER_FOLDER, METRICS_NAME, TELEMETRY_NAME, list_checkpoints
-from worker.training.data.row_order import RowOrder
-from worker.training.schedule import learning_rate
 
 STEPS = 12
 RUN = {
@@ -49,11 +44,6 @@ def trained(tiny_llama, tmp_path_factory):
     return run, tiny_llama.train(run, folder / "run")
 
 
-def step_losses(run_dir) -> list[float]:
-    events = [json.loads(line) for line in (run_dir / TELEMETRY_NAME).read_text().splitlines()]
-    return [event["payload"]["loss"] for event in events if event["event"] == "step"]
-
-
 def test_losses_and_weights_are_those_of_a_plain_loop(trained, tiny_llama):
     """transformers, peft and torch.optim.AdamW in one loop, none of the product's model, loss or optimizer code."""
     run, run_dir = trained
@@ -64,28 +54,7 @@ def test_losses_and_weights_are_those_of_a_plain_loop(trained, tiny_llama):
     model = get_peft_model(
         model, LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, target_modules="all-linear", task_type="CAUSAL_LM")
     ).train()
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1.0, weight_decay=exec_.weight_decay)
-    encoded = encoded_rows(run, tiny_llama.base)
-    numbers, _ = split_validation(len(encoded), 0, exec_.seed)
-    rows = [encoded[number] for number in numbers]
-    order = RowOrder(contract, np.full(len(rows), 5, dtype=np.uint8), 0)
-    losses = []
-    for step in order.after(0):
-        optimizer.zero_grad()
-        chosen = [rows[number] for number in step.rows]
-        targets = sum(int(mask.sum()) for _, mask in chosen)
-        total = torch.zeros(())
-        for ids, mask in chosen:
-            logits = model(input_ids=ids[None]).logits[0, :-1].float()
-            losses_of_row = functional.cross_entropy(logits, ids[1:], reduction="none")
-            total = total + (losses_of_row * mask[1:]).sum()
-        (total / targets).backward()
-        torch.nn.utils.clip_grad_norm_(parameters, exec_.max_grad_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step.number - 1, order.total_steps, exec_.learning_rate, 1)
-        optimizer.step()
-        losses.append(total.item() / targets)
+    losses = train_plainly(model, run, tiny_llama.base)
     ours = step_losses(run_dir)
     assert len(ours) == len(losses) == STEPS
     assert max(abs(one - other) for one, other in zip(ours, losses, strict=True)) <= 1e-5
@@ -94,26 +63,6 @@ def test_losses_and_weights_are_those_of_a_plain_loop(trained, tiny_llama):
         if "lora_" in name:
             other = saved[name.replace(".default.", ".")]
             assert (value - other).norm() <= 1e-4 * other.norm(), name
-
-
-def encoded_rows(run, base):
-    """Ids and learnt positions of every row, by the base's own tokenizer and chat template, without the product's code."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    rows = []
-    for line in Path(run.inputs.train).read_text().splitlines():
-        row = json.loads(line)
-        turns = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["response"]}]
-        prompt = tokenizer.apply_chat_template(turns[:1], add_generation_prompt=True, tokenize=False)
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
-        ids = torch.tensor(tokenizer(text, add_special_tokens=False).input_ids)
-        start = len(tokenizer(prompt, add_special_tokens=False).input_ids)
-        mask = torch.zeros(len(ids))
-        ends = (ids == tokenizer.eos_token_id).nonzero().flatten()
-        mask[start : int(ends[-1]) + 1] = 1
-        rows.append((ids, mask))
-    return rows
 
 
 def test_the_manifest_states_the_precision(trained):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -120,12 +121,22 @@ def packs(model: torch.nn.Module) -> bool:
 
 
 def build_model(
-    base: Path, contract: FineTuneContract, device: torch.device, budget: Budget
+    base: Path,
+    contract: FineTuneContract,
+    device: torch.device,
+    budget: Budget,
+    start: Callable[[PeftModel], None] | None = None,
 ) -> tuple[PeftModel, FusionReport]:
-    """Build the model to train, which computes as the budget decides."""
+    """Build the model to train, which computes as the budget decides.
+
+    Args:
+        start: puts the weights that the run starts from into the new LoRA layers; None: they stay new.
+    """
     first = torch.device("cpu") if budget.shard_base else device
     loaded = load_base(base, contract.quant, first, compute_dtype(device))
     model = attach_lora(loaded, contract.adapter, contract.exec.seed)
+    if start:
+        start(model)
     if budget.checkpointing:
         # Not reentrant, so the frozen embeddings' output needs no gradient for the blocks to be differentiated.
         model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})

@@ -26,6 +26,7 @@ TEXT_FIELDS = frozenset(
         "error",
         "execution_kernel",
         "final_adapter",
+        "parent",
         "folder",
         "guarantee",
         "layout",

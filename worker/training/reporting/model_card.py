@@ -13,7 +13,7 @@ from shared.base_models.tensors import expected_tensors, parameter_count
 from shared.contract.sections import ThoughtsRule, describe_arguments
 from shared.hashing import digest_json
 from shared.model_card.evaluation_section import evaluation_section
-from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, table, tags
+from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, started_from, table, tags
 from shared.model_card.recipe import used_values
 from worker.training.reporting.facts import RunFacts
 from worker.training.reporting.svg_charts import Panel, Series, smooth, svg
@@ -40,6 +40,7 @@ def model_card(facts: RunFacts, packages: Mapping[str, str]) -> str:
         front_matter(facts),
         _title(facts),
         _base_model(facts),
+        *([started_from([parent])] if (parent := facts.manifest.parent) else []),
         _data(facts),
         _recipe(facts),
         f"\n## Curves\n\n![Training loss, validation loss and learning rate over the steps]({CURVES_NAME})\n",

@@ -1,0 +1,38 @@
+"""The adapter that a run continues from (``adapter.continue_from``), fixed to its content at submission."""
+
+from __future__ import annotations
+
+import math
+
+from shared.base_models.catalog import Sha256
+from shared.contract.sections import AdapterSection, ContractValue, HeldBase, TemplateArguments
+
+
+class PlannedParent(ContractValue):
+    """An adapter by content, with the facts about it that a plan depends on.
+
+    Attributes:
+        base_digest: of the base that it was trained on, as in the catalogue.
+        target_modules: last parts of its layers' names, sorted.
+        quant_base: how its base was held; None where that is unknown.
+    """
+
+    id: str
+    digest: Sha256
+    step: int
+    base_model: str
+    base_digest: Sha256
+    rank: int
+    alpha: int
+    target_modules: tuple[str, ...]
+    quant_base: HeldBase | None
+    double_quant: bool = True
+    template_arguments: TemplateArguments = {}
+
+    def factor(self, adapter: AdapterSection) -> float:
+        """Return the number that the parent's B is multiplied by, so that it means the same under the run's own alpha and rank."""
+        return (self.alpha * adapter.rank) / (self.rank * adapter.alpha)
+
+    def is_exact(self, adapter: AdapterSection) -> bool:
+        """Return whether multiplying by :meth:`factor` rounds nothing: it is a power of two."""
+        return math.frexp(self.factor(adapter))[0] == 0.5
