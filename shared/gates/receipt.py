@@ -82,7 +82,7 @@ class Receipt(Recorded):
         timestamp: when it was judged.
         valid_until: when it can move an alias no longer: how old it is counts from its oldest run, not from the judgement.
         incumbent: the adapter that the alias pointed to; None: to none.
-        compared_with: id of the incumbent or of the parent, or the base's name; None: no items were compared.
+        compared_with: the incumbent's id, or the base's name; None: no items were compared.
         sandbox: the weakest level that code criteria ran at; None: the run had no code criteria.
         attempt: number of this receipt among those of the adapter against this incumbent under the policy, if each samples new answers; 0: answers
             are not sampled again, so that a repetition gives the same result.
