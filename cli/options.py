@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shared.contract.sections import AdapterMethod
 from shared.errors import Code, ContractRejected
 
 ExportFolder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export.")]
@@ -32,6 +33,22 @@ ContinueFrom = Annotated[
         "rank at least.",
     ),
 ]
+
+MethodOption = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        metavar="METHOD",
+        help="supervised: rows are answers to learn. dpo: rows are pairs of a preferred and a rejected answer. (lora and qlora are "
+        "adapter.method.) Default: supervised.",
+    ),
+]
+
+
+def method_sections(given: str | None) -> dict[str, dict[str, str | None]]:
+    """Return the contract's section that ``--method`` fills in: the training method's, or the adapter's."""
+    of_adapter = given in list(AdapterMethod)
+    return {"adapter": {"method": given}} if of_adapter else {"method": {"type": given}}
 
 
 def parse_template_arguments(given: Sequence[str] | None) -> dict[str, Any] | None:

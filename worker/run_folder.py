@@ -44,6 +44,18 @@ MODEL_FOLDER = "model"
 MERGE_PROGRESS_NAME = "merge_progress.json"
 PREPARED_FOLDER = "prepared"
 PROBES_NAME = "probes.json"
+REFERENCE_NAME = "reference.safetensors"
+PREFERENCE_METRICS = (
+    "preference_loss",
+    "sft_loss",
+    "rewards_chosen",
+    "rewards_rejected",
+    "reward_margin",
+    "reward_accuracy",
+    "logps_chosen",
+    "logps_rejected",
+)
+"""Means of a step by pair, in the order of the columns of ``metrics.csv``."""
 METRICS_NAME = "metrics.csv"
 TRAINING_MANIFEST_NAME = "training_manifest.json"
 PREFLIGHT_NAME = "training-preflight.json"

@@ -24,6 +24,7 @@ from shared.contract.epochs import phase_of
 from shared.contract.plan import TrainingInputs, TrainingRun
 from shared.contract.sections import Device
 from shared.errors import Code, JobFailed, Unavailable
+from shared.hashing import digest_file
 from shared.host import disk_errors
 from worker.checkpoints.folders import adopt_checkpoints
 from worker.child_runtime import (
@@ -35,7 +36,7 @@ from worker.child_runtime import (
     exit_with_worker,
     run_engine,
 )
-from worker.run_folder import ADAPTER_FOLDER, PREPARED_FOLDER, read_json, write_json
+from worker.run_folder import ADAPTER_FOLDER, PREPARED_FOLDER, REFERENCE_NAME, read_json, write_json
 from worker.training.adapter import save_adapter
 from worker.training.checkpoint import (
     Occasion,
@@ -48,6 +49,7 @@ from worker.training.checkpoint import (
 from worker.training.early_stopping import is_exhausted, score_at
 from worker.training.loss import mean_score
 from worker.training.method import Batch, Method
+from worker.training.methods import method_of
 from worker.training.model.load import own_gpus
 from worker.training.probes import make_probes, write_probes
 from worker.training.reporting.facts import new_run_id
@@ -57,7 +59,6 @@ from worker.training.reporting.trackers import Trackers, trackers_of
 from worker.training.reproducibility import fix_order_of_sums, inexact_reasons
 from worker.training.self_evaluation.evaluate import evaluate_run
 from worker.training.step import optimizer_step, validation_in_memory
-from worker.training.supervised import Supervised
 from worker.training.trainer import TrainingContext, agree_on_memory, agree_to_start, describe, gather_facts, set_up
 
 MAX_NON_FINITE_STEPS = 3
@@ -92,19 +93,21 @@ def train(
     """Train an adapter as planned.
 
     Args:
-        method: defines rows, batches and loss; supervised fine-tuning by default.
+        method: defines rows, batches and loss; the contract's by default.
 
     Raises:
         MensError: with the code of the failure. StopRequested: a stop was requested and everything necessary is
             written.
     """
-    context = set_up(run, run_dir, cache or run_dir / PREPARED_FOLDER, method or Supervised())
+    chosen = method or method_of(run.plan.contract)
+    context = set_up(run, run_dir, cache or run_dir / PREPARED_FOLDER, chosen)
     progress = resume_or_start(context, resume)
     agree_to_start(context, progress)
     with open_telemetry(context, progress) as telemetry:
         telemetry.emit("train_start", describe(context, progress))
         if run.plan.contract.device.device is Device.CUDA and context.device.type == "cpu":
             telemetry.gpu_fallback("trainer", "cuda", ["gpu_unusable" if own_gpus().fault else "no_cuda_device"])
+        context.method.prepare(context, resume, partial(telemetry.working, "reference"))
         train_loop(context, progress, telemetry, stop)
         finish(context, progress, telemetry, run.inputs, stop)
     context.distributed.leave()
@@ -154,7 +157,10 @@ def train_loop(context: TrainingContext, progress: Progress, telemetry: Telemetr
         if step.epoch != epoch:
             epoch = step.epoch
             telemetry.skipped(curriculum=context.order.left_out(epoch))
-        telemetry.step(optimizer_step(context, progress, step))
+        report = optimizer_step(context, progress, step)
+        telemetry.step(report)
+        if warning := context.method.warning(report.extra):
+            telemetry.emit("training_warning", warning)
         refuse_divergence(progress)
         if context.order.ends_epoch(step):
             end_epoch(context, progress, telemetry, epoch)
@@ -233,7 +239,10 @@ def checkpoint(
         made_on, base = context.environment, context.base
         try:
             with disk_errors():
-                folder = save_checkpoint(context.run_dir, *parts, progress, made_on, base, occasion=occasion)
+                carried = context.method.carried
+                folder = save_checkpoint(
+                    context.run_dir, *parts, progress, made_on, base, occasion=occasion, carried=carried
+                )
             telemetry.checkpoint(progress.step, folder)
         except Unavailable as full:
             if not optional:
@@ -279,7 +288,9 @@ def finish(
     probes = make_probes(context.data.probe_rows, context.model, context.device)
     folder = context.run_dir / ADAPTER_FOLDER
     if context.distributed.is_main:
-        manifest = save_adapter(context.model, context.tokenizer, context.plan, progress.step, folder, context.base)
+        parts = (context.model, context.tokenizer, context.plan, progress.step, folder, context.base)
+        scores = context.run_dir / REFERENCE_NAME
+        manifest = save_adapter(*parts, digest_file(scores) if scores.exists() else None)
         write_probes(context.run_dir, probes)
     # A kill after this loses no step. The adapter is written, so a full disk here does not harm the run.
     checkpoint(context, progress, telemetry, Occasion.INTERIM, optional=True)

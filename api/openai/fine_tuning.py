@@ -23,11 +23,16 @@ from api.openai.types import (
 )
 from api.polling.queue_places import QueuePlace
 from shared.base_models.catalog import BaseModelEntry
-from shared.contract.auto_hyperparameters import auto_batch_size, auto_epochs, auto_learning_rate
+from shared.contract.auto_hyperparameters import (
+    auto_batch_size,
+    auto_epochs,
+    auto_learning_rate,
+    auto_pair_epochs,
+)
 from shared.contract.faults import UNKNOWN_FIELD, unknown_before_missing
 from shared.contract.field_names import nearest_field
 from shared.contract.flat_keys import SCHEMA_REMEDY
-from shared.contract.sections import BAD_NAME, FineTuneContract
+from shared.contract.sections import BAD_NAME, FineTuneContract, MethodType
 from shared.database.adapters import Adapter
 from shared.database.files.files import File
 from shared.database.job_results import CHECKPOINT_TIMES
@@ -75,9 +80,10 @@ def to_contract(
     Raises:
         ContractRejected: ``CONTRACT_INVALID``: the ``mens`` block is not valid in a contract.
     """
-    requested = body.method.supervised.hyperparameters if body.method else body.hyperparameters or Hyperparameters()
-    resolved = resolve_auto(requested, rows, base.learning_rate)
+    pairs = body.method_type == MethodType.DPO
+    resolved = resolve_auto(body.requested, rows, base.learning_rate, pairs=pairs)
     sections = body.mens.sections()
+    _add_method(sections, body)
     sections["model"] = {"hf_repo": base.name}
     if continues:
         sections["adapter"] = sections.get("adapter", {}) | {"continue_from": body.model}
@@ -88,7 +94,7 @@ def to_contract(
     own = {
         "batch_size": resolved["batch_size"],
         "epochs": resolved["n_epochs"],
-        "learning_rate": auto_learning_rate(base.learning_rate) * resolved["learning_rate_multiplier"],
+        "learning_rate": auto_learning_rate(base.learning_rate, pairs=pairs) * resolved["learning_rate_multiplier"],
         "grad_accum": 1,
     }
     if body.seed is not None:
@@ -111,7 +117,34 @@ def to_contract(
             remedy=f"Did you mean mens.{near}? {SCHEMA_REMEDY}" if near else SCHEMA_REMEDY,
             param=field,
         ) from None
+    resolved |= {"beta": contract.preference.strength} if pairs else {}
     return contract, resolved | _overridden(contract, body.mens.exec, base.learning_rate)
+
+
+def _add_method(sections: dict[str, Any], body: CreateFineTuningJob) -> None:
+    """Put OpenAI's method, and its beta, into the contract's sections.
+
+    Raises:
+        ContractRejected: ``CONTRACT_INVALID``: the ``mens`` block says otherwise.
+    """
+    if body.method is None:
+        return
+    beta = getattr(body.requested, "beta", "auto")
+    given: dict[str, dict[str, Any]] = {
+        "method": {"type": body.method.type},
+        "preference": {} if beta == "auto" else {"beta": beta},
+    }
+    for section, fields in given.items():
+        for name, value in fields.items():
+            own = sections.get(section, {}).get(name, value)
+            if own != value:
+                raise ContractRejected(
+                    Code.CONTRACT_INVALID,
+                    f"mens.{section}.{name} is {own!r}, and method has {value!r}.",
+                    remedy="Leave one of the two out.",
+                    param=f"mens.{section}.{name}",
+                )
+            sections[section] = sections.get(section, {}) | {name: value}
 
 
 def _overridden(contract: FineTuneContract, written: Mapping[str, Any], base_rate: float | None) -> dict[str, float]:
@@ -123,7 +156,9 @@ def _overridden(contract: FineTuneContract, written: Mapping[str, Any], base_rat
     if {"batch_size", "grad_accum"} & written.keys():
         values["batch_size"] = exec_.batch_size * exec_.grad_accum
     if "learning_rate" in written:
-        values["learning_rate_multiplier"] = exec_.learning_rate / auto_learning_rate(base_rate)
+        values["learning_rate_multiplier"] = exec_.learning_rate / auto_learning_rate(
+            base_rate, pairs=contract.has_pairs
+        )
     return values
 
 
@@ -132,24 +167,27 @@ def _sent_as(path: str, body: CreateFineTuningJob) -> str:
     name = next((name for name, resolved in RESOLVED.items() if resolved == path), path.removeprefix("exec."))
     if name not in RESOLVED:
         return name
-    return f"method.supervised.hyperparameters.{name}" if body.method else f"hyperparameters.{name}"
+    return f"method.{body.method.type}.hyperparameters.{name}" if body.method else f"hyperparameters.{name}"
 
 
 def auto_fields(body: CreateFineTuningJob) -> frozenset[str]:
     """Return the fields of :func:`to_contract`'s contract that the auto rules decide, not the request."""
-    requested = body.method.supervised.hyperparameters if body.method else body.hyperparameters or Hyperparameters()
+    requested = body.requested
     given = body.mens.sections().get("exec", {})
     paths = {path for name, path in RESOLVED.items() if getattr(requested, name) == "auto"} | {"exec.grad_accum"}
     return frozenset(path for path in paths if path.removeprefix("exec.") not in given)
 
 
-def resolve_auto(requested: Hyperparameters, rows: int, rate_of_base: float | None) -> dict[str, float]:
-    """Return OpenAI's three hyperparameters as numbers, for a training file of `rows` rows.
+def resolve_auto(
+    requested: Hyperparameters, rows: int, rate_of_base: float | None, *, pairs: bool = False
+) -> dict[str, float]:
+    """Return OpenAI's three hyperparameters as numbers, for a training file of `rows` rows, or pairs of answers.
 
     The rules are in `shared/contract/auto_hyperparameters.py`.
     """
     batch_size = auto_batch_size(rows) if requested.batch_size == "auto" else requested.batch_size
-    epochs = auto_epochs(rows, batch_size, rate_of_base) if requested.n_epochs == "auto" else requested.n_epochs
+    rule = auto_pair_epochs(rows, batch_size) if pairs else auto_epochs(rows, batch_size, rate_of_base)
+    epochs = rule if requested.n_epochs == "auto" else requested.n_epochs
     multiplier = 1.0 if requested.learning_rate_multiplier == "auto" else requested.learning_rate_multiplier
     return {"batch_size": batch_size, "learning_rate_multiplier": multiplier, "n_epochs": epochs}
 
@@ -169,6 +207,8 @@ def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
     """Return a fine-tune job in OpenAI's shape; ``place`` is the place of a queued job."""
     contract, result, error = job.contract, job.result, job.error
     hyperparameters = job.extra.get("hyperparameters")
+    kind = contract.get("method", {}).get("type", MethodType.SUPERVISED)  # a job of an earlier release has none
+    is_supervised = kind == MethodType.SUPERVISED
     if not hyperparameters:  # a job of the native API
         exec_ = contract["exec"]
         hyperparameters = {
@@ -176,6 +216,8 @@ def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
             "learning_rate_multiplier": exec_["learning_rate"] / auto_learning_rate(None),
             "n_epochs": exec_["epochs"],
         }
+        if not is_supervised:
+            hyperparameters["beta"] = contract["preference"]["beta"]
     eta = job.progress.get("eta_seconds") if job.state is JobState.RUNNING else None
     error_view = None
     if error:
@@ -187,7 +229,7 @@ def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
         error=error_view,
         fine_tuned_model=result.get("adapter_id") if contract["artifact"]["publish"] else None,
         finished_at=unix_seconds(job.finished_at) if job.finished_at else None,
-        hyperparameters=hyperparameters,
+        hyperparameters=hyperparameters if is_supervised else {},  # at OpenAI, those of supervised jobs
         model=job.extra.get("requested_model") or job.base_model,
         organization_id=job.tenant,
         result_files=result.get("result_files", []),
@@ -199,7 +241,7 @@ def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
         validation_file=contract["data"]["validation_file"],
         estimated_finish=None if eta is None else unix_seconds(datetime.now(UTC)) + round(float(eta)),
         metadata=job.labels,
-        method={"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        method={"type": kind, kind: {"hyperparameters": hyperparameters}},
         mens={
             "base_model": job.base_model,
             "state": job.state,

@@ -6,9 +6,18 @@ Our own keys are in one block, ``mens``; OpenAI's keys contain only what OpenAI'
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StringConstraints, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from shared.database.records import QueueTerms
 
@@ -41,11 +50,36 @@ class Supervised(Closed):
     hyperparameters: Hyperparameters = Hyperparameters()
 
 
-class SupervisedMethod(Closed):
-    """The training method: supervised fine-tuning, the only one of this release."""
+class PreferenceHyperparameters(Hyperparameters):
+    """Those of preference tuning (DPO)."""
 
-    type: Literal["supervised"]
-    supervised: Supervised = Supervised()
+    beta: Auto | Annotated[StrictFloat, Field(gt=0, le=2)] = "auto"
+
+
+class Preference(Closed):
+    hyperparameters: PreferenceHyperparameters = PreferenceHyperparameters()
+
+
+class TrainingMethod(Closed):
+    """The training method, and the block that is named after it; the other block has no effect and must be left out."""
+
+    type: Literal["supervised", "dpo"]
+    supervised: Supervised | None = None
+    dpo: Preference | None = None
+
+    @model_validator(mode="after")
+    def _has_its_own_block(self) -> Self:
+        other = "dpo" if self.type == "supervised" else "supervised"
+        if getattr(self, other) is not None:
+            raise ValueError(f"the type is {self.type}, so the block {other} must be left out")
+        return self
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """Those of its own block; ``auto`` where they are left out."""
+        if self.type == "dpo":
+            return (self.dpo or Preference()).hyperparameters
+        return (self.supervised or Supervised()).hyperparameters
 
 
 class ContractOverrides(Closed):
@@ -63,6 +97,8 @@ class ContractOverrides(Closed):
     curriculum: dict[str, Any] = {}
     chatml: dict[str, Any] = {}
     reward: dict[str, Any] = {}
+    method: dict[str, Any] = {}
+    preference: dict[str, Any] = {}
 
 
 class MensBlock(ContractOverrides, QueueTerms):
@@ -90,12 +126,22 @@ class CreateFineTuningJob(Closed):
     hyperparameters: Hyperparameters | None = Field(
         None, description="Deprecated by OpenAI in favour of `method`; older clients send it."
     )
-    method: SupervisedMethod | None = None
+    method: TrainingMethod | None = None
     suffix: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
     seed: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] | None = None
     metadata: Metadata | None = None
     integrations: list[Any] | None = Field(None, description="Not supported in this release: null or an empty list.")
     mens: MensBlock = MensBlock()
+
+    @property
+    def requested(self) -> Hyperparameters:
+        """The hyperparameters that were sent, in whichever of their places."""
+        return self.method.hyperparameters if self.method else self.hyperparameters or Hyperparameters()
+
+    @property
+    def method_type(self) -> str:
+        """The training method: OpenAI's field, else ours, else supervised."""
+        return self.method.type if self.method else str(self.mens.method.get("type", "supervised"))
 
     @field_validator("integrations")
     @classmethod

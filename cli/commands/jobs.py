@@ -28,7 +28,14 @@ from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import lay_over, read_sections
 from cli.export.handoff import HANDOFF_NAME
 from cli.export.original_merge import merge_original
-from cli.options import ContinueFrom, TemplateArgument, existing_file, parse_template_arguments
+from cli.options import (
+    ContinueFrom,
+    MethodOption,
+    TemplateArgument,
+    existing_file,
+    method_sections,
+    parse_template_arguments,
+)
 from cli.output import counted, print_table, shorten_ids
 from cli.times import past_time
 from shared.artifacts.merge_fidelity import shift_warning
@@ -84,6 +91,7 @@ def train(
     ] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,
     template_argument: TemplateArgument = None,
+    method: MethodOption = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the file. Default: auto.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the base's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. Default: auto.")] = None,
@@ -145,6 +153,7 @@ def train(
         sections = read_sections(contract)
         lay_over(sections, parse_flags(context.args))
         lay_over(sections, options)
+        lay_over(sections, method_sections(method))
         lay_over(sections, {"data": {"template_arguments": parse_template_arguments(template_argument)}})
         parsed = parse_contract(sections)
         parent = parsed.adapter.continue_from
@@ -152,12 +161,12 @@ def train(
         base = find_base(sections["model"].get("hf_repo") or base_of_parent)
         if parsed.artifact.publish:
             refuse_unserved(base)
-        check_files(parsed.data, files, keep_all=bool(preset or domain))
+        check_files(parsed.data, files, keep_all=bool(preset or domain), pairs=parsed.has_pairs)
     except MensError as error:
         found = error.as_dict()
         fail(f"{describe_error(found)}\nnothing was uploaded", found)
     sections["model"].setdefault("hf_repo", base["id"])
-    rules = {} if preset or domain else _auto_rules(file, base)
+    rules = {} if preset or domain else _auto_rules(file, base, pairs=parsed.has_pairs)
     uploads = Uploads()
     for field, path in files.items():
         sections["data"][field] = uploads.add(path)
@@ -479,9 +488,9 @@ def refuse_unserved(base: dict[str, Any]) -> None:
         )
 
 
-def _auto_rules(file: Path, base: dict[str, Any]) -> dict[str, float]:
+def _auto_rules(file: Path, base: dict[str, Any], *, pairs: bool) -> dict[str, float]:
     with file.open("rb") as content:
-        return auto_exec(count_lines(content), base["mens"].get("learning_rate"))
+        return auto_exec(count_lines(content), base["mens"].get("learning_rate"), pairs=pairs)
 
 
 def _path(job_id: str) -> str:

@@ -19,7 +19,14 @@ from cli.client.remedies import with_file
 from cli.commands.bases import entry_and_folder
 from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import Sections, lay_over, read_sections
-from cli.options import ContinueFrom, TemplateArgument, existing_file, parse_template_arguments
+from cli.options import (
+    ContinueFrom,
+    MethodOption,
+    TemplateArgument,
+    existing_file,
+    method_sections,
+    parse_template_arguments,
+)
 from cli.output import counted
 from cli.standalone.base_facts import measured_rate
 from cli.this_machine import ORIGIN, this_machine
@@ -27,7 +34,15 @@ from shared.base_models.catalog import BaseModelEntry, load_catalog
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import warmup_steps
-from shared.contract.sections import DEFAULT_MODEL_ID, DEVICE_NAMES, BaseQuant, DataMode, Device, describe_arguments
+from shared.contract.sections import (
+    DEFAULT_MODEL_ID,
+    DEVICE_NAMES,
+    BaseQuant,
+    DataMode,
+    Device,
+    MethodType,
+    describe_arguments,
+)
 from shared.datasets.reader import count_lines
 from shared.errors import Code, ContractRejected, MensError, NotFound
 from shared.preflight.parents import planned_parent
@@ -57,6 +72,7 @@ def plan(
     contract: Annotated[Path | None, existing_file("JSON file with contract sections.")] = None,
     lenient: Annotated[bool, typer.Option("--lenient", help="Skip bad lines instead of failing.")] = False,
     template_argument: TemplateArgument = None,
+    method: MethodOption = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the file. Default: auto.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the base's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per optimizer step. Default: auto.")] = None,
@@ -126,9 +142,11 @@ def plan(
             "quant": {"base": quant},
         }
         lay_over(sections, options)
+        lay_over(sections, method_sections(method))
         lay_over(sections, {"data": {"template_arguments": parse_template_arguments(template_argument)}})
         train = _input(file)
-        rules = {} if preset or domain else auto_exec(train.lines or 0, base.learning_rate)
+        pairs = sections.get("method", {}).get("type") == MethodType.DPO
+        rules = {} if preset or domain else auto_exec(train.lines or 0, base.learning_rate, pairs=pairs)
         auto = frozenset(f"exec.{name}" for name in rules.keys() - sections["exec"].keys())
         sections["exec"] = rules | sections["exec"]
         checked = preflight(

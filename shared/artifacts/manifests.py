@@ -24,8 +24,11 @@ from shared.contract.sections import (
     BaseQuant,
     BaseWeights,
     HeldBase,
+    MethodType,
     Name,
+    PreferenceLoss,
     ProvenanceSection,
+    Smoothing,
     TemplateArguments,
     TrainedMethod,
 )
@@ -78,6 +81,19 @@ class ParentRef(BaseModel):
     step: int = Field(ge=0)
 
 
+class ManifestPreference(BaseModel):
+    """How preferences were learnt."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    loss: PreferenceLoss
+    beta: float
+    label_smoothing: float
+    smoothing: Smoothing
+    sft_weight: float
+    reference: Literal["base", "parent"]
+    reference_digest: Sha256 = Field(description="SHA-256 of the reference's scores of every pair.")
+
+
 class AdapterManifest(BaseModel):
     """``adapter_manifest.json``, version 3; the fields past ``provenance`` are ours, which v3 readers skip."""
 
@@ -114,6 +130,10 @@ class AdapterManifest(BaseModel):
     lineage: Lineage | None = Field(
         None, description="Provenance of the training process; null: an import, or trained by an older release."
     )
+    method: Literal[MethodType.DPO] | None = Field(
+        None, description="Training method: dpo; null: supervised, or an import."
+    )
+    preference: ManifestPreference | None = Field(None, description="Null: the method is not dpo.")
     files: dict[FileName, Sha256] = Field(description="Every other file of the folder → SHA-256.")
 
     @model_validator(mode="after")

@@ -4,6 +4,8 @@
 - ``learning_rate``: the base's in the catalogue, else 2e-4.
 - ``epochs``: enough for about 200 optimizer steps; from 1 to 3, or to 10 if the base's own rate is 1e-3 or more.
 
+For pairs of answers (method.type dpo) the rate is a tenth, and the epochs are enough for about 100 steps, from 1 to 3.
+
 A base with such a high rate is a small one that was trained for seconds: it has little to forget, and needs many steps.
 A real base already has the skills for a task, and forgets others with each further epoch (decision 0075).
 """
@@ -14,6 +16,8 @@ import math
 
 DEFAULT_LEARNING_RATE = 2e-4
 TARGET_STEPS = 200
+PAIR_STEPS = 100
+PAIR_RATE_DIVISOR = 10
 MAX_BATCH_SIZE = 8
 MAX_EPOCHS = 3
 HIGH_RATE = 1e-3
@@ -31,23 +35,39 @@ def auto_epochs(rows: int, batch_size: int, rate_of_base: float | None) -> int:
     return max(1, min(most, math.ceil(TARGET_STEPS * batch_size / max(1, rows))))
 
 
-def auto_exec(rows: int, rate_of_base: float | None) -> dict[str, float]:
-    """Return the contract's ``exec`` section by the auto rules; explicit values override it."""
+def auto_exec(rows: int, rate_of_base: float | None, *, pairs: bool = False) -> dict[str, float]:
+    """Return the contract's ``exec`` section by the auto rules; explicit values override it.
+
+    Args:
+        rows: of the training file.
+        rate_of_base: the catalogue's; None if the base has none there.
+        pairs: the rows are pairs of answers.
+    """
     batch_size = auto_batch_size(rows)
     return {
         "batch_size": batch_size,
         "grad_accum": 1,
-        "epochs": auto_epochs(rows, batch_size, rate_of_base),
-        "learning_rate": auto_learning_rate(rate_of_base),
+        "epochs": auto_pair_epochs(rows, batch_size) if pairs else auto_epochs(rows, batch_size, rate_of_base),
+        "learning_rate": auto_learning_rate(rate_of_base, pairs=pairs),
     }
 
 
-def auto_learning_rate(of_base: float | None) -> float:
-    """Return the peak learning rate; ``of_base`` is the catalogue's, None if the base has none there."""
-    return of_base or DEFAULT_LEARNING_RATE
+def auto_pair_epochs(pairs: int, batch_size: int) -> int:
+    """Return the passes over a file of pairs: enough for about 100 steps, from 1 to 3."""
+    return max(1, min(MAX_EPOCHS, math.ceil(PAIR_STEPS * batch_size / max(1, pairs))))
 
 
-def note_on_default_rate(rate: float, *, is_default: bool, base: str, rate_of_base: float | None) -> list[str]:
+def auto_learning_rate(of_base: float | None, *, pairs: bool = False) -> float:
+    """Return the peak learning rate; ``of_base`` is the catalogue's, None if the base has none there.
+
+    For pairs it is a tenth: their loss rewards every step away from the reference.
+    """
+    return (of_base or DEFAULT_LEARNING_RATE) / (PAIR_RATE_DIVISOR if pairs else 1)
+
+
+def note_on_default_rate(
+    rate: float, *, is_default: bool, base: str, rate_of_base: float | None, pairs: bool = False
+) -> list[str]:
     """Return a note if a job uses the contract's default learning rate and the base learns well at another.
 
     Args:
@@ -55,7 +75,11 @@ def note_on_default_rate(rate: float, *, is_default: bool, base: str, rate_of_ba
         is_default: whether it is the default, not set by caller, rule or preset.
         base: name of the base.
         rate_of_base: the catalogue's; None when it has none for the base.
+        pairs: the rows are pairs of answers.
     """
+    if is_default and pairs:
+        what = f"exec.learning_rate is the contract's default, {rate:g}, which is for answers"
+        return [f"{what}; for pairs the rule is {auto_learning_rate(rate_of_base, pairs=True):g}: set it."]
     if not is_default or rate_of_base is None or rate_of_base == rate:
         return []
     what = f"exec.learning_rate is the contract's default, {rate:g}"

@@ -48,8 +48,12 @@ _ALIASES = {
     "trajectory_quality_floor": "trajectory.quality_floor",
     "trajectory_quality_boost": "trajectory.quality_boost",
     "reward_hook": "reward.hook",
+    "training_method": "method.type",
+    "preference_loss": "preference.loss",
+    "preference_smoothing": "preference.smoothing",
+    "preference_reference": "preference.reference",
 }
-_AMBIGUOUS = {"base", "enabled", "experiment", "hook", "kind"}
+_AMBIGUOUS = {"base", "enabled", "experiment", "hook", "kind", "loss", "reference", "smoothing", "type"}
 """Field names that mean nothing without their section; their long forms are aliases."""
 
 

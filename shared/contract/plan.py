@@ -31,8 +31,12 @@ from shared.contract.sections import (
     FrozenDict,
     ImportContract,
     MergeContract,
+    MethodType,
     Name,
     OptimizerExperiment,
+    PreferenceLoss,
+    PreferenceSection,
+    ReferencePolicy,
     TokenizerMode,
     contract_digest,
 )
@@ -201,7 +205,7 @@ def plan_finetune(
             an epoch without rows; with the field's path.
     """
     facts = context or replace(UNKNOWN, rows=train.rows)
-    contract = settled(contract)
+    contract = with_beta(settled(contract))
     notes = check_refusals(contract, facts)
     reject_unsupported(contract, accepted=facts.accepted)
     held_out = 0 if validation else validation_split(train.rows, contract.data.validation_split_ratio)
@@ -243,6 +247,14 @@ def plan_finetune(
     return ExecutionPlan.model_validate(plan.model_dump(mode="json"))
 
 
+def with_beta(contract: FineTuneContract) -> FineTuneContract:
+    """Return the contract with its beta decided; the same object where no preference is learnt."""
+    if not contract.has_pairs or contract.preference.beta is not None:
+        return contract
+    section = contract.preference.model_copy(update={"beta": contract.preference.strength})
+    return contract.model_copy(update={"preference": section})
+
+
 def validation_split(rows: int, ratio: float) -> int:
     """Return the rows held out for validation: ⌊rows·ratio⌋, and for more than 20 rows at least 10 and at most half of
     them.
@@ -281,8 +293,9 @@ def reject_unsupported(contract: FineTuneContract, *, accepted: bool = False) ->
         accepted: see :class:`shared.contract.refusals.RefusalContext`.
 
     Raises:
-        ContractRejected: the first field whose value this release's trainer cannot honour.
+        ContractRejected: the first field whose value this release's trainer cannot honour, or that nothing reads.
     """
+    refuse_unread(contract)
     allowed: list[tuple[str, Any, Any, str]] = [
         ("adapter.targets", contract.adapter.targets, AdapterTargets.FULL_GRAPH, "the full graph is always trained"),
         ("data.tokenizer_mode", contract.data.tokenizer_mode, TokenizerMode.HF, "the base's own tokenizer is used"),
@@ -304,6 +317,11 @@ def reject_unsupported(contract: FineTuneContract, *, accepted: bool = False) ->
         ("chatml", contract.chatml, ChatmlSection(), "the server writes chats with the base's own template"),
         ("reward.hook", contract.reward.hook, None, "nothing is scored in supervised training"),
     ]
+    kind = contract.method.type
+    if kind not in (MethodType.SUPERVISED, MethodType.DPO):
+        allowed.append(("method.type", kind, MethodType.SUPERVISED, "this release trains supervised and dpo"))
+    if kind is MethodType.DPO:
+        allowed += _not_with_pairs(contract)
     if not accepted:
         claimed = contract.collateral_damage_verified
         allowed.append(("collateral_damage_verified", claimed, False, "nothing here has verified it"))
@@ -317,6 +335,47 @@ def reject_unsupported(contract: FineTuneContract, *, accepted: bool = False) ->
                 remedy=f"Set {path} to {_as_json(only)}, or leave it out.",
                 param=path,
             )
+
+
+def refuse_unread(contract: FineTuneContract) -> None:
+    """Refuse a preference section, or a field of it, that the contract's method or loss does not read.
+
+    Raises:
+        ContractRejected: ``CONTRACT_INVALID``.
+    """
+    section, kind = contract.preference, contract.method.type
+    if kind is MethodType.SUPERVISED and section != PreferenceSection():
+        raise ContractRejected(
+            Code.CONTRACT_INVALID,
+            f"The preference section is filled in, but method.type is {kind}, which does not read it.",
+            remedy="Set method.type to dpo, or leave the preference section out.",
+            param="preference",
+        )
+    if section.loss is PreferenceLoss.IPO and section.label_smoothing > 0:
+        raise ContractRejected(
+            Code.CONTRACT_INVALID,
+            f"preference.label_smoothing is {section.label_smoothing:g}, but the loss is ipo, which has no label smoothing.",
+            remedy="Set preference.label_smoothing to 0, or preference.loss to sigmoid or sigmoid_norm.",
+            param="preference.label_smoothing",
+        )
+
+
+def _not_with_pairs(contract: FineTuneContract) -> list[tuple[str, Any, Any, str]]:
+    """Return the fields that a run on pairs cannot honour, each with its only value and the reason."""
+    reference = contract.preference.reference
+    start = ReferencePolicy.PARENT if contract.adapter.continue_from else ReferencePolicy.BASE
+    return [
+        ("trajectory.enabled", contract.trajectory.enabled, False, "pairs have no weights of their own"),
+        ("exec.qlora_ce_last_k", contract.exec.qlora_ce_last_k, 0, "a preference counts the whole answer"),
+        ("data.replay_file", contract.data.replay_file, None, "rows of answers cannot be mixed into pairs"),
+        ("adapter.dropout", contract.adapter.dropout, 0.0, "the reference and the policy would differ by chance"),
+        (
+            "preference.reference",
+            reference,
+            start if reference is start else ReferencePolicy.AUTO,
+            f"the run starts from the {start}",
+        ),
+    ]
 
 
 def _as_json(value: Any) -> str:

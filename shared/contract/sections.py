@@ -173,6 +173,38 @@ class BaseWeights(StrEnum):
     DEQUANT_NF4 = "dequant_nf4"
 
 
+class MethodType(StrEnum):
+    """The training method: on answers, or on pairs of a preferred and a rejected answer; the last two names are reserved."""
+
+    SUPERVISED = "supervised"
+    DPO = "dpo"
+    KTO = "kto"
+    REINFORCEMENT = "reinforcement"
+
+
+class PreferenceLoss(StrEnum):
+    """The loss of a pair: by the difference of log-probabilities, of their means by token, or IPO's squared distance."""
+
+    SIGMOID = "sigmoid"
+    SIGMOID_NORM = "sigmoid_norm"
+    IPO = "ipo"
+
+
+class Smoothing(StrEnum):
+    """How label smoothing enters the loss: cDPO's mixture, or its unbiased form (robust DPO)."""
+
+    CONSERVATIVE = "conservative"
+    ROBUST = "robust"
+
+
+class ReferencePolicy(StrEnum):
+    """The policy that a preference run is compared with; ``auto`` is the model as it stands before the first step."""
+
+    AUTO = "auto"
+    PARENT = "parent"
+    BASE = "base"
+
+
 class DeploymentTarget(StrEnum):
     WORKSTATION = "workstation"
     MOBILE_EDGE = "mobile_edge"
@@ -467,6 +499,60 @@ class RewardSection(ContractValue):
     hook: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}$")] | None = None
 
 
+class MethodSection(ContractValue):
+    """The training method."""
+
+    type: MethodType = Field(
+        MethodType.SUPERVISED,
+        description="supervised: learn the answers. dpo: learn which of two answers is preferred; its rows are pairs. kto and"
+        " reinforcement are reserved.",
+    )
+
+
+DEFAULT_BETA: dict[PreferenceLoss, float] = {
+    PreferenceLoss.SIGMOID: 0.1,
+    PreferenceLoss.SIGMOID_NORM: 1.0,
+    PreferenceLoss.IPO: 0.1,
+}
+
+
+class PreferenceSection(ContractValue):
+    """How preferences are learnt (method.type dpo)."""
+
+    loss: PreferenceLoss = Field(
+        PreferenceLoss.SIGMOID,
+        description="sigmoid: DPO. sigmoid_norm: the same with the mean log-probability by token. ipo: IPO, by token.",
+    )
+    beta: Number | None = Field(
+        None,
+        gt=0.0,
+        le=2.0,
+        description="How strongly the tuned model is held to its reference. Null: 0.1, and 1.0 with sigmoid_norm.",
+    )
+    label_smoothing: Number = Field(
+        0.0, ge=0.0, lt=0.5, description="Share of the pairs that may be labelled the wrong way round; not with ipo."
+    )
+    smoothing: Smoothing = Field(
+        Smoothing.CONSERVATIVE, description="conservative: the mixture of both labels. robust: its unbiased form."
+    )
+    sft_weight: Number = Field(
+        0.0,
+        ge=0.0,
+        le=10.0,
+        description="Weight of the mean loss by token on the preferred answer, added to each pair.",
+    )
+    reference: ReferencePolicy = Field(
+        ReferencePolicy.AUTO,
+        description="The policy that is compared with: the model that the run starts from, which is the adapter that it continues from"
+        " (parent), or else the base. Any other is refused.",
+    )
+
+    @property
+    def strength(self) -> float:
+        """Beta, the loss's own default if it is left out."""
+        return DEFAULT_BETA[self.loss] if self.beta is None else self.beta
+
+
 class FineTuneContract(ContractValue):
     """One training job, complete. Two equal contracts have the same digest on every machine."""
 
@@ -483,7 +569,19 @@ class FineTuneContract(ContractValue):
     curriculum: CurriculumSection = CurriculumSection()
     chatml: ChatmlSection = ChatmlSection()
     reward: RewardSection = RewardSection()
+    method: MethodSection = MethodSection()
+    preference: PreferenceSection = PreferenceSection()
     collateral_damage_verified: StrictBool = False
+
+    @property
+    def has_pairs(self) -> bool:
+        """Return true if a row is a pair of answers."""
+        return self.method.type is MethodType.DPO
+
+    @property
+    def sequences_per_row(self) -> int:
+        """Sequences that are computed for a row: two for a pair."""
+        return 2 if self.has_pairs else 1
 
 
 def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
@@ -508,6 +606,10 @@ def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
     for name, default in (("template_arguments", {}), ("thoughts", ThoughtsRule.LEARN)):
         if fields["data"][name] == default:
             del fields["data"][name]
+    if contract.method == MethodSection():
+        del fields["method"]
+    if contract.preference == PreferenceSection():
+        del fields["preference"]
     return digest_json({"contract": fields, "content": content})
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from shared.datasets.filters import RowFilter
 from shared.datasets.forms.advice import Advice
+from shared.datasets.forms.recognition import RowForm
 from shared.datasets.rows import RowCode, RowError
 from shared.datasets.written_rows import Conversion
 from shared.errors import Code, DatasetInvalid
@@ -99,6 +100,8 @@ class Quarantine:
 
 def line_errors(report: DatasetReport, param: str = "data.train_file") -> DatasetInvalid:
     """Return the error of a file with bad lines."""
+    if other := _of_other_method(report, param):
+        return other
     first, advice = report.errors[0], report.advice
     message = f"has {report.error_count} bad line{'s' * (report.error_count != 1)}; the first is line {first.line}: {first.reason}"
     if advice:
@@ -109,6 +112,32 @@ def line_errors(report: DatasetReport, param: str = "data.train_file") -> Datase
         remedy=advice.remedy
         if advice
         else "Fix them and upload the file again; `mens data check FILE --quarantine BAD` writes all of them, with reasons, into BAD.",
+        param=param,
+        details={
+            "error_count": report.error_count,
+            "errors_by_code": dict(report.errors_by_code),
+            "errors": [error.as_dict() for error in report.errors],
+        },
+    )
+
+
+def _of_other_method(report: DatasetReport, param: str) -> DatasetInvalid | None:
+    """Return the error of a file all of whose lines are rows for another training method; None if they are not."""
+    if report.rows:
+        return None
+    found = None
+    if report.forms.get(RowForm.PREFERENCE) == report.error_count:
+        found = "pairs of a preferred and a rejected answer", "supervised", "dpo"
+    elif report.errors_by_code.get(RowCode.ROW_METHOD_MISMATCH) == report.error_count:
+        found = "rows without a second answer", "dpo", "supervised"
+    if found is None:
+        return None
+    rows, given, right = found
+    convert = "; `mens data convert FILE -o rows.jsonl --as-supervised` takes the preferred answers alone"
+    return DatasetInvalid(
+        Code.ROWS_OF_OTHER_METHOD,
+        f"The {_kind(param)} file has {report.error_count} {rows}, and the job's method.type is {given}.",
+        remedy=f"Set method.type to {right} (`--method {right}`){convert if right == 'dpo' else ''}.",
         param=param,
         details={
             "error_count": report.error_count,

@@ -84,7 +84,7 @@ class RowCounts:
         texts: list[str] = []
         left = CHARACTERS_AT_ONCE
         for line, record in rows:
-            messages = record.conversation()
+            messages = record.written_turns()
             text = written(messages)
             lines.append(line)
             labels.append((record.rating, record.difficulty, record.category, record.lane, record.task_family))

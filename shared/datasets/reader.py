@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -225,6 +225,10 @@ class _BorrowedFile(io.BufferedReader):
         pass
 
 
+Reader = Callable[[Iterable[bytes], DatasetReport, Quarantine | None], Iterable[tuple[int, Record]]]
+"""Reads the valid rows of a file, and reports on its other lines."""
+
+
 def check_dataset(
     lines: Iterable[bytes],
     *,
@@ -234,6 +238,7 @@ def check_dataset(
     quarantine: Quarantine | None = None,
     param: str = "data.train_file",
     path: Path | None = None,
+    read: Reader = read_records,
 ) -> DatasetReport:
     """Read a whole file and count; memory does not grow with the file.
 
@@ -245,6 +250,7 @@ def check_dataset(
         quarantine: receives skipped lines.
         param: the field that names the file, for the error.
         path: of the file, if it has one: its form may explain the bad lines.
+        read: reads the rows of the job's training method.
 
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID`` with the first bad lines (strict only), or ``DATASET_EMPTY`` when no
@@ -254,7 +260,7 @@ def check_dataset(
     row_filter = filters or RowFilter(min_rating=min_rating)
     admits, keeps_all = row_filter.admits, row_filter == EVERYTHING
     rows = trainable = 0
-    for _, record in read_records(lines, report, quarantine):
+    for _, record in read(lines, report, quarantine):
         rows += 1
         trainable += keeps_all or admits(record)
     report.rows, report.trainable_rows = rows, trainable

@@ -10,20 +10,23 @@ import itertools
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.contract.sections import DataMode
+from shared.contract.sections import DataMode, MethodType
 from shared.datasets.dataset_report import DatasetReport, LineError, Quarantine, line_errors, nothing_to_train_on
 from shared.datasets.duplicates import MAX_NEAR_ROWS, ExactIndex, NearIndex, PairReport
 from shared.datasets.file_counts import LENGTHS, ROWS_AT_ONCE, Observer, RowCounts
 from shared.datasets.file_parts import FilePart, ahead, split_file
 from shared.datasets.filters import RowFilter
 from shared.datasets.forms.advice import Advice, advise
-from shared.datasets.plain_chats import read_blocks
+from shared.datasets.plain_chats import PlainBlock, Records, read_blocks
+from shared.datasets.preferences.findings import PreferenceFindings, warnings
+from shared.datasets.preferences.reader import read_pairs
+from shared.datasets.preferences.rows import PairRecord
 from shared.datasets.reader import EVERYTHING, Hasher, open_data, read_records
 from shared.datasets.report_types import DataReport, FileReport, FormAdvice, Lengths, LinePair, LineProblem, Repeats
 from shared.datasets.rows import Record
@@ -56,6 +59,7 @@ class _FileFindings:
         report: of the reader.
         counts: of the valid rows.
         near: the index of near duplicates, if they are looked for.
+        pairs: findings on the pairs of a file of preferences.
     """
 
     report: DatasetReport = field(default_factory=DatasetReport)
@@ -63,6 +67,7 @@ class _FileFindings:
     near: NearIndex | None = None
     near_repeats: PairReport = field(default_factory=PairReport)
     near_leaks: PairReport = field(default_factory=PairReport)
+    pairs: PreferenceFindings | None = None
 
     def wants_sketches(self, training: NearIndex | None) -> bool:
         """Return whether near duplicates of further rows can be found."""
@@ -93,6 +98,8 @@ def inspect_file(
     hashers: tuple[Hasher | None, Hasher | None] = (None, None),
     executor: Executor | None = None,
     index: ExactIndex | None = None,
+    method: MethodType = MethodType.SUPERVISED,
+    pairs: PreferenceFindings | None = None,
 ) -> DataReport:
     """Read a training file and its validation file, once each, and report on them.
 
@@ -111,10 +118,24 @@ def inspect_file(
         executor: processes that read parts of a file at once (``reading_processes``), where neither an observer nor a
             hasher wants them in their order; the report is the same.
         index: receives the valid rows of the training file.
+        method: decides the form of the rows: answers, or pairs of them.
+        pairs: receives the pairs of the training file.
     """
+    has_pairs = method is MethodType.DPO
     strict = mode is DataMode.STRICT
     training = _read(
-        path, filters, near, None, quarantine, progress, observer, hashers[0], executor, index, strict=strict
+        path,
+        filters,
+        near,
+        None,
+        quarantine,
+        progress,
+        observer,
+        hashers[0],
+        executor,
+        index,
+        strict=strict,
+        pairs=(pairs or PreferenceFindings()) if has_pairs else None,
     )
     trained = _file_report(path, training)
     if validation is None:
@@ -131,6 +152,7 @@ def inspect_file(
         hashers[1],
         executor,
         strict=strict,
+        pairs=PreferenceFindings() if has_pairs else None,
     )
     validated = _file_report(validation, held_out)
     leakage = _repeats(held_out.counts.exact.shared_with(training.counts.exact), held_out.near_leaks)
@@ -164,6 +186,7 @@ def refusal(
         errors = [LineError(problem.line, problem.reason, problem.code, problem.field) for problem in file.errors]
         codes = Counter(file.errors_by_code)
         found = DatasetReport(file.rows, file.trainable_rows, file.error_count, errors, codes)
+        found.forms.update(file.forms)
         found.advice = Advice(file.advice.finding, file.advice.remedy) if file.advice else None
         if file.error_count and report.mode is DataMode.STRICT:
             return line_errors(found, param)
@@ -185,10 +208,13 @@ def _read(
     index: ExactIndex | None = None,
     *,
     strict: bool,
+    pairs: PreferenceFindings | None = None,
 ) -> _FileFindings:
     counts = RowCounts() if index is None else RowCounts(exact=index)
-    found = _FileFindings(counts=counts, near=NearIndex(path.stat().st_size // TYPICAL_ROW_BYTES) if near else None)
-    if executor and not (observer or hasher):
+    found = _FileFindings(
+        counts=counts, near=NearIndex(path.stat().st_size // TYPICAL_ROW_BYTES) if near else None, pairs=pairs
+    )
+    if executor and not (observer or hasher or pairs):
         _read_parts(executor, path, filters, training, quarantine, progress, found)
     else:
         observed = observer and _until_refused(observer, found.report) if strict else observer
@@ -219,11 +245,9 @@ def _read_whole(
     counts = RowCounts()
     with open_data(path, hasher) as file:
         bad_lines = Quarantine(quarantine) if quarantine else None
-        # An observer needs records, which a block of plain chats does not have.
-        blocks = (
-            [read_records(file, found.report, bad_lines)] if observer else read_blocks(file, found.report, bad_lines)
-        )
-        for block in blocks:
+        if found.pairs is not None:
+            observer = _noting_pairs(found.pairs, observer)
+        for block in _blocks(file, found, bad_lines, observer):
             any_left = True
             while any_left:
                 any_left = counts.read(block, filters, near=found.wants_sketches(training), observer=observer)
@@ -236,6 +260,25 @@ def _read_whole(
                     progress(read - reported)
                     reported = read
     found.add(counts, training)
+
+
+def _blocks(
+    file: BinaryIO, found: _FileFindings, bad_lines: Quarantine | None, observer: Observer | None
+) -> Iterable[PlainBlock | Records]:
+    if found.pairs is not None:
+        return [read_pairs(file, found.report, bad_lines)]
+    # An observer needs records, which a block of plain chats does not have.
+    return [read_records(file, found.report, bad_lines)] if observer else read_blocks(file, found.report, bad_lines)
+
+
+def _noting_pairs(pairs: PreferenceFindings, observer: Observer | None) -> Observer:
+    def observe(record: Record, line: int) -> None:
+        if isinstance(record, PairRecord):
+            pairs.add(record, line)
+        if observer:
+            observer(record, line)
+
+    return observe
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +357,7 @@ def _file_report(path: Path, found: _FileFindings) -> FileReport:
         lanes=dict(counts.lanes.most_common()),
         task_families=dict(counts.task_families.most_common()),
         duplicates=_repeats(counts.exact.repeats(), found.near_repeats),
+        preferences=found.pairs.report() if found.pairs is not None else None,
     )
 
 
@@ -342,6 +386,7 @@ def part_warnings(file: FileReport, kind: str = "") -> list[str]:
         more = f" and {len(file.unused_keys) - SHOWN_KEYS} more" if len(file.unused_keys) > SHOWN_KEYS else ""
         found.append(f"Keys of {kind}rows that are not used: {keys}{more}.")
     found += [f"{rows} {kind}rows {CONVERTED[name]}." for name, rows in file.conversions.items()]
+    found += warnings(file.preferences, kind) if file.preferences else []
     return found
 
 

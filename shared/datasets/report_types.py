@@ -57,13 +57,21 @@ class FormAdvice(ReportPart):
     remedy: str
 
 
+class PreferenceReport(ReportPart):
+    """The pairs of a file: those that prefer the longer answer, and those that contradict an earlier one."""
+
+    pairs: int
+    longer_chosen: int
+    contradicting: int
+
+
 class FileReport(ReportPart):
     """One file. ``rows`` are the valid ones; ``trainable_rows`` of them pass the filter.
 
     ``difficulties`` counts the valid rows as they are labelled, ``trainable_difficulties`` the trainable ones as a
     curriculum counts them. ``unused_keys`` counts rows by key that is not used (of a turn: ``messages[].key``), and
     ``conversions`` rows by what is read in another form than it is written in. ``forms`` counts bad lines by the form
-    of another program that they are in, and ``advice`` is on the file as a whole.
+    of another program that they are in, and ``advice`` is on the file as a whole. ``preferences``: of a file of pairs.
     """
 
     bytes: int
@@ -85,6 +93,7 @@ class FileReport(ReportPart):
     lanes: dict[str, int]
     task_families: dict[str, int]
     duplicates: Repeats
+    preferences: PreferenceReport | None = None
 
 
 class DataReport(ReportPart):

@@ -111,7 +111,7 @@ def check_record(record: Record, line: bytes) -> None:
     Raises:
         RowError: the record's fault.
     """
-    _check_length(line)
+    check_length(line)
     if not record.has_messages_only:
         refuse_conflicts(record)
     if chat := record.messages or record.turns:
@@ -157,7 +157,7 @@ def _explain(line: bytes, failure: Exception) -> NoReturn:
     # The order matters: a line that is too long or not UTF-8 is not JSON either.
     if isinstance(failure, RowError):
         raise failure
-    _check_length(line)
+    check_length(line)
     if not line.strip():
         raise RowError(RowCode.ROW_BLANK, "the line is blank") from None
     try:
@@ -192,7 +192,10 @@ def _cut_off(line: bytes, failure: str) -> str:
     return f"it ends in the middle{' of a string' if in_text else ''}"
 
 
-def _check_length(line: bytes) -> None:
+def check_length(line: bytes) -> None:
+    """Raises:
+    RowError: ``ROW_TOO_LONG``.
+    """
     if len(line) > MAX_LINE_BYTES and len(line.rstrip(b"\r\n")) > MAX_LINE_BYTES:
         raise RowError(RowCode.ROW_TOO_LONG, f"the line is longer than {MAX_LINE_BYTES} bytes") from None
 

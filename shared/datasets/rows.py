@@ -45,6 +45,12 @@ class RowCode(StrEnum):
     ROW_DIFFICULTY_RANGE = "ROW_DIFFICULTY_RANGE"
     ROW_RESPONSE_MODE_UNKNOWN = "ROW_RESPONSE_MODE_UNKNOWN"
     ROW_SPAN_OUT_OF_RANGE = "ROW_SPAN_OUT_OF_RANGE"
+    ROW_ANSWER_COUNT = "ROW_ANSWER_COUNT"
+    ROW_ANSWER_ROLE = "ROW_ANSWER_ROLE"
+    ROW_PROMPT_ENDS_WITH_ANSWER = "ROW_PROMPT_ENDS_WITH_ANSWER"
+    ROW_PROMPTS_DIFFER = "ROW_PROMPTS_DIFFER"
+    ROW_ANSWERS_EQUAL = "ROW_ANSWERS_EQUAL"
+    ROW_METHOD_MISMATCH = "ROW_METHOD_MISMATCH"
 
 
 class RowError(ValueError):
@@ -136,6 +142,10 @@ class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
         others = self.turns or self.system or self.prompt or self.instruction or self.input or self.context
         answers = self.response or self.output or self.completion
         return not (others or answers or self.tools or self.syntax_spans or self.response_mode)
+
+    def written_turns(self) -> list[Message]:
+        """Return every turn that the row holds."""
+        return self.conversation()
 
     def conversation(self) -> list[Message]:
         """Return the turns, from ``messages`` or from prompt and response; empty if neither is complete."""

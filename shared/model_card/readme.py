@@ -16,7 +16,7 @@ from shared.contract.sections import describe_arguments
 from shared.hashing import digest_json
 from shared.model_card.evaluation_section import evaluation_section
 from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, started_from, table, tags
-from shared.model_card.recipe import used_values
+from shared.model_card.recipe import trained_how, used_values
 from shared.model_card.self_evaluation import KEY, SelfEvaluation
 
 RECIPE = {
@@ -91,7 +91,7 @@ def _title(record: AdapterRecord) -> str:
     manifest = record.manifest
     return (
         f"\n# {inline(manifest.name)}\n\n"
-        f"A LoRA adapter of rank {manifest.rank} for {inline(manifest.base_model)}, trained by Mens in {manifest.step} steps with its "
+        f"A LoRA adapter of rank {manifest.rank} for {inline(manifest.base_model)}, {trained_how(manifest)} by Mens in {manifest.step} steps with its "
         f"base frozen in {manifest.precision or manifest.quant.base_quant.value}.\n\nAdapter id: `{manifest.adapter_id}`\n"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shared.artifacts.manifests import AdapterManifest
 from shared.contract.plan import warmup_steps
 from shared.contract.sections import BaseQuant
 
@@ -30,3 +31,11 @@ def used_values(contract: Mapping[str, Any], *, steps: int, planned: int) -> Sec
     if quant.get("base") == BaseQuant.NONE:
         quant.pop("double_quant", None)
     return sections
+
+
+def trained_how(manifest: AdapterManifest) -> str:
+    """Return how an adapter was trained, for a sentence about it."""
+    if manifest.preference is None:
+        return "trained"
+    settings = f"{manifest.preference.loss}, beta {manifest.preference.beta:g}"
+    return f"tuned by preference (DPO, {settings}) from its {manifest.preference.reference}"

@@ -12,7 +12,7 @@ import math
 from shared.base_models.config import ModelConfig
 from shared.contract.base_quant import is_open, pair_of, with_pair
 from shared.contract.sections import AdapterMethod, BaseQuant, FineTuneContract, HeldBase
-from shared.preflight.estimate import memory_limit, vram_parts
+from shared.preflight.estimate import longest_row, memory_limit, vram_parts
 from shared.preflight.types import BasePrecision, Configuration, Machine
 
 HEADROOM = 0.85
@@ -39,8 +39,9 @@ def decide(
         of_parent: precision of the base that the run's parent was trained on; None: a run without a parent, or unknown.
     """
     exec_ = contract.exec
-    step = exec_.batch_size * exec_.grad_accum * exec_.seq_len
-    needs = needed_bytes(contract, config, tokens or max(exec_.seq_len, min(MAX_TOKENS, step)), on_gpu=on_gpu)
+    longest = longest_row(contract)
+    step = exec_.batch_size * exec_.grad_accum * longest
+    needs = needed_bytes(contract, config, tokens or max(longest, min(MAX_TOKENS, step)), on_gpu=on_gpu)
     room = room_bytes(contract, machine, on_gpu=on_gpu)
     if not is_open(contract):
         base, reason = pair_of(contract)[1], "the contract says so"

@@ -7,6 +7,7 @@ those that are trained on, and would fail the trainer in the same way.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
@@ -16,6 +17,7 @@ import numpy as np
 from shared.contract.sections import DataMode, DataSection, FineTuneContract
 from shared.datasets.duplicates import ExactIndex, Lines
 from shared.datasets.filters import RowFilter
+from shared.datasets.preferences.findings import PreferenceFindings, refuse_contradictions
 from shared.datasets.reader import Hasher, count_lines
 from shared.datasets.report import Observer, inspect_file, part_warnings, refusal
 from shared.datasets.report_types import DataReport, FileReport
@@ -24,6 +26,7 @@ from shared.datasets.rows import Record, as_row
 from shared.errors import ArtifactInvalid, Code, ContractRejected
 from shared.preflight.held_out import count_copies
 from shared.preflight.types import InputFile, Machine
+from shared.tokenization.pair_supervision import PairPass
 from shared.tokenization.supervision import SupervisionPass, sample_lines
 from shared.tokenization.supervision_report import SupervisionReport
 from shared.tokenization.tokenizer import Tokenizer
@@ -54,7 +57,7 @@ class Findings:
         data: on the training file and the validation file.
         replay: on the replay file, if any.
         supervision: by file; the training file's is always there.
-        index: of the training file's rows. lines: of those that the trainer will use, as :meth:`trained_on` counts
+        index: of the training file's rows, or of the prompts of its pairs. lines: of those that the trainer will use, as :meth:`trained_on` counts
             them.
     """
 
@@ -86,19 +89,26 @@ class Findings:
         Args:
             held_out: rows of the training file that are held out. seed: decides which.
         """
+        pairs = self.data.training.preferences
         # Without a repeated row no copies can exist, and most files have none.
-        repeats = held_out and self.data.training.duplicates.exact_rows
+        repeats = held_out and (pairs or self.data.training.duplicates.exact_rows)
         copies = count_copies(self.index, self.lines, held_out, seed) if repeats else 0
+        if not copies:
+            return []
+        if pairs:
+            what = f"{copies} of the {held_out} held-out pairs have a prompt that is also trained on"
+            return [f"{what}: the validation loss may be lower than on new prompts."]
         what = f"{copies} of the {held_out} held-out rows are also trained on"
-        return [f"{what}: the validation loss is lower than on new rows."] if copies else []
+        return [f"{what}: the validation loss is lower than on new rows."]
 
     def refuse(self) -> None:
         """Refuse the job if rows cannot be trained, validated on or replayed.
 
         Raises:
             DatasetInvalid: ``TEMPLATE_UNSUPPORTED``, ``EMBEDDING_ROW_MISSING`` or ``NOTHING_SUPERVISED``, with line
-                numbers.
+                numbers; ``PREFERENCES_CONTRADICT``.
         """
+        refuse_contradictions(self.data.training.preferences, "data.train_file")
         for kind, report in self.supervision.items():
             report.refuse(f"data.{kind}_file", lenient=self.data.mode is DataMode.LENIENT)
 
@@ -125,7 +135,7 @@ def read_files(
     """
     filters, train, validation = RowFilter.of(contract.data), files.train, files.validation
     passes = _Passes(contract, seq_len, tokenizer, machine)
-    hashers, index = (_hasher(train), _hasher(validation)), ExactIndex()
+    hashers, index, pairs = (_hasher(train), _hasher(validation)), ExactIndex(), PreferenceFindings()
     report = inspect_file(
         train.path,
         validation=validation.path if validation else None,
@@ -136,6 +146,8 @@ def read_files(
         validation_observer=passes.observe("validation", validation, filters) if validation else None,
         hashers=hashers,
         index=index,
+        method=contract.method.type,
+        pairs=pairs,
     )
     # Changed bytes explain bad lines best, so they are refused first.
     _verify(train, hashers[0])
@@ -152,7 +164,8 @@ def read_files(
     replayed = _read_replay(files.replay, contract.data, passes) if files.replay else None
     counted = {"train": report.training, "validation": report.validation, "replay": replayed}
     supervision = {kind: passes.report(kind, counted[kind]) for kind in passes.started}
-    return Findings(report, replayed, supervision, index, passes.trained_lines())
+    known = pairs.prompts if contract.has_pairs else index
+    return Findings(report, replayed, supervision, known, passes.trained_lines())
 
 
 def _read_replay(replay: InputFile, wanted: DataSection, passes: _Passes) -> FileReport:
@@ -178,18 +191,20 @@ class _Passes:
     def __init__(self, contract: FineTuneContract, seq_len: int, tokenizer: Tokenizer, machine: Machine) -> None:
         self._contract, self._seq_len, self._tokenizer = contract, seq_len, tokenizer
         self._thorough = machine.thorough
-        self.started: dict[Kind, tuple[SupervisionPass, bool]] = {}
+        self.started: dict[Kind, tuple[SupervisionPass | PairPass, bool]] = {}
         self.heaviest_row: float | None = None
         self._admitted = array("I")
 
     def observe(self, kind: Kind, file: InputFile, filters: RowFilter) -> Observer:
         """Return an observer for the rows of a file; for a large file, it samples unless the machine is thorough."""
-        found = SupervisionPass(
-            self._tokenizer, seq_len=self._seq_len, last_k=self._contract.exec.qlora_ce_last_k, filters=filters
-        )
         chosen = None
         if not self._thorough and file.path.stat().st_size > SAMPLED_ROWS * SMALLEST_ROW_BYTES:
             chosen = sample_lines(_lines(file), SAMPLED_ROWS)
+        if self._contract.has_pairs:
+            return self._observe_pairs(kind, chosen, filters)
+        found = SupervisionPass(
+            self._tokenizer, seq_len=self._seq_len, last_k=self._contract.exec.qlora_ce_last_k, filters=filters
+        )
         self.started[kind] = found, chosen is not None
 
         def observe(record: Record, line: int) -> None:
@@ -198,6 +213,18 @@ class _Passes:
             if kind == "train" and filters.admits(row):
                 self._admitted.append(line)
                 self.heaviest_row = self.heaviest_row or stored_weight(row_weight(row, self._contract.trajectory)[0])
+
+        return observe
+
+    def _observe_pairs(self, kind: Kind, chosen: Collection[int] | None, filters: RowFilter) -> Observer:
+        found = PairPass(self._tokenizer, seq_len=self._seq_len, filters=filters)
+        self.started[kind] = found, chosen is not None
+
+        def observe(record: Record, line: int) -> None:
+            take = found.add if chosen is None or line in chosen else found.measure
+            take(record, line)
+            if kind == "train" and filters.admits(record):
+                self._admitted.append(line)
 
         return observe
 

@@ -52,6 +52,8 @@ VRAM_FRACTION = 0.85
 """Share of the device that a plan may fill when ``exec.max_vram_fraction`` is not set (specification §3.6)."""
 CHECKPOINTS_KEPT = 4
 MIN_SEQ_LEN = 64
+FORWARD_PASSES = 3
+"""Cost of training on a row in forward passes: one forward, and a backward pass of two."""
 
 
 def estimate(
@@ -89,6 +91,7 @@ def estimate(
         grad_accum=exec_.grad_accum,
         seq_len=exec_.seq_len,
         checkpointing=checkpointing,
+        sequences=contract.sequences_per_row,
     )
     budget = None if vram_bytes is None else memory_limit(contract, vram_bytes)
     vram = vram_parts(contract, config, requested, on_gpu=on_gpu)
@@ -115,14 +118,15 @@ def estimate(
         data = contract.data
         held_out = 0 if data.validation_file else validation_split(rows, data.validation_split_ratio)
         epoch_rows = [rows - held_out] * exec_.epochs
-    tokens = None if mean_tokens is None else round(sum(epoch_rows) * min(mean_tokens, exec_.seq_len))
+    row_tokens = exec_.seq_len * contract.sequences_per_row
+    tokens = None if mean_tokens is None else round(sum(epoch_rows) * min(mean_tokens, row_tokens))
     steps = planned_steps(epoch_rows, contract)
     time = training_time(
         contract,
         config,
         machine or Machine(),
         steps=steps,
-        tokens=tokens,
+        tokens=tokens and round(tokens * (1 + _reference_share(contract))),
         supervised=supervised,
         checkpointing=checkpointing,
         on_gpu=on_gpu,
@@ -138,7 +142,7 @@ def estimate(
         trainable_parameters=vram.adapter // 4,
         optimizer_steps=steps,
         tokens=tokens,
-        max_tokens=sum(epoch_rows) * exec_.seq_len,
+        max_tokens=sum(epoch_rows) * row_tokens,
         seconds=time.seconds,
         time=time,
         fits=fits,
@@ -167,7 +171,7 @@ def vram_parts(
     compute_bytes, holders = 2 if on_gpu else 4, configuration.holders
     adapter, lora = contract.adapter, lora_tensors(config, contract.adapter.rank, contract.adapter.target_modules)
     parameters = parameter_count(lora)
-    tokens = configuration.batch_size * configuration.seq_len
+    tokens = configuration.batch_size * configuration.seq_len * configuration.sequences
     tokens = tokens if most_tokens is None else min(tokens, most_tokens)
     eight_bit = contract.optimizer.kind is OptimizerKind.PAGED_ADAMW_8BIT
     quantised = contract.quant.base is not BaseQuant.NONE
@@ -203,8 +207,18 @@ def cpu_tokens(contract: FineTuneContract) -> int:
     """Return the most tokens of a micro-batch on a CPU with enough memory: the contract's batch, padded, within a
     bound.
     """
-    exec_ = contract.exec
-    return max(exec_.seq_len, min(CPU_TOKENS, exec_.batch_size * exec_.seq_len))
+    longest = longest_row(contract)
+    return max(longest, min(CPU_TOKENS, contract.exec.batch_size * longest))
+
+
+def longest_row(contract: FineTuneContract) -> int:
+    """Return the most tokens of a row: of both its sequences, where it is a pair."""
+    return contract.exec.seq_len * contract.sequences_per_row
+
+
+def _reference_share(contract: FineTuneContract) -> float:
+    """Return the cost of the reference's scores, one forward pass over every row, as a share of the training's."""
+    return 1 / (FORWARD_PASSES * contract.exec.epochs) if contract.has_pairs else 0.0
 
 
 def cpu_cache(
@@ -235,7 +249,7 @@ def largest_step(contract: FineTuneContract, report: SupervisionReport) -> int |
     if not report.rows:
         return None
     limit, rows = contract.exec.seq_len, contract.exec.batch_size * contract.exec.grad_accum
-    longest, rows = min(report.longest_row, limit), min(rows, report.rows)
+    longest, rows = min(report.longest_row, limit) * contract.sequences_per_row, min(rows, report.rows)
     steps = contract.exec.epochs * math.ceil(report.rows / rows)
     mean, spread = report.tokens / report.rows, 0.0
     for bucket in report.token_histogram:

@@ -150,7 +150,11 @@ def preflight(
     served = serving_notes(contract, machine.limits) if machine.limits else []
     is_default = resolution.sources["exec.learning_rate"] == "default"
     advice = note_on_default_rate(
-        contract.exec.learning_rate, is_default=is_default, base=base.name, rate_of_base=base.learning_rate
+        contract.exec.learning_rate,
+        is_default=is_default,
+        base=base.name,
+        rate_of_base=base.learning_rate,
+        pairs=contract.has_pairs,
     )
     epochs, has_replay = contract.exec.epochs, replay is not None
     advice += note_on_epochs(epochs, base.learning_rate, has_replay=has_replay)

@@ -32,11 +32,13 @@ class OpenLength:
         limit: most tokens of a row.
         tokens: most tokens of a micro-batch on the device; None when its memory is not known.
         may_split: a step's rows may be cut into smaller micro-batches.
+        sequences: of a row: two for a pair of answers.
     """
 
     limit: int
     tokens: int | None
     may_split: bool
+    sequences: int = 1
 
     def decide(self, contract: FineTuneContract, longest: int) -> Values:
         """Return values by field path, for data whose longest row has this many tokens."""
@@ -45,7 +47,9 @@ class OpenLength:
         values: Values = {"exec.seq_len": seq_len}
         if self.may_split and self.tokens is not None:
             pairs = same_effective_batch(exec_.batch_size, exec_.grad_accum)
-            batch, accumulated = next((pair for pair in pairs if pair[0] * seq_len <= self.tokens), pairs[-1])
+            batch, accumulated = next(
+                (pair for pair in pairs if pair[0] * seq_len * self.sequences <= self.tokens), pairs[-1]
+            )
             if batch != exec_.batch_size:
                 values |= {"exec.batch_size": batch, "exec.grad_accum": accumulated}
         return values
@@ -68,10 +72,10 @@ def open_length(
         limits.append(UNKNOWN_MEMORY_TOKENS)
     else:
         tokens = _tokens_that_fit(contract, config, machine, on_gpu=on_gpu)
-        rows = 1 if may_split else contract.exec.batch_size
+        rows = contract.sequences_per_row * (1 if may_split else contract.exec.batch_size)
         # A job that does not fit at all is refused by the estimate, which names a fitting configuration.
         limits.append(max(STEP, tokens // rows // STEP * STEP))
-    return OpenLength(min(limits), tokens, may_split)
+    return OpenLength(min(limits), tokens, may_split, contract.sequences_per_row)
 
 
 def _tokens_that_fit(contract: FineTuneContract, config: ModelConfig, machine: Machine, *, on_gpu: bool) -> int:

@@ -298,6 +298,7 @@ class Configuration(PreflightValue):
     grad_accum: int
     seq_len: int
     checkpointing: bool
+    sequences: int = Field(1, description="Sequences of a row: two for a pair of answers.")
     holders: int = Field(1, description="GPUs that each hold a part of the frozen base; 1: it is whole on each.")
 
 

@@ -135,6 +135,51 @@ class SupervisionCounts:
             pieces = text_pieces(labelled, example)[:MAX_SAMPLE_PIECES]
             self.sample = [Piece(text=text, learnt=learnt) for text, learnt in pieces]
 
+    def add_pair(self, sides: tuple[LabelledChat, LabelledChat], row: TrainingRow, tokenizer: Tokenizer) -> None:
+        """Count a pair of answers to one prompt, which both lose the same tokens of its beginning."""
+        longest = max(len(side.ids) for side in sides)
+        cut = max(0, longest - self.seq_len)
+        examples = [side.example(max(1, len(side.ids) - cut)) for side in sides]
+        supervised, tokens = sum(one.targets for one in examples), sum(len(one.ids) for one in examples)
+        self.rows += 1
+        self.tokens += tokens
+        self.supervised += supervised
+        self.truncated += cut * len(sides)
+        self.truncated_rows += cut > 0
+        self.longest = max(self.longest, longest)
+        self.methods |= {side.chat.method for side in sides}
+        self.token_sizes[_bucket(tokens)] += 1
+        self.supervised_sizes[_bucket(supervised)] += 1
+        missing = next(filter(None, map(_missing_end, sides, examples, [tokenizer] * 2)), "")
+        chat, known = sides[0].chat, tokenizer.tokens_without_embedding
+        if unknown := {id_ for one in examples for id_ in one.ids if id_ in known}:
+            self.without_embedding.add(chat.line, _unknown_tokens(tokenizer, min(unknown)))
+            self._lose(row)
+        elif reason := pair_fault(sides, cut, self.seq_len):
+            self.nothing.add(chat.line, reason)
+            self._lose(row)
+        elif missing:
+            self.no_end.add(chat.line, missing)
+        for notes, holds, reason in (
+            (self.cut, cut, f"{cut} tokens are cut off at the beginning of both answers' prompt"),
+            (self.prompt_differs, chat.prompt_differs, "the generation prompt is not how the answer's turn begins"),
+            (self.developer_as_system, chat.developer_as_system, "the template does not know the role developer"),
+            (self.thoughts_left_out, "thoughts" in chat.left_out, "the template leaves out thoughts of an answer"),
+            (self.names_left_out, "names" in chat.left_out, "the template leaves out names"),
+        ):
+            if holds:
+                notes.add(chat.line, reason)
+        if len(self.row_table) < MAX_LISTED:
+            learnt = supervised > 0 and not missing
+            self.row_table.append(
+                RowSupervision(
+                    line=chat.line, tokens=tokens, supervised=supervised, end_learnt=learnt, truncated=cut * len(sides)
+                )
+            )
+        if supervised and not self.sample:
+            pieces = text_pieces(sides[0], examples[0])[:MAX_SAMPLE_PIECES]
+            self.sample = [Piece(text=text, learnt=learnt) for text, learnt in pieces]
+
     def _lose(self, row: TrainingRow) -> None:
         self.lost[row.difficulty or DEFAULT_DIFFICULTY] += 1
         self.lost_lines.append(row.line)
@@ -173,6 +218,18 @@ class SupervisionCounts:
             end_token_note=end_token_note(tokenizer),
             template_arguments=tokenizer.argument_names,
         )
+
+
+def pair_fault(sides: tuple[LabelledChat, LabelledChat], cut: int, seq_len: int) -> str:
+    """Return why nothing can be learnt from a pair whose sides lose ``cut`` tokens; empty if something can."""
+    if sides[0].ids == sides[1].ids:
+        return "both answers have the same tokens"
+    for side in sides:
+        if True not in side.supervised:
+            return "an answer has no token to learn"
+        if cut >= side.supervised.index(True):
+            return f"an answer leaves no room for its prompt within {seq_len} tokens"
+    return ""
 
 
 def text_pieces(labelled: LabelledChat, example: Example) -> list[tuple[str, bool]]:

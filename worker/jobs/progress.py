@@ -8,6 +8,7 @@ from typing import Any
 from shared.database.job_states import Stage
 from shared.database.records import NewEvent
 from shared.job_progress import JobProgress, MergeProgress, SelfEvaluationProgress, TrainingProgress
+from worker.run_folder import PREFERENCE_METRICS
 
 MAX_METRIC_EVENTS = 200
 """Approximate number of step events that a job keeps, however many steps it has; progress itself is always current."""
@@ -25,7 +26,7 @@ PROGRESS_FIELDS = {
 }
 EVALUATION_EVENT = "self_evaluation_progress"
 """The trainer's event on the progress of its self-evaluation."""
-WARNINGS = ("gpu_fallback", "tracker_failed")
+WARNINGS = ("gpu_fallback", "tracker_failed", "training_warning")
 
 
 def to_events(telemetry: list[dict[str, Any]]) -> list[NewEvent]:
@@ -46,6 +47,7 @@ def to_events(telemetry: list[dict[str, Any]]) -> list[NewEvent]:
                             "train_loss": payload["loss"],
                             "total_steps": total,
                             "train_mean_token_accuracy": payload["token_accuracy"],
+                            **{name: payload[name] for name in PREFERENCE_METRICS if name in payload},
                         },
                     )
                 )
@@ -120,14 +122,27 @@ def _message(kind: str, payload: dict[str, Any]) -> str | None:
             message = _evaluation_message(payload)
         case "merge_shard":
             message = f"Wrote shard {payload['shard']} of {payload['of']}."
+        case _:
+            return _warning(kind, payload)
+    return message
+
+
+def _warning(kind: str, payload: dict[str, Any]) -> str | None:
+    """Return the message of a warning; None if the kind is none."""
+    match kind:
         case "gpu_fallback":
             causes = ", ".join(payload["causes"])
-            message = f"{payload['component']} runs on the CPU, not on {payload['requested_device_kind']}: {causes}."
+            return f"{payload['component']} runs on the CPU, not on {payload['requested_device_kind']}: {causes}."
+        case "training_warning":
+            return (
+                f"{payload['code']}: for {payload['steps']} steps both answers have been much less likely than they are to the base"
+                f" (log-probability of the preferred ones: {payload['logps_chosen']:.1f}). Set preference.sft_weight, e.g. to 0.2, or"
+                " lower exec.learning_rate."
+            )
         case "tracker_failed":
-            message = f"The tracker {payload['tracker']} was dropped ({payload['error']}); training continues."
+            return f"The tracker {payload['tracker']} was dropped ({payload['error']}); training continues."
         case _:
             return None
-    return message
 
 
 def _evaluation_message(payload: dict[str, Any]) -> str:

@@ -19,13 +19,14 @@ from shared.artifacts.manifests import (
     MANIFEST_NAME,
     WEIGHTS_NAME,
     AdapterManifest,
+    ManifestPreference,
     ManifestQuant,
     ParentRef,
 )
 from shared.artifacts.original_layout import base_key_map
 from shared.contract.base_quant import pair_of
 from shared.contract.plan import ExecutionPlan
-from shared.contract.sections import ProvenanceSection
+from shared.contract.sections import MethodType, PreferenceSection, ProvenanceSection
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
 from worker.training.lineage import lineage
@@ -34,12 +35,19 @@ from worker.training.model.load import compute_dtype_name
 
 
 def save_adapter(
-    model: PeftModel, tokenizer: PreTrainedTokenizerBase, plan: ExecutionPlan, step: int, folder: Path, base: Path
+    model: PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    plan: ExecutionPlan,
+    step: int,
+    folder: Path,
+    base: Path,
+    reference: str | None = None,
 ) -> AdapterManifest:
     """Write the adapter's three files into a folder and return the manifest.
 
     Args:
         base: the base model's folder: layers have the names of its files.
+        reference: SHA-256 of the reference's scores, if preferences were learnt.
     """
     folder.mkdir(parents=True, exist_ok=True)
     trained = {key: value.detach().float().cpu() for key, value in get_peft_model_state_dict(model).items()}
@@ -48,7 +56,7 @@ def save_adapter(
     save_file(contiguous, folder / WEIGHTS_NAME, metadata={"format": "pt"})
     config = _peft_config(model, plan.base.name)
     (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    manifest = _manifest(model, tokenizer, plan, step, base_key_map(weights), folder)
+    manifest = _manifest(model, tokenizer, plan, step, base_key_map(weights), folder, reference)
     (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
     return manifest
 
@@ -99,6 +107,18 @@ def _plain(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
+def _preference(section: PreferenceSection, reference: str, *, has_parent: bool) -> ManifestPreference:
+    return ManifestPreference(
+        loss=section.loss,
+        beta=section.strength,
+        label_smoothing=section.label_smoothing,
+        smoothing=section.smoothing,
+        sft_weight=section.sft_weight,
+        reference="parent" if has_parent else "base",
+        reference_digest=reference,
+    )
+
+
 def _manifest(
     model: PeftModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -106,6 +126,7 @@ def _manifest(
     step: int,
     keys: dict[str, str],
     folder: Path,
+    reference: str | None,
 ) -> AdapterManifest:
     contract, config, parent = plan.contract, model.config, plan.parent
     method, base_quant = pair_of(contract)
@@ -134,5 +155,7 @@ def _manifest(
         parent=ParentRef(id=parent.id, digest=parent.digest, step=parent.step) if parent else None,
         trained_dtype=compute_dtype_name(model.device),
         lineage=lineage(),
+        method=MethodType.DPO if contract.has_pairs else None,
+        preference=_preference(contract.preference, reference, has_parent=parent is not None) if reference else None,
         files={name: digest_file(folder / name) for name in (WEIGHTS_NAME, CONFIG_NAME)},
     )

@@ -2,6 +2,7 @@
 
     checkpoints/step-00000120/  adapter_model.safetensors  adapter_config.json  adapter_manifest.json   (servable)
                                 trainer_state.safetensors  (optimizer state, states of all random generators)
+                                reference.safetensors      (with preferences: the reference's scores)
                                 trainer_state.json         (step, plan digest, metrics; written last inside)
 
 A checkpoint is written next to its place and renamed, so a visible one is complete. The last few epochs' ends are kept,
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -26,8 +28,9 @@ from transformers import PreTrainedTokenizerBase
 
 from shared.contract.plan import ExecutionPlan
 from shared.errors import Code, JobFailed
-from worker.checkpoints.folders import appearing_whole, remove_whole
-from worker.run_folder import CHECKPOINTS_FOLDER, list_checkpoints, read_json, write_json
+from shared.hashing import digest_file
+from worker.checkpoints.folders import appearing_whole, link_or_copy, remove_whole
+from worker.run_folder import CHECKPOINTS_FOLDER, REFERENCE_NAME, list_checkpoints, read_json, write_json
 from worker.training.adapter import load_weights, save_adapter
 from worker.training.model.load import trainable
 from worker.training.optimizer import optimizer_tensors, restore_optimizer
@@ -36,6 +39,7 @@ from worker.training.reproducibility import NOT_RECORDED, Guarantee, inexact_rea
 SCHEMA = "vox_mens_checkpoint_v2"
 STATE_NAME = "trainer_state"
 OPTIMIZER_PREFIX = "optimizer."
+CARRIED = "carried"
 KEEP = 3
 """Checkpoints that belong to the result of a run."""
 PROGRESS_FIELDS = (
@@ -111,6 +115,7 @@ def save_checkpoint(
     base: Path,
     *,
     occasion: Occasion = Occasion.STEP,
+    carried: Sequence[str] = (),
 ) -> Path:
     """Write a checkpoint of a completed step; remove others that are not part of the result so far.
 
@@ -118,14 +123,29 @@ def save_checkpoint(
         made_on: environment that the bits of a step depend on, from
             :func:`worker.training.reproducibility.environment`.
         base: the base model's folder.
+        carried: files of the run folder that a resumed run needs too.
     """
     target = _folder(run_dir, progress.step)
     with appearing_whole(target) as temporary:
-        save_adapter(model, tokenizer, plan, progress.step, temporary, base)
+        for name in carried:
+            link_or_copy(run_dir / name, temporary / name)
+        digests = {name: digest_file(temporary / name) for name in carried}
+        save_adapter(model, tokenizer, plan, progress.step, temporary, base, digests.get(REFERENCE_NAME))
         save_file(_tensors(model, optimizer), temporary / f"{STATE_NAME}.safetensors")
-        write_json(temporary / f"{STATE_NAME}.json", _state(plan, progress, made_on, occasion))
+        write_json(temporary / f"{STATE_NAME}.json", _state(plan, progress, made_on, occasion) | _carrying(digests))
     _remove_others(run_dir, list_checkpoints(run_dir)[-1:])
     return target
+
+
+def _carrying(digests: dict[str, str]) -> dict[str, Any]:
+    return {CARRIED: digests} if digests else {}
+
+
+def carried_digest(checkpoint: Path, name: str) -> str | None:
+    """Return the SHA-256 of a file that a checkpoint carries, as it was written; None if it carries none."""
+    state = read_json(checkpoint / f"{STATE_NAME}.json") or {}
+    found = state.get(CARRIED, {}).get(name)
+    return None if found is None else str(found)
 
 
 def occasion_of(checkpoint: Path) -> Occasion:

@@ -107,8 +107,9 @@ class DistributedContext:
         """Return the score of all shares of a step, whose losses all have the whole step's divisor."""
         if self.size == 1:
             return score
-        loss, correct, targets = self.sum([score.loss, score.accuracy * score.targets, score.targets])
-        return Score(loss, round(correct) / targets, int(targets))
+        counted = [score.loss, score.accuracy * score.targets, score.targets]
+        loss, correct, targets, *sums = self.sum([*counted, *score.sums.values()])
+        return Score(loss, round(correct) / targets, int(targets), dict(zip(score.sums, sums, strict=True)))
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Add up the gradients of all processes; a parameter without a gradient anywhere stays without one.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
 
-from worker.training.method import Batch, Method
+from worker.training.method import Batch, BatchLoss, Method
 from worker.training.metrics import Score
 
 
@@ -18,16 +18,21 @@ class StepSums(NamedTuple):
     Attributes:
         loss: divided by the step's weight sum.
         correct: targets that the arg-max predicts. targets: how many there are.
+        further: sums of the training method by name.
     """
 
     loss: torch.Tensor
     correct: torch.Tensor
     targets: int
+    further: Mapping[str, torch.Tensor] = {}
 
     def read(self, *more: torch.Tensor) -> tuple[Score, list[float]]:
         """Return the score, and the values of further scalars, by one copy from the device."""
-        loss, correct, *values = torch.stack([scalar.float() for scalar in (self.loss, self.correct, *more)]).tolist()
-        return Score(loss, correct / max(self.targets, 1), self.targets), values
+        scalars = (self.loss, self.correct, *self.further.values(), *more)
+        loss, correct, *values = torch.stack([scalar.float() for scalar in scalars]).tolist()
+        count = len(self.further)
+        sums = dict(zip(self.further, values[:count], strict=True))
+        return Score(loss, correct / max(self.targets, 1), self.targets, sums), values[count:]
 
 
 def accumulate_gradients(
@@ -49,17 +54,21 @@ def accumulate_gradients(
         the sums of these micro-batches; zeros without micro-batches.
     """
     if not batches:
-        return StepSums(torch.zeros((), device=device), torch.zeros((), device=device), 0)
+        nothing = torch.zeros((), device=device)
+        return StepSums(nothing, nothing, 0, dict.fromkeys(method.sums, nothing))
     model.train()
     divisor = weight_sum or sum(batch.weight_sum for batch in batches)
-    losses, corrects = [], []
+    parts: list[BatchLoss] = []
     for batch in batches:
-        loss, correct = method.loss(model, batch, device, divisor)
-        loss.backward()
-        losses.append(loss.detach())
-        corrects.append(correct)
+        part = method.loss(model, batch, device, divisor)
+        part.loss.backward()
+        parts.append(part._replace(loss=part.loss.detach()))
     targets = sum(batch.target_count for batch in batches)
-    return StepSums(torch.stack(losses).sum(), torch.stack(corrects).sum(), targets)
+    further = {name: torch.stack([part.sums[name] for part in parts]).sum() for name in method.sums}
+    loss, correct = (
+        torch.stack(values).sum() for values in zip(*((part.loss, part.correct) for part in parts), strict=True)
+    )
+    return StepSums(loss, correct, targets, further)
 
 
 @torch.no_grad()
@@ -70,9 +79,9 @@ def validation_sums(
     model.eval()
     losses, corrects, weight_sum, targets = [], [], 0.0, 0
     for batch in batches:
-        loss, correct = method.loss(model, batch, device)
-        losses.append(loss)
-        corrects.append(correct)
+        found = method.loss(model, batch, device)
+        losses.append(found.loss)
+        corrects.append(found.correct)
         weight_sum, targets = weight_sum + batch.weight_sum, targets + batch.target_count
     return [_sum(losses), _sum(corrects), weight_sum, targets]
 

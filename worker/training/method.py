@@ -6,9 +6,9 @@ are the same for all. The rows, batches and loss of a method are values of its o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from peft import PeftModel
@@ -16,6 +16,11 @@ from transformers import PreTrainedTokenizerBase
 
 from shared.contract.plan import TrainingRun
 from worker.training.data.dataset import Data
+from worker.training.data.prepared import Row
+
+if TYPE_CHECKING:
+    from worker.training.metrics import Score
+    from worker.training.trainer import TrainingContext
 
 
 class Example(Protocol):
@@ -32,6 +37,10 @@ class Example(Protocol):
     @property
     def weight(self) -> float:
         """Weight of the whole row: scales its share of the loss, not of the divisor."""
+
+    @property
+    def answer(self) -> Row:
+        """The row's chat with the answer that the adapter is to give, for the self-evaluation."""
 
     def unweighted(self) -> Self:
         """The row as validation counts it: without its own weight."""
@@ -53,12 +62,34 @@ class Batch(Protocol):
         """Number of predictions, each right or wrong."""
 
 
+class BatchLoss(NamedTuple):
+    """Outcome of a micro-batch.
+
+    Attributes:
+        loss: sum of its losses divided by the step's divisor, a scalar to differentiate.
+        correct: number of its correct targets.
+        sums: detached scalars by name, which are added over micro-batches and processes.
+    """
+
+    loss: torch.Tensor
+    correct: torch.Tensor
+    sums: Mapping[str, torch.Tensor] = {}
+
+
 RowT = TypeVar("RowT", bound=Example)
 BatchT = TypeVar("BatchT", bound=Batch)
 
 
 class Method(Protocol[RowT, BatchT]):
-    """A training method: rows → micro-batches → loss."""
+    """A training method: rows → micro-batches → loss.
+
+    Attributes:
+        sums: names of the sums that :meth:`loss` returns.
+        carried: files of the run folder that belong to every checkpoint.
+    """
+
+    sums: Sequence[str] = ()
+    carried: Sequence[str] = ()
 
     def read(self, run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, cache: Path) -> Data[RowT]:
         """Encode the plan's files, or find them encoded in the cache.
@@ -80,9 +111,30 @@ class Method(Protocol[RowT, BatchT]):
         others have some.
         """
 
-    def loss(
-        self, model: PeftModel, batch: BatchT, device: torch.device, divisor: float = 1.0
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the batch's sum of losses divided by ``divisor`` (a scalar to differentiate), and the number of
-        correct targets.
+    def loss(self, model: PeftModel, batch: BatchT, device: torch.device, divisor: float = 1.0) -> BatchLoss:
+        """Return the loss of a micro-batch, divided by ``divisor``."""
+
+    def prepare(self, context: TrainingContext, resume: Path | None, working: Callable[[], None]) -> None:  # noqa: ARG002
+        """Do what is done once before the first step of an attempt.
+
+        Args:
+            resume: the checkpoint that the run resumes from.
+            working: called between parts, to report that the run continues.
         """
+        return
+
+    def check_first_step(self, context: TrainingContext, score: Score, rows: int) -> None:  # noqa: ARG002
+        """Check the score of a run's first step, before anything is changed.
+
+        Raises:
+            JobFailed: the run cannot be what was planned.
+        """
+        return
+
+    def metrics(self, sums: Mapping[str, float], rows: int) -> dict[str, float]:  # noqa: ARG002
+        """Return a step's further metrics from its sums; ``rows`` is the number of its rows."""
+        return {}
+
+    def warning(self, metrics: Mapping[str, float]) -> dict[str, Any] | None:  # noqa: ARG002
+        """Return a telemetry event's payload if the metrics of the steps so far are a reason to warn."""
+        return None

@@ -5,16 +5,20 @@ Pure.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
 class Score(NamedTuple):
-    """Means over ``targets`` supervised positions: loss in nats, share of positions the arg-max predicts."""
+    """Means over ``targets`` supervised positions: loss in nats, share of positions the arg-max predicts; for pairs of
+    answers, share of pairs whose preferred answer has gained more. ``sums`` are those of the training method.
+    """
 
     loss: float
     accuracy: float
     targets: int
+    sums: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,7 @@ class StepReport:
         token_budget: most tokens of a micro-batch; 0 when micro-batches are not packed by tokens.
         attended_keys: sum over the step's queries of the keys each attends to, Σ l·(l+1)/2 for rows of l tokens under
             full causal attention; None assumes that every row has the mean length, which gives a lower bound.
+        extra: further metrics of the training method.
     """
 
     epoch: int
@@ -48,6 +53,7 @@ class StepReport:
     syntax_weight_sum: float = 0.0
     token_budget: int = 0
     attended_keys: int | None = None
+    extra: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def keys(self) -> float:

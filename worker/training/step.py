@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -23,7 +23,11 @@ from worker.training.trainer import TrainingContext, agree_on_memory
 
 
 def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> StepReport:
-    """Make one optimizer step. A step whose loss or gradient is not finite changes nothing and is counted."""
+    """Make one optimizer step. A step whose loss or gradient is not finite changes nothing and is counted.
+
+    Raises:
+        JobFailed: the training method refuses the first step.
+    """
     rows, rate = [context.data.row(number) for number in step.rows], context.rate_at(step.number)
     weight_sum = sum(row.weight_sum for row in rows)
     context.distributed.seed_step(context.plan.contract.exec.seed, step.number)
@@ -39,6 +43,8 @@ def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> 
     # The step's only wait for the device.
     score, (norm,) = sums.read(clipped)
     score = context.distributed.total(score)
+    if step.number == 1:
+        context.method.check_first_step(context, score, len(rows))
     finite = math.isfinite(norm) and math.isfinite(score.loss)
     for group in context.optimizer.param_groups:
         group["lr"] = rate
@@ -60,6 +66,7 @@ def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> 
         norm=norm,
         rate=rate,
         token_budget=progress.token_budget,
+        extra=context.method.metrics(score.sums, len(rows)),
     )
 
 
@@ -88,6 +95,7 @@ def report_step(
     norm: float,
     rate: float,
     token_budget: int,
+    extra: Mapping[str, float] | None = None,
 ) -> StepReport:
     """Return the telemetry report of a step, whose micro-batches may be shared with other processes."""
     lengths = [length for row in rows for length in row.lengths]
@@ -106,6 +114,7 @@ def report_step(
         weighted_rows=sum(row.weight != 1.0 for row in rows),
         syntax_weight_sum=weight_sum,
         attended_keys=sum(length * (length + 1) // 2 for length in lengths),
+        extra=extra or {},
     )
 
 

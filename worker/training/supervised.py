@@ -13,10 +13,11 @@ from shared.contract.plan import TrainingRun
 from worker.training.data.batches import MicroBatch, collate, empty_batch, plan_micro_batches
 from worker.training.data.dataset import Data, read_data
 from worker.training.data.prepared import Row
+from worker.training.method import BatchLoss, Method
 from worker.training.model.lm_head import head_loss
 
 
-class Supervised:
+class Supervised(Method[Row, MicroBatch]):
     """`worker/training/method.py:Method` for rows of token ids, in which each token has a weight as a target."""
 
     def read(self, run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, cache: Path) -> Data[Row]:
@@ -38,28 +39,33 @@ class Supervised:
         """Return a batch of one token without a target."""
         return empty_batch()
 
-    def loss(
-        self, model: PeftModel, batch: MicroBatch, device: torch.device, divisor: float = 1.0
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weighted sum of cross-entropies in nats (a scalar to differentiate), and the number of targets
-        that the arg-max predicts.
-
-        Only the hidden rows that predict a target go through the head.
+    def loss(self, model: PeftModel, batch: MicroBatch, device: torch.device, divisor: float = 1.0) -> BatchLoss:
+        """Return the weighted sum of cross-entropies in nats, and the number of targets that the arg-max predicts.
 
         Args:
             divisor: divisor of the loss; it is applied to the weights, which are fp32: a gradient in bf16 would round
                 it.
         """
-        base, there = model.get_base_model(), batch.on(device)
-        hidden = base.get_decoder()(
-            input_ids=there.ids,
-            attention_mask=there.mask,
-            position_ids=there.positions,
-            use_cache=False,
-            **_documents(batch, there),
-        ).last_hidden_state
-        rows = hidden.flatten(0, 1).index_select(0, there.predictors)
-        return head_loss(base.get_output_embeddings(), rows, there.targets, there.weights / divisor)
+        head, rows, there = predicting_rows(model, batch, device)
+        return BatchLoss(*head_loss(head, rows, there.targets, there.weights / divisor))
+
+
+def predicting_rows(
+    model: PeftModel, batch: MicroBatch, device: torch.device
+) -> tuple[torch.nn.Module, torch.Tensor, MicroBatch]:
+    """Run the decoder on a micro-batch; return the head, the hidden rows that predict a target, and the batch on the
+    device.
+    """
+    base, there = model.get_base_model(), batch.on(device)
+    hidden = base.get_decoder()(
+        input_ids=there.ids,
+        attention_mask=there.mask,
+        position_ids=there.positions,
+        use_cache=False,
+        **_documents(batch, there),
+    ).last_hidden_state
+    rows = hidden.flatten(0, 1).index_select(0, there.predictors)
+    return base.get_output_embeddings(), rows, there
 
 
 def _documents(batch: MicroBatch, there: MicroBatch) -> dict[str, object]:

@@ -42,6 +42,7 @@ from worker.training.model.lora_fusion import FusionReport
 from worker.training.model.memory_budget import Budget, choose_budget
 from worker.training.model.parent import start_from
 from worker.training.optimizer import build_optimizer
+from worker.training.preference.pairs import PreparedPairs
 from worker.training.reporting.events import identifier
 from worker.training.reporting.facts import RunFacts
 from worker.training.reporting.telemetry import TELEMETRY_SCHEMA_VERSION, Telemetry
@@ -147,7 +148,7 @@ class TrainingContext:
 
 def tokens_of(rows: Sequence[Example]) -> Numbers:
     """Return the number of tokens computed for each row, (rows,)."""
-    if isinstance(rows, PreparedRows):
+    if isinstance(rows, PreparedRows | PreparedPairs):
         return rows.lengths
     return np.fromiter((sum(row.lengths) for row in rows), np.int64, len(rows))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 from rich.console import Console
@@ -24,10 +24,11 @@ from shared.base_models.catalog import load_catalog
 from shared.base_models.config import parse_model_config
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import validation_split
-from shared.contract.sections import ContextFilter, DataMode, DataSection, ThoughtsRule
+from shared.contract.sections import ContextFilter, DataMode, DataSection, MethodType, ThoughtsRule
 from shared.datasets.file_parts import reading_processes
 from shared.datasets.filters import RowFilter
-from shared.datasets.report_types import DataReport, FileReport, LinePair
+from shared.datasets.forms.recognition import RowForm, recognise
+from shared.datasets.report_types import DataReport, FileReport, LinePair, PreferenceReport
 from shared.errors import Code, MensError, Unavailable
 from shared.settings import Settings, read_settings
 
@@ -39,6 +40,7 @@ console = Console()
 errors = Console(stderr=True)
 
 SHOWN_PAIRS = 5
+CheckedMethod = Literal["supervised", "dpo"]
 
 
 def check(
@@ -66,6 +68,10 @@ def check(
             help="With --model: learn the thoughts of answers (reasoning_content), write them as context, or drop them."
         ),
     ] = ThoughtsRule.LEARN,
+    method: Annotated[
+        CheckedMethod | None,
+        typer.Option(help="Training method that the rows are for. Default: what the first row has."),
+    ] = None,
     near: Annotated[bool, typer.Option(help="Find near duplicates too; --no-near is faster.")] = True,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the report as JSON.")] = False,
 ) -> None:
@@ -77,6 +83,7 @@ def check(
     filters = RowFilter.combine(min_rating, ContextFilter(categories=category))
     total = sum(path.stat().st_size for path in (file, validation) if path)
     options = _chat_options(template_argument, thoughts)
+    trained_by = MethodType(method or _method_of(file))
     try:
         # The processes first: they are forked, and a progress bar is a thread.
         with reading_processes(total) as executor, _progress(total) as bar, _opened(quarantine) as target:
@@ -89,6 +96,7 @@ def check(
                 quarantine=target,
                 progress=lambda count: bar.advance(bar.task_ids[0], count),
                 executor=executor,
+                method=trained_by,
             )
     except BrokenProcessPool:
         message = "A process that read the file was killed, perhaps because memory ran out."
@@ -97,9 +105,11 @@ def check(
     if model and report.usable:
         for name, path in (("supervision", file), ("validation_supervision", validation)):
             if path:
-                supervised[name] = report_supervision(path, model, seq_len, filters, sample, options, lenient=lenient)
+                supervised[name] = report_supervision(
+                    path, model, seq_len, filters, sample, options, lenient=lenient, method=trained_by
+                )
     report = _with_paths(report, {"training": file, "validation": validation})
-    error = refusal(report, filters) or _supervision_refusal(supervised, lenient=lenient)
+    error = refusal(report, filters) or _contradiction(report) or _supervision_refusal(supervised, lenient=lenient)
     if error:
         error.remedy = with_file(error.remedy, (error.param == "data.validation_file" and validation) or file)
     if as_json:
@@ -108,6 +118,8 @@ def check(
         }
         typer.echo(json.dumps(report.model_dump(mode="json") | found, indent=2))
     else:
+        if trained_by is MethodType.DPO and not method:
+            console.print("the rows are pairs of answers, so they are checked for --method dpo", markup=False)
         show(report, file, validation, quarantine)
         for name, one in supervised.items():
             show_supervision(one, "validation " if name == "validation_supervision" else "")
@@ -124,6 +136,30 @@ def _with_paths(report: DataReport, paths: dict[str, Path | None]) -> DataReport
             advice = found.advice.model_copy(update={"remedy": with_file(found.advice.remedy, path)})
             named[name] = found.model_copy(update={"advice": advice})
     return report.model_copy(update=named)
+
+
+def _method_of(file: Path) -> MethodType:
+    """Return the training method that the first row of a file is for."""
+    from shared.datasets.reader import line_stream
+
+    with file.open("rb") as lines:
+        line = next(line_stream(lines), b"")
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return MethodType.SUPERVISED
+    is_pair = isinstance(row, dict) and recognise(row) is RowForm.PREFERENCE
+    return MethodType.DPO if is_pair else MethodType.SUPERVISED
+
+
+def _contradiction(report: DataReport) -> MensError | None:
+    from shared.datasets.preferences.findings import refuse_contradictions  # numpy is slow to import
+
+    try:
+        refuse_contradictions(report.training.preferences, "data.train_file")
+    except MensError as error:
+        return error
+    return None
 
 
 def _supervision_refusal(supervised: dict[str, SupervisionReport], *, lenient: bool) -> MensError | None:
@@ -157,10 +193,12 @@ def report_supervision(
     options: ChatOptions,
     *,
     lenient: bool,
+    method: MethodType = MethodType.SUPERVISED,
 ) -> SupervisionReport:
     """Return the supervision report of a file for a base: which tokens are trained on, by the trainer's own labels."""
     from shared.base_models.hub import locate  # tokenizers and the hub's client are slow to import
     from shared.preflight.sequence_length import UNKNOWN_MEMORY_TOKENS
+    from shared.tokenization.pair_supervision import supervise_pairs
     from shared.tokenization.supervision import supervise_file
 
     try:
@@ -174,7 +212,8 @@ def report_supervision(
             with suppress(MensError, OSError, ValueError):
                 positions = parse_model_config(json.loads((folder / "config.json").read_bytes())).max_positions
                 seq_len = min(positions or seq_len, seq_len)
-        return supervise_file(
+        supervise = supervise_pairs if method is MethodType.DPO else supervise_file
+        return supervise(
             file, folder, seq_len=seq_len, filters=filters, lenient=lenient, limit_rows=sample, options=options
         )
     except MensError as error:
@@ -291,6 +330,16 @@ def _figures(found: FileReport) -> dict[str, str]:
         "categories": _counts(found.categories),
         "lanes": _counts(found.lanes),
         "duplicates": f"{repeats.exact_rows:,} exact, {repeats.near_rows:,} near",
+        **_pair_figures(found.preferences),
+    }
+
+
+def _pair_figures(pairs: PreferenceReport | None) -> dict[str, str]:
+    if pairs is None:
+        return {}
+    return {
+        "preferred is the longer answer": f"{pairs.longer_chosen:,} of {pairs.pairs:,}",
+        "contradict an earlier pair": f"{pairs.contradicting:,}",
     }
 
 
@@ -307,7 +356,8 @@ def _show_pairs(title: str, pairs: list[LinePair], second: str) -> None:
 
 def _verdict(report: DataReport, error: MensError | None) -> str:
     if error is None:
-        return f"ok: {counted(report.training.trainable_rows, 'row')} to train on{_held_out(report)}"
+        what = "pair" if report.training.preferences else "row"
+        return f"ok: {counted(report.training.trainable_rows, what)} to train on{_held_out(report)}"
     files = [file for file in (report.training, report.validation) if file]
     advice = next((file.advice for file in files if file.advice), None)
     if advice and error.code in (Code.DATASET_LINE_INVALID, Code.DATASET_EMPTY):

@@ -182,7 +182,8 @@ def _show(archive: Path, converted: ConvertedFile) -> None:
         what = "were removed" if report.stripped else "are still there; to remove them: --strip"
         typer.echo(f"  prompts end with {report.separator!r}, completions with {report.stop!r}; they {what}")
     if report.method is not Method.SUPERVISED and report.output:
-        typer.echo(f"  rows for {report.method} are kept unchanged; this release cannot train on them")
+        use = "method.type dpo trains on them" if report.method is Method.DPO else "this release cannot train on them"
+        typer.echo(f"  rows for {report.method} are kept unchanged; {use}")
     typer.echo(f"  {report.refused or f'written to {archive / report.output}'}")
 
 

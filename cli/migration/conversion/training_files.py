@@ -124,7 +124,7 @@ def guess_method(path: Path) -> Method:
 
 
 def output_of(file: TrainingFile) -> str:
-    """Return the path of a converted file in the archive. The name shows which rows Mens cannot train on yet."""
+    """Return the path of a converted file in the archive. The name shows the method that its rows are for."""
     kind = "" if file.method is Method.SUPERVISED else f".{file.method}"
     return f"{DATA}/{safe_name(file.project)}/{safe_name(file.file_id)}{kind}.jsonl"
 

@@ -20,6 +20,7 @@ from shared.contract.sections import describe_bad_name
 from shared.errors import ArtifactInvalid, Code
 
 MAX_EPOCHS = 10
+MAX_BETA = 2
 LARGEST_SEED = 2**31 - 1
 
 
@@ -47,6 +48,7 @@ class ConvertedModel:
         train: its converted training file.
         rows: number of rows of that file.
         validation: its converted validation file, if it had one.
+        method: decides what its rows are.
     """
 
     project: str
@@ -55,6 +57,7 @@ class ConvertedModel:
     train: Path
     rows: int
     validation: Path | None
+    method: Method = Method.SUPERVISED
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +115,15 @@ def _tuned_model(
         reason = f"its training file {job['training_file']} is not converted"
         refused = train.report.refused if train and train.report else "give its original: convert --original PATH"
         return Unplannable(project, name, f"{reason}: {refused}")
-    if train.report.method is not Method.SUPERVISED:
+    if train.report.method is Method.REINFORCEMENT:
         return Unplannable(project, name, f"it was tuned by {train.report.method}, which this release cannot train")
     if not (folder / train.report.output).is_file():
         return Unplannable(project, name, f"{train.report.output} no longer exists; run `convert` again")
     validation = converted.get((project, str(job.get("validation_file"))))
     held = folder / validation.report.output if validation and validation.report and validation.report.output else None
-    return ConvertedModel(project, name, job, folder / train.report.output, train.report.rows, held)
+    return ConvertedModel(
+        project, name, job, folder / train.report.output, train.report.rows, held, train.report.method
+    )
 
 
 def _read_report(folder: Path) -> ConvertedFiles:
@@ -139,7 +144,8 @@ def successor_sections(
         base_rate: the base's own learning rate there, if it names one.
     """
     given = _hyperparameters(model.job)
-    rules = auto_exec(model.rows, base_rate)
+    pairs = model.method is Method.DPO
+    rules = auto_exec(model.rows, base_rate, pairs=pairs)
     sources = [_epochs(given.get("n_epochs"), rules), _batch_size(given.get("batch_size"), rules)]
     rate = "Mens' rule for this base; OpenAI's number is not used, because it multiplies a rate that OpenAI does not publish"
     sources.append(Source("exec.learning_rate", given.get("learning_rate_multiplier"), rules["learning_rate"], rate))
@@ -149,10 +155,13 @@ def successor_sections(
     validation = "separate file" if model.validation else "OpenAI trains on every row, so none is held out"
     sources.append(Source("data.validation_split_ratio", model.job.get("validation_file"), 0.0, validation))
     sections: dict[str, Any] = {"model": {"hf_repo": base}, "exec": {"grad_accum": 1}, "data": {}, "artifact": {}}
+    if pairs:
+        sources += _preference(given.get("beta"))
+        sections |= {"method": {}, "preference": {}}
     for source in sources:
         section, _, field = source.field.partition(".")
         sections[section][field] = source.value
-    return sections, [*sources, *_dropped(model.job, given)]
+    return sections, [*sources, *_dropped(model.job, given, pairs=pairs)]
 
 
 def successor_name(model: str) -> str:
@@ -187,9 +196,16 @@ def _batch_size(given: Any, rules: Mapping[str, float]) -> Source:
     return Source("exec.batch_size", given, given, "used as rows per step; the trainer splits a step to fit the memory")
 
 
-def _dropped(job: Item, given: Mapping[str, Any]) -> Iterator[Source]:
+def _preference(beta: Any) -> Iterator[Source]:
+    """Yield the values of a job on preferences."""
+    yield Source("method.type", "dpo", "dpo", "taken: its rows are pairs of answers")
+    if isinstance(beta, int | float) and 0 < beta <= MAX_BETA:
+        yield Source("preference.beta", beta, beta, "taken: it has the same meaning")
+
+
+def _dropped(job: Item, given: Mapping[str, Any], *, pairs: bool = False) -> Iterator[Source]:
     """Yield the values of a job that have no place in its successor's contract."""
-    known = {"n_epochs", "batch_size", "learning_rate_multiplier"}
+    known = {"n_epochs", "batch_size", "learning_rate_multiplier"} | ({"beta"} if pairs else set())
     for name in sorted(given.keys() - known):
         yield Source(name, given[name], None, "dropped: it does not apply to supervised tuning")
     if job.get("integrations"):

@@ -12,7 +12,7 @@ from shared.datasets.forms.recognition import DESCRIPTIONS, RowForm
 CONVERT = "mens data convert FILE -o rows.jsonl"
 _CONVERT_IT = f"Convert it: `{CONVERT}` writes rows for training and accounts for each that it leaves out."
 _REMEDIES = {
-    RowForm.PREFERENCE: "Mens tunes on answers and not on preferences (DPO); "
+    RowForm.PREFERENCE: "Set method.type to dpo (`--method dpo`) to learn the preferences; "
     f"`{CONVERT} --as-supervised` takes the chosen answers.",
     RowForm.TEXT: f"`{CONVERT}` divides strings with a known chat markup into turns; other strings have no answer to learn.",
     RowForm.KTO: f"`{CONVERT}` keeps the rows whose label is true and counts the others.",

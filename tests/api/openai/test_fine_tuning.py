@@ -15,6 +15,7 @@ from shared.database.leases import Leases
 from shared.errors import Code, JobFailed
 from shared.worker_registry import WorkerMachine
 from tests.support.builders import BASE, new_adapter
+from tests.support.preference_rows import PAIRS
 
 
 def create(client: TestClient, train_file: str, **body: Any) -> Any:
@@ -89,6 +90,33 @@ def test_mens_block_overrides_the_contract(client: TestClient, train_file: str) 
     assert native["name"] == "mine"
 
 
+def dpo(hyperparameters: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"type": "dpo", "dpo": {"hyperparameters": hyperparameters or {}}}
+
+
+def test_preferences_are_tuned_by_openais_method(client: TestClient) -> None:
+    pairs = upload(client, PAIRS * 5)
+    job = create(client, pairs, method=dpo({"beta": 0.3, "batch_size": 2})).json()
+    expected = {"batch_size": 2, "learning_rate_multiplier": 1.0, "n_epochs": 3, "beta": 0.3}
+    assert (job["method"], job["hyperparameters"]) == ({"type": "dpo", "dpo": {"hyperparameters": expected}}, {})
+    contract = client.get(f"/v1/jobs/{job['id']}").json()["contract"]
+    assert (contract["method"]["type"], contract["preference"]["beta"]) == ("dpo", 0.3)
+    assert contract["exec"]["learning_rate"] == pytest.approx(2e-5)
+    retrieved = client.get(f"/v1/fine_tuning/jobs/{job['id']}").json()
+    assert retrieved["method"] == job["method"]
+
+
+def test_an_open_beta_is_answered_resolved(client: TestClient) -> None:
+    pairs = upload(client, PAIRS * 5)
+    job = create(client, pairs, method=dpo(), mens={"preference": {"loss": "sigmoid_norm"}}).json()
+    assert job["method"]["dpo"]["hyperparameters"]["beta"] == 1.0
+
+
+def test_our_block_alone_names_the_method_too(client: TestClient) -> None:
+    job = create(client, upload(client, PAIRS * 5), mens={"method": {"type": "dpo"}}).json()
+    assert job["method"]["type"] == "dpo"
+
+
 @pytest.mark.parametrize(("suffix", "name"), [("My Model v2!", "my-model-v2"), ("émile", "mile"), ("!!!", "adapter")])
 def test_any_suffix_becomes_a_valid_name(client: TestClient, train_file: str, suffix: str, name: str) -> None:
     job_id = create(client, train_file, suffix=suffix).json()["id"]
@@ -112,7 +140,17 @@ def test_any_suffix_becomes_a_valid_name(client: TestClient, train_file: str, su
         ),
         ({"mens": {"exec": {"learning_rate": 2}}}, "CONTRACT_INVALID", "mens.exec.learning_rate"),
         ({"n_epochs": 3}, "REQUEST_INVALID", "n_epochs"),
-        ({"method": {"type": "dpo"}}, "REQUEST_INVALID", "method.type"),
+        ({"method": {"type": "reinforcement"}}, "REQUEST_INVALID", "method.type"),
+        ({"method": {"type": "dpo", "supervised": {}}}, "REQUEST_INVALID", "method"),
+        (
+            {"method": {"type": "supervised", "supervised": {"hyperparameters": {"beta": 0.1}}}},
+            "REQUEST_INVALID",
+            "method.supervised.hyperparameters.beta",
+        ),
+        ({"method": {"type": "dpo"}, "mens": {"method": {"type": "kto"}}}, "CONTRACT_INVALID", "mens.method.type"),
+        ({"method": {"type": "dpo"}}, "ROWS_OF_OTHER_METHOD", "training_file"),
+        ({"mens": {"method": {"type": "kto"}}}, "CONTRACT_UNSUPPORTED", "method.type"),
+        ({"mens": {"preference": {"beta": 0.2}}}, "CONTRACT_INVALID", "preference"),
         ({"integrations": [{"type": "wandb"}]}, "REQUEST_INVALID", "integrations"),
         ({"seed": -1}, "REQUEST_INVALID", "seed"),
         ({"metadata": {str(i): "x" for i in range(17)}}, "REQUEST_INVALID", "metadata"),

@@ -14,6 +14,7 @@ from shared.artifacts.manifests import MANIFEST_NAME
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.contract.auto_hyperparameters import auto_exec
 from tests.support.parents import manifest_of
+from tests.support.preference_rows import PAIRS
 from tests.support.pretended_gpu import MACHINES, pretend
 from tests.support.tiny_base import write_base
 
@@ -307,3 +308,23 @@ def test_continue_takes_base_and_shape_from_an_adapters_folder(base: Path, rows:
     assert f"starts from {manifest.adapter_id[:32]}" in shown
     refused = runner.invoke(app, [*plan, "--rank", "4"])
     assert (refused.exit_code, "CONTINUE_SHAPE_UNSUPPORTED" in refused.output) == (1, True)
+
+
+def test_pairs_are_planned_by_their_method_only(base: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in PAIRS * 5))
+    plan = ["plan", str(pairs), "--model", str(base), "--json"]
+    refused = runner.invoke(app, plan)
+    assert (refused.exit_code, "ROWS_OF_OTHER_METHOD" in refused.output) == (1, True)
+    assert "--method dpo" in " ".join(refused.output.split())
+    found = json.loads(runner.invoke(app, [*plan, "--method", "dpo", "--beta", "0.2"]).output)
+    contract = found["plan"]["contract"]
+    assert (contract["method"]["type"], contract["preference"]["beta"]) == ("dpo", 0.2)
+    assert contract["exec"]["learning_rate"] == auto_exec(40, None, pairs=True)["learning_rate"]
+    assert found["supervision"]["rows"] == found["data"]["training"]["preferences"]["pairs"] == 40
+    assert found["estimate"]["configuration"]["sequences"] == 2
+
+
+def test_the_adapters_method_keeps_its_flag(base: Path, rows: Path) -> None:
+    plan = ["plan", str(rows), "--model", str(base), "--json", "--method", "qlora"]
+    assert json.loads(runner.invoke(app, plan).output)["plan"]["contract"]["adapter"]["method"] == "qlora"

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from shared.contract.auto_hyperparameters import (
     auto_batch_size,
     auto_epochs,
+    auto_exec,
     auto_learning_rate,
+    auto_pair_epochs,
     note_on_default_rate,
     note_on_epochs,
 )
@@ -65,3 +67,10 @@ def test_many_epochs_on_a_real_base_are_noted(
     notes = note_on_epochs(epochs, of_base, has_replay=has_replay)
     assert len(notes) == is_noted
     assert all("--replay" in note for note in notes)
+
+
+@pytest.mark.parametrize(("pairs", "epochs"), [(1, 3), (60, 3), (300, 3), (500, 2), (5_000, 1)])
+def test_pairs_have_fewer_passes_and_a_tenth_of_the_rate(pairs: int, epochs: int) -> None:
+    assert auto_pair_epochs(pairs, auto_batch_size(pairs)) == epochs
+    exec_ = auto_exec(pairs, 1e-3, pairs=True)
+    assert (exec_["epochs"], exec_["learning_rate"]) == (epochs, pytest.approx(1e-4))

@@ -35,7 +35,7 @@ from shared.hashing import digest_json
 from tests.support.builders import base_entry, contract, data_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-GOLDEN_DIGEST = "44474b28f935fb355861e497cc4671661e2083c4e66e19a594f15c0559977be0"
+GOLDEN_DIGEST = "169c4c6eb64771ca545d6bbee05ebe6022f7e65db99dd2dc5052cab443cafdd0"
 
 UNSUPPORTED: dict[str, Any] = {
     "adapter.targets": "lm_head_proxy",

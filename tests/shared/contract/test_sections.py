@@ -70,6 +70,11 @@ DEFAULTS: dict[str, Any] = {
     "curriculum": {"enabled": False},
     "chatml": {"im_start": None, "im_end": None, "role_system": None, "role_user": None, "role_assistant": None},
     "reward": {"hook": None},
+    "method": {"type": "supervised"},
+    "preference": {
+        "loss": "sigmoid", "beta": None, "label_smoothing": 0.0, "smoothing": "conservative", "sft_weight": 0.0,
+        "reference": "auto",
+    },
     "collateral_damage_verified": False,
 }  # fmt: skip
 
@@ -204,7 +209,7 @@ def test_unknown_key_is_refused_in_every_section(path: tuple[str, ...]) -> None:
 def test_every_section_is_walked() -> None:
     assert {path[-1] for path in sections() if path} == {
         "model", "provenance", "data", "context_filter", "adapter", "quant", "exec", "curriculum_schedule", "artifact",
-        "device", "trajectory", "optimizer", "curriculum", "chatml", "reward",
+        "device", "trajectory", "optimizer", "curriculum", "chatml", "reward", "method", "preference",
     }  # fmt: skip
 
 

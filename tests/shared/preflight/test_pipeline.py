@@ -18,6 +18,7 @@ from shared.preflight import data_files
 from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest, Machine, Preflight, ServingLimits
 from shared.tokenization.supervision import SupervisionPass, supervise_file
+from tests.support.preference_rows import plain_row
 from tests.support.tiny_base import write_base
 
 
@@ -475,3 +476,64 @@ def test_full_precision_never_costs_a_row_its_beginning(base: Path, tmp_path: Pa
         found = check(base, tmp_path, rows, Machine(device="cuda", vram_bytes=size * MIB))
         if found.plan.contract.quant.base == "none":
             assert found.supervision.truncated_rows == 0
+
+
+DPO = {"method": {"type": "dpo"}}
+
+
+def pairs(count: int = 40, **more: Any) -> list[str]:
+    return [json.dumps(plain_row(f"question {index}", "Because.", "No.", **more)) for index in range(count)]
+
+
+def test_pairs_are_planned_with_two_sequences_a_row(base: Path, tmp_path: Path) -> None:
+    machine = Machine(device="cpu", host_bytes=8 << 30)
+    answers, both = (
+        check(base, tmp_path, rows, machine, sections={**sections, "exec": {"seq_len": 256}})
+        for rows, sections in ((ROWS, {}), (pairs(), DPO))
+    )
+    assert (both.estimate.configuration.sequences, both.estimate.max_tokens) == (2, 40 * 3 * 256 * 2 - 10 * 3 * 256 * 2)
+    assert both.estimate.vram.activations >= answers.estimate.vram.activations
+    assert both.supervision.rows == both.plan.train.rows == 40
+    assert both.supervision.supervised_tokens > 0
+    assert both.plan.contract.preference.beta == 0.1
+    assert any("which is for answers; for pairs the rule is 2e-05" in note for note in both.notes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sections", "code", "param"),
+    [
+        (ROWS, DPO, "ROWS_OF_OTHER_METHOD", "data.train_file"),
+        (pairs(), {}, "ROWS_OF_OTHER_METHOD", "data.train_file"),
+        ([*pairs(), *ROWS], DPO, "DATASET_LINE_INVALID", "data.train_file"),
+        (pairs(), {"method": {"type": "kto"}}, "CONTRACT_UNSUPPORTED", "method.type"),
+        (pairs(), {"method": {"type": "reinforcement"}}, "CONTRACT_UNSUPPORTED", "method.type"),
+        (pairs(), DPO | {"trajectory": {"enabled": True}}, "CONTRACT_UNSUPPORTED", "trajectory.enabled"),
+        (pairs(), DPO | {"exec": {"qlora_ce_last_k": 3}}, "CONTRACT_UNSUPPORTED", "exec.qlora_ce_last_k"),
+        (pairs(), DPO | {"adapter": {"dropout": 0.1}}, "CONTRACT_UNSUPPORTED", "adapter.dropout"),
+        (pairs(), DPO | {"preference": {"reference": "parent"}}, "CONTRACT_UNSUPPORTED", "preference.reference"),
+        (pairs(), DPO | {"data": {"train_file": "f", "replay_file": "g"}}, "CONTRACT_UNSUPPORTED", "data.replay_file"),
+        (ROWS, {"preference": {"beta": 0.3}}, "CONTRACT_INVALID", "preference"),
+        (pairs(), DPO | {"preference": {"loss": "ipo", "label_smoothing": 0.1}}, "CONTRACT_INVALID", "preference.label_smoothing"),
+        ([*pairs(1), json.dumps(plain_row("question 0", "No.", "Because."))] * 9, DPO, "PREFERENCES_CONTRADICT", "data.train_file"),
+        ([*pairs(), json.dumps(plain_row("q", "long " * 200, "No."))], DPO | {"exec": {"seq_len": 64}}, "NOTHING_SUPERVISED", "data.train_file"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_learnt_from_pairs_is_refused_before_it_is_queued(
+    base: Path, tmp_path: Path, rows: list[str], sections: dict[str, Any], code: str, param: str
+) -> None:
+    with pytest.raises(MensError) as refused:
+        check(base, tmp_path, rows, sections=sections)
+    assert (refused.value.code, refused.value.param) == (code, param)
+
+
+def test_held_out_prompts_that_are_trained_on_are_told(base: Path, tmp_path: Path) -> None:
+    repeated = [json.dumps(plain_row("question", f"Because of {index}.", "No.")) for index in range(40)]
+    notes = check(base, tmp_path, repeated, sections=DPO).notes
+    assert any("10 of the 10 held-out pairs have a prompt that is also trained on" in note for note in notes)
+
+
+def test_supervised_contracts_keep_their_digest(base: Path, tmp_path: Path) -> None:
+    plan = check(base, tmp_path, ROWS).plan
+    written = check(base, tmp_path, ROWS, sections={"method": {"type": "supervised"}}).plan
+    assert plan.contract_digest == written.contract_digest
+    assert check(base, tmp_path, pairs(), sections=DPO).plan.contract_digest != plan.contract_digest

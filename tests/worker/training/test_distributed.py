@@ -174,8 +174,8 @@ def test_gradients_are_added_up_and_none_stays_none(told):
 
 def test_scores_of_shares_make_one(told):
     for one in told:
-        assert one["score"] == [0.75, 0.75, 4]
-        assert one["with idle"] == [0.25, pytest.approx(2 / 3), 3]
+        assert one["score"] == [0.75, 0.75, 4, {}]
+        assert one["with idle"] == [0.25, pytest.approx(2 / 3), 3, {}]
 
 
 def test_the_first_works_and_the_others_find_it_done(told):

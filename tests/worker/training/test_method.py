@@ -21,6 +21,7 @@ from worker.training.checkpoint import list_checkpoints
 from worker.training.data.batches import MicroBatch, empty_batch, pack_rows
 from worker.training.data.dataset import Data, read_data
 from worker.training.data.prepared import Row
+from worker.training.method import BatchLoss, Method
 from worker.training.supervised import Supervised
 
 
@@ -38,6 +39,10 @@ class Pair:
     @property
     def lengths(self) -> tuple[int, ...]:
         return (len(self.chosen.ids), len(self.rejected.ids))
+
+    @property
+    def answer(self) -> Row:
+        return self.chosen
 
     def unweighted(self) -> Pair:
         return self
@@ -58,7 +63,7 @@ class PairBatch:
         return self.chosen.size + self.rejected.size
 
 
-class DirectPreference:
+class PairByPair(Method[Pair, PairBatch]):
     """DPO (Rafailov et al. 2023, https://arxiv.org/abs/2305.18290, equation 7); the reference is the base without the adapter.
 
     The rows' file holds chosen and rejected answers in turn.
@@ -91,13 +96,11 @@ class DirectPreference:
     def empty_batch(self) -> PairBatch:
         return PairBatch(empty_batch(), empty_batch())
 
-    def loss(
-        self, model: PeftModel, batch: PairBatch, device: torch.device, divisor: float = 1.0
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss(self, model: PeftModel, batch: PairBatch, device: torch.device, divisor: float = 1.0) -> BatchLoss:
         with torch.no_grad(), model.disable_adapter():
             reference = self.margin(model, batch, device)
         shift = self.beta * (self.margin(model, batch, device) - reference)
-        return softplus(-shift) / divisor, (shift > 0).float()
+        return BatchLoss(softplus(-shift) / divisor, (shift > 0).float())
 
     def margin(self, model: PeftModel, batch: PairBatch, device: torch.device) -> torch.Tensor:
         """Log-probability of the chosen answer less that of the rejected one, in nats."""
@@ -117,7 +120,7 @@ PAIRS = [
 def preferred(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("preference")
     run = tiny.plan_run(folder, PAIRS, exec={"epochs": 6, "batch_size": 2, "checkpoint_every": 2})
-    return run, tiny.train(run, folder / "run", method=DirectPreference())
+    return run, tiny.train(run, folder / "run", method=PairByPair())
 
 
 def told(run_dir: Path, event: str) -> list[dict[str, float]]:
@@ -146,6 +149,6 @@ def test_another_method_has_validation_reports_and_a_verified_adapter(preferred)
 
 def test_another_method_resumes_bit_exact(tiny, preferred, tmp_path):
     run, whole = preferred
-    resumed = tiny.train(run, tmp_path / "run", resume=list_checkpoints(whole)[0], method=DirectPreference())
+    resumed = tiny.train(run, tmp_path / "run", resume=list_checkpoints(whole)[0], method=PairByPair())
     expected, actual = (manifest_of(folder) for folder in (whole, resumed))
     assert actual.files == expected.files

@@ -10,7 +10,7 @@ import datetime as dt
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -53,8 +53,18 @@ FAST_BYTES = 4_000_000
 """Smallest file in bytes for which loading the faster tokenizer pays off."""
 
 
+Write = Callable[[Labeller, Path, Path, FineTuneContract, int], None]
+"""Writes a file's rows into a folder: (labeller, folder, file, contract, rows of the base's embedding)."""
+
+
 def prepare(
-    path: Path, sha256: str, tokenizer: Tokenizer, contract: FineTuneContract, cache: Path, vocab_size: int
+    path: Path,
+    sha256: str,
+    tokenizer: Tokenizer,
+    contract: FineTuneContract,
+    cache: Path,
+    vocab_size: int,
+    write: Write | None = None,
 ) -> PreparedRows:
     """Prepare a data file, or return it from the cache.
 
@@ -65,6 +75,7 @@ def prepare(
         contract: its data, exec and trajectory sections apply.
         cache: folder of prepared files; may be shared by processes and removed at any time between jobs.
         vocab_size: rows of the base's embedding: a row with an id beyond cannot be trained on.
+        write: writes the rows of the contract's training method; None: rows of answers.
 
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID`` (strict mode), ``NOTHING_SUPERVISED`` or ``EMBEDDING_ROW_MISSING``: a row
@@ -78,7 +89,7 @@ def prepare(
     if found is None:
         cached = False
         with new_folder(folder) as unfinished:
-            _write(unfinished, path, tokenizer, contract, vocab_size)
+            _write(write or write_rows, unfinished, path, tokenizer, contract, vocab_size)
         found = open_prepared(folder)
         if found is None:
             raise OSError(f"{folder} was written and cannot be read back")
@@ -100,38 +111,46 @@ def content_key(sha256: str, tokenizer: Tokenizer, contract: FineTuneContract, v
             "seq_len": contract.exec.seq_len,
             "last_k": contract.exec.qlora_ce_last_k,
             "mode": contract.data.mode,
-            "skips": _may_skip(contract),
+            "skips": may_skip(contract),
             "filter": asdict(RowFilter.of(contract.data)),
             "trajectory": contract.trajectory.model_dump(mode="json"),
         }
+        | ({"method": contract.method.type} if contract.has_pairs else {})
     )
 
 
-def _write(folder: Path, path: Path, tokenizer: Tokenizer, contract: FineTuneContract, vocab_size: int) -> None:
+def _write(
+    write: Write, folder: Path, path: Path, tokenizer: Tokenizer, contract: FineTuneContract, vocab_size: int
+) -> None:
     fast = path.stat().st_size >= FAST_BYTES
     try:
-        _write_with(Labeller(tokenizer, fast=fast), folder, path, contract, vocab_size)
+        write(Labeller(tokenizer, fast=fast), folder, path, contract, vocab_size)
     except EncodersDiffer:
-        _write_with(Labeller(tokenizer, fast=False), folder, path, contract, vocab_size)
+        write(Labeller(tokenizer, fast=False), folder, path, contract, vocab_size)
 
 
-def _write_with(labeller: Labeller, folder: Path, path: Path, contract: FineTuneContract, vocab_size: int) -> None:
-    tally = _Tally()
+def write_rows(labeller: Labeller, folder: Path, path: Path, contract: FineTuneContract, vocab_size: int) -> None:
+    """Write rows of answers into a folder.
+
+    Raises:
+        DatasetInvalid, InvalidRequest: as :func:`prepare`.
+    """
+    tally = Tally()
     with path.open("rb") as file, RowWriter(folder) as writer:
         for batch in _in_batches(_admitted(file, contract)):
             if written := _written(labeller, tally, batch, contract.data.mode):
                 rows, chats = [row for row, _ in written], [chat for _, chat in written]
                 _add(writer, tally, rows, labeller.label(rows, chats), contract, vocab_size)
                 # The preflight refuses such rows; otherwise it saw only a sample.
-                if tally.lost and not _may_skip(contract):
+                if tally.lost and not may_skip(contract):
                     break
-        if not tally.rows or (tally.lost and not _may_skip(contract)):
-            raise _refused_rows(tally, labeller, contract, vocab_size)
+        if not tally.rows or (tally.lost and not may_skip(contract)):
+            raise refused_rows(tally, labeller, contract, vocab_size)
         writer.finish(tally.report(labeller))
 
 
 def _written(
-    labeller: Labeller, tally: _Tally, rows: Iterable[TrainingRow], mode: DataMode
+    labeller: Labeller, tally: Tally, rows: Iterable[TrainingRow], mode: DataMode
 ) -> list[tuple[TrainingRow, Chat]]:
     """Return the rendered rows; in lenient mode, only those that the template accepts, and count the others."""
     found = []
@@ -145,7 +164,7 @@ def _written(
     return found
 
 
-def _may_skip(contract: FineTuneContract) -> bool:
+def may_skip(contract: FineTuneContract) -> bool:
     """Return whether rows that cannot be trained on are left out: leniently, or within a rate set by the contract."""
     return contract.data.mode is DataMode.LENIENT or contract.exec.qlora_max_skip_rate is not None
 
@@ -180,7 +199,7 @@ def _size(row: TrainingRow) -> int:
 
 def _add(
     writer: RowWriter,
-    tally: _Tally,
+    tally: Tally,
     rows: list[TrainingRow],
     labelled: LabelledRows,
     contract: FineTuneContract,
@@ -214,7 +233,7 @@ def _reasons(rows: LabelledRows, vocab_size: int) -> npt.NDArray[np.int64]:
 
 
 @dataclass(slots=True)
-class _Tally:
+class Tally:
     """Counts so far; the size does not grow with the file.
 
     Attributes:
@@ -280,7 +299,7 @@ class _Tally:
         )
 
 
-def _refused_rows(tally: _Tally, labeller: Labeller, contract: FineTuneContract, vocab_size: int) -> DatasetInvalid:
+def refused_rows(tally: Tally, labeller: Labeller, contract: FineTuneContract, vocab_size: int) -> DatasetInvalid:
     """Return the error for rows that cannot be trained on, by the most frequent reason."""
     lines = format_line_numbers(tally.skipped_lines)
     count = f"{tally.lost} of {tally.rows + tally.lost} rows that were read"

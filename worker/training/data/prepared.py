@@ -110,6 +110,11 @@ class Row:
         """Sum of the tokens' weights, without the row's own."""
         return float(self.weights.sum(dtype=np.float64))
 
+    @property
+    def answer(self) -> Row:
+        """The row itself: its answer is what the adapter is to give."""
+        return self
+
     def unweighted(self) -> Row:
         """The row as validation counts it: without its own weight."""
         return replace(self, weight=1.0)

@@ -6,6 +6,7 @@ chunk's logits are: it is computed in the forward pass and the logits are droppe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -48,6 +49,59 @@ class _FrozenHeadLoss(torch.autograd.Function):
     def backward(context: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (gradient,) = context.saved_tensors
         return gradient * outputs[0].to(gradient.dtype), None, None, None, None
+
+
+class _FrozenHeadLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+    ) -> torch.Tensor:
+        found = torch.empty(len(hidden), device=hidden.device)
+        for rows in _chunks(len(hidden), len(weight)):
+            logits = linear(hidden[rows], weight, bias).float()
+            found[rows] = (logits.gather(-1, targets[rows, None]) - logits.logsumexp(-1, keepdim=True))[:, 0]
+        context.save_for_backward(hidden, weight, bias, targets)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, bias, targets = context.saved_tensors
+        gradient = torch.empty_like(hidden)
+        for rows in _chunks(len(hidden), len(weight)):
+            # Of log p(target): onehot less softmax.
+            negative = linear(hidden[rows], weight, bias).float().softmax(-1)
+            negative.scatter_add_(-1, targets[rows, None], negative.new_full((len(negative), 1), -1.0))
+            gradient[rows] = negative.mul_(-outputs[0][rows, None]).to(weight.dtype) @ weight
+        return gradient, None, None, None
+
+
+def _chunks(rows: int, vocab: int) -> Iterator[slice]:
+    size = chunk_rows(vocab)
+    return (slice(start, start + size) for start in range(0, rows, size))
+
+
+def head_log_probs(head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the log-probability of each target in nats, fp32.
+
+    Unlike :func:`head_loss`, the gradient of a target is known only in the backward pass, which computes the logits of
+    a chunk again.
+
+    Args:
+        head: the output embedding; a frozen linear layer, or any module that turns hidden rows into logits.
+        hidden: (targets, width), the rows that predict.
+        targets: (targets,) token ids.
+    """
+    if type(head) is torch.nn.Linear and not head.weight.requires_grad:
+        return _FrozenHeadLogProbs.apply(hidden, head.weight, head.bias, targets)  # type: ignore[no-untyped-call, no-any-return]
+    rows = chunk_rows(head.weight.shape[0])  # type: ignore[index, arg-type]
+    chunks = zip(hidden.split(rows), targets.split(rows), strict=True)
+    parts = [checkpoint(_learnt_log_probs, head, *chunk, use_reentrant=False) for chunk in chunks]
+    return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)
+
+
+def _learnt_log_probs(head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return -cross_entropy(head(hidden).float(), targets, reduction="none")
 
 
 def head_loss(

@@ -17,7 +17,7 @@ import torch
 from shared.base_models.config import ModelConfig
 from shared.contract.sections import FineTuneContract
 from shared.host import allowed_memory, available_memory
-from shared.preflight.estimate import cpu_cache, cpu_tokens, memory_limit, vram_parts
+from shared.preflight.estimate import cpu_cache, cpu_tokens, longest_row, memory_limit, vram_parts
 from shared.preflight.memory import cache_bytes
 from shared.preflight.types import Configuration
 
@@ -96,7 +96,7 @@ def cpu_budget(
         free_bytes: decides on the cache, which changes no number: it is kept if it needs a small part of them.
         largest_step: tokens of the largest step, if known: it affects only the predicted bytes.
     """
-    sizes = halved(cpu_tokens(contract), contract.exec.seq_len)
+    sizes = halved(cpu_tokens(contract), longest_row(contract))
     ways = [Way(tokens, recompute) for recompute in (False, True) for tokens in sizes]
     way, needed = first_that_fits(contract, config, ways, limit_bytes, on_gpu=False)
     cache = cpu_cache(contract, config, needed, free_bytes=free_bytes, limit_bytes=limit_bytes)
@@ -149,10 +149,8 @@ def first_that_fits(
 
 def token_sizes(contract: FineTuneContract) -> list[int]:
     """Return sizes of a micro-batch worth trying, largest first: from a whole step's rows down to one row."""
-    exec_ = contract.exec
-    return halved(
-        max(exec_.seq_len, min(MAX_TOKENS, exec_.batch_size * exec_.grad_accum * exec_.seq_len)), exec_.seq_len
-    )
+    exec_, longest = contract.exec, longest_row(contract)
+    return halved(max(longest, min(MAX_TOKENS, exec_.batch_size * exec_.grad_accum * longest)), longest)
 
 
 def halved(largest: int, smallest: int) -> list[int]:

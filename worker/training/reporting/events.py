@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from worker.run_folder import PREFERENCE_METRICS
 from worker.training.metrics import StepReport, finite
 
 SKIP_REASONS = ("no_supervised_positions", "short_seq", "token_id_oob", "template_refused", "curriculum")
@@ -18,6 +19,7 @@ TEXT_FIELDS = frozenset(
         "base_model",
         "causes",
         "checkpoint",
+        "code",
         "component",
         "compute_device",
         "base_precision",
@@ -33,6 +35,7 @@ TEXT_FIELDS = frozenset(
         "output",
         "phase",
         "plan_digest",
+        "reference_digest",
         "requested_device_kind",
         "run_id",
         "source",
@@ -58,6 +61,7 @@ TRACKED = {
     "peak_memory_bytes": "memory/peak_bytes",
     "val_loss": "valid/loss",
     "val_token_accuracy": "valid/token_accuracy",
+    **{name: f"train/{name}" for name in PREFERENCE_METRICS},
 }
 """Field of an event → name of the scalar that trackers get."""
 
@@ -116,4 +120,5 @@ def _tokens(report: StepReport) -> dict[str, Any]:
 
 def step_payload(report: StepReport, total_steps: int) -> dict[str, Any]:
     """Return the fields of a step event that follow from the report alone."""
-    return {**_place(report, total_steps), **_score(report), **_tokens(report)}
+    extra = {name: finite(value) for name, value in report.extra.items()}
+    return {**_place(report, total_steps), **_score(report), **_tokens(report), **extra}

@@ -14,7 +14,7 @@ from shared.contract.sections import ThoughtsRule, describe_arguments
 from shared.hashing import digest_json
 from shared.model_card.evaluation_section import evaluation_section
 from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, started_from, table, tags
-from shared.model_card.recipe import used_values
+from shared.model_card.recipe import trained_how, used_values
 from worker.training.reporting.facts import RunFacts
 from worker.training.reporting.svg_charts import Panel, Series, smooth, svg
 from worker.training.reporting.tracker_clients import Value
@@ -61,8 +61,21 @@ def draw_curves(facts: RunFacts) -> str:
         Series("validation", facts.series("valid_loss"), ORANGE, dots=True),
     ]
     rates = [(step, facts.rate_at(step)) for step, _ in losses]
-    panels = [Panel("Loss (nats per token)", loss), Panel("Learning rate", [Series("learning rate", rates, GREEN)])]
+    has_pairs = facts.plan.contract.has_pairs
+    panels = [Panel("Preference loss" if has_pairs else "Loss (nats per token)", loss)]
+    panels += _preference_panels(facts) if has_pairs else []
+    panels.append(Panel("Learning rate", [Series("learning rate", rates, GREEN)]))
     return svg(f"Training of {facts.manifest.name}", panels)
+
+
+def _preference_panels(facts: RunFacts) -> list[Panel]:
+    """Return the curves of a run on pairs: how far the answers have moved from each other, and how often rightly."""
+    found = []
+    for title, name in (("Reward margin", "reward_margin"), ("Pairs with a positive margin", "reward_accuracy")):
+        values = facts.series(name)
+        shown = [Series("training", values, GREY, width=1), Series("smoothed", smooth(values, CURVE_SMOOTHING), BLUE)]
+        found.append(Panel(title, shown))
+    return found
 
 
 def front_matter(facts: RunFacts) -> str:
@@ -87,8 +100,8 @@ def share(part: float, whole: float) -> str:
 def _title(facts: RunFacts) -> str:
     return (
         f"\n# {inline(facts.manifest.name)}\n\n"
-        f"A LoRA adapter of rank {facts.manifest.rank} for {inline(facts.plan.base.name)}, trained by Mens with its base "
-        f"frozen in {facts.manifest.precision or facts.manifest.quant.base_quant.value}.\n\n"
+        f"A LoRA adapter of rank {facts.manifest.rank} for {inline(facts.plan.base.name)}, {trained_how(facts.manifest)} by Mens with its"
+        f" base frozen in {facts.manifest.precision or facts.manifest.quant.base_quant.value}.\n\n"
         f"Adapter id: `{facts.manifest.adapter_id}`\n"
     )
 
@@ -149,6 +162,7 @@ def _validation_source(facts: RunFacts) -> str:
 
 def _recipe(facts: RunFacts) -> str:
     shown = {"adapter", "quant", "exec", "trajectory", "optimizer", "curriculum"}
+    shown |= {"method", "preference"} if facts.plan.contract.has_pairs else set()
     values: dict[str, Value] = flatten(
         used_values(
             facts.plan.contract.model_dump(mode="json", include=shown),
@@ -173,6 +187,8 @@ def _evaluation(facts: RunFacts) -> str:
         for label, (step, loss) in (("first", losses[0]), ("best", best), ("last", losses[-1]))
     ]
     head = ("validation", "step", "loss (nats per token)", "token accuracy")
+    if facts.plan.contract.has_pairs:
+        head = ("validation", "step", "preference loss", "pairs with a positive margin")
     return f"\n## Evaluation\n\n{table(rows, head)}\nThe adapter is the one of the last step.\n"
 
 
@@ -206,7 +222,17 @@ def _limits(facts: RunFacts) -> str:
         f"Rows were cut to {facts.plan.contract.exec.seq_len} tokens; longer contexts were not trained.",
         "The adapter belongs to the base model named above, byte for byte; on any other it means nothing.",
         "Token accuracy counts the next token given the right text before it.",
+        *_limits_of_pairs(facts),
         "Free-form answers are shown as samples at most; they, safety and bias were not graded.",
         "The adapter inherits the base model's limits, and what is wrong in the training data.",
     ]
     return "\n## Limits\n\n" + "\n".join(f"- {point}" for point in points) + "\n"
+
+
+def _limits_of_pairs(facts: RunFacts) -> list[str]:
+    if not facts.plan.contract.has_pairs:
+        return []
+    return [
+        "A margin compares log-probabilities with the base's on given answers; whether free answers are better was not judged.",
+        "The loss of the self-evaluation is that of the preferred answers alone.",
+    ]

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from worker.child_runtime import StopRequested
-from worker.run_folder import METRICS_NAME, TELEMETRY_NAME
+from worker.run_folder import METRICS_NAME, PREFERENCE_METRICS, TELEMETRY_NAME
 from worker.training.metrics import Score, StepReport, finite, mean
 from worker.training.reporting.events import SKIP_REASONS, TRACKED, identifier, refuse_text, step_payload
 from worker.training.reporting.throughput import Machine, Pace, PlannedWork
@@ -160,7 +160,7 @@ class Telemetry:
         self._tokens += report.tokens
         loss = finite(report.score.loss)
         if loss is not None:
-            self._add(report.step, train_loss=loss, train_accuracy=report.score.accuracy)
+            self._add(report.step, train_loss=loss, train_accuracy=report.score.accuracy, **report.extra)
             self._smooth(loss)
         payload = {
             **step_payload(report, self._total_steps),
@@ -251,7 +251,8 @@ class Telemetry:
     def save_metrics(self) -> None:
         """Write the metrics CSV."""
         with self._metrics_path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, METRIC_COLUMNS, restval="")
+            further = [name for name in PREFERENCE_METRICS if any(name in row for row in self.rows)]
+            writer = csv.DictWriter(file, [*METRIC_COLUMNS, *further], restval="")
             writer.writeheader()
             writer.writerows(self.rows)
 

@@ -22,6 +22,8 @@ import torch
 
 from shared.contract.plan import TrainingInputs
 from shared.contract.sections import BaseQuant
+from shared.datasets.preferences.rows import parse_chosen
+from shared.datasets.row_validation import parse_row
 from shared.errors import Code, MensError
 from shared.model_card.evaluation_rows import (
     SAMPLE_TOKENS,
@@ -177,7 +179,7 @@ class _Evaluation:
             "loss": None,
             "token_accuracy": None,
         }
-        self._chosen: list[Example] = []
+        self._chosen: list[Row] = []
         self._prompts: list[SamplePrompt] = []
         self._general: list[list[int]] = []
         self._end_ids: frozenset[int] = frozenset()
@@ -205,9 +207,9 @@ class _Evaluation:
     def score(self) -> None:
         """Measure loss and token accuracy."""
         chosen = choose_rows(
-            lambda number: sum(self._rows[number].lengths), len(self._rows), self._trained_tokens, self._seed
+            lambda number: sum(self._rows[number].answer.lengths), len(self._rows), self._trained_tokens, self._seed
         )
-        rows = self._chosen = [self._rows[number] for number in chosen]
+        rows = self._chosen = [self._rows[number].answer for number in chosen]
         passes = count(0)
 
         def check() -> None:
@@ -242,7 +244,8 @@ class _Evaluation:
         path = Path((self._source is RowSource.VALIDATION_FILE and inputs.validation) or inputs.train)
         positions = self._context.config.max_positions or MAX_PROMPT_TOKENS + SAMPLE_TOKENS
         limit = min(MAX_PROMPT_TOKENS, positions - SAMPLE_TOKENS)
-        self._prompts = read_prompts(path, lines, tokenizer, wanted, limit)
+        parse = parse_chosen if self._context.plan.contract.has_pairs else parse_row
+        self._prompts = read_prompts(path, lines, tokenizer, wanted, limit, parse)
         if not self._prompts:
             self.notes.append(f"No row has a prompt of at most {limit} tokens for a sample answer.")
 
@@ -261,7 +264,7 @@ class _Evaluation:
 
     def rows_to_serve(self) -> EvaluationRows:
         """Return the same rows and prompts for the publisher."""
-        rows = [row.unweighted() for row in self._chosen if isinstance(row, Row)]
+        rows = [row.unweighted() for row in self._chosen]
         return EvaluationRows(
             rows=tuple(
                 EvaluationRow(token_ids=tuple(row.ids.tolist()), positions=tuple(row.weights.nonzero()[0].tolist()))

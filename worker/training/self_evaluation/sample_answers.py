@@ -26,8 +26,17 @@ MAX_CANDIDATES = 64
 """Number of rows that are searched for prompts of that length."""
 
 
+Parse = Callable[[bytes, int], TrainingRow]
+"""Reads a line of a data file, with its number."""
+
+
 def read_prompts(
-    path: Path, lines: Sequence[int], tokenizer: Tokenizer, wanted: int, limit: int = MAX_PROMPT_TOKENS
+    path: Path,
+    lines: Sequence[int],
+    tokenizer: Tokenizer,
+    wanted: int,
+    limit: int = MAX_PROMPT_TOKENS,
+    parse: Parse = parse_row,
 ) -> list[SamplePrompt]:
     """Return the first rows whose prompts are short enough, in the order of ``lines``.
 
@@ -36,9 +45,10 @@ def read_prompts(
         lines: 1-based; only the first ``MAX_CANDIDATES`` are tried.
         wanted: number of prompts.
         limit: most tokens of a prompt.
+        parse: reads a line as the training method does.
     """
     candidates = list(lines[:MAX_CANDIDATES])
-    rows = _read_lines(path, set(candidates))
+    rows = _read_lines(path, set(candidates), parse)
     prompts: list[SamplePrompt] = []
     for line in candidates:
         if len(prompts) == wanted:
@@ -184,13 +194,13 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], end_ids: frozens
     return WrittenAnswer(str(tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True)).strip(), ended)
 
 
-def _read_lines(path: Path, wanted: set[int]) -> dict[int, TrainingRow]:
+def _read_lines(path: Path, wanted: set[int], parse: Parse) -> dict[int, TrainingRow]:
     last = max(wanted, default=0)
     rows = {}
     with path.open("rb") as file:
         for number, line in enumerate(line_stream(file), start=1):
             if number in wanted:
-                rows[number] = parse_row(line, number)
+                rows[number] = parse(line, number)
             if number >= last:
                 break
     return rows

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from shared.model_card.evaluation_rows import MIN_ROWS, RowScore
-from worker.training.method import Example
+from worker.training.data.prepared import Row
 from worker.training.model.load import packs
+from worker.training.supervised import Supervised
 from worker.training.trainer import TrainingContext
 
+ANSWERS = Supervised()
 MAX_ROWS = 128
 MIN_TOKENS = 1_024
 MAX_TOKENS = 32_768
@@ -44,8 +46,8 @@ def shuffled(rows: int, seed: int, count: int = MAX_ROWS) -> list[int]:
 
 
 @torch.no_grad()
-def score_rows(context: TrainingContext, rows: Sequence[Example], check: Callable[[], None]) -> list[RowScore]:
-    """Score each row alone, as validation counts it. The caller switches the adapter on or off.
+def score_rows(context: TrainingContext, rows: Sequence[Row], check: Callable[[], None]) -> list[RowScore]:
+    """Score the answers of each row alone, whatever the training method. The caller switches the adapter on or off.
 
     Args:
         check: called before each row; raises when a stop was requested.
@@ -55,12 +57,12 @@ def score_rows(context: TrainingContext, rows: Sequence[Example], check: Callabl
     scores = []
     for row in rows:
         check()
-        batches = context.method.micro_batches([row.unweighted()], sum(row.lengths), pad_token=pad, packed=packed)
-        parts = [context.method.loss(context.model, batch, context.device) for batch in batches]
+        batches = ANSWERS.micro_batches([row.unweighted()], sum(row.lengths), pad_token=pad, packed=packed)
+        parts = [ANSWERS.loss(context.model, batch, context.device) for batch in batches]
         scores.append(
             RowScore(
-                sum(loss.item() for loss, _ in parts),
-                sum(correct.item() for _, correct in parts),
+                sum(part.loss.item() for part in parts),
+                sum(part.correct.item() for part in parts),
                 sum(batch.weight_sum for batch in batches),
                 sum(batch.target_count for batch in batches),
             )

@@ -63,7 +63,7 @@ def test_strict_writes_nothing_if_a_row_is_dropped(tmp_path: Path) -> None:
 
 def test_preferences_need_the_option(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", PREFERENCE), tmp_path / "rows.jsonl"
-    assert "which are for DPO" in run("check", source)[1]
+    assert "Set method.type to dpo" in run("check", source, "--method", "supervised")[1]
     code, text = run("convert", source, "-o", output)
     assert (code, "--as-supervised trains on the chosen answers" in text) == (1, True)
     assert run("convert", source, "-o", output, "--as-supervised")[0] == 0

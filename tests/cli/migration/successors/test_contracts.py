@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli.conversion.outcomes import Method
 from cli.migration.successors.contracts import ConvertedModel, Source, successor_name, successor_sections
 from shared.contract.flat_keys import parse_contract
 from shared.contract.sections import describe_bad_name
@@ -17,9 +18,11 @@ from tests.support.fake_openai import NAMELESS, TUNED, job
 AUTO = {"n_epochs": 10, "batch_size": 4}
 
 
-def planned(rows: int = 64, validation: Path | None = None, **job_: Any) -> tuple[dict[str, Any], dict[str, Source]]:
+def planned(
+    rows: int = 64, validation: Path | None = None, kind: Method = Method.SUPERVISED, **job_: Any
+) -> tuple[dict[str, Any], dict[str, Source]]:
     """Sections, and sources by field, of a successor of a job."""
-    model = ConvertedModel("P", TUNED, job("ftjob-1", TUNED, **job_), Path("train.jsonl"), rows, validation)
+    model = ConvertedModel("P", TUNED, job("ftjob-1", TUNED, **job_), Path("train.jsonl"), rows, validation, kind)
     sections, sources = successor_sections(model, "tiny", 1e-3)
     parse_contract(sections | {"data": sections["data"] | {"train_file": "file-1"}})
     return sections, {source.field: source for source in sources}
@@ -51,6 +54,21 @@ def test_job_of_2023_has_its_hyperparameters_at_the_top() -> None:
     sections, _ = planned(method=None, hyperparameters={"n_epochs": 4}, seed=None)
     assert sections["exec"]["epochs"] == 4
     assert "seed" not in sections["exec"]
+
+
+def test_a_job_on_preferences_keeps_its_method_and_beta() -> None:
+    sections, sources = planned(kind=Method.DPO, method=method("dpo", n_epochs=2, beta=0.3))
+    assert (sections["method"], sections["preference"]) == ({"type": "dpo"}, {"beta": 0.3})
+    assert sections["exec"]["learning_rate"] == pytest.approx(1e-4)
+    assert "beta" not in sources
+    open_, _ = planned(kind=Method.DPO, method=method("dpo", beta="auto"))
+    assert open_["preference"] == {}
+
+
+def test_preferences_that_became_answers_are_learnt_as_such() -> None:
+    sections, sources = planned(method=method("dpo", beta=0.3))
+    assert "method" not in sections
+    assert sources["beta"].value is None
 
 
 def test_more_than_ten_epochs_are_ten_with_a_note() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 import shared.preflight.memory
-from worker.training.model.lm_head import head_loss
+from worker.training.model.lm_head import head_log_probs, head_loss
 
 VOCAB, WIDTH = 37, 8
 
@@ -67,3 +67,23 @@ def test_nothing_is_computed_for_a_gradient_nobody_wants():
     head, hidden, ids, weights = case(5, seed=3)
     loss, _ = head_loss(head, hidden, ids, weights)
     assert not loss.requires_grad
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.usefixtures("chunked")
+def test_log_probabilities_and_their_gradient_are_those_of_log_softmax(bias, learns):
+    head, hidden, ids, weights = case(10, seed=2, bias=bias)
+    head.requires_grad_(learns)
+    one, other = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    found = head_log_probs(head, one, ids)
+    (found * weights).sum().backward()
+    expected = head(other).log_softmax(-1).gather(-1, ids[:, None])[:, 0]
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-6)
+
+
+def test_no_target_has_no_log_probability():
+    head, hidden, ids, _ = case(0, seed=3)
+    assert head_log_probs(head, hidden, ids).shape == (0,)

@@ -1,0 +1,81 @@
+"""The pass over a file of preferences: counts, faults by line, and what is left out of memory."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from shared.contract.sections import DataMode, MethodType
+from shared.datasets.dataset_report import DatasetReport, Quarantine
+from shared.datasets.preferences.reader import read_pairs
+from shared.datasets.reader import check_dataset
+from shared.datasets.report import inspect_file, refusal
+from shared.errors import DatasetInvalid
+from tests.support.preference_rows import PAIRS, openai_row, plain_row
+
+CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+
+
+def write(folder: Path, *rows: object) -> Path:
+    path = folder / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_bad_lines_are_counted_and_quarantined(tmp_path: Path) -> None:
+    path, bad = write(tmp_path, plain_row(), CHAT, openai_row(note=1)), io.BytesIO()
+    report = DatasetReport()
+    with path.open("rb") as file:
+        assert [line for line, _ in read_pairs(file, report, Quarantine(bad))] == [1, 3]
+    assert dict(report.errors_by_code) == {"ROW_METHOD_MISMATCH": 1}
+    assert dict(report.unused_keys) == {"note": 1}
+    assert json.loads(bad.getvalue())["line"] == 2
+
+
+def test_a_line_over_the_limit_is_one_bad_line(tmp_path: Path) -> None:
+    path = write(tmp_path, plain_row(), plain_row("x" * 3_000_000), plain_row("b"))
+    report = DatasetReport()
+    with path.open("rb") as file:
+        assert len(list(read_pairs(file, report))) == 2
+    assert dict(report.errors_by_code) == {"ROW_TOO_LONG": 1}
+
+
+def test_report_counts_pairs_and_their_findings(tmp_path: Path) -> None:
+    path = write(tmp_path, *PAIRS, plain_row(), plain_row(), plain_row(chosen="No.", rejected="Because."))
+    found = inspect_file(path, method=MethodType.DPO).training
+    assert (found.rows, found.turns["assistant"], found.duplicates.exact_rows) == (11, 22, 1)
+    assert found.preferences is not None
+    assert (found.preferences.pairs, found.preferences.contradicting) == (11, 1)
+    assert any("prefer the opposite" in warning for warning in inspect_file(path, method=MethodType.DPO).warnings)
+
+
+@pytest.mark.parametrize(
+    ("row", "method", "right"), [(CHAT, MethodType.DPO, "supervised"), (plain_row(), MethodType.SUPERVISED, "dpo")]
+)
+def test_a_file_for_another_method_is_refused_as_such(
+    tmp_path: Path, row: dict[str, object], method: MethodType, right: str
+) -> None:
+    error = refusal(inspect_file(write(tmp_path, row, row), method=method))
+    assert error is not None
+    assert error.code == "ROWS_OF_OTHER_METHOD"
+    assert f"Set method.type to {right}" in error.remedy
+
+
+def test_one_line_for_another_method_is_a_bad_line(tmp_path: Path) -> None:
+    error = refusal(inspect_file(write(tmp_path, CHAT, plain_row()), method=MethodType.DPO))
+    assert error is not None
+    assert error.code == "DATASET_LINE_INVALID"
+    assert (
+        refusal(inspect_file(write(tmp_path, CHAT, plain_row()), method=MethodType.DPO, mode=DataMode.LENIENT)) is None
+    )
+
+
+def test_the_command_lines_check_reads_pairs(tmp_path: Path) -> None:
+    path = write(tmp_path, *PAIRS)
+    with path.open("rb") as file:
+        assert check_dataset(file, read=read_pairs).trainable_rows == len(PAIRS)
+    with path.open("rb") as file, pytest.raises(DatasetInvalid):
+        check_dataset(file)
