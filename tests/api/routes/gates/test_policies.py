@@ -57,6 +57,7 @@ def error(response: Any) -> dict[str, Any]:
 
 def test_a_policy_is_stored_as_it_was_understood(client: TestClient) -> None:
     stored = store(client)
+    assert stored.pop("notes") == [], "an answer, and not a part of the policy"
     assert stored["digest"] == digest_of(STRICT)
     assert stored["policy"]["gates"]["truncation"]["max_fraction"] == 0.5
     assert client.get("/v1/policies/strict").json() == stored
