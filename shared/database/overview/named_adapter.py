@@ -44,7 +44,7 @@ def find_to_continue(adapters: Adapters, names: ForeignNames, name: str, param: 
 
 def first_comparison(adapters: Adapters, parent_id: str | None, base: str) -> str:
     """Return the model that a new alias's first adapter is compared with: its parent if that answers requests, else its base."""
-    found = adapters.list(ids=[parent_id], published_only=True) if parent_id else []
+    found = adapters.with_ids([parent_id], published_only=True) if parent_id else []
     return found[0].id if found else base
 
 

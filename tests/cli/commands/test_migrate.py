@@ -195,7 +195,7 @@ def test_record_needs_no_key_to_say_what_it_would_send(
 def test_record_writes_answers_and_has_nothing_to_do_afterwards(openai: ServedOpenAI, here: Path) -> None:
     mens("export", "a")
     output = mens("record", "a", "--model", TUNED, "--limit", "2", "--yes")
-    assert "4 answers, 56 tokens; 0 were there; 0 refused" in output
+    assert "4 answers, 56 tokens; 0 recorded earlier; 0 refused" in output
     (written,) = (here / "a/golden/OPENAI_API_KEY").iterdir()
     content = written.read_bytes()
     # As if the run had been killed after its last answer.

@@ -75,7 +75,7 @@ def test_missing_installation_is_reported(
     result = runner.invoke(app, ["retention", "--apply"])
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("error: INSTALLATION_NOT_FOUND: ")
-    assert f"{tmp_path}. Set MENS_HOME" in result.stderr
+    assert f"{tmp_path} contains no installation. Set MENS_HOME" in result.stderr
     assert worker_retention.main([]) == 1
     assert capsys.readouterr().err.startswith(f"error: {tmp_path} does not contain an installation. Set MENS_HOME")
     assert list(tmp_path.iterdir()) == [], "no empty database is left behind"

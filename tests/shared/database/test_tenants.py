@@ -21,6 +21,7 @@ from shared.database.job_results import ResultFile
 from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.leases import Leases
+from shared.database.lists.job_filter import JobFilter
 from shared.database.names.aliases import Actor, Aliases
 from shared.database.routing import Routing
 from shared.database.tables.adapters import AdapterRow
@@ -110,7 +111,7 @@ def test_tenant_sees_its_own_and_shared_jobs(jobs: Jobs) -> None:
     job = {tenant: jobs.of(tenant).submit(submission(labels={"a": "b"}))[0] for tenant in TENANTS}
     assert {tenant: made.tenant for tenant, made in job.items()} == {tenant: tenant for tenant in TENANTS}
     acme = jobs.of("acme")
-    for found in (acme.list(), acme.list(labels={"a": "b"})):
+    for found in (acme.list(), acme.list(JobFilter(labels={"a": "b"}))):
         assert ids(found) == [job[SHARED].id, job["acme"].id]
     assert acme.get(job[SHARED].id) == job[SHARED]
     assert len(acme.events(job[SHARED].id)) == len(acme.recent_events(job["acme"].id)) == 1
@@ -164,7 +165,7 @@ def test_results_of_a_job_belong_to_its_tenant(
     assert files.of("acme").get(file_id).tenant == "acme"
     assert adapters.of("acme").get("prod").id == "demo@1"
     assert Aliases(database, "acme").get("prod").tenant == "acme"
-    assert {adapter.tenant for adapter in adapters.of("acme").list()} == {"acme"}
+    assert {adapter.tenant for adapter in adapters.of("acme").page()} == {"acme"}
     for tenant in ("other", SHARED):
         assert code(files.of(tenant).get, file_id) == Code.FILE_NOT_FOUND
         assert {code(adapters.of(tenant).get, name) for name in ("demo@1", "prod", "bad@1")} == {Code.ADAPTER_NOT_FOUND}
@@ -178,16 +179,16 @@ def test_tenant_sees_its_own_and_shared_adapters(jobs: Jobs, leases: Leases, ada
     for tenant in TENANTS:
         finish(jobs, leases, tenant, new_adapter(f"{tenant}@1"))
     acme = adapters.of("acme")
-    assert sorted(ids(acme.list())) == sorted(ids(acme.list(published_only=True))) == ["acme@1", "shared@1"]
-    assert sorted(ids(acme.list(ids=["acme@1", "other@1"]))) == ["acme@1"]
+    assert sorted(ids(acme.page())) == sorted(ids(acme.published())) == ["acme@1", "shared@1"]
+    assert sorted(ids(acme.with_ids(["acme@1", "other@1"]))) == ["acme@1"]
     assert code(acme.get, "other@1") == Code.ADAPTER_NOT_FOUND
-    assert ids(adapters.of(SHARED).list()) == ["shared@1"]
+    assert ids(adapters.of(SHARED).page()) == ["shared@1"]
 
 
 def test_same_content_of_two_tenants_has_two_records(jobs: Jobs, leases: Leases, adapters: Adapters) -> None:
     job = {tenant: finish(jobs, leases, tenant, new_adapter("demo@1")) for tenant in TENANTS}
     for tenant in TENANTS:
-        [adapter] = adapters.of(tenant).list()
+        [adapter] = adapters.of(tenant).page()
         assert (adapter.tenant, adapter.job_id) == (tenant, job[tenant])
         assert adapters.of(tenant).get("demo@1") == adapter
 
@@ -199,7 +200,7 @@ def test_of_two_records_the_published_one_is_found(jobs: Jobs, leases: Leases, a
     finish(jobs, leases, SHARED, new_adapter("demo@1"))
     found = adapters.of("acme").get("demo@1")
     assert (found.state, found.tenant) == ("published", SHARED)
-    assert adapters.of("acme").list() == adapters.of("acme").list(published_only=True) == [found]
+    assert adapters.of("acme").page() == adapters.of("acme").with_ids(["demo@1"], published_only=True) == [found]
 
 
 def delete(database: Database, tenant: str, adapter_id: str, *, done: bool = False) -> None:
@@ -216,7 +217,7 @@ def test_deleted_adapter_is_not_found_but_its_record_is(
     finish(jobs, leases, "acme", new_adapter("demo@1"), alias="prod")
     delete(database, "acme", "demo@1", done=done)
     acme, aliases = adapters.of("acme"), Aliases(database, "acme")
-    assert acme.list() == acme.list(ids=["demo@1"]) == acme.list(published_only=True) == []
+    assert acme.page() == acme.with_ids(["demo@1"]) == acme.published() == []
     assert code(acme.get, "demo@1") == code(acme.get, "prod") == Code.ADAPTER_NOT_FOUND
     assert acme.get("demo@1", deleted=True).state == ("deleted" if done else "deleting")
     assert code(aliases.set, "new", Routing.to("demo@1"), BY) == Code.ADAPTER_NOT_FOUND

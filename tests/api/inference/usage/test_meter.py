@@ -79,7 +79,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 def test_streams_request_usage_in_every_event(path: str, stream: object) -> None:
     given = {"model": "m", "stream": stream, "stream_options": {"other": 1}}
     before = json.dumps(given)
-    body, tap = Meter(Usage(Database("sqlite://"))).of(key(), "m", path, given)
+    body, tap = Meter(Usage(Database("sqlite:///unused.db"))).of(key(), "m", path, given)
     options = {"other": 1, "include_usage": True, "continuous_usage_stats": True}
     assert body == {"model": "m", "stream": True, "stream_options": options}
     assert isinstance(tap, CompletionEvents)
@@ -104,7 +104,7 @@ def test_streams_request_usage_in_every_event(path: str, stream: object) -> None
     ],
 )
 def test_other_requests_are_sent_unchanged(path: str, body: dict[str, Any], kind: type) -> None:
-    sent, tap = Meter(Usage(Database("sqlite://"))).of(key(), "m", path, body)
+    sent, tap = Meter(Usage(Database("sqlite:///unused.db"))).of(key(), "m", path, body)
     assert sent is body
     assert isinstance(tap, kind)
 
@@ -124,7 +124,7 @@ def test_caller_gets_the_usage_that_it_requested(options: dict[str, Any] | None,
     usage = b'"usage":{"prompt_tokens":1,"total_tokens":2,"completion_tokens":1}'
     piece = b'data: {"id":"c","choices":[{"index":0}]%b}\n\n'
     end = b'data: {"id":"c","choices":[],' + usage + b"}\n\n"
-    _, tap = Meter(Usage(Database("sqlite://"))).of(key(), "m", CHAT, {"stream": True, "stream_options": options})
+    _, tap = Meter(Usage(Database("sqlite:///unused.db"))).of(key(), "m", CHAT, {"stream": True, "stream_options": options})
     assert tap(piece % (b"," + usage) + end) == piece % (b"," + usage if every else b"") + (end if last else b"")
 
 

@@ -42,7 +42,7 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     arguments = ("import", str(tmp_path / "config.yaml"), "--output", str(tmp_path / "evals"), "--json")
     printed = json.loads(mens(*arguments).partition("{")[2].join(["{", ""]))
     assert len(printed["not_used"]) == 2
-    assert "there already" in mens(*arguments, code=1)
+    assert "already exists" in mens(*arguments, code=1)
 
 
 def test_configuration_without_a_usable_test_is_refused(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_preferences_that_became_answers_are_learnt_as_such() -> None:
 def test_more_than_ten_epochs_are_ten_with_a_note() -> None:
     sections, sources = planned(method=method(n_epochs=25))
     assert (sections["exec"]["epochs"], sources["exec.epochs"].openai) == (10, 25)
-    assert "10 at most" in sources["exec.epochs"].reason
+    assert "limited to 10" in sources["exec.epochs"].reason
 
 
 def test_what_has_no_place_is_named() -> None:
