@@ -124,7 +124,9 @@ def test_caller_gets_the_usage_that_it_requested(options: dict[str, Any] | None,
     usage = b'"usage":{"prompt_tokens":1,"total_tokens":2,"completion_tokens":1}'
     piece = b'data: {"id":"c","choices":[{"index":0}]%b}\n\n'
     end = b'data: {"id":"c","choices":[],' + usage + b"}\n\n"
-    _, tap = Meter(Usage(Database("sqlite:///unused.db"))).of(key(), "m", CHAT, {"stream": True, "stream_options": options})
+    _, tap = Meter(Usage(Database("sqlite:///unused.db"))).of(
+        key(), "m", CHAT, {"stream": True, "stream_options": options}
+    )
     assert tap(piece % (b"," + usage) + end) == piece % (b"," + usage if every else b"") + (end if last else b"")
 
 
