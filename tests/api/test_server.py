@@ -186,5 +186,5 @@ def test_chat_is_a_span_of_the_callers_trace_with_its_first_byte(observed: Obser
     assert chat.attributes | expected == chat.attributes
     assert "hello" not in str(observed.receiver.spans)
     jobs = observed.receiver.named("GET /v1/jobs/{job_id}")
-    assert [job.attributes["mens.code"] for job in jobs] == ["JOB_NOT_FOUND"] * 2
+    assert [job.attributes["mens.code"] for job in jobs] == ["JOB_NOT_FOUND", "REQUEST_INVALID"]
     assert {job.parent_id for job in jobs} == {""}, "what is no traceparent begins a trace"

@@ -59,6 +59,7 @@ TORCH_PLACES = {
         "training/data/test_device_copy.py",
         "training/data/test_tokenizers_agree.py",
         "training/model",
+        "training/preference",
         "training/reporting/test_model_card.py",
         "training/reporting/test_report.py",
         "training/self_evaluation",

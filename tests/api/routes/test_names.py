@@ -286,10 +286,3 @@ def test_job_on_a_mapped_base_shows_both_names(client: TestClient, train_file: s
     assert (native["base_model"], native["contract"]["model"]["hf_repo"]) == (BASE, BASE)
     plain = client.post("/v1/fine_tuning/jobs", json=body | {"model": BASE}).json()
     assert (plain["model"], plain["mens"]["base_model"]) == (BASE, BASE)
-
-
-def test_job_on_the_name_of_a_tuned_model_is_refused(client: TestClient, app: FastAPI, train_file: str) -> None:
-    register_adapters(app)
-    put(client, alias="helper")
-    refused = client.post("/v1/fine_tuning/jobs", json={"model": MODEL, "training_file": train_file})
-    assert code(refused) == (404, "MODEL_NOT_FOUND")

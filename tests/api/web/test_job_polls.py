@@ -129,7 +129,7 @@ def test_other_tenants_learn_nothing(polled: Polled) -> None:
     assert named.status_code == 404
 
 
-@pytest.mark.parametrize("etag", ["W/", '"1"', 'W/"x"', 'W/"²"', 'W/"' + "9" * 5000 + '"', "*", ""])
+@pytest.mark.parametrize("etag", ["W/", '"1"', 'W/"x"', 'W/"²"', 'W/"' + "9" * 5000 + '"', ""])
 def test_no_etag_of_ours_is_a_200(polled: Polled, etag: str) -> None:
     polled.until_known()
     headers = [(b"if-none-match", etag.encode())]

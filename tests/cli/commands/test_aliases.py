@@ -132,7 +132,7 @@ def test_adapter_in_use_by_alias_is_not_deleted(mens: Command, installation: Cli
     assert "MODEL_IN_USE" in mens("models", "delete", "demo@1", "--yes", code=1)
     assert "is deleted" in mens("models", "delete", "demo@2", "--yes")
     listed = installation.invoke("models").stdout.splitlines()
-    assert [line.split("\t")[0] for line in listed] == ["prod", "demo@1", "demo@3"]
+    assert [line.split("\t")[0] for line in listed] == ["prod", "demo@3", "demo@1"]
 
 
 def test_shadow_shows_what_came_of_judged_copies(mens: Command, installation: CliInstallation) -> None:

@@ -193,8 +193,8 @@ def as_earlier_release_stored(plan):
     earlier = json.loads((ROOT / "tests/shared/golden/plan-2026-11.json").read_text())["plan"]
     stored = {name: value for name, value in plan.model_dump(mode="json").items() if name in earlier}
     contract = {}
-    for name, section in stored["contract"].items():
-        known = earlier["contract"][name]
+    for name, known in earlier["contract"].items():
+        section = stored["contract"][name]
         contract[name] = {field: section[field] for field in known} if isinstance(known, dict) else section
     return stored | {"contract": contract | {"collateral_damage_verified": True}}
 

@@ -208,7 +208,7 @@ def test_run_becomes_promptfoos_configuration(evaluating: Evaluating) -> None:
     assert [provider["id"] for provider in document["providers"]] == ["openai:chat:demo@1"]
     assert document["defaultTest"]["assert"] == [{"type": "equals", "value": "{{ item.expected }}"}]
     assert [test["vars"]["item"]["expected"] for test in document["tests"]] == ["0", "2"]
-    assert "not in it: fuzzy_match" in result.stderr
+    assert "not included: fuzzy_match" in result.stderr
 
 
 def test_eval_file_has_all_that_a_run_needs(evaluating: Evaluating, tmp_path: Path) -> None:

@@ -180,5 +180,5 @@ def test_wrong_calls_say_what_is_wrong(installation: CliInstallation, tmp_path: 
     assert "SCORECARD_INVALID" in mens("scorecard", "decide", str(tmp_path), code=1)
     baseline = str(EXAMPLE.with_name("vox-baseline.json"))
     assert "CHECKER_NOT_FOUND" in mens("scorecard", "run", baseline, "--output", str(tmp_path / "v"), code=1)
-    assert "there are spec, event, summary, decision" in mens("scorecard", "schema", "no", code=1)
+    assert "choose one of spec, event, summary, decision" in mens("scorecard", "schema", "no", code=1)
     assert json.loads(mens("scorecard", "schema", "event"))["title"] == "ScorecardEvent"

@@ -110,7 +110,7 @@ def test_plan_says_where_each_value_is_from(installation: CliInstallation, archi
     openai.fake.requests.clear()
     output = step(installation, "plan", archive)
     assert f"{TUNED}: 40 rows" in output
-    assert "exec.epochs = 2 (OpenAI: 2): taken" in output
+    assert "exec.epochs = 2 (OpenAI: 2): used" in output
     assert "data.validation_split_ratio = 0 (OpenAI: file-valid): separate file" in output
     assert "A base may be worse than the model it replaces" in output
     made = read(archive, "plans/OPENAI_API_KEY/ft%3Agpt-4o-mini*/*.json")
