@@ -141,7 +141,7 @@ def test_plan_without_an_installation(
     installation: CliInstallation, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MENS_API_URL")
-    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     made = json.loads(installation.invoke("migrate", "openai", "plan", str(archive), "--model", TUNED, "--json").stdout)
     assert (made[0]["base"], made[0]["planned_for"]) == ("wide", "this machine, which has no GPU")
 
