@@ -104,7 +104,7 @@ def declared(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def declared_of_stream(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+def declared_of_other_type(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Return the same for a route with another media type: FastAPI would otherwise declare its errors in that type."""
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{answer.__name__}"}}}
     told = declared(answer).items()

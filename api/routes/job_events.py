@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from api.errors import ErrorAnswer, declared_of_stream, error_response
+from api.errors import ErrorAnswer, declared_of_other_type, error_response
 from api.inference.lookup_cache import AUTHENTICATED, Authenticated
 from api.openai.fine_tuning import event_seq
 from api.polling.job_changes import missed_events
@@ -67,7 +67,7 @@ async def one_stream(services: ServicesDep, caller: CallerDep) -> AsyncIterator[
 @router.get(
     "/jobs/{job_id}/events",
     response_class=EventSourceResponse,
-    responses=declared_of_stream(ErrorAnswer),
+    responses=declared_of_other_type(ErrorAnswer),
     dependencies=[Depends(one_stream)],
 )
 async def stream_events(
@@ -122,7 +122,7 @@ def change_cursor(last_event_id: Annotated[str | None, Header()] = None) -> int 
 @router.get(
     "/events",
     response_class=EventSourceResponse,
-    responses=declared_of_stream(ErrorAnswer),
+    responses=declared_of_other_type(ErrorAnswer),
     dependencies=[Depends(one_stream)],
 )
 async def stream_changes(

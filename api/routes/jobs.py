@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag
 
 from api.capabilities import CapabilityMatrix, capabilities_here
-from api.errors import UNKNOWN_KIND
+from api.errors import UNKNOWN_KIND, ErrorAnswer, declared_of_other_type
 from api.evaluation import submit_run
 from api.openai.fine_tuning import event_seq
 from api.openai.types import Metadata
@@ -259,7 +259,12 @@ def job_preflight(job_id: Id, view: TenantViewDep) -> dict[str, Any]:
     return view.jobs.preflight(job_id)
 
 
-@router.get("/jobs/{job_id}/log", response_class=PlainTextResponse, dependencies=TRAINER)
+@router.get(
+    "/jobs/{job_id}/log",
+    response_class=PlainTextResponse,
+    responses=declared_of_other_type(ErrorAnswer),
+    dependencies=TRAINER,
+)
 def job_log(
     job_id: Id,
     view: TenantViewDep,
