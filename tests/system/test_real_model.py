@@ -16,7 +16,7 @@ import pytest
 from cli.commands.weights import ServedWeights, choose_weights
 from cli.standalone.stack import Stack, running_stack
 from shared.artifacts.manifests import WEIGHTS_NAME
-from shared.base_models.catalog import Catalog, LocalSource, load_catalog, save_catalog
+from shared.base_models.catalog import Catalog, load_catalog, save_catalog
 from shared.settings import Settings
 from tests.support.smollm2 import smollm2_folder
 from tests.support.waiting import eventually
@@ -101,13 +101,6 @@ def export(installation: Installation, adapter: str, folder: Path) -> Path:
     done = mens(installation, "adapter", "export", adapter, "--to", str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
-
-
-def twin_folder(settings: Settings, name: str) -> Path:
-    """The folder of a base that `mens up` made."""
-    source = load_catalog(settings.catalog_path).get(name).source
-    assert isinstance(source, LocalSource)
-    return Path(source.path)
 
 
 def names_of(installation: Installation) -> list[str]:
@@ -218,9 +211,8 @@ def test_killed_trainer_resumes_to_the_same_adapter(real: Installation, tuned: d
 @pytest.mark.long  # a twin's certificate on the tiny base: tests/vllm/test_certificates.py
 def test_reported_loss_of_an_nf4_job_on_the_served_twin_is_that_of_peft(tmp_path: Path) -> None:
     """The twin is made and served as `mens up --weights twin` does."""
-    settings = Settings(home=tmp_path)
     add_base(tmp_path)
-    (twin,) = choose_weights(settings, [REAL], ServedWeights.TWIN, print)
+    (twin,) = choose_weights(Settings(home=tmp_path), [REAL], ServedWeights.TWIN, print)
     with running_stack(Stack(tmp_path, twin, environment={"MENS_PUBLISH_TIMEOUT_SECONDS": "600"})) as stack:
         other = Installation(stack)
         job = finish(other, submit(other, rows=24, quant={"base": "nf4"}))
@@ -228,7 +220,7 @@ def test_reported_loss_of_an_nf4_job_on_the_served_twin_is_that_of_peft(tmp_path
         stored = folder_of(other, adapter["id"])
     (certificate,) = adapter["certificates"].values()
     assert certificate["passed"] and certificate["parity"]["base_shift_max_nats"] < TWIN_SHIFT_NATS
-    measured, own = job["result"]["self_evaluation"], independent_loss(twin_folder(settings, twin), stored)
+    measured, own = job["result"]["self_evaluation"], independent_loss(tmp_path / "bases" / twin, stored)
     assert measured["loss"]["tuned"] == pytest.approx(own, rel=0.02)
     assert measured["served"]["loss"]["tuned"] == pytest.approx(own, rel=0.02)
 
