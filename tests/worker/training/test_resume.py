@@ -202,7 +202,8 @@ def wait_for_step(run_dir: Path, step: int) -> None:
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         path = run_dir / TELEMETRY_NAME
-        lines = path.read_text().splitlines() if path.exists() else []
+        # The last part may be a line that is still being written.
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
         if any(json.loads(line)["payload"].get("step") == step for line in lines if '"event": "step"' in line):
             return
         time.sleep(0.02)
