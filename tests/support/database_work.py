@@ -17,7 +17,7 @@ STEPS = 10
 
 @dataclass
 class Work:
-    """What was counted; ``steps`` are of the virtual machine, to within ten a query."""
+    """Counted work; ``steps`` are those of SQLite's virtual machine, accurate to ten per query."""
 
     queries: int = 0
     steps: int = 0

@@ -50,7 +50,7 @@ class Card:
 
 @dataclass(frozen=True)
 class PretendedMachine:
-    """What is pretended.
+    """Pretended machine: its GPUs, driver and torch.
 
     Attributes:
         cards: of the machine. files: whether they have device files, as everywhere but under WSL2.

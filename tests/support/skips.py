@@ -24,7 +24,7 @@ REMEDIES = {
     r"of x86-64|variables are MKL's|Linux's|needs Linux": "Linux on x86-64",
     r"SQLite explains its plan": "nothing: the test runs on PostgreSQL",
 }
-"""What brings a skipped test, by a pattern of the reason; the first that matches counts."""
+"""Package or machine that lets a skipped test run, by a pattern of the reason; the first that matches counts."""
 
 
 class Skips:

@@ -116,7 +116,7 @@ def peft_model(tiny, options):
 
 
 def deltas(model):
-    """What each layer adds to its weight."""
+    """Update of each weight, scale times B A, by layer."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
     return {name.removeprefix("base_model.model."): layer.get_delta_weight("default") for name, layer in layers.items()}
 

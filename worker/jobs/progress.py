@@ -128,7 +128,7 @@ def _message(kind: str, payload: dict[str, Any]) -> str | None:
 
 
 def _warning(kind: str, payload: dict[str, Any]) -> str | None:
-    """Return the message of a warning; None if the kind is none."""
+    """Return the message of a kind of warning; None for other kinds of events."""
     match kind:
         case "gpu_fallback":
             causes = ", ".join(payload["causes"])

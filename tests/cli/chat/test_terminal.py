@@ -53,7 +53,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Models:
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the user types; then comes Ctrl-D."""
+    """Type lines as a user does, then Ctrl-D."""
     lines: list[str] = []
 
     def read(prompt: str) -> str:

@@ -1,4 +1,4 @@
-"""What the driver shows of a machine's GPUs."""
+"""GPUs of a machine, as its driver shows them."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_state_goes_through_a_file_bit_for_bit(kind: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_state_that_is_there_before_the_first_step_changes_no_bit(kind: str, device: str) -> None:
-    """What is built for a GPU also steps here: the parameters decide where it computes."""
+    """An optimizer built for a GPU also steps on a CPU: the parameters decide where it computes."""
     alone, lazy = made(kind, device=torch.device(device))
     prepared, eager = made(kind, device=torch.device(device))
     for parameter in prepared[1:]:
