@@ -264,22 +264,33 @@ def build(
     composite: bool = False,
     steps: int | None = None,
     seed: int = 0,
+    allow_copy: bool = False,
 ) -> BaseModelEntry:
     """Make a tiny base unless its folder exists already, and add it to the catalogue.
 
+    Args:
+        allow_copy: accept files that the catalogue has under another name; the same options and seed make the same files.
+
     Raises:
-        MensError: its name is an alias's, or the folder does not contain a base.
+        MensError: its name is an alias's, the folder does not contain a base, or the catalogue has its files under another
+            name; then the new folder is removed.
     """
     check_name(settings, name)
     folder = settings.home / "bases" / name
-    if not folder.exists():
+    is_new = not folder.exists()
+    if is_new:
         folder.parent.mkdir(parents=True, exist_ok=True)
         options = ["--family", family.in_config, "--seed", str(seed), *(["--steps", str(steps)] if steps else [])]
         options += ["--composite"] if composite else []
         # One thread, because a model this small is many times slower when threads compete.
         run_worker_program("worker.pretrain", str(folder), "--corpus", str(CORPUS), *options, threads=1)
-    relative = os.path.relpath(folder, settings.catalog_path.parent)
-    return add(settings, name, LocalSource(path=relative), "Apache-2.0", TINY_LEARNING_RATE, checked=True)
+    source = LocalSource(path=os.path.relpath(folder, settings.catalog_path.parent))
+    try:
+        return add(settings, name, source, "Apache-2.0", TINY_LEARNING_RATE, checked=True, allow_copy=allow_copy)
+    except Conflict:
+        if is_new:
+            shutil.rmtree(folder)
+        raise
 
 
 def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool = True) -> BaseModelEntry:

@@ -181,7 +181,7 @@ def ensure_base(settings: Settings, base: str) -> str:
     console.print(
         f"building the tiny base model {base}: once, 15 s on an idle machine, up to some minutes on a busy one"
     )
-    build(settings, base)
+    build(settings, base, allow_copy=True)  # it is the default, whatever else the catalogue has
     return base
 
 

@@ -86,6 +86,7 @@ def add(
     learning_rate: float | None = None,
     *,
     checked: bool = False,
+    allow_copy: bool = False,
 ) -> BaseModelEntry:
     """Fetch a source, check it, compute the digests of its files, and add it to the catalogue.
 
@@ -96,6 +97,7 @@ def add(
         license: license, for the records.
         learning_rate: as in :class:`BaseModelEntry`.
         checked: the folder was created by Mens.
+        allow_copy: accept files that the catalogue has under another name.
 
     Raises:
         MensError: it cannot be fetched, it can be neither tuned nor served, its name is an alias's, or the catalogue has its
@@ -109,15 +111,16 @@ def add(
         source = source if resolved.is_dir() else LocalSource(path=str(Path(source.path).resolve()))
     # Refuse an invalid name before a download and its digests.
     BaseModelEntry(name=name, source=source, digests={"config.json": "0" * 64})
-    if isinstance(source, HubSource):  # a commit does not change, so this needs no download
+    if isinstance(source, HubSource) and not allow_copy:  # a commit does not change, so this needs no download
         refuse_copy(settings, name, lambda base: base.source == source)
     folder = fetch(source, settings.catalog_path)
     if not checked:
         size = format_size(sum(file.stat().st_size for file in model_files(folder)))
         note(f"hashing and checking the files of {name} ({size})")
     digests = digest_model_folder(folder)
-    if not checked:
+    if not allow_copy:
         refuse_copy(settings, name, lambda base: base.digests == digests)
+    if not checked:
         check_base(folder)
     entry = BaseModelEntry(name=name, source=source, digests=digests, license=license, learning_rate=learning_rate)
     save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from cli.commands.bases import Family
+from cli.commands import bases
+from cli.commands.bases import Family, build
 from cli.main import app
 from cli.standalone import base_facts
 from shared.base_models.catalog import (
@@ -105,6 +106,17 @@ def test_alias_keeps_its_name_from_a_new_base(with_alias: Settings, arguments: l
 def test_base_is_not_built_in_no_steps(settings: Settings, steps: str) -> None:
     refused = mens("build", "bad", "--steps", steps)
     assert (refused.exit_code, "--steps" in refused.stderr, names(settings)) == (2, True, ["tiny"])
+
+
+def test_built_files_have_one_name(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bases, "run_worker_program", lambda _program, folder, *_options, **_: write_base(Path(folder)))
+    refused = mens("build", "second")
+    assert (refused.exit_code, names(settings)) == (1, ["tiny"])
+    assert "MODEL_DUPLICATE: These files are already in the catalogue as tiny." in refused.stderr
+    assert not (settings.home / "bases" / "second").exists()
+    assert mens("build", "tiny", "--replace").exit_code == 0
+    build(settings, "second", allow_copy=True)
+    assert names(settings) == ["second", "tiny"]
 
 
 def test_base_is_added_where_no_database_responds(
