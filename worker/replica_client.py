@@ -12,6 +12,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict
 
 from shared.errors import ArtifactInvalid, Code, JobFailed, Unavailable
+from shared.http_retry import keyed_client
 from shared.model_card.evaluation_rows import EvaluationRow, RowScore, WrittenAnswer
 from shared.replicas import ReplicaCapabilities, UnloadProgress, replica_name
 from shared.tokenization.request_arguments import with_template_arguments
@@ -89,11 +90,8 @@ class ReplicaClient:
     """
 
     def __init__(self, url: str, key: str, timeout_seconds: float) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds))
         self.url, self.name = url, replica_name(url)
-        # Without the environment's proxies: replicas are inside, and a proxy would see the serving key.
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
+        self._client = keyed_client(url, key, read_seconds=timeout_seconds, connect_seconds=CONNECT_SECONDS)
 
     def __enter__(self) -> ReplicaClient:
         return self

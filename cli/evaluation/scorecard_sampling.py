@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
 
 from cli.client.connection import Connection
 from shared.errors import Code, Unavailable
+from shared.http_retry import Retries
 from shared.scorecard.attempts import Generate, Message, ModelAnswer
 from shared.scorecard.run import MakeGenerate
 from shared.scorecard.spec import ScorecardCondition, ScorecardSpec, ScorecardTask
 
 ATTEMPTS = 4
-BUSY = frozenset({408, 429, 500, 502, 503, 504})
 TIMEOUT_SECONDS = 300.0
 
 
@@ -56,18 +57,14 @@ def sampler(
 def _post(
     client: httpx.Client, url: str, headers: dict[str, str], body: dict[str, Any], wait: Callable[[float], None]
 ) -> httpx.Response:
-    for attempt in range(ATTEMPTS):
-        try:
-            response = client.post(url, headers=headers, json=body, timeout=TIMEOUT_SECONDS)
-            failure = f"{response.status_code}: {response.text[:300]}"
-        except httpx.HTTPError as error:
-            response, failure = None, str(error) or type(error).__name__
-        if response is not None and response.is_success:
-            return response
-        if response is not None and response.status_code not in BUSY:
-            break
-        if attempt + 1 < ATTEMPTS:
-            wait(2.0**attempt)
+    retries = Retries(ATTEMPTS, pause=lambda seconds, _: wait(seconds))
+    outcome = retries.send(partial(client.post, url, headers=headers, json=body, timeout=TIMEOUT_SECONDS))
+    if isinstance(outcome, httpx.TransportError):
+        failure = str(outcome) or type(outcome).__name__
+    elif outcome.is_success:
+        return outcome
+    else:
+        failure = f"{outcome.status_code}: {outcome.text[:300]}"
     remedy = "Finished tasks are kept: run the same command again to continue."
     raise Unavailable(Code.SERVING_FAILED, f"{url} did not answer: {failure}.", remedy=remedy)
 

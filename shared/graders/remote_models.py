@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -11,12 +11,12 @@ import httpx
 
 from shared.errors import Code, InvalidRequest, Unavailable
 from shared.graders.text_similarity import no_embeddings
+from shared.http_retry import Retries, keyed_client
 from shared.settings import RemoteModel
 
 ATTEMPTS = 3
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 10.0
-TIMEOUT = httpx.Timeout(120.0, connect=10.0)
-WORTH_REPEATING = frozenset({408, 409, 429, 500, 502, 503, 504})
+LONGEST_WAIT_SECONDS = 10.0
+READ_SECONDS = 120.0
 OF_THE_REQUEST = frozenset({400, 413, 422})
 """Statuses by which only this request failed; any other failure would affect the next one too."""
 
@@ -31,8 +31,7 @@ class RemoteModels:
 
     def __init__(self, judges: Mapping[str, RemoteModel], embeddings: RemoteModel | None) -> None:
         self._judges, self._embeddings = judges, embeddings
-        # Ignore the environment: its proxies and password files must not get these keys.
-        self._client = httpx.Client(timeout=TIMEOUT, trust_env=False)
+        self._client = keyed_client(read_seconds=READ_SECONDS)
 
     def __enter__(self) -> RemoteModels:
         return self
@@ -92,24 +91,16 @@ class RemoteModels:
         secret = target.key.get_secret_value()
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         content = {**body, "model": target.model or name}
-        for attempt in range(1, ATTEMPTS + 1):
-            wait = FIRST_WAIT_SECONDS * 2**attempt
-            try:
-                response = self._client.post(target.url.rstrip("/") + route, json=content, headers=headers)
-            except httpx.TransportError as error:
-                reason = f"does not respond ({type(error).__name__})"
-            else:
-                if response.is_success:
-                    return _object(response, name)
-                if response.status_code in OF_THE_REQUEST:
-                    raise _refused(name, f"status {response.status_code}, {response.text[:200]!r}")
-                reason = f"answers with status {response.status_code}"
-                if response.status_code not in WORTH_REPEATING:
-                    break
-                told = response.headers.get("retry-after", "")
-                wait = float(told) if told.isdecimal() else wait
-            if attempt < ATTEMPTS:
-                time.sleep(min(wait, LONGEST_WAIT_SECONDS))
+        request = partial(self._client.post, target.url.rstrip("/") + route, json=content, headers=headers)
+        outcome = Retries(ATTEMPTS, LONGEST_WAIT_SECONDS).send(request)
+        if isinstance(outcome, httpx.TransportError):
+            reason = f"does not respond ({type(outcome).__name__})"
+        elif outcome.is_success:
+            return _object(outcome, name)
+        elif outcome.status_code in OF_THE_REQUEST:
+            raise _refused(name, f"status {outcome.status_code}, {outcome.text[:200]!r}")
+        else:
+            reason = f"answers with status {outcome.status_code}"
         # The response's content stays out: behind a wrong address anything may answer.
         raise Unavailable(
             Code.GRADER_MODEL_UNAVAILABLE,

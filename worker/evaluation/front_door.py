@@ -4,11 +4,10 @@ help.
 
 from __future__ import annotations
 
-import random
 import socket
 import threading
-import time
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
@@ -17,14 +16,13 @@ import httpx
 import msgspec
 
 from shared.errors import Code, InvalidRequest, JobFailed, MensError, NotFound, Unavailable
+from shared.http_retry import Retries, keyed_client
 
 ATTEMPTS = 6
-FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 60.0
 LIMIT_PATIENCE_SECONDS = 900.0
 """How long to wait for a tenant limit before the attempt ends and the job returns to the queue."""
 READ_SECONDS = 600.0
-WORTH_REPEATING = frozenset({408, 409, 500, 502, 503, 504})
 AWAY = frozenset({503})
 """Statuses of an unavailable part of the system, as opposed to a request that cannot be served."""
 
@@ -43,12 +41,12 @@ class FrontDoor:
     """
 
     def __init__(self, url: str, key: str, connections: int) -> None:
-        self._client = httpx.Client(
-            base_url=url,
-            headers={"Authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(READ_SECONDS, connect=10.0),
-            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
-            trust_env=False,
+        self._client = keyed_client(url, key, read_seconds=READ_SECONDS, connections=connections)
+        self._retries = Retries(
+            ATTEMPTS,
+            longest_wait=LONGEST_WAIT_SECONDS,
+            limit_seconds=LIMIT_PATIENCE_SECONDS,
+            pause=lambda seconds, _: self._closing.wait(seconds),
         )
         self._closing = threading.Event()
         self._sockets: WeakSet[socket.socket] = WeakSet()
@@ -92,28 +90,23 @@ class FrontDoor:
             MensError: this request is refused or fails, with the code that the API gave.
             DoorClosed: the evaluation ends.
         """
-        began, failures = time.monotonic(), 0
-        while True:
-            if self._closing.is_set():
-                raise DoorClosed
-            response = self._send(path, body)
-            if isinstance(response, httpx.Response) and response.is_success:
-                return _object(response)
-            status = response.status_code if isinstance(response, httpx.Response) else None
-            error = _error_of(response) if isinstance(response, httpx.Response) else response
-            if status == httpx.codes.TOO_MANY_REQUESTS:
-                if time.monotonic() - began > LIMIT_PATIENCE_SECONDS:
-                    raise Unavailable(error.code, error.message, remedy="Raise the tenant's limits, or wait.")
-                wait = _told_wait(response) or 1.0
-            else:
-                failures += 1
-                if failures >= ATTEMPTS or not (status is None or status in WORTH_REPEATING):
-                    raise error
-                wait = _told_wait(response) or FIRST_WAIT_SECONDS * 2**failures
-            # Jitter, so that not all retry at the same moment.
-            self._closing.wait(min(wait, LONGEST_WAIT_SECONDS) * random.uniform(1.0, 1.25))
+        outcome = self._retries.send(partial(self._send, path, body))
+        if isinstance(outcome, httpx.TransportError):
+            raise Unavailable(
+                Code.EVAL_UNAVAILABLE,
+                f"{self._client.base_url} does not respond ({type(outcome).__name__}).",
+                remedy="Check MENS_API_URL and the API; stored answers are not requested again.",
+            )
+        if outcome.is_success:
+            return _object(outcome)
+        error = _error_of(outcome)
+        if outcome.status_code == httpx.codes.TOO_MANY_REQUESTS:
+            raise Unavailable(error.code, error.message, remedy="Raise the tenant's limits, or wait.")
+        raise error
 
-    def _send(self, path: str, body: dict[str, Any]) -> httpx.Response | Unavailable:
+    def _send(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        if self._closing.is_set():
+            raise DoorClosed
         try:
             return self._client.post(
                 path,
@@ -121,16 +114,10 @@ class FrontDoor:
                 headers={"Content-Type": "application/json"},
                 extensions={"trace": self._remember_socket},
             )
-        except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: the client was closed
+        except (httpx.TransportError, RuntimeError):  # RuntimeError: the client was closed
             if self._closing.is_set():
                 raise DoorClosed from None
-            if not isinstance(error, httpx.TransportError):
-                raise
-            return Unavailable(
-                Code.EVAL_UNAVAILABLE,
-                f"{self._client.base_url} does not respond ({type(error).__name__}).",
-                remedy="Check MENS_API_URL and the API; stored answers are not requested again.",
-            )
+            raise
 
     def _remember_socket(self, event: str, facts: dict[str, Any]) -> None:
         """Called by httpcore at each step of a request."""
@@ -174,10 +161,3 @@ def _error_of(response: httpx.Response) -> MensError:
         return NotFound(code, message, remedy=remedy, param="model")
     kind = JobFailed if status >= httpx.codes.INTERNAL_SERVER_ERROR else InvalidRequest
     return kind(code, message, remedy=remedy, details={"status": status})
-
-
-def _told_wait(response: httpx.Response | Unavailable) -> float | None:
-    try:
-        return max(0.0, float(response.headers["retry-after"])) if isinstance(response, httpx.Response) else None
-    except (KeyError, ValueError):
-        return None

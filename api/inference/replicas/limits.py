@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from shared.base_models.families import HEAD_FAMILIES
+from shared.http_retry import keyed_client
 from shared.preflight.types import ServingLimits
 from shared.replicas import ReplicaCapabilities
 
@@ -71,9 +72,9 @@ class ReplicaLimits:
         return list(self._cached.values())
 
     def _read(self, url: str) -> ReplicaCapabilities | None:
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
-            response = httpx.get(f"{url}/mens/limits", headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False)
+            with keyed_client(url, self.key, read_seconds=TIMEOUT_SECONDS) as client:
+                response = client.get("/mens/limits")
             return ReplicaCapabilities.model_validate_json(response.raise_for_status().content)
         except (httpx.HTTPError, ValueError) as error:  # a body of another shape: another release, or another program
             logger.warning("the replica %s does not report its limits: %s", url, error)

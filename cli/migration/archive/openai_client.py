@@ -10,21 +10,20 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any, BinaryIO
 
 import httpx
 import msgspec
 
 from shared.errors import Code, Unauthenticated, Unavailable
+from shared.http_retry import Outcome, Retries, describe_outcome, is_temporary, retry_after
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 TIMEOUT_SECONDS = 120.0
 ATTEMPTS = 8
-LONGEST_BACKOFF_SECONDS = 60.0
 LONGEST_WAIT_SECONDS = 900.0
 """A `Retry-After` beyond this ends the command; the next run continues where it stopped."""
 NOT_WORTH_WAITING = ("insufficient_quota", "billing_hard_limit_reached")
@@ -122,26 +121,37 @@ class OpenAIClient:
             Unauthenticated: the key was refused.
             Unavailable: no response, or only temporary refusals, after all retries.
         """
-        failure = ""
-        for attempt in range(ATTEMPTS):
-            wait = min(2.0**attempt, LONGEST_BACKOFF_SECONDS)
-            try:
-                with self._http.stream(method, path, params=query, json=body) as response:
-                    _refill(target, response)
-                reply = self._reply(response, target)
-            except httpx.TransportError as error:
-                failure = f"no response ({type(error).__name__})"
-            else:
-                if not _is_worth_waiting(reply):
-                    return reply
-                if response.is_server_error and attempt == ATTEMPTS - 1:
-                    # One broken object must not end an export.
-                    return reply
-                failure = f"{reply.status} {reply.code}".rstrip()
-                wait = self._told_wait(response) or wait
-            if attempt < ATTEMPTS - 1:
-                self._wait(wait, failure)
-        raise _unavailable(f"OpenAI answered {method} {path} with {failure}, {ATTEMPTS} times.")
+        outcome = Retries(
+            ATTEMPTS,
+            LONGEST_WAIT_SECONDS,
+            is_temporary=lambda outcome: self._is_worth_waiting(outcome, target),
+            pause=lambda seconds, outcome: self._wait(seconds, outcome, target),
+        ).send(partial(self._stream, method, path, target, query, body))
+        # One broken object must not end an export: a server's error is its reply.
+        if isinstance(outcome, httpx.Response) and (
+            outcome.is_server_error or not self._is_worth_waiting(outcome, target)
+        ):
+            return self._reply(outcome, target)
+        raise _unavailable(f"OpenAI answered {method} {path} with {self._failure(outcome, target)}, {ATTEMPTS} times.")
+
+    def _stream(
+        self, method: str, path: str, target: BinaryIO, query: Query | None, body: Mapping[str, Any] | None
+    ) -> httpx.Response:
+        with self._http.stream(method, path, params=query, json=body) as response:
+            target.seek(0)
+            target.truncate()
+            target.writelines(response.iter_bytes())
+        return response
+
+    def _is_worth_waiting(self, outcome: Outcome, target: BinaryIO) -> bool:
+        if isinstance(outcome, httpx.TransportError) or outcome.status_code != httpx.codes.TOO_MANY_REQUESTS:
+            return is_temporary(outcome)
+        return self._reply(outcome, target).code not in NOT_WORTH_WAITING
+
+    def _failure(self, outcome: Outcome, target: BinaryIO) -> str:
+        if isinstance(outcome, httpx.TransportError):
+            return describe_outcome(outcome)
+        return f"{outcome.status_code} {self._reply(outcome, target).code}".rstrip()
 
     def _reply(self, response: httpx.Response, target: BinaryIO) -> Reply:
         if response.is_success:
@@ -161,35 +171,13 @@ class OpenAIClient:
         """Return a string without the key, whole or shortened as OpenAI quotes it."""
         return SECRET.sub("(key)", text.replace(self._key.secret, "(key)"))
 
-    def _wait(self, seconds: float, failure: str) -> None:
-        if seconds > LONGEST_WAIT_SECONDS:
-            raise _unavailable(f"OpenAI answered with {failure} and requests a wait of {seconds:.0f} s of patience.")
+    def _wait(self, seconds: float, outcome: Outcome, target: BinaryIO) -> None:
+        failure, requested = self._failure(outcome, target), retry_after(outcome) or 0.0
+        if requested > LONGEST_WAIT_SECONDS:
+            raise _unavailable(f"OpenAI answered with {failure} and requests a wait of {requested:.0f} s.")
         if seconds >= 5:
             self._note(f"OpenAI answered with {failure}; waiting for {seconds:.0f} s")
         self._pause(seconds)
-
-    def _told_wait(self, response: httpx.Response) -> float | None:
-        """Return the seconds of ``retry-after-ms`` or ``Retry-After``, which is a number or a date."""
-        with suppress(KeyError, ValueError):
-            return max(0.0, float(response.headers["retry-after-ms"]) / 1000)
-        value = response.headers.get("retry-after", "")
-        with suppress(ValueError):
-            return max(0.0, float(value))
-        with suppress(ValueError, TypeError):
-            return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-        return None
-
-
-def _refill(target: BinaryIO, response: httpx.Response) -> None:
-    target.seek(0)
-    target.truncate()
-    target.writelines(response.iter_bytes())
-
-
-def _is_worth_waiting(reply: Reply) -> bool:
-    if reply.status == httpx.codes.TOO_MANY_REQUESTS:
-        return reply.code not in NOT_WORTH_WAITING
-    return reply.status in {httpx.codes.REQUEST_TIMEOUT, httpx.codes.CONFLICT} or reply.status >= 500
 
 
 def _error_of(body: bytes) -> tuple[str, str]:

@@ -4,10 +4,10 @@ again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,12 +21,11 @@ from cli.migration.gate.recorded import RecordedPrompt
 from cli.migration.receipts import GATE
 from shared.errors import ArtifactInvalid, Code, Conflict, Forbidden, NotFound, Unauthenticated, Unavailable
 from shared.hashing import digest_json
+from shared.http_retry import Retries, describe_outcome, is_temporary
 
 ADAPTER_HEADER = "x-mens-adapter"
 RECORDED_BOUND = "max_completion_tokens"
 ATTEMPTS = 6
-LONGEST_WAIT_SECONDS = 60.0
-WORTH_WAITING = frozenset({408, 409, 429, 500, 502, 503, 504})
 
 
 class NewAnswer(msgspec.Struct, frozen=True):
@@ -214,28 +213,10 @@ def _code_of(status: int, content: dict[str, Any]) -> str:
 
 
 def _send(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
-    failure = ""
-    for attempt in range(ATTEMPTS):
-        wait = 2.0**attempt
-        try:
-            response = client.request(method, path, json=body)
-        except httpx.TransportError as error:
-            failure = f"no response ({type(error).__name__})"
-        else:
-            if response.status_code not in WORTH_WAITING:
-                return response
-            failure = f"status {response.status_code}"
-            wait = _told_wait(response) or wait
-        if attempt < ATTEMPTS - 1:
-            time.sleep(min(wait, LONGEST_WAIT_SECONDS))
-    remedy = "Run the command again: received answers are kept."
+    outcome = Retries(ATTEMPTS).send(partial(client.request, method, path, json=body))
+    if isinstance(outcome, httpx.Response) and not is_temporary(outcome):
+        return outcome
+    failure, remedy = describe_outcome(outcome), "Run the command again: received answers are kept."
     raise Unavailable(
         Code.SERVING_UNAVAILABLE, f"{client.base_url} answered with {failure}, {ATTEMPTS} times.", remedy=remedy
     )
-
-
-def _told_wait(response: httpx.Response) -> float | None:
-    try:
-        return max(0.0, float(response.headers.get("retry-after", "")))
-    except ValueError:
-        return None

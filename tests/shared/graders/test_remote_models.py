@@ -9,8 +9,8 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from cli.standalone.ports import free_port
+from shared import http_retry
 from shared.errors import Code, InvalidRequest, MensError, Unavailable
-from shared.graders import remote_models
 from shared.graders.grading import check_runnable, grade, make_sample
 from shared.graders.remote_models import RemoteModels
 from shared.graders.types import GRADER
@@ -39,7 +39,7 @@ def outside() -> RemoteServer:
 
 @pytest.fixture
 def remote(outside: RemoteServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteModels]:
-    monkeypatch.setattr(remote_models, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(http_retry, "FIRST_WAIT_SECONDS", 0.01)
     with http_stub(outside.respond) as url:
         judge = RemoteModel(url=f"{url}/v1", key=SecretStr("a secret"), model="large-1")
         with RemoteModels({"outside": judge}, RemoteModel(url=f"{url}/v1/", model="vectors-1")) as models:
@@ -121,7 +121,7 @@ def test_what_are_no_embeddings_is_said(remote: RemoteModels, outside: RemoteSer
 
 
 def test_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_models, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(http_retry, "FIRST_WAIT_SECONDS", 0.01)
     away = RemoteModel(url=f"http://127.0.0.1:{free_port()}/v1")
     with RemoteModels({"outside": away}, None) as models, pytest.raises(Unavailable, match="ConnectError") as caught:
         models.complete({"model": "outside"})

@@ -121,7 +121,10 @@ def test_the_installations_own_address_gets_the_key(endpoint: ChatEndpoint, url:
     assert [key for _, key in endpoint.requests] == ["Bearer secret"]
 
 
-def test_a_busy_server_is_waited_for_and_a_refusal_is_not(endpoint: ChatEndpoint, url: str) -> None:
+def test_a_busy_server_is_waited_for_and_a_refusal_is_not(
+    endpoint: ChatEndpoint, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.http_retry.JITTER", 1.0)
     spec = ScorecardSpec.model_validate(scorecard_spec(1, conditions=[scorecard_condition("new", server_url=url)]))
     waits: list[float] = []
     with httpx.Client() as client:

@@ -72,7 +72,7 @@ def successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sqlite_template: 
             monkeypatch.setenv("MENS_API_URL", url)
             monkeypatch.setenv("MENS_API_KEY", secret)
             monkeypatch.setenv("COLUMNS", "250")
-            monkeypatch.setattr("cli.migration.gate.answers.time.sleep", lambda _: None)
+            monkeypatch.setattr("shared.http_retry.time.sleep", lambda _: None)
             yield replica
 
 

@@ -13,6 +13,11 @@ from shared.errors import Code, Unauthenticated, Unavailable
 from tests.support.fake_openai import KEY, Response, ServedOpenAI, error_response, json_response
 
 
+@pytest.fixture(autouse=True)
+def _without_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.http_retry.JITTER", 1.0)
+
+
 def get(openai: ServedOpenAI, path: str = "models") -> tuple[Reply, bytes]:
     body = io.BytesIO()
     with openai.client() as client:

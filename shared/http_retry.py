@@ -1,0 +1,110 @@
+"""Outgoing HTTP requests: the client for servers that get a key, and the rule by which requests are sent again.
+
+Not for requests to replicas on a chat's path (`api/inference/replicas/client.py`) and webhooks (`worker/webhooks/`),
+which have clients and retries of their own, and the hub's, whose client retries by itself.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+import httpx
+
+FIRST_WAIT_SECONDS = 1.0
+JITTER = 1.25
+"""Every wait is multiplied by a random number from 1 to this one, so that not all callers retry at the same moment."""
+
+Outcome = httpx.Response | httpx.TransportError
+
+
+def keyed_client(
+    url: str = "", key: str = "", *, read_seconds: float, connect_seconds: float = 10.0, connections: int = 100
+) -> httpx.Client:
+    """Return a client without the environment's proxies and password files, which must not get or replace the key.
+
+    Args:
+        key: sent as a bearer token; empty: none.
+        connections: most connections at once.
+    """
+    return httpx.Client(
+        base_url=url,
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        timeout=httpx.Timeout(read_seconds, connect=min(connect_seconds, read_seconds)),
+        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+        trust_env=False,
+    )
+
+
+def is_temporary(outcome: Outcome) -> bool:
+    """Return whether the same request may succeed later: no response, a busy server, or a failed one."""
+    if isinstance(outcome, httpx.TransportError):
+        return True
+    status = outcome.status_code
+    return status in {408, 409, 429} or (status >= 500 and status != httpx.codes.NOT_IMPLEMENTED)
+
+
+def describe_outcome(outcome: Outcome) -> str:
+    """Return the status of a response, or the kind of failure without one."""
+    if isinstance(outcome, httpx.TransportError):
+        return f"no response ({type(outcome).__name__})"
+    return f"status {outcome.status_code}"
+
+
+def retry_after(outcome: Outcome) -> float | None:
+    """Return the seconds of ``retry-after-ms`` or ``Retry-After``, which is a number or a date; None without them."""
+    if isinstance(outcome, httpx.TransportError):
+        return None
+    with suppress(KeyError, ValueError):
+        return max(0.0, float(outcome.headers["retry-after-ms"]) / 1000)
+    value = outcome.headers.get("retry-after", "")
+    with suppress(ValueError):
+        return max(0.0, float(value))
+    with suppress(ValueError, TypeError):
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    return None
+
+
+def _sleep(seconds: float, _outcome: Outcome) -> None:
+    time.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often a request is sent, and how long to wait in between: as the server says, else 1, 2, 4 … seconds.
+
+    Attributes:
+        attempts: failures after which the last outcome is returned.
+        longest_wait: in seconds.
+        limit_seconds: for so long a 429 does not count as a failure: a limit of the caller is waited for.
+        is_temporary: whether an outcome is worth another attempt.
+        pause: waits, for seconds, after an outcome; what it raises ends the retries.
+    """
+
+    attempts: int
+    longest_wait: float = 60.0
+    limit_seconds: float = 0.0
+    is_temporary: Callable[[Outcome], bool] = is_temporary
+    pause: Callable[[float, Outcome], object] = _sleep
+
+    def send(self, request: Callable[[], httpx.Response]) -> Outcome:
+        """Send a request until its outcome is not temporary; return the last outcome, whatever it is."""
+        began, failures = time.monotonic(), 0
+        while True:
+            try:
+                outcome: Outcome = request()
+            except httpx.TransportError as error:
+                outcome = error
+            limited = self.limit_seconds and describe_outcome(outcome) == "status 429"
+            failures += not limited
+            is_over = time.monotonic() - began > self.limit_seconds if limited else failures >= self.attempts
+            if is_over or not self.is_temporary(outcome):
+                return outcome
+            wait = retry_after(outcome)
+            if wait is None:
+                wait = FIRST_WAIT_SECONDS * 2.0 ** max(failures - 1, 0)
+            self.pause(min(wait, self.longest_wait) * random.uniform(1.0, JITTER), outcome)
