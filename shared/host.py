@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import multiprocessing
 import os
@@ -14,9 +13,9 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
+from shared.contained.limits import end_with_parent
 from shared.errors import Code, Unavailable
 
-_PR_SET_PDEATHSIG = 1
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DISK_UNAVAILABLE = frozenset(
     {
@@ -47,10 +46,7 @@ def exit_with_parent(parent: int | None = None, signal_number: signal.Signals = 
         parent = getattr(multiprocessing.parent_process(), "pid", None)
     if parent is None or not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number)
-    # The parent may have died before the kernel got the request.
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with_parent(parent, signal_number)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from serving.grammars.compile_server import DONE, STARTED
+from shared.contained.process import ContainedProcess
 
 MAX_PROCESSES = 4
 """Grammars that are checked at once."""
@@ -123,7 +124,7 @@ class CompileCheck:
         async with self._starting:
             if self._server is None:
                 self._server = await asyncio.to_thread(_Server.start, self._vocabulary)
-                log.info("Grammars are checked by a process of their own, %d.", self._server.process.pid)
+                log.info("Grammars are checked by a process of their own, %d.", self._server.process.first)
             return self._server
 
     def close(self) -> None:
@@ -134,31 +135,23 @@ class CompileCheck:
 
 @dataclass(frozen=True)
 class _Server:
-    process: subprocess.Popen[bytes]
+    process: ContainedProcess
     control: socket.socket
 
     @classmethod
     def start(cls, vocabulary: Callable[[], str]) -> _Server:
         control, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "serving.grammars.compile_server", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.PIPE,
-            )
-        assert process.stdin
-        with process.stdin as stdin:
-            stdin.write(vocabulary().encode())
+            command = [sys.executable, "-m", "serving.grammars.compile_server", str(theirs.fileno())]
+            process = ContainedProcess(command, pass_fds=[theirs.fileno()], stdin=subprocess.PIPE)
+        process.send(vocabulary().encode())
+        process.end_input()
         return cls(process, control)
 
     def end(self) -> None:
         """Close its control socket, and wait until it has ended."""
         self.control.close()
-        try:
-            self.process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.end(END_SECONDS)
 
 
 async def _ask(control: socket.socket, job: bytes) -> bytes:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import socket
 import sys
 import threading
 from typing import Any
+
+from shared.contained import limits
 
 STARTED, DONE = b"s", b"d"
 STEPS = 8
@@ -36,9 +37,6 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     vocabulary = TokenizerInfo.deserialize_json(sys.stdin.read())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended forks leave no zombies
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C in a terminal reaches the replica, which then closes the socket
     os.nice(NICE)
     while True:
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
@@ -95,12 +93,9 @@ def _serve(connection: socket.socket, vocabulary: Any) -> None:
 
 def _limit(seconds: float, memory_bytes: int) -> None:
     """Have the kernel end this process after this processor time, or soon after it requests more memory."""
-    pages = int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115, PTH123  # this process lives for a moment
-    allowed = pages * resource.getpagesize() + memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, seconds * WALL_TIMES)
+    limits.limit_added_memory(memory_bytes)
+    limits.dump_nothing()
+    limits.end_after(seconds, seconds * WALL_TIMES)
 
 
 def _compile_and_end(connection: socket.socket, vocabulary: Any, job: dict[str, Any]) -> None:

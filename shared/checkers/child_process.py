@@ -11,11 +11,11 @@ import json
 import os
 import resource
 import sys
-from pathlib import Path
 from typing import Any, TextIO
 
 from shared.checkers.checker import Check, Checker, Diagnostic
 from shared.checkers.languages import load_checker
+from shared.contained import limits
 
 MEMORY_BYTES = 1 << 30
 CPU_SECONDS = 20
@@ -27,11 +27,11 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     # A checker's own output is not an answer.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    _die_first()
-    _limit(resource.RLIMIT_AS, MEMORY_BYTES)
-    _limit(resource.RLIMIT_NOFILE, OPEN_FILES)
-    _limit(resource.RLIMIT_FSIZE, 0)
-    _limit(resource.RLIMIT_CORE, 0)
+    limits.end_first()
+    limits.limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    limits.limit(resource.RLIMIT_NOFILE, OPEN_FILES)
+    limits.limit(resource.RLIMIT_FSIZE, 0)
+    limits.dump_nothing()
     serve(sys.stdin, answers)
 
 
@@ -40,7 +40,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
     checkers: dict[str, Checker] = {}
     for line in requests:
         request = json.loads(line)
-        _limit_cpu()
+        limits.limit_added_processor_time(CPU_SECONDS)
         answer, is_last = _answer(checkers, request["language"], request["text"])
         answers.write(json.dumps({**answer, "is_last": is_last}) + "\n")
         answers.flush()
@@ -62,26 +62,6 @@ def _answer(checkers: dict[str, Checker], language: str, text: str) -> tuple[dic
 def _wire(check: Check) -> dict[str, Any]:
     faults = [[fault.code, fault.message[:500], fault.line, fault.column] for fault in check.diagnostics]
     return {"diagnostics": faults, "constructs": dict(check.constructs), "size": check.size}
-
-
-def _die_first() -> None:
-    """Make the kernel end this process, not its parent, when memory runs out."""
-    try:
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    except OSError:
-        pass
-
-
-def _limit(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (allowed, allowed))
-
-
-def _limit_cpu() -> None:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU_SECONDS, hard))
 
 
 if __name__ == "__main__":

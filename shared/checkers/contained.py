@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from shared.checkers.checker import Check, Diagnostic
 from shared.checkers.languages import require_language
+from shared.contained.process import ContainedProcess
 from shared.errors import Code, Unavailable
 
 MAX_CHARACTERS = 200_000
 SECONDS = 20.0
 ROOT = Path(__file__).resolve().parents[2]
-_READ = 65_536
 
 
 class ContainedCheckers:
@@ -40,7 +38,7 @@ class ContainedCheckers:
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: ContainedProcess | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -73,13 +71,8 @@ class ContainedCheckers:
 
     def _ask(self, request: bytes) -> dict[str, Any]:
         child = self._running()
-        assert child.stdin
-        try:
-            child.stdin.write(request)
-            child.stdin.flush()
-        except BrokenPipeError:
-            pass
-        line = self._read_line(child)
+        child.send(request)
+        line = child.read_line(self._seconds)
         if line is None:
             self._end()
             return _fault("time_limit", f"it takes longer than {self._seconds:g} s to check")
@@ -91,40 +84,24 @@ class ContainedCheckers:
             self._end()
         return answer
 
-    def _read_line(self, child: subprocess.Popen[bytes]) -> bytes | None:
-        """Read an answer; it is incomplete if the child ended, and None if the time is over."""
-        assert child.stdout
-        deadline, line = time.monotonic() + self._seconds, b""
-        while not line.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
-                return None
-            piece = os.read(child.stdout.fileno(), _READ)
-            if not piece:
-                break
-            line += piece
-        return line
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._child and self._child.poll() is not None:
+    def _running(self) -> ContainedProcess:
+        if self._child and not self._child.is_running():
             self._end()
         if self._child is None:
             # -P: the folder where this was started must not be a library path. Warnings are not faults.
-            self._child = subprocess.Popen(
+            self._child = ContainedProcess(
                 [sys.executable, "-P", "-W", "ignore", "-m", "shared.checkers.child_process"],
+                {"PYTHONPATH": _search_path(), "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={"PYTHONPATH": _search_path(), "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"},
-                start_new_session=True,
             )
         return self._child
 
     def _end(self) -> None:
         child, self._child = self._child, None
         if child:
-            child.kill()
-            child.communicate()
+            child.end()
 
 
 def _search_path() -> str:

@@ -11,12 +11,11 @@ import json
 import os
 import secrets
 import select
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -24,6 +23,8 @@ from pathlib import Path
 from typing import IO
 
 from shared.compilers.compiler import Compiler
+from shared.contained.limits import end_first
+from shared.contained.process import EXIT_SECONDS, ContainedProcess
 from shared.errors import Unavailable
 from shared.sandbox import bubblewrap, seccomp
 from shared.sandbox.child import failed
@@ -33,8 +34,6 @@ from shared.sandbox.levels import MAX_OUTPUT_BYTES, Limits
 
 CHECK_SECONDS = 0.02
 """Interval at which time and memory of a running compiler are measured."""
-EXIT_SECONDS = 5.0
-"""Time that killed processes, or ones that closed their output, may take to end."""
 PROCESSES = 32
 """Most processes and threads of a compiler: gcc has two, rustc as many threads as the machine has cores."""
 RETRY_SECONDS = (0.1, 0.5)
@@ -90,75 +89,53 @@ def _run_once(compiler: Compiler, text: str, limits: Limits, sandbox: Sandbox) -
         given.seek(0)
         running = stack.enter_context(_started(compiler, limits, given))
         output = bytearray()
-        reason = _watch(running, limits, sandbox, output)
-        if not reason:
-            # Its output is closed, and its exit code comes a moment after that.
-            with suppress(subprocess.TimeoutExpired):
-                running.process.wait(EXIT_SECONDS)
-        running.end()
-        exit_code = running.process.wait()
-        told = running.told()
+        reason = _watch(running.child, limits, sandbox, output)
+        # Its output is closed, and its exit code comes a moment after that.
+        exit_code = running.child.end(0.0 if reason else EXIT_SECONDS)
+        report = running.report.read().decode(errors="replace")
     if sandbox.is_closed:
         raise failed("it was closed")
     if reason:
         return Compilation(None, reason)
-    if told != "+":
-        raise failed(told.removeprefix("+") or output.decode(errors="replace").strip()[-1000:] or "bubblewrap ended")
+    if report != "+":
+        raise failed(report.removeprefix("+") or output.decode(errors="replace").strip()[-1000:] or "bubblewrap ended")
     return Compilation(exit_code, output.decode(errors="replace"))
 
 
+@dataclass(frozen=True, slots=True)
 class _Running:
     """A compiler that runs.
 
     Attributes:
-        first: the first process of its namespace, whose end is the end of all; bubblewrap itself before it exists.
+        report: what the process wrote before it became the compiler; read it after it has ended.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], first: int, report: IO[bytes]) -> None:
-        self.process, self.first, self._report = process, first, report
-
-    def told(self) -> str:
-        """Read the report that the process wrote before it became the compiler; call this after it has ended."""
-        return self._report.read().decode(errors="replace")
-
-    def end(self) -> None:
-        """Kill all its processes and wait for their end: first the namespace's, by killing the first one, then
-        bubblewrap.
-        """
-        for pid in (self.first, self.process.pid):
-            if self.process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                with suppress(subprocess.TimeoutExpired):
-                    self.process.wait(EXIT_SECONDS)
+    child: ContainedProcess
+    report: IO[bytes]
 
 
 @contextmanager
 def _started(compiler: Compiler, limits: Limits, given: IO[bytes]) -> Iterator[_Running]:
-    info, info_end = os.pipe()
     report, report_end = os.pipe()
-    with os.fdopen(info, "rb") as told, os.fdopen(report, "rb") as reported:
+    with os.fdopen(report, "rb") as reported:
         try:
-            process = _start(compiler, limits, given, info_end, report_end)
+            child = _start(compiler, limits, given, report_end)
         except OSError as error:
             raise failed(str(error)) from None
         finally:
-            os.close(info_end)
             os.close(report_end)
-        with process:
-            running = _Running(process, process.pid, reported)
-            try:
-                with suppress(ValueError, KeyError):
-                    running.first = int(json.loads(told.read())["child-pid"])
-                # When memory is short, the kernel ends these first.
-                with suppress(OSError):
-                    Path(f"/proc/{running.first}/oom_score_adj").write_text("1000")
-                yield running
-            finally:
-                running.end()
+        try:
+            end_first(child.first)
+            yield _Running(child, reported)
+        finally:
+            child.end()
 
 
-def _start(compiler: Compiler, limits: Limits, given: IO[bytes], info: int, report: int) -> subprocess.Popen[bytes]:
+def _start(compiler: Compiler, limits: Limits, given: IO[bytes], report: int) -> ContainedProcess:
+    def wrap(command: Sequence[str], info: int) -> list[str]:
+        executables = compiler.executables
+        return bubblewrap.wrapped(command, environment(), info, limits.tmpfs_bytes, bound=executables, as_first=False)
+
     config = {
         "command": compiler.command,
         "file": compiler.file,
@@ -170,19 +147,14 @@ def _start(compiler: Compiler, limits: Limits, given: IO[bytes], info: int, repo
         "program": _program(),
         "report_fd": report,
     }
-    command = [sys.executable, "-s", "-P", "-m", "shared.compilers", json.dumps(config)]
-    wrapped = bubblewrap.wrapped(
-        command, environment(), info, limits.tmpfs_bytes, bound=compiler.executables, as_first=False
-    )
-    return subprocess.Popen(
-        wrapped,
+    return ContainedProcess(
+        [sys.executable, "-s", "-P", "-m", "shared.compilers", json.dumps(config)],
+        environment(),
+        wrap=wrap,
+        pass_fds=[report],
         stdin=given,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=environment(),
-        pass_fds=(info, report),
-        # Ctrl-C in a terminal does not reach it.
-        process_group=0,
     )
 
 
@@ -191,10 +163,10 @@ def _program() -> str:
     return base64.b64encode(seccomp.compiler_program()).decode()
 
 
-def _watch(running: _Running, limits: Limits, sandbox: Sandbox, output: bytearray) -> str:
+def _watch(child: ContainedProcess, limits: Limits, sandbox: Sandbox, output: bytearray) -> str:
     """Read the output until the compiler ends; return the reason to kill it, or an empty string."""
-    assert running.process.stdout
-    descriptor, deadline = running.process.stdout.fileno(), time.monotonic() + limits.wall_seconds
+    assert child.process.stdout
+    descriptor, deadline = child.process.stdout.fileno(), time.monotonic() + limits.wall_seconds
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     measured_at = 0.0
@@ -210,7 +182,7 @@ def _watch(running: _Running, limits: Limits, sandbox: Sandbox, output: bytearra
             return f"it took longer than {limits.wall_seconds:g} s"
         if now - measured_at > CHECK_SECONDS:
             measured_at = now
-            if _memory_of(running.first) > limits.memory_bytes:
+            if _memory_of(child.first) > limits.memory_bytes:
                 return f"its processes took more than {limits.memory_bytes >> 20} MB of memory"
     return "the sandbox was closed"
 

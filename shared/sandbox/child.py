@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import select
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import IO
 
+from shared.contained.limits import end_first
+from shared.contained.process import ContainedProcess
 from shared.errors import Code, Unavailable
 from shared.sandbox import bubblewrap
 from shared.sandbox.channel import ChannelClosed
@@ -38,36 +37,33 @@ class ForkServer:
         self._level, self._folder = level, ""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
-        info, info_end = os.pipe()
-        with os.fdopen(info) as told:
-            try:
-                self._process = self._start(theirs, info_end, limits, disks)
-            except OSError as error:
-                self._control.close()
-                self._log.close()
-                raise failed(str(error)) from None
-            finally:
-                theirs.close()
-                os.close(info_end)
-            self._pid = self._process.pid
-            with suppress(ValueError, KeyError):
-                # bubblewrap reports the first process in its namespaces; the other level reports nothing.
-                self._pid = int(json.loads(told.read())["child-pid"])
+        try:
+            self._child = self._start(theirs, limits, disks)
+        except OSError as error:
+            self._control.close()
+            self._log.close()
+            raise failed(str(error)) from None
+        finally:
+            theirs.close()
         self._folder = self._hello()
 
-    def _start(self, control: socket.socket, info: int, limits: Limits, disks: int) -> subprocess.Popen[bytes]:
+    @property
+    def pid(self) -> int:
+        """Process id of the server, or of the first process of its namespaces."""
+        return self._child.first
+
+    def _start(self, control: socket.socket, limits: Limits, disks: int) -> ContainedProcess:
+        def wrap(command: Sequence[str], info: int) -> list[str]:
+            return bubblewrap.wrapped(command, environment(), info, limits.tmpfs_bytes, disks=disks)
+
         config = json.dumps({"level": self._level, "limits": asdict(limits)})
-        command = [sys.executable, "-s", "-P", "-m", "shared.sandbox", config]
-        wrap = self._level == "bubblewrap"
-        return subprocess.Popen(
-            bubblewrap.wrapped(command, environment(), info, limits.tmpfs_bytes, disks=disks) if wrap else command,
+        return ContainedProcess(
+            [sys.executable, "-s", "-P", "-m", "shared.sandbox", config],
+            environment(),
+            wrap=wrap if self._level == "bubblewrap" else None,
             stdin=control.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=self._log,
-            env=environment(),
-            pass_fds=(info,) if wrap else (),
-            # Ctrl-C in a terminal does not reach it, and a kill reaches what it has forked.
-            process_group=0,
         )
 
     def _hello(self) -> str:
@@ -78,23 +74,20 @@ class ForkServer:
             reason = self._complaint()
             self.end()
             raise failed(reason) from None
-        # When memory is short, the kernel ends these first.
-        with suppress(OSError):
-            Path(f"/proc/{self._pid}/oom_score_adj").write_text("1000")
+        end_first(self.pid)
         return folder
 
     def _complaint(self) -> str:
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
+        code = self._child.end(1)
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"it ended with {self._process.poll()} and without a message"
+        return lines[-1] if lines else f"it ended with {code} and without a message"
 
     def is_alive(self) -> bool:
         """Return whether it accepts requests; bubblewrap outlives the process in it for a moment."""
         state = select.poll()
         state.register(self._control, 0)
-        return self._process.poll() is None and not state.poll(0)
+        return self._child.is_running() and not state.poll(0)
 
     def fork(self, channel: socket.socket, packages: list[str], disk: int) -> None:
         """Have a process forked for a grader; it communicates over the channel.
@@ -112,18 +105,9 @@ class ForkServer:
             raise ChannelClosed(str(error)) from None
 
     def end(self) -> None:
-        """Close the socket, and kill processes that do not end then: with namespaces their first process, else the
-        group.
-        """
+        """Close the socket, and kill processes that do not end then."""
         self._control.close()
-        try:
-            self._process.wait(2)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._child.end(2)
         self._log.close()
         if self._level == "landlock" and self._folder:
             # A killed process has not removed its folder.

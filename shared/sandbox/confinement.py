@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
+from shared.contained.limits import dump_nothing, limit
 from shared.sandbox import landlock, seccomp
 from shared.sandbox.levels import Limits
 
@@ -18,7 +19,7 @@ UIDS = 1 << 26
 _FIRST_UID_OF_CONTAINER = 20_000
 _UIDS_OF_CONTAINER = 40_000
 
-_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _SIGKILL = 1, 8, 9
+_PR_SET_KEEPCAPS = 8
 _CAPABILITY_VERSION_3 = 0x20080522
 _CAP_DAC_READ_SEARCH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -66,37 +67,22 @@ def become(uid: int, *, read_everything: bool) -> None:
         _checked(_libc.capset(header, struct.pack("=6I", kept, kept, 0, 0, 0, 0)))
 
 
-def end_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent ends. Call it after a change of user, which clears the
-    setting.
-    """
-    _checked(_libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0))
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def limit_server(limits: Limits) -> None:
     """Limit memory, files and dumps of this process and its children."""
-    _limit(resource.RLIMIT_AS, limits.memory_bytes)
-    _limit(resource.RLIMIT_FSIZE, limits.file_bytes)
-    _limit(resource.RLIMIT_NOFILE, limits.files)
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_MEMLOCK, 0)
-    _limit(resource.RLIMIT_MSGQUEUE, 0)
+    limit(resource.RLIMIT_AS, limits.memory_bytes)
+    limit(resource.RLIMIT_FSIZE, limits.file_bytes)
+    limit(resource.RLIMIT_NOFILE, limits.files)
+    dump_nothing()
+    limit(resource.RLIMIT_MEMLOCK, 0)
+    limit(resource.RLIMIT_MSGQUEUE, 0)
 
 
 def limit_item(limits: Limits, threads: int) -> None:
     """Limit processor time, and tasks of this process's user."""
     # One second more than its elapsed time, which ends it first unless it has threads.
-    _limit(resource.RLIMIT_CPU, int(limits.wall_seconds) + 1)
+    limit(resource.RLIMIT_CPU, int(limits.wall_seconds) + 1)
     if threads:
-        _limit(resource.RLIMIT_NPROC, threads)
-
-
-def _limit(kind: int, value: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (value, value))
+        limit(resource.RLIMIT_NPROC, threads)
 
 
 def close_in(

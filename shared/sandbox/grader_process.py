@@ -24,6 +24,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from shared.contained.limits import end_with_parent
 from shared.sandbox import bubblewrap, confinement, seccomp
 from shared.sandbox.channel import ChannelClosed, receive, send
 from shared.sandbox.item_folder import empty, is_over
@@ -93,7 +94,7 @@ def _close_in(inheritance: Inheritance, parent: int, number: int, disk: int) -> 
         uid = confinement.own_uid(number)
         os.chown(folder, uid, uid)
         confinement.become(uid, read_everything=inheritance.read_everything)
-    confinement.end_with_parent(parent)
+    end_with_parent(parent)
     os.chdir(folder)
     os.environ.update({"HOME": str(folder), "TMPDIR": str(folder)})
     tempfile.tempdir = str(folder)  # which remembers the fork server's
@@ -233,7 +234,7 @@ def _be_item(
     """Run the code; never returns. After the call of ``exec`` nothing here can be relied on."""
     outcome: Outcome = {"error": "raised", "message": "its process could not be closed in", "detail": ""}
     try:
-        confinement.end_with_parent(parent)
+        end_with_parent(parent)
         os.dup2(output, 1)
         os.dup2(output, 2)
         result_copy = os.dup(result) if result == _RESULT_FD else result

@@ -7,13 +7,13 @@ in this process alone, whose processor time and memory are limited. It loads no 
 from __future__ import annotations
 
 import argparse
-import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from shared.contained import limits
 from shared.errors import ArtifactInvalid, Code
 from shared.tokenization.chat_template import ChatTemplate
 from shared.tokenization.template_arguments import ChatOptions
@@ -55,12 +55,9 @@ def compare(check: TemplateCheck) -> None:
 
 def limit_process() -> None:
     """Limit processor time and memory from now on: the kernel ends this process, or refuses it more memory."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime) + CPU_SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES, mapped + MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limits.limit_added_processor_time(CPU_SECONDS)
+    limits.limit_added_memory(MEMORY_BYTES)
+    limits.dump_nothing()
 
 
 def refuse_difference(tokenizer: Tokenizer, source: str) -> None:

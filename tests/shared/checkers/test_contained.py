@@ -65,8 +65,8 @@ def test_a_child_that_was_killed_is_replaced(checkers: ContainedCheckers) -> Non
     checkers.check("json", "1")
     child = checkers._child
     assert child
-    child.kill()
-    child.wait()
+    child.process.kill()
+    child.process.wait()
     assert checkers.check("json", "1").compiles
 
 

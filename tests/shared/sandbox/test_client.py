@@ -42,7 +42,7 @@ def sandbox(level: Level) -> Iterator[Sandbox]:
 def processes_of(sandbox: Sandbox) -> list[int]:
     """The fork server, and what it has forked."""
     assert sandbox._process
-    first = sandbox._process._pid
+    first = sandbox._process.pid
     return [pid for pid in (first, *_children(first)) if _runs(pid)]
 
 
@@ -233,7 +233,7 @@ from shared.sandbox.client import Sandbox
 sandbox = Sandbox("LEVEL")
 sandbox.start()
 threading.Thread(target=sandbox.grade, args=({SLEEP!r}, {{}}, {{}})).start()
-print(sandbox._process._pid, flush=True)
+print(sandbox._process.pid, flush=True)
 """
 
 
