@@ -22,6 +22,7 @@ from shared.contract.sections import ArtifactSection, FineTuneContract, ImportCo
 from shared.database.overview.named_adapter import find_to_continue
 from shared.database.records import DEFAULT_TERMS, Job, Kind, NewEvent, QueueTerms, Submission
 from shared.errors import Code, Conflict, ContractRejected, DatasetInvalid, Forbidden, NotFound
+from shared.gates.cycles_file import read_cycles
 from shared.hashing import digest_json
 from shared.preflight.machine import machine_of
 from shared.preflight.parents import FIELD, planned_parent
@@ -323,6 +324,7 @@ def submit_judgement(
     alias: str,
     policy_name: str | None,
     *,
+    cycles: str | None = None,
     idempotency_key: str | None,
 ) -> Job:
     """Queue a job that judges an adapter against the alias's current target.
@@ -333,10 +335,11 @@ def submit_judgement(
         adapter_id: id of a published adapter.
         alias: the alias that it would answer for.
         policy_name: name or digest of a policy; None: the policy that governs the alias.
+        cycles: id of a file of cycles; None: without.
         idempotency_key: the same key and request give the same job.
 
     Raises:
-        NotFound: ``ADAPTER_NOT_FOUND``; ``POLICY_NOT_FOUND``: also if no policy governs the alias. Conflict:
+        NotFound: ``ADAPTER_NOT_FOUND``; ``FILE_NOT_FOUND``; ``POLICY_NOT_FOUND``: also if no policy governs the alias. Conflict:
             ``ADAPTER_NOT_SERVABLE``.
     """
     adapter = next(iter(view.adapters.with_ids([adapter_id])), None) or view.adapters.get(adapter_id)
@@ -356,12 +359,17 @@ def submit_judgement(
             param="policy",
         )
     policy = governing.policy if governing and policy_name is None else view.policies.get(policy_name or "")
-    plan = {
+    plan: dict[str, Any] = {
         "adapter_id": adapter.id,
         "adapter_digest": adapter.digest,
         "alias": alias,
         "policy": {"tenant": policy.tenant, "name": policy.name, "digest": policy.digest},
     }
+    if cycles is not None:
+        file = view.files.get(cycles, "cycles")
+        with services.storage.local_file(file.sha256) as path:
+            read_cycles(path)
+        plan["cycles"] = {"file_id": file.id, "sha256": file.sha256}
     submission = Submission(
         kind=Kind.JUDGE,
         base_model=adapter.base_model,

@@ -12,9 +12,10 @@ from datetime import datetime, timedelta
 from pydantic import BaseModel
 
 from shared.gate_outcome import GateStatus
+from shared.gates.cycle_gates import cycle_checks
 from shared.gates.evidence import Evidence
 from shared.gates.measures import Loss, compared
-from shared.gates.policy import Gate, GatePolicy, RunGate, ShadowGate
+from shared.gates.policy import CyclesGate, Gate, GatePolicy, RunGate, ShadowGate
 from shared.gates.policy_file import policy_digest
 from shared.gates.receipt import GateCheck, GateRow, PolicyRef, Receipt
 from shared.gates.run_gates import run_parts
@@ -74,6 +75,8 @@ def _parts(row: str, gate: Gate, policy: GatePolicy, evidence: Evidence) -> Sequ
     if isinstance(gate, ShadowGate):
         is_left_out = evidence.incumbent is None and policy.without_incumbent == "not_applicable"
         return [] if is_left_out else [shadow_check(gate, evidence)]
+    if isinstance(gate, CyclesGate):
+        return cycle_checks(gate, evidence) if evidence.compared_with else []
     check = training_check(gate, evidence.training)
     if check is None:
         raise TypeError(f"no check exists for the gate {row}")
@@ -133,6 +136,9 @@ def _digest(gate: Gate, evidence: Evidence) -> str | None:
         known = evidence.runs.get(gate.run or "")
     elif isinstance(gate, ShadowGate):
         known = evidence.shadows.get(gate.eval)
+    elif isinstance(gate, CyclesGate):
+        cycles = [cycle.model_dump(mode="json") for cycle in evidence.cycles]
+        return digest_json(cycles) if cycles else None
     return digest_json(known.model_dump(mode="json")) if known else None
 
 

@@ -7,10 +7,17 @@ from files in a folder, so that a gate cannot disappear with one.
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.sandbox.levels import Level
+from shared.scorecard.records import ScorecardEvent
+from shared.scorecard.spec import ConditionId, ScorecardCondition, ScorecardSpec, ScorecardValue
+
+MIN_CYCLES, MAX_CYCLES = 2, 16
+MAX_EVENTS = 16_000
+"""Most events of all cycles together: four whole ones of the largest packs, or more of smaller ones."""
 
 
 class Evidenced(BaseModel):
@@ -84,6 +91,22 @@ class ShadowCounts(Evidenced):
     last_at: datetime
 
 
+class PromotionCycle(ScorecardValue):
+    """One scorecard, and which of its conditions are compared."""
+
+    spec: ScorecardSpec
+    candidate: ConditionId = Field(description="The candidate condition.")
+    incumbent: ConditionId = Field(description="The incumbent condition.")
+    events: Annotated[list[ScorecardEvent], Field(min_length=1, max_length=MAX_EVENTS)] = Field(
+        description="Lines of events.all.jsonl. Those of other conditions are not used."
+    )
+
+    @property
+    def conditions(self) -> tuple[ScorecardCondition | None, ScorecardCondition | None]:
+        """The conditions of candidate and incumbent; None: the spec does not have it."""
+        return self.spec.condition(self.candidate), self.spec.condition(self.incumbent)
+
+
 class AdapterRef(Evidenced):
     """An adapter, by its id and by the digest of its bytes."""
 
@@ -106,6 +129,7 @@ class Evidence(Evidenced):
         runs: by the policy's name for them; failed ones are absent.
         missing: why a run is absent, by its name.
         shadows: outcomes of copied requests for the alias, by the eval that judged them.
+        cycles: scorecards of the candidate and the incumbent.
         attempt: number of receipts under this policy of this adapter against this incumbent, this one included, if a
             run draws new answers each time; else 0: the same answers are judged again.
     """
@@ -119,6 +143,7 @@ class Evidence(Evidenced):
     runs: dict[str, RunScores] = {}
     missing: dict[str, str] = {}
     shadows: dict[str, ShadowCounts] = {}
+    cycles: tuple[PromotionCycle, ...] = ()
     attempt: int = Field(0, ge=0)
 
     @model_validator(mode="after")

@@ -24,6 +24,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from shared.scorecard.spec import Backend
+
 GateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Share = Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
@@ -124,6 +126,18 @@ class ShadowGate(Gate):
     )
     max_loss: Annotated[StrictFloat, Field(gt=0, lt=1, allow_inf_nan=False)] = Field(
         0.05, description="Largest allowed net loss: losses minus wins, per request."
+    )
+
+
+class CyclesGate(Gate):
+    """In distinct cycles of scorecards the candidate gains, and loses in no KPI of syntax, semantics and repair."""
+
+    min_cycles: StrictInt = Field(2, ge=2, le=16, description="Distinct cycles: their tasks or training seeds differ.")
+    candidate_backend: Backend | None = Field(
+        None, description="Backend of the candidate in every cycle, such as `burn`; left out: any."
+    )
+    incumbent_backend: Backend | None = Field(
+        None, description="Backend of the incumbent in every cycle, such as `qlora`; left out: any."
     )
 
 
@@ -233,10 +247,11 @@ class Gates(Closed):
     review_recurrence: ReviewRecurrence | None = None
     evals: dict[GateName, EvalGate] = {}
     shadow: ShadowGate | None = None
+    cycles: CyclesGate | None = None
 
     @model_serializer(mode="wrap")
     def _later_fields_only_where_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_later(dump(self), {"shadow": None})
+        return without_later(dump(self), {"shadow": None, "cycles": None})
 
     def configured(self) -> Iterator[tuple[str, Gate]]:
         """Return every gate in the file, with the name of its row: `throughput`, `per_context.web`, `evals.quality`."""

@@ -84,9 +84,13 @@ class JudgedInstallation:
     aliases: Aliases
     file_id: str
 
-    def judge(self, adapter: str) -> Job:
-        """Let the worker judge an adapter for the alias."""
+    def judge(self, adapter: str, cycles: str = "") -> Job:
+        """Let the worker judge an adapter for the alias, with the lines of a file of cycles."""
         plan = {"adapter_id": adapter, "adapter_digest": "d" * 64, "alias": "prod", "policy": self.policy.model_dump()}
+        if cycles:
+            with self.worker.storage.writer() as writer:
+                writer.write(cycles.encode())
+                plan["cycles"] = {"file_id": "file-1", "sha256": writer.commit()}
         job, _ = Jobs(self.database).submit(submission(kind=Kind.JUDGE, plan=plan))
         self.worker.run_job(job.id)
         return Jobs(self.database).get(job.id)

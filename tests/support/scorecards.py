@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.scorecard.promotion import PromotionCycle
+from shared.gates.evidence import PromotionCycle
 from shared.scorecard.records import ScorecardEvent
 from shared.scorecard.spec import ScorecardSpec
 

@@ -19,8 +19,9 @@ from shared.database.overview.named_adapter import first_comparison
 from shared.database.records import NewEvent
 from shared.errors import JobFailed, NotFound, Unavailable
 from shared.gate_outcome import GateStatus, overall_outcome
+from shared.gates.cycles_file import read_cycles
 from shared.gates.evaluate import judge
-from shared.gates.evidence import AdapterRef, Evidence, ServedBaseRef, ShadowCounts, TrainingReport
+from shared.gates.evidence import AdapterRef, Evidence, PromotionCycle, ServedBaseRef, ShadowCounts, TrainingReport
 from shared.gates.policy import GatePolicy, ShadowGate
 from shared.gates.policy_file import policy_digest
 from shared.gates.receipt import Receipt
@@ -33,14 +34,23 @@ from worker.replica_client import ReplicaClient
 REQUEST_SECONDS = 10.0
 
 
+class PlannedCycles(BaseModel):
+    """The file of cycles that a ``judge`` job reads."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    file_id: str
+    sha256: str
+
+
 class JudgePlan(BaseModel):
-    """Plan of a ``judge`` job: the adapter, the alias and the policy."""
+    """Plan of a ``judge`` job: the adapter, the alias, the policy and cycles of scorecards."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     adapter_id: str
     adapter_digest: str
     alias: str
     policy: PolicyName
+    cycles: PlannedCycles | None = None
 
 
 def run_judge(attempt: Attempt) -> None:
@@ -50,13 +60,16 @@ def run_judge(attempt: Attempt) -> None:
         MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
     """
     plan = JudgePlan.model_validate(attempt.lease.job.plan)
-    receipt = judge_adapter(attempt, plan.adapter_id, plan.alias, plan.policy)
+    cycles = _read_cycles(attempt, plan.cycles) if plan.cycles else ()
+    receipt = judge_adapter(attempt, plan.adapter_id, plan.alias, plan.policy, cycles)
     # Send events that waited for the database.
     attempt.report()
     attempt.leases.finish(attempt.lease, receipt_result(receipt))
 
 
-def judge_adapter(attempt: Attempt, adapter_id: str, alias: str, policy: PolicyName) -> StoredReceipt:
+def judge_adapter(
+    attempt: Attempt, adapter_id: str, alias: str, policy: PolicyName, cycles: tuple[PromotionCycle, ...] = ()
+) -> StoredReceipt:
     """Judge a published adapter against the alias's current target, and store the receipt.
 
     Raises:
@@ -85,11 +98,17 @@ def judge_adapter(attempt: Attempt, adapter_id: str, alias: str, policy: PolicyN
         runs=runs,
         missing=missing,
         shadows=_shadows(attempt, asked, alias, incumbent, adapter),
+        cycles=cycles,
         attempt=_attempt_number(attempt, asked, adapter, incumbent),
     )
     receipt = attempt.leases.add_receipt(attempt.lease, _new(judge(asked, evidence, policy.name)))
     attempt.report(events=_events(receipt))
     return receipt
+
+
+def _read_cycles(attempt: Attempt, planned: PlannedCycles) -> tuple[PromotionCycle, ...]:
+    with attempt.storage.local_file(planned.sha256) as path:
+        return read_cycles(path)
 
 
 def judge_for_alias(

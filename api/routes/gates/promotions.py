@@ -13,7 +13,8 @@ from api.web.auth import TRAINER
 from api.web.tenant_rates import GRADER_LIMIT
 from api.web.tenant_view import TenantView, TenantViewDep
 from shared.contract.sections import Name
-from shared.scorecard.promotion import MAX_CYCLES, MAX_EVENTS, PromotionCycle, PromotionResult, evaluate_promotion
+from shared.gates.cycle_gates import PromotionResult, judge_cycles
+from shared.gates.evidence import MAX_CYCLES, MAX_EVENTS, PromotionCycle
 
 router = APIRouter(tags=["promotions"], dependencies=[*TRAINER, GRADER_LIMIT])
 
@@ -50,7 +51,7 @@ class EvaluatePromotion(BaseModel):
 
 @router.post("/v1/promotions:evaluate")
 async def evaluate(body: EvaluatePromotion, view: TenantViewDep) -> PromotionResult:
-    """Judge a promotion by two or more distinct cycles: `eligible`, `not_eligible`, or `insufficient_evidence` with what is missing.
+    """Judge a promotion as the gate `cycles` of a policy does, by two or more distinct cycles: `eligible`, `not_eligible`, or `insufficient_evidence` with what is missing.
 
     In each cycle the candidate has to gain more than .05 in task success, with an interval above 0, and must lose in no other
     KPI of the groups syntax, semantic and runtime repair.
@@ -60,7 +61,7 @@ async def evaluate(body: EvaluatePromotion, view: TenantViewDep) -> PromotionRes
 
 def _judge(body: EvaluatePromotion, view: TenantView) -> PromotionResult:
     missing = _not_at_alias(body, view) if body.alias else []
-    return evaluate_promotion(body.cycles, missing)
+    return judge_cycles(body.cycles, missing=missing)
 
 
 def _not_at_alias(body: EvaluatePromotion, view: TenantView) -> list[str]:

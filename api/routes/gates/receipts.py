@@ -32,6 +32,13 @@ class CreateReceipt(BaseModel):
     policy: str | None = Field(
         None, min_length=1, max_length=64, description="A policy to try instead of the one that governs the alias."
     )
+    cycles: str | None = Field(
+        None,
+        min_length=1,
+        max_length=128,
+        pattern=NO_NUL,
+        description="Id of a file with a cycle of scorecards on each line, which the gate `cycles` judges.",
+    )
 
 
 @router.post("", status_code=status.HTTP_202_ACCEPTED, dependencies=[*TRAINER, PLAN_LIMIT])
@@ -39,7 +46,9 @@ def create_receipt(
     body: CreateReceipt, services: ServicesDep, view: TenantViewDep, idempotency_key: IdempotencyKey = None
 ) -> Job:
     """Judge an adapter by a policy: a job, whose result names the receipt. It asks models, which counts in the tenant's usage."""
-    return submit_judgement(services, view, body.adapter, body.alias, body.policy, idempotency_key=idempotency_key)
+    return submit_judgement(
+        services, view, body.adapter, body.alias, body.policy, cycles=body.cycles, idempotency_key=idempotency_key
+    )
 
 
 @router.get("")

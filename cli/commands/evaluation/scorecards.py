@@ -119,9 +119,15 @@ def promote(
     alias: Annotated[
         str | None, typer.Option(help="The alias that would move; it must point to the incumbent of one cycle.")
     ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Also write the cycles to this file, for `mens receipts create … --cycles FILE`."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Decide whether a candidate may replace an incumbent, from two or more cycles. Moves nothing; exit code 1 if it may not.
+
+    The gate `cycles` of a policy decides in the same way, and its receipt moves an alias.
 
     A cycle is a scorecard with both conditions, sampled. Two cycles are distinct if their tasks or the models' training seeds
     differ. In each, the candidate must gain more than .05 in task success, with an interval above 0, and lose in no other KPI.
@@ -130,6 +136,8 @@ def promote(
         cycles = [_cycle(path.parent if path.name == SUMMARY else path, candidate, incumbent) for path in folders]
     except MensError as error:
         fail_with(error)
+    if save:
+        save.write_text("".join(f"{json.dumps(cycle)}\n" for cycle in cycles))
     found = call("POST", "/v1/promotions:evaluate", json={"alias": alias, "cycles": cycles})
     if as_json:
         typer.echo(json.dumps(found, indent=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -14,6 +15,7 @@ from cli.client.completion import complete_adapter, complete_alias
 from cli.client.connection import call, fail
 from cli.client.id_prefixes import RECEIPTS, resolve_adapter_id
 from cli.client.json_errors import Json
+from cli.client.uploads import Uploads
 from cli.output import counted, format_minute, print_table
 from shared.errors import Code, Conflict
 from shared.gate_outcome import GateStatus, overall_outcome
@@ -70,11 +72,18 @@ def create(
         ),
     ],
     policy: Annotated[str | None, typer.Option(help="Try another policy instead of the alias's own.")] = None,
+    cycles: Annotated[
+        Path | None,
+        typer.Option(help="File of cycles for the gate `cycles`, from `mens scorecard promote … --save FILE`."),
+    ] = None,
     wait: Annotated[bool, typer.Option(help="Wait until the evaluation ends.")] = True,
 ) -> None:
     """Evaluate an adapter under the policy of an alias, and show which gates passed or failed and by how much."""
     body = {"adapter": resolve_adapter_id(adapter), "alias": alias} | ({"policy": policy} if policy else {})
-    job = call("POST", "/v1/receipts", json=body)
+    uploads = Uploads()
+    if cycles:
+        body["cycles"] = uploads.add(cycles)
+    job = uploads.send("/v1/receipts", json=body)
     typer.echo(f"{job['id']} evaluates {body['adapter']} for {alias}", err=True)
     if not wait:
         return

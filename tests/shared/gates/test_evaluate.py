@@ -65,6 +65,7 @@ GATES: dict[str, Any] = {
     "review_recurrence": {"run": "bench"},
     "evals": {"quality": {"run": "bench", "max_loss": 0.1}, "form": {"min_score": 0.5}},
     "shadow": {"eval": "eval-1"},
+    "cycles": {},
 }
 CRITERIA = ("parses", "construct_coverage", "scope_compliance", "tool_schema", "anti_stub", "repeated_finding")
 RUNS = [

@@ -30,6 +30,7 @@ from tests.support.judged_installation import (
     Models,
     policy_of,
 )
+from tests.support.scorecards import promotion_cycle
 from worker.jobs.judge import training_report
 
 CODE = {
@@ -216,3 +217,15 @@ def test_a_new_aliases_continued_adapter_is_compared_with_its_parent(place: Judg
     receipt = place.receipt(jobs.get(job.id))
     assert (receipt.incumbent_id, receipt.receipt["compared_with"]) == (None, OLD)
     assert {body["model"] for body in models.asked} == {"next@1", OLD}
+
+
+def test_cycles_of_scorecards_move_the_alias(place: JudgedInstallation) -> None:
+    place.policy = govern(place.database, "alias:prod", 'version: "1"\ngates: {cycles: {}}\n', name="cycles").policy
+    lines = [promotion_cycle(seed, tasks=20).model_dump_json() for seed in (1, 2)]
+    for name, adapter in (("new", GOOD), ("old", OLD)):
+        lines[0] = lines[0].replace(f"{name}@{1:064d}", adapter)
+    (row,) = place.receipt(place.judge(GOOD)).receipt["gates"]
+    assert (row["status"], row["passed"]) == ("missing_evidence", False)
+    assert not place.receipt(place.judge(BAD, "\n".join(lines))).passed, "the cycles are about another adapter"
+    assert place.receipt(place.judge(GOOD, "\n".join(lines))).passed
+    assert place.aliases.set("prod", Routing.to(GOOD), ALICE).adapter_id == GOOD

@@ -23,6 +23,7 @@ from tests.support.api_installation import application_of
 from tests.support.builders import claimed, new_adapter
 from tests.support.doubles import FakeJobQueue
 from tests.support.gate_rows import LAX, STRICT, digest_of, receipt
+from tests.support.scorecards import promotion_cycle
 
 A, B = "demo@1", "demo@2"
 
@@ -193,6 +194,22 @@ def test_a_receipt_is_asked_for_by_adapter_and_alias(app: FastAPI, client: TestC
     store(client, "lax", LAX)
     tried = client.post("/v1/receipts", json=body | {"policy": "lax"}).json()
     assert tried["plan"]["policy"]["name"] == "lax"
+
+
+def test_a_receipt_may_rest_on_a_file_of_cycles(client: TestClient) -> None:
+    def upload(content: str) -> str:
+        sent = {"data": {"purpose": "evals"}, "files": {"file": ("cycles.jsonl", content.encode())}}
+        return str(client.post("/v1/files", **sent).json()["id"])
+
+    store(client, "lax", LAX)
+    body = {"adapter": B, "alias": "prod", "policy": "lax"}
+    lines = [promotion_cycle(seed, tasks=2).model_dump_json() + "\n" for seed in (1, 2)]
+    file = upload("".join(lines))
+    assert client.post("/v1/receipts", json=body | {"cycles": file}).json()["plan"]["cycles"]["file_id"] == file
+    assert "cycles" not in client.post("/v1/receipts", json=body).json()["plan"]
+    wrong = error(client.post("/v1/receipts", json=body | {"cycles": upload(lines[0] + '{"spec": {}}\n')}))
+    assert (wrong["code"], wrong["param"]) == ("REQUEST_INVALID", "cycles")
+    assert error(client.post("/v1/receipts", json=body | {"cycles": "file-none"}))["code"] == "FILE_NOT_FOUND"
 
 
 # -- the server's policy -------------------------------------------------------------------------------------------

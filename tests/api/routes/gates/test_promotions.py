@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.routes.gates import promotions
-from shared.scorecard import deltas
+from shared.gates import cycle_kpis
 from tests.support.scorecards import promotion_cycle
 
 PATH = "/v1/promotions:evaluate"
@@ -17,7 +17,7 @@ PATH = "/v1/promotions:evaluate"
 
 @pytest.fixture(autouse=True)
 def _quick_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deltas, "RESAMPLES", 99)
+    monkeypatch.setattr(cycle_kpis, "RESAMPLES", 99)
 
 
 def body(*seeds: int, **fields: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 
 from cli.evaluation.scorecard_sampling import sampler
 from shared.errors import Code, Unavailable
+from shared.gates.cycles_file import read_cycles
 from shared.scorecard.spec import ScorecardSpec
 from tests.support.asgi_server import serve
 from tests.support.builders import new_adapter
@@ -174,7 +175,10 @@ def test_promotion_is_decided_by_cycles(installation: CliInstallation, tmp_path:
     other = installation.mens("scorecard", "promote", first, second, *names, "--alias", "prod", code=1)
     assert "no cycle's incumbent has the adapter_revision that prod points to: demo@1" in other
     installation.mens("aliases", "set", "prod", f"old@{2:064d}")
-    assert "eligible: " in installation.mens("scorecard", "promote", first, second, *names, "--alias", "prod")
+    save = tmp_path / "cycles.jsonl"
+    more = ("--alias", "prod", "--save", str(save))
+    assert "eligible: " in installation.mens("scorecard", "promote", first, second, *names, *more)
+    assert [cycle.spec.conditions[0].training_seed for cycle in read_cycles(save)] == [1, 2]
 
 
 def test_wrong_calls_say_what_is_wrong(installation: CliInstallation, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Decide whether a candidate may replace an incumbent, by two or more cycles of scorecards.
+"""The gate on cycles of scorecards, and the decision without a policy that ``mens scorecard promote`` shows.
 
-The original's policy (two cycles, deltas in syntax, semantic and runtime repair), for any two models. A cycle names
+The original's rule (two cycles, deltas in syntax, semantic and runtime repair), for any two models. A cycle names
 both conditions: nothing is chosen by its result. Insufficient data gives ``insufficient_evidence``, with what is
 missing.
 """
@@ -9,30 +9,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from shared.gate_outcome import GateStatus
+from shared.gates.cycle_kpis import KPIS, MIN_GAIN, Group, KpiDelta, compare_kpis
+from shared.gates.evidence import Evidence, PromotionCycle
+from shared.gates.measures import missing
+from shared.gates.policy import CyclesGate
+from shared.gates.receipt import GateCheck
 from shared.hashing import digest_json
-from shared.scorecard.deltas import KPIS, Group, KpiDelta, compare_kpis
 from shared.scorecard.records import ScorecardEvent
-from shared.scorecard.spec import ConditionId, ScorecardCondition, ScorecardSpec, ScorecardValue
+from shared.scorecard.spec import ScorecardCondition, ScorecardValue
 
-MIN_CYCLES, MAX_CYCLES = 2, 16
-MAX_EVENTS = 16_000
-"""Most events of all cycles together: four whole ones of the largest packs, or more of smaller ones."""
+MEASURE = "distinct cycles"
 Verdict = Literal["eligible", "not_eligible", "insufficient_evidence"]
-
-
-class PromotionCycle(ScorecardValue):
-    """One scorecard, and which of its conditions are compared."""
-
-    spec: ScorecardSpec
-    candidate: ConditionId = Field(description="The candidate condition.")
-    incumbent: ConditionId = Field(description="The incumbent condition.")
-    events: Annotated[list[ScorecardEvent], Field(min_length=1, max_length=MAX_EVENTS)] = Field(
-        description="Lines of events.all.jsonl. Those of other conditions are not used."
-    )
 
 
 class CycleResult(ScorecardValue):
@@ -62,20 +54,46 @@ class PromotionResult(ScorecardValue):
     missing: list[str]
     cycles: list[CycleResult]
 
+    @property
+    def distinct(self) -> int:
+        """Number of cycles that do not repeat an earlier one."""
+        return sum(cycle.repeats is None for cycle in self.cycles)
 
-def evaluate_promotion(cycles: Sequence[PromotionCycle], missing: Sequence[str] = ()) -> PromotionResult:
+
+def cycle_checks(gate: CyclesGate, evidence: Evidence) -> list[GateCheck]:
+    """Check a gate on cycles: their number and completeness, and each KPI of each cycle."""
+    if not evidence.cycles:
+        reason = "no cycles were given; name them with `mens receipts create … --cycles FILE`"
+        return [missing(MEASURE, "at_least", gate.min_cycles, reason)]
+    found = judge_cycles(evidence.cycles, gate, [*_of_other_models(evidence)])
+    first = GateCheck(
+        measure=MEASURE,
+        status=GateStatus.MISSING_EVIDENCE if found.missing else GateStatus.PASSED,
+        message="; ".join(found.missing) or found.reason.rstrip("."),
+        relation="at_least",
+        value=found.distinct,
+        bound=gate.min_cycles,
+    )
+    return [first, *(_check(number, each) for number, cycle in enumerate(found.cycles, 1) for each in cycle.deltas)]
+
+
+def judge_cycles(
+    cycles: Sequence[PromotionCycle], gate: CyclesGate | None = None, missing: Sequence[str] = ()
+) -> PromotionResult:
     """Judge a promotion.
 
     Args:
         cycles: in any order; the verdict does not depend on it.
+        gate: its requirements; None: the defaults.
         missing: further known gaps.
     """
+    gate = gate or CyclesGate()
     results = [*_results(cycles)]
     distinct = sum(result.repeats is None for result in results)
-    lacking = [*missing, *_across(cycles)]
-    if distinct < MIN_CYCLES:
+    lacking = [*missing, *_across(cycles), *_of_other_backends(cycles, gate)]
+    if distinct < gate.min_cycles:
         lacking.append(
-            f"{MIN_CYCLES} distinct cycles are needed, but only {distinct} {'is' if distinct == 1 else 'are'} distinct; "
+            f"{gate.min_cycles} distinct cycles are needed, but only {distinct} {'is' if distinct == 1 else 'are'} distinct; "
             "cycles are distinct when their items or their training seeds differ"
         )
     lacking += [f"cycle {number}: {gap}" for number, result in enumerate(results, start=1) for gap in result.missing]
@@ -89,6 +107,41 @@ def evaluate_promotion(cycles: Sequence[PromotionCycle], missing: Sequence[str] 
     return PromotionResult(
         verdict=verdict, eligible=verdict == "eligible", reason=reasons[verdict], missing=lacking, cycles=results
     )
+
+
+def _check(number: int, delta: KpiDelta) -> GateCheck:
+    """Make the check of one KPI in one cycle."""
+    kpi, name = KPIS[delta.kpi], f"cycle {number}: {delta.kpi}"
+    return GateCheck(
+        measure=name,
+        status=GateStatus.PASSED if delta.holds else GateStatus.FAILED,
+        message=f"{name} went from {delta.incumbent:.3g} to {delta.candidate:.3g}; {delta.required} is required",
+        relation="at_least" if kpi.is_rate else "at_most",
+        value=delta.delta,
+        bound=MIN_GAIN if kpi.must_gain else 0.0,
+        n=delta.items,
+        interval=delta.interval,
+        smallest_visible=delta.smallest_visible,
+        items_needed=delta.items_needed,
+    )
+
+
+def _of_other_models(evidence: Evidence) -> Iterator[str]:
+    """Iterate over the models of a receipt that no cycle is about; further cycles may be of other training seeds."""
+    for number, (role, name) in enumerate((("candidate", evidence.adapter.id), ("incumbent", evidence.compared_with))):
+        found = [cycle.conditions[number] for cycle in evidence.cycles]
+        if name not in {condition.adapter_revision or condition.model_id for condition in found if condition}:
+            yield f"no cycle's {role} is {name}"
+
+
+def _of_other_backends(cycles: Sequence[PromotionCycle], gate: CyclesGate) -> Iterator[str]:
+    """Iterate over the roles whose backend is not the one that the policy requires."""
+    for number, (role, required) in enumerate(
+        (("candidate", gate.candidate_backend), ("incumbent", gate.incumbent_backend))
+    ):
+        found = {condition.backend for cycle in cycles if (condition := cycle.conditions[number])}
+        if required and (others := sorted(found - {required})):
+            yield f"the {role} is of the backend {', '.join(others)}, and the policy requires {required}"
 
 
 def cycle_id(cycle: PromotionCycle) -> str:

@@ -11,17 +11,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.scorecard import deltas
-from shared.scorecard.deltas import KPIS, Group
-from shared.scorecard.promotion import PromotionCycle, PromotionResult, cycle_id, evaluate_promotion
+from shared.gate_outcome import GateStatus
+from shared.gates import cycle_kpis
+from shared.gates.cycle_gates import PromotionResult, cycle_id, judge_cycles
+from shared.gates.cycle_kpis import KPIS, Group
+from shared.gates.evaluate import judge
+from shared.gates.evidence import AdapterRef, Evidence, PromotionCycle
+from shared.gates.policy import GatePolicy
+from shared.gates.receipt import GateRow
 from shared.scorecard.spec import ScorecardSpec
+from tests.support.gate_evidence import evidence
 from tests.support.scorecards import promotion_cycle, scorecard_condition, scorecard_event
 
 
 @pytest.fixture(autouse=True)
 def _quick_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tested are the rules; the intervals have tests of their own."""
-    monkeypatch.setattr(deltas, "RESAMPLES", 99)
+    monkeypatch.setattr(cycle_kpis, "RESAMPLES", 99)
 
 
 def with_spec(cycle: PromotionCycle, **fields: Any) -> PromotionCycle:
@@ -37,7 +43,7 @@ def with_condition(cycle: PromotionCycle, condition_id: str, **fields: Any) -> P
 
 
 def evaluate(*cycles: PromotionCycle) -> PromotionResult:
-    found = evaluate_promotion(cycles)
+    found = judge_cycles(cycles)
     is_whole = not found.missing and not any(cycle.failed for cycle in found.cycles)
     assert found.eligible == (found.verdict == "eligible") == is_whole
     return found
@@ -226,3 +232,100 @@ def test_eligible_is_only_what_every_rule_allows(names: list[tuple[int, float]])
     assert found.eligible == (len({seed for seed, _ in names}) >= 2 and all(gain == 0.6 for _, gain in names))
     assert evaluate(*reversed(cycles)).verdict == found.verdict
     assert len(found.cycles) == len(cycles)
+
+
+# -- the gate of a policy ----------------------------------------------------------------------------------------------
+
+
+def of_models(*cycles: PromotionCycle, **changes: Any) -> Evidence:
+    """Evidence of cycles, on the models of the first one."""
+    new, old = (condition.adapter_revision for condition in cycles[0].conditions if condition)
+    models = {
+        "adapter": AdapterRef(id=str(new), digest="1" * 64),
+        "incumbent": AdapterRef(id=str(old), digest="0" * 64),
+        "compared_with": str(old),
+    }
+    return evidence(**models, cycles=cycles, **changes)
+
+
+def row_of(known: Evidence, **gate: Any) -> GateRow:
+    asked = GatePolicy.model_validate({"version": "1", "gates": {"cycles": gate}})
+    found = judge(asked, known)
+    (row,) = found.gates
+    assert found.overall_passed == row.passed
+    return row
+
+
+def test_the_gate_passes_by_two_cycles_and_shows_every_kpi() -> None:
+    row = row_of(of_models(promotion_cycle(1), promotion_cycle(2)))
+    assert (row.status, row.value, row.bound) == (GateStatus.PASSED, 2, 2)
+    assert [check.measure for check in row.checks] == [
+        "distinct cycles",
+        *(f"cycle {number}: {kpi}" for number in (1, 2) for kpi in KPIS),
+    ]
+    assert row.evidence
+
+
+def test_the_gate_without_cycles_says_how_to_name_them() -> None:
+    row = row_of(evidence())
+    assert row.status is GateStatus.MISSING_EVIDENCE
+    assert "mens receipts create" in row.message
+    assert row.evidence is None
+
+
+def test_one_cycle_is_missing_evidence_and_a_loss_is_a_failure() -> None:
+    alone = row_of(of_models(promotion_cycle(1)))
+    assert alone.status is GateStatus.MISSING_EVIDENCE
+    assert "2 distinct cycles are needed" in alone.message
+    worse = row_of(of_models(promotion_cycle(1, gain=-0.1), promotion_cycle(2)))
+    assert worse.status is GateStatus.FAILED
+    assert "cycle 1: task_success went from 1 to 0.9; > 0.05 is required" in worse.message
+
+
+def test_a_policy_may_require_more_cycles() -> None:
+    known = of_models(promotion_cycle(1), promotion_cycle(2))
+    assert "3 distinct cycles are needed, but only 2 are" in row_of(known, min_cycles=3).message
+
+
+def test_the_cycles_have_to_be_about_the_models_of_the_receipt() -> None:
+    known = of_models(promotion_cycle(1), promotion_cycle(2))
+    for field in ("adapter", "incumbent"):
+        other = AdapterRef(id="other@1", digest="2" * 64)
+        changed = {field: other} | ({"compared_with": other.id} if field == "incumbent" else {})
+        row = row_of(known.model_copy(update=changed))
+        role = "candidate" if field == "adapter" else "incumbent"
+        assert row.status is GateStatus.MISSING_EVIDENCE
+        assert row.message == f"no cycle's {role} is other@1"
+
+
+def test_a_new_alias_is_compared_with_its_base() -> None:
+    def with_base(seed: int) -> PromotionCycle:
+        base = with_condition(promotion_cycle(seed), "old", backend="base", adapter_revision=None, model_id="tiny")
+        events = [
+            event.model_copy(update={"backend": "base"}) if event.condition_id == "old" else event
+            for event in base.events
+        ]
+        return base.model_copy(update={"events": events})
+
+    cycles = (with_base(1), with_base(2))
+    known = of_models(promotion_cycle(1)).model_copy(
+        update={"cycles": cycles, "incumbent": None, "compared_with": "tiny"}
+    )
+    assert row_of(known).status is GateStatus.PASSED
+    assert row_of(known.model_copy(update={"compared_with": None})).status is GateStatus.NOT_APPLICABLE
+
+
+def test_a_policy_may_require_the_backends_as_the_original_did() -> None:
+    def with_burn(seed: int) -> PromotionCycle:
+        cycle = with_condition(promotion_cycle(seed), "new", backend="burn")
+        events = [
+            event.model_copy(update={"backend": "burn"}) if event.condition_id == "new" else event
+            for event in cycle.events
+        ]
+        return cycle.model_copy(update={"events": events})
+
+    original = {"candidate_backend": "burn", "incumbent_backend": "qlora"}
+    assert row_of(of_models(with_burn(1), with_burn(2)), **original).status is GateStatus.PASSED
+    row = row_of(of_models(promotion_cycle(1), promotion_cycle(2)), **original)
+    assert row.status is GateStatus.MISSING_EVIDENCE
+    assert row.message == "the candidate is of the backend qlora, and the policy requires burn"
