@@ -33,6 +33,8 @@ OUTAGE_BACKOFF_SECONDS = (1, 5, 15, 60, 300, 900)
 itself causes the outage, by filling a disk, must end."""
 KEPT_LOGS = 5
 """Attempts of a job whose logs are kept."""
+CARRIED_OUT = {"cancel": "Job cancelled", "pause": "Job paused"}
+"""Outcomes of a job by the request of its owner, which takes the place of another attempt."""
 LONGEST_DELAY_SECONDS = OUTAGE_BACKOFF_SECONDS[-1]
 
 
@@ -46,6 +48,10 @@ def keep_log(session: Session, row: JobRow, text: str) -> None:
 def fail_attempt(session: Session, row: JobRow, error: MensError, now: datetime) -> None:
     if not error.retryable:
         _fail_for_good(session, row, error, now)
+        return
+    if done := CARRIED_OUT.get(row.requested or ""):
+        message = f"{done}; its attempt ended with an error: {error.message}"
+        requeue(session, row, now, NewEvent(message=message, data={"error": error.as_dict()}))
         return
     number, limit, delays = _count(row, error)
     if number >= limit:
@@ -86,13 +92,8 @@ def _fail_for_good(session: Session, row: JobRow, error: MensError, now: datetim
 
 def expire_attempt(session: Session, row: JobRow, now: datetime) -> None:
     """End an attempt whose lease has expired. A requested cancel or pause is carried out for the lost worker."""
-    if row.requested == "cancel":
-        transition(session, row, Verb.STOP, now, NewEvent(message="Job cancelled; its worker no longer responded."))
-        return
-    if row.requested == "pause":
-        transition(
-            session, row, Verb.PAUSE_CONFIRMED, now, NewEvent(message="Job paused; its worker no longer responded.")
-        )
+    if done := CARRIED_OUT.get(row.requested or ""):
+        requeue(session, row, now, NewEvent(message=f"{done}; its worker no longer responded."))
         return
     error = JobFailed(
         Code.LEASE_EXPIRED,

@@ -90,6 +90,7 @@ class ChildProcess:
         self._telemetry: IO[bytes] | None = None
         self._kill_at: float | None = None
         self._sent: signal.Signals | None = None
+        self._is_overdue = False
 
     @property
     def pid(self) -> int:
@@ -113,6 +114,7 @@ class ChildProcess:
     def enforce_stop(self) -> None:
         """Kill the process when a stop was requested and its grace time is over."""
         if self._kill_at is not None and time.monotonic() > self._kill_at:
+            self._is_overdue = True
             self.kill()
 
     def terminate(self, grace_seconds: float) -> None:
@@ -180,10 +182,13 @@ class ChildProcess:
         tail = read_log_end(self.run_dir).splitlines()[-LOG_TAIL_LINES:]
         details = {"exit_code": code, "log_tail": tail}
         if code < 0:
+            how = "did not stop in time and was killed" if self._is_overdue else "was killed"
             return JobFailed(
                 Code.TRAINER_KILLED,
-                f"{self._module} was killed by {signal.Signals(-code).name}.",
-                remedy="If the machine ran out of memory, lower exec.batch_size or exec.seq_len.",
+                f"{self._module} {how} by {signal.Signals(-code).name}.",
+                remedy="Raise MENS_STOP_GRACE_SECONDS if this happens again."
+                if self._is_overdue
+                else "If the machine ran out of memory, lower exec.batch_size or exec.seq_len.",
                 details=details,
                 retryable=True,
             )

@@ -233,12 +233,16 @@ def test_cancel_that_has_to_kill_is_still_a_cancel(open_installation, monkeypatc
     installation = open_installation(stop_grace_seconds=0.2)
     job = run(installation, monkeypatch, fake_trainer(STUBBORN + RUN_ON), installation.jobs.cancel)
     assert job.state is JobState.CANCELLED
+    last = installation.messages(job.id)[-1]
+    assert last.startswith("Job cancelled; its attempt ended with an error: ") and "did not stop in time" in last
 
 
 def test_pause_that_has_to_kill_is_still_a_pause(open_installation, monkeypatch, fake_trainer):
     installation = open_installation(stop_grace_seconds=0.2)
     job = run(installation, monkeypatch, fake_trainer(STUBBORN + RUN_ON), installation.jobs.pause)
     assert job.state is JobState.PAUSED
+    last = installation.messages(job.id)[-1]
+    assert last.startswith("Job paused; its attempt ended with an error: ") and "did not stop in time" in last
 
 
 def test_cancel_while_the_child_pauses_takes_effect(open_installation, monkeypatch, fake_trainer):

@@ -234,6 +234,7 @@ def test_child_that_does_not_stop_is_killed_after_grace_time(start, monkeypatch)
     clock.now = 0.21
     child.enforce_stop()
     assert child.wait(PATIENCE) == -signal.SIGKILL
+    assert "did not stop in time and was killed by SIGKILL" in failure(child).message
 
 
 GRANDCHILD = "sleep = subprocess.Popen(['sleep', '60'])\nemit('grandchild', pid=sleep.pid)\n"
