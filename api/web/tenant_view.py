@@ -6,7 +6,6 @@ Routes reach these only through the view, so that none can forget to limit its r
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends
@@ -33,26 +32,91 @@ from shared.database.records import Job
 from shared.database.webhooks.endpoints import Endpoints
 
 
-@dataclass(frozen=True, slots=True)
 class TenantView:
-    """The verbs of the database, limited to one tenant."""
+    """The verbs of the database, limited to one tenant. Each repository is made when a route uses it.
 
-    jobs: Jobs
-    files: Files
-    uploads: Uploads
-    adapters: Adapters
-    aliases: Aliases
-    names: ForeignNames
-    deletions: Deletions
-    policies: Policies
-    receipts: Receipts
-    shadow_comparisons: ShadowComparisons
-    lookup: LookupCache
-    job_versions: JobVersions
-    evals: Evals
-    eval_runs: EvalRuns
-    eval_items: EvalItems
-    webhook_endpoints: Endpoints
+    Attributes:
+        lookup: the gateway's cache of names.
+        job_versions: versions of the jobs that this process knows.
+    """
+
+    __slots__ = ("_services", "_tenant", "job_versions", "lookup")
+
+    def __init__(self, services: Services, tenant: str) -> None:
+        self._services = services
+        self._tenant = tenant
+        self.lookup: LookupCache = services.lookup
+        self.job_versions: JobVersions = services.job_versions
+
+    @property
+    def jobs(self) -> Jobs:
+        """The tenant's jobs."""
+        return self._services.jobs.of(self._tenant)
+
+    @property
+    def files(self) -> Files:
+        """Its files."""
+        return self._services.files.of(self._tenant)
+
+    @property
+    def uploads(self) -> Uploads:
+        """Its uploads in parts."""
+        return self._services.uploads.of(self._tenant)
+
+    @property
+    def adapters(self) -> Adapters:
+        """The adapters that it sees."""
+        return self._services.adapters.of(self._tenant)
+
+    @property
+    def aliases(self) -> Aliases:
+        """The aliases that it sees."""
+        return self._services.aliases.of(self._tenant)
+
+    @property
+    def names(self) -> ForeignNames:
+        """Its foreign names."""
+        return ForeignNames(self._services.database, self._tenant)
+
+    @property
+    def deletions(self) -> Deletions:
+        """Deletions of its objects."""
+        return Deletions(self._services.database, self._tenant)
+
+    @property
+    def policies(self) -> Policies:
+        """Its gate policies."""
+        return Policies(self._services.database, self._tenant)
+
+    @property
+    def receipts(self) -> Receipts:
+        """Receipts of its gates."""
+        return Receipts(self._services.database, self._tenant)
+
+    @property
+    def shadow_comparisons(self) -> ShadowComparisons:
+        """Its shadow comparisons."""
+        return ShadowComparisons(self._services.database, self._tenant)
+
+    @property
+    def evals(self) -> Evals:
+        """Its evals."""
+        return Evals(self._services.database, self._tenant)
+
+    @property
+    def eval_runs(self) -> EvalRuns:
+        """Runs of its evals."""
+        return EvalRuns(self._services.database, self._tenant)
+
+    @property
+    def webhook_endpoints(self) -> Endpoints:
+        """Its webhook endpoints."""
+        return Endpoints(self._services.database, self._tenant)
+
+    @property
+    def eval_items(self) -> EvalItems:
+        """Items of eval runs; the route has found the run in the view before."""
+        return EvalItems(self._services.database)
 
     def job(self, job_id: str) -> Job:
         """Return a job. A caller who reads that it succeeded finds its alias moved in the next request.
@@ -78,25 +142,7 @@ class TenantView:
 
 def tenant_view(services: Services, caller: Caller) -> TenantView:
     """Return the view of the tenant that a caller acts for."""
-    tenant = caller.tenant
-    return TenantView(
-        jobs=services.jobs.of(tenant),
-        files=services.files.of(tenant),
-        uploads=services.uploads.of(tenant),
-        adapters=services.adapters.of(tenant),
-        aliases=services.aliases.of(tenant),
-        names=ForeignNames(services.database, tenant),
-        deletions=Deletions(services.database, tenant),
-        policies=Policies(services.database, tenant),
-        receipts=Receipts(services.database, tenant),
-        shadow_comparisons=ShadowComparisons(services.database, tenant),
-        lookup=services.lookup,
-        job_versions=services.job_versions,
-        evals=Evals(services.database, tenant),
-        eval_runs=EvalRuns(services.database, tenant),
-        eval_items=EvalItems(services.database),
-        webhook_endpoints=Endpoints(services.database, tenant),
-    )
+    return TenantView(services, caller.tenant)
 
 
 async def caller_tenant_view(services: ServicesDep, caller: CallerDep) -> TenantView:
