@@ -31,16 +31,11 @@ from api.routes.gates import policies, promotions, receipts, shadows
 from api.routes.tenants import audit, checkpoint_permissions, overview, quotas, usage, webhooks
 from api.services import Services, make_services
 from api.settings import ApiSettings
-from api.web.access_log import AccessLog
 from api.web.auth import require_caller
-from api.web.etags import ETags
+from api.web.exchange import ExchangeMiddleware
 from api.web.fast_path import FastPathMiddleware
 from api.web.known_parameters import KNOWN_PARAMETERS
-from api.web.limit_headers import LimitHeaders
-from api.web.normalized_path import NormalizedPath
-from api.web.openai_headers import OpenAIHeaders
 from api.web.request_guard import RequestGuard
-from api.web.unexpected_errors import UnexpectedErrors
 from shared.observability.tracing import start_tracing, stop_tracing
 from shared.settings import read_settings
 
@@ -107,14 +102,9 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
         response_model=None,
         dependencies=[Depends(require_caller), KNOWN_PARAMETERS],
     )(app.openapi)
-    app.add_middleware(ETags)
     app.add_middleware(FastPathMiddleware)
     app.add_middleware(RequestGuard)
-    app.add_middleware(UnexpectedErrors)
-    app.add_middleware(LimitHeaders)
-    app.add_middleware(OpenAIHeaders)
-    app.add_middleware(NormalizedPath)
-    app.add_middleware(AccessLog)  # the last added is the outermost
+    app.add_middleware(ExchangeMiddleware)  # the last added is the outermost
     return app
 
 

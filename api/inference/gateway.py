@@ -188,7 +188,7 @@ class Gateway:
 
     async def admit(self, request: Request, key: Key) -> Admission:
         """Count a request of a key; from here on every answer carries the state of its limits
-        (`api/web/limit_headers.py`).
+        (`api/web/response_headers.py`).
 
         Raises:
             TooMany: ``RATE_LIMITED``, ``CONCURRENCY_LIMITED``.

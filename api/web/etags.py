@@ -10,37 +10,31 @@ import hashlib
 from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Scope, Send
 
 JSON = "application/json"
 OF_THE_BODY = ("content-length", "content-type")
 """Headers that a response without a body does not have."""
 
 
-class ETags:
-    """Middleware that adds the ETags, and compares them with those that the caller has."""
+def with_etags(scope: Scope, send: Send) -> Send:
+    """Return the function that sends the response to a GET: it adds the ETag, and compares it with those that the caller
+    has.
+    """
+    known, held = Headers(scope=scope).get("if-none-match", ""), list[Message]()
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    async def send_tagged(message: Message) -> None:
+        if message["type"] == "http.response.start" and _is_whole_json(message):
+            held.append(message)  # until its body is known
+            return
+        if held:
+            start = held.pop()
+            if not message.get("more_body"):
+                message = _tagged(start, message, known)
+            await send(start)
+        await send(message)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to a request."""
-        if scope["type"] != "http" or scope["method"] != "GET":
-            return await self._app(scope, receive, send)
-        known, held = Headers(scope=scope).get("if-none-match", ""), list[Message]()
-
-        async def send_tagged(message: Message) -> None:
-            if message["type"] == "http.response.start" and _is_whole_json(message):
-                held.append(message)  # until its body is known
-                return
-            if held:
-                start = held.pop()
-                if not message.get("more_body"):
-                    message = _tagged(start, message, known)
-                await send(start)
-            await send(message)
-
-        return await self._app(scope, receive, send_tagged)
+    return send_tagged
 
 
 def is_known(etag: str, known: str) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from api.polling.queue_places import job_etag
 from api.services import Services
-from api.web.access_log import CALLERS_ID, ID_HEADER
+from api.web.exchange import CALLERS_ID
 from api.web.fast_path import TENANT_HEADER
+from api.web.response_headers import ID_HEADER
 
 JOB_PATH = b"/v1/jobs/"
 RESPONSE = b"HTTP/1.1 304 Not Modified\r\netag: %b\r\n"

@@ -1,7 +1,7 @@
 """Request guard: no request body is read or parsed before its key is known, and no body is too large or too slow.
 
 FastAPI parses a body before it resolves a route's dependencies, the key among them. So this middleware, outside
-everything except the access log, authenticates each request, and stores the result for `api/web/auth.py` and the fast
+everything except the exchange, authenticates each request, and stores the result for `api/web/auth.py` and the fast
 path.
 """
 
