@@ -4,11 +4,16 @@ request. Pure.
 Examples: empty `messages`, a message without content, an unknown role, an empty prompt. Each request to OpenAI's
 Responses API is answered on its own: a replica would keep a stored response in its own memory indefinitely, and no
 other replica would know it, so a request that needs a stored response is refused rather than answered by chance.
+
+The tables at the end list the checks of each route; those of every model route, `check_types` and the limits of grammars, are
+the gateway's (`api/inference/gateway.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from api.inference.request_fields.functions import with_tools
@@ -32,6 +37,31 @@ INSTEAD_OF_CONTENT = {
 NEED_A_STORED_RESPONSE = ("previous_response_id", "conversation", "background")
 
 
+@dataclass(frozen=True, slots=True)
+class BodyCheck:
+    """A check of a request's body.
+
+    Attributes:
+        check: refuses a body, or returns the one to go on with; None: the same.
+        fields: names of fields; the check is skipped for a body that has none of them. Empty: it is never skipped.
+    """
+
+    check: Callable[[dict[str, Any]], dict[str, Any] | None]
+    fields: tuple[str, ...] = ()
+
+
+def validate(body: dict[str, Any], checks: Sequence[BodyCheck]) -> dict[str, Any]:
+    """Return the body as it is sent to a replica, after one check after the other.
+
+    Raises:
+        InvalidRequest: from the first check that refuses it.
+    """
+    for each in checks:
+        if not each.fields or not body.keys().isdisjoint(each.fields):
+            body = each.check(body) or body
+    return body
+
+
 def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a chat completion as it is sent to a replica, if its messages can be intended.
 
@@ -39,14 +69,36 @@ def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
         InvalidRequest: ``REQUEST_INVALID``: no messages, one without content, one by a role that chats do not have, or
             tools that are not functions. ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``, ``RESPONSE_NOT_STORED``.
     """
-    check_chat_fields(body)
-    check_nested_chat_fields(body)
-    check_messages(body.get("messages"))
-    body = with_tools(body)
-    check_chat_tools(body)
-    body = with_strict_forced_calls(body)
-    _refuse_empty(body, "messages")
-    messages = body.get("messages")
+    return validate(body, CHAT)
+
+
+def validate_completion(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a text completion unchanged, unless its prompt is empty or a field is wrong.
+
+    A missing prompt is left for vLLM to refuse, since it also accepts a prompt as embeddings.
+
+    Raises:
+        InvalidRequest: ``REQUEST_INVALID``, ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
+    """
+    return validate(body, COMPLETION)
+
+
+def validate_response(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a Responses API request as it is sent to a replica: nothing is stored.
+
+    Raises:
+        InvalidRequest: ``RESPONSE_NOT_STORED``. ``TOOL_UNSUPPORTED``: a tool that the server itself would run.
+            ``REQUEST_INVALID``: the input, or a message of it that is not the model's own, is empty. ``FIELD_UNKNOWN``,
+            ``FIELD_UNSUPPORTED``.
+    """
+    return validate(body, RESPONSE)
+
+
+def check_intended_messages(body: dict[str, Any]) -> None:
+    """Raises:
+    InvalidRequest: ``REQUEST_INVALID``: a message has no content, or a role that chats do not have.
+    """
+    messages = body["messages"]
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         role = message.get("role") if isinstance(message, dict) else None
         if not isinstance(role, str):
@@ -70,39 +122,24 @@ def validate_chat(body: dict[str, Any]) -> dict[str, Any]:
                 remedy="Set it to a string, which may be empty; only an assistant's message with `tool_calls` may omit it.",
                 param=f"messages[{index}].content",
             )
-    return _with_translated(body, "messages", with_refusals)
 
 
-def validate_completion(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a text completion unchanged, unless its prompt is empty or a field is wrong.
-
-    A missing prompt is left for vLLM to refuse, since it also accepts a prompt as embeddings.
-
-    Raises:
-        InvalidRequest: ``REQUEST_INVALID``, ``FIELD_UNKNOWN``, ``FIELD_UNSUPPORTED``.
+def refuse_stored_response(body: dict[str, Any]) -> None:
+    """Raises:
+    InvalidRequest: ``RESPONSE_NOT_STORED``: the request needs a stored response, or wants its own to be stored.
     """
-    check_completion_fields(body)
-    check_stream_options(body)
-    if not body.get("prompt_embeds"):
-        _refuse_empty(body, "prompt")
-    return body
-
-
-def validate_response(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a Responses API request as it is sent to a replica: nothing is stored.
-
-    Raises:
-        InvalidRequest: ``RESPONSE_NOT_STORED``. ``TOOL_UNSUPPORTED``: a tool that the server itself would run.
-            ``REQUEST_INVALID``: the input, or a message of it that is not the model's own, is empty. ``FIELD_UNKNOWN``,
-            ``FIELD_UNSUPPORTED``.
-    """
-    check_response_fields(body)
     for name in NEED_A_STORED_RESPONSE:
         if body.get(name):
             raise _not_stored(name, "Send the whole conversation in `input`, and wait for the answer.")
     if body.get("store") is True:
         raise _not_stored("store", "Leave `store` out, or set it to false.")
-    tools, items = body.get("tools"), body.get("input")
+
+
+def refuse_server_tools(body: dict[str, Any]) -> None:
+    """Raises:
+    InvalidRequest: ``TOOL_UNSUPPORTED``: a tool that the server itself would run.
+    """
+    tools = body["tools"]
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind != "function":
@@ -112,9 +149,13 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
                 remedy="Describe it as a function, and run it yourself.",
                 param=f"tools[{index}].type",
             )
-    check_nested_response_fields(body)
-    _refuse_unserved_choice(body.get("tool_choice"))
-    _refuse_empty(body, "input")
+
+
+def check_intended_items(body: dict[str, Any]) -> None:
+    """Raises:
+    InvalidRequest: ``REQUEST_INVALID``: an input message that is not the model's own is empty.
+    """
+    items = body["input"]
     for index, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict) and item.get("content") == [] and item.get("role") not in (None, "assistant"):
             raise InvalidRequest(
@@ -123,14 +164,16 @@ def validate_response(body: dict[str, Any]) -> dict[str, Any]:
                 remedy="Set it to a string, or leave it out.",
                 param=f"input[{index}].content",
             )
-    body = _with_translated(with_strict_forced_calls(body), "input", with_whole_texts)
-    return {**body, "store": False}
 
 
-def _refuse_unserved_choice(choice: Any) -> None:
+def refuse_unserved_choice(body: dict[str, Any]) -> None:
     """Refuse a choice that vLLM would ignore: it accepts each of OpenAI's kinds, but treats all types except
     ``function`` as ``auto``.
+
+    Raises:
+        InvalidRequest: ``FIELD_UNSUPPORTED``.
     """
+    choice = body["tool_choice"]
     if isinstance(choice, dict) and choice.get("type") != "function":
         raise InvalidRequest(
             Code.FIELD_UNSUPPORTED,
@@ -165,17 +208,22 @@ def _strict(tool: Any, name: str | None) -> Any:
     return strict if function is tool else {**tool, "function": strict}
 
 
-def _with_translated(body: dict[str, Any], field: str, translate: Callable[[list[Any]], list[Any]]) -> dict[str, Any]:
+def _with_translated(field: str, translate: Callable[[list[Any]], list[Any]], body: dict[str, Any]) -> dict[str, Any]:
     """Return the body with the list in a field translated; the body itself if that changes nothing."""
     given = body.get(field)
     translated = translate(given) if isinstance(given, list) else given
     return body if translated is given else {**body, field: translated}
 
 
-def _refuse_empty(body: dict[str, Any], field: str) -> None:
+def _refuse_empty(field: str, body: dict[str, Any]) -> None:
     if body.get(field) in EMPTY:
         remedy = "Put the prompt for the model into it."
         raise InvalidRequest(Code.REQUEST_INVALID, f"`{field}` is empty.", remedy=remedy, param=field)
+
+
+def _refuse_empty_prompt(body: dict[str, Any]) -> None:
+    if not body.get("prompt_embeds"):
+        _refuse_empty("prompt", body)
 
 
 def _not_stored(param: str, remedy: str) -> InvalidRequest:
@@ -185,3 +233,34 @@ def _not_stored(param: str, remedy: str) -> InvalidRequest:
         remedy=remedy,
         param=param,
     )
+
+
+CHAT = (
+    BodyCheck(check_chat_fields),
+    BodyCheck(check_nested_chat_fields, ("stream_options", "functions", "tools", "messages")),
+    BodyCheck(lambda body: check_messages(body["messages"]), ("messages",)),
+    BodyCheck(with_tools, ("functions", "function_call", "messages")),
+    BodyCheck(check_chat_tools, ("tools",)),
+    BodyCheck(with_strict_forced_calls, ("tools",)),
+    BodyCheck(partial(_refuse_empty, "messages"), ("messages",)),
+    BodyCheck(check_intended_messages, ("messages",)),
+    BodyCheck(partial(_with_translated, "messages", with_refusals), ("messages",)),
+)
+"""Checks of a chat completion, in their order: a later one may rely on an earlier one."""
+COMPLETION = (
+    BodyCheck(check_completion_fields),
+    BodyCheck(check_stream_options, ("stream_options",)),
+    BodyCheck(_refuse_empty_prompt, ("prompt",)),
+)
+RESPONSE = (
+    BodyCheck(check_response_fields),
+    BodyCheck(refuse_stored_response, (*NEED_A_STORED_RESPONSE, "store")),
+    BodyCheck(refuse_server_tools, ("tools",)),
+    BodyCheck(check_nested_response_fields, ("stream_options", "tools", "text", "reasoning")),
+    BodyCheck(refuse_unserved_choice, ("tool_choice",)),
+    BodyCheck(partial(_refuse_empty, "input"), ("input",)),
+    BodyCheck(check_intended_items, ("input",)),
+    BodyCheck(with_strict_forced_calls, ("tools",)),
+    BodyCheck(partial(_with_translated, "input", with_whole_texts), ("input",)),
+    BodyCheck(lambda body: {**body, "store": False}),
+)

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from api.inference.request_validation import validate_chat, validate_completion, validate_response
+from api.inference.request_validation import (
+    BodyCheck,
+    validate,
+    validate_chat,
+    validate_completion,
+    validate_response,
+)
 from shared.errors import Code, InvalidRequest
 
 HELLO = {"role": "user", "content": "Hello"}
@@ -199,3 +205,13 @@ def test_installed_vllm_accepts_what_is_refused_here() -> None:
     completions.CompletionRequest(prompt=[])
     for nothing in ("", [], [{"role": "user", "content": []}]):
         responses.ResponsesRequest(input=nothing)
+
+
+def test_check_runs_for_bodies_with_its_fields_and_may_change_them() -> None:
+    def refuse(_body: dict[str, Any]) -> None:
+        raise InvalidRequest(Code.REQUEST_INVALID, "This field is wrong.")
+
+    checks = (BodyCheck(refuse, ("wrong", "bad")), BodyCheck(lambda body: body | {"b": 2}), BodyCheck(lambda _: None))
+    assert validate({"a": 1}, checks) == {"a": 1, "b": 2}
+    with pytest.raises(InvalidRequest):
+        validate({"a": 1, "bad": None}, checks)
