@@ -46,7 +46,7 @@ from shared.database.keys import Keys
 from shared.database.names.aliases import Aliases
 from shared.database.overview.job_counts import count_jobs
 from shared.database.overview.webhook_counts import count_webhooks
-from shared.database.scheduling.queue_state import QueueReader
+from shared.database.queueing.queue_state import QueueReader
 from shared.database.usage import Usage
 from shared.gates.policy_file import policy_digest, read_policy, read_policy_file
 from shared.graders.remote_models import RemoteModels

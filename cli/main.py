@@ -19,7 +19,7 @@ PLACES = (
     CommandPlace(
         "up",
         "up:up",
-        "Start Valkey, API, worker, sweeper and vLLM on this machine, and keep them running until Ctrl-C.",
+        "Start Valkey, API, worker, control worker and vLLM on this machine, and keep them running until Ctrl-C.",
     ),
     CommandPlace(
         "demo",

@@ -1,6 +1,6 @@
 """The job queue: Celery messages that carry a job id and nothing else.
 
-The database row is the truth. The sweeper enqueues a lost message again, and a doubled one finds the job claimed. So
+The database row is the truth. The control worker enqueues a lost message again, and a doubled one finds the job claimed. So
 messages are acknowledged on receipt, and no broker setting can run a job twice.
 """
 
@@ -78,7 +78,7 @@ def make_celery(broker_url: str) -> Celery:
         broker_connection_retry_on_startup=True,
         # A worker waits indefinitely for its broker.
         broker_connection_max_retries=None,
-        # A request that submits a job waits for the broker no longer than this; the sweeper enqueues lost messages.
+        # A request that submits a job waits for the broker no longer than this; the control worker enqueues lost messages.
         broker_transport_options={
             "socket_connect_timeout": 2,
             "socket_timeout": 10,
@@ -120,13 +120,13 @@ class JobQueue:
         """Send the message of a queued job.
 
         Returns:
-            False when the broker did not accept the message. This is not an error: the sweeper enqueues the job again.
+            False when the broker did not accept the message. This is not an error: the control worker enqueues the job again.
         """
         try:
             self._celery.send_task(RUN_JOB, args=[job_id], retry=False)
         except (OperationalError, OSError) as error:
             logger.warning(
-                "the broker did not accept the message of the job %s (%s); the sweeper will enqueue it again",
+                "the broker did not accept the message of the job %s (%s); the control worker will enqueue it again",
                 job_id,
                 error,
             )

@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field
 
 from shared.database.job_states import JobState
 from shared.database.lists.summaries import JobSummary
+from shared.database.queueing.queue_state import Places, QueueReader
 from shared.database.records import Job
-from shared.database.scheduling.queue_state import Places, QueueReader
 from shared.scheduling.forecast import Reason
 from shared.worker_registry import WorkerRegistry, common_machine
 

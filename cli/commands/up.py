@@ -63,7 +63,7 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Start Valkey, API, worker, sweeper and vLLM on this machine, and keep them running until Ctrl-C."""
+    """Start Valkey, API, worker, control worker and vLLM on this machine, and keep them running until Ctrl-C."""
     settings = read_settings(Settings)
     read_settings(RetentionSettings)
     stack = Stack(settings.home, DEFAULT_BASE, api_port=port, drain_seconds=drain_seconds(settings))

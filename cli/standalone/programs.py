@@ -20,7 +20,7 @@ PROGRAMS = {
     "api": "{python} -m api",
 }
 """Command line by name, in the order in which they start. They stop in reverse order, one after the other, so that the
-API still reaches its replica and its broker for the requests in flight. ``control`` is the sweeper and its schedule,
+API still reaches its replica and its broker for the requests in flight. ``control`` is the control worker, with its schedule,
 with a thread for each of its duties."""
 SERVING = "serving"
 """Program of the first replica; the others' names begin with it."""

@@ -1,4 +1,4 @@
-"""A whole installation on one machine: Valkey, API, worker, sweeper and vLLM on loopback, kept running by supervisord.
+"""A whole installation on one machine: Valkey, API, worker, control worker and vLLM on loopback, kept running by supervisord.
 
 Each program runs in its own process group, is restarted when it dies, and logs to ``<home>/logs/<program>.log``.
 """

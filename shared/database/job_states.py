@@ -14,7 +14,7 @@
 
 `cancel` and `pause` of a running job are requests: the row keeps its state, the worker sees the request at its next
 heartbeat, stops the trainer, and confirms with `stop` or `pause_confirmed`. `requeue` follows an expired lease or a
-retryable failure with attempts left; the sweeper or the worker itself does it.
+retryable failure with attempts left; the control worker or the worker itself does it.
 """
 
 from __future__ import annotations

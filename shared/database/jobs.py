@@ -24,9 +24,9 @@ from shared.database.job_states import FINAL, JobState, Verb, next_state
 from shared.database.lists.job_filter import ALL_JOBS, JobFilter
 from shared.database.lists.pages import page_of_rows
 from shared.database.lists.summaries import JobSummary, list_summaries
+from shared.database.queueing.gpu_time import gpu_hold, seconds_like, settle_hold
+from shared.database.queueing.quotas import check_quota
 from shared.database.records import Event, Job, Kind, MemoryAccuracy, NewEvent, Submission, new_id
-from shared.database.scheduling.gpu_time import gpu_hold, seconds_like, settle_hold
-from shared.database.scheduling.quotas import check_quota
 from shared.database.tables.base import insert_rows
 from shared.database.tables.jobs import AttemptLogRow, EventRow, JobRow
 from shared.database.tables.storable import storable

@@ -1,4 +1,4 @@
-"""Jobs, with the verbs of workers: claim a job, keep the lease, report, and end the attempt; and of the sweeper.
+"""Jobs, with the verbs of workers: claim a job, keep the lease, report, and end the attempt; and of the control worker.
 
 The attempt number is the fencing token. Every write here carries it and is refused once another attempt has begun, so a
 worker that was taken for dead cannot change a job it lost.
@@ -29,9 +29,9 @@ from shared.database.keys import Key, add_attempt_key
 from shared.database.names.aliases import lock_alias
 from shared.database.names.move_evidence import WITH_EVIDENCE, Terms, standing
 from shared.database.names.publication import publish_to_alias
+from shared.database.queueing.gpu_time import NOTHING_SPENT, Spent, begin_hold, settle_abandoned, spent_on
+from shared.database.queueing.queue_state import read_claimable
 from shared.database.records import PARTS_WITH_TEXT, Job, NewEvent
-from shared.database.scheduling.gpu_time import NOTHING_SPENT, Spent, begin_hold, settle_abandoned, spent_on
-from shared.database.scheduling.queue_state import read_claimable
 from shared.database.tables.jobs import JobRow, TenantQuotaRow
 from shared.database.tenancy import Role, TenantName
 from shared.errors import Code, LeaseLost, MensError
@@ -58,7 +58,7 @@ class Lease:
 
 
 class Leases:
-    """Verbs of the worker and of the sweeper; each is one transaction."""
+    """Verbs of the worker and of the control worker; each is one transaction."""
 
     def __init__(self, database: Database, lease_seconds: float) -> None:
         self._db = database
@@ -353,7 +353,7 @@ class Leases:
             now = self._db.now(session)
             self._correct_future_times(session, now)
             expired = select(JobRow).where(JobRow.state == JobState.RUNNING, JobRow.lease_expires_at < now)
-            # A locked row is being written by a worker that still runs, or by another sweeper.
+            # A locked row is being written by a worker that still runs, or by another control worker.
             for row in session.scalars(expired.with_for_update(skip_locked=True)).all():
                 expire_attempt(session, row, now)
                 on_expired(row.kind)

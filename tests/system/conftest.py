@@ -1,4 +1,4 @@
-"""One whole installation for all system tests: Valkey, API, worker, sweeper and vLLM, on a tiny base made here."""
+"""One whole installation for all system tests: Valkey, API, worker, control worker and vLLM, on a tiny base made here."""
 
 from __future__ import annotations
 

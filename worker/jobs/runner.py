@@ -23,8 +23,8 @@ from shared.database.files.uploads import Uploads
 from shared.database.job_states import JobState
 from shared.database.keys import Keys
 from shared.database.leases import Lease, Leases
+from shared.database.queueing.queue_state import QueueReader
 from shared.database.records import Job, Kind
-from shared.database.scheduling.queue_state import QueueReader
 from shared.errors import Code, JobFailed, LeaseLost, MensError, Unavailable
 from shared.host import disk_errors
 from shared.observability.log_context import log_ids
@@ -124,7 +124,7 @@ class Worker:
     def _run(self, lease: Lease) -> None:
         """Do the work, and write how the attempt ended."""
         ending = self._work(lease)
-        # While the database is unavailable, try again. After the lease's time the sweeper takes the job back anyway.
+        # While the database is unavailable, try again. After the lease's time the control worker takes the job back anyway.
         deadline = time.monotonic() + self.settings.lease_seconds
         while True:
             try:

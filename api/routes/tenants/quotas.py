@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 from api.services import ServicesDep
 from api.web.auth import CallerDep, require_operator
 from api.web.params import WholeList
-from shared.database.scheduling.quotas import Quota, Quotas, QuotaUse
+from shared.database.queueing.quotas import Quota, Quotas, QuotaUse
 
 router = APIRouter(prefix="/v1", tags=["quotas"])
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from shared.database.connection import Database
 from shared.database.files.contents import is_pending
 from shared.database.keys import Key, tenant_keys
-from shared.database.scheduling.quotas import QuotaUse, quota_uses
+from shared.database.queueing.quotas import QuotaUse, quota_uses
 from shared.database.tables.adapters import AdapterRow
 from shared.database.tables.files import FileRow, UploadRow
 from shared.database.tables.jobs import JobRow, TenantQuotaRow

@@ -12,8 +12,8 @@ import worker.jobs.runner
 from shared.contract.plan import PlannedBase
 from shared.database.job_states import JobState, Stage
 from shared.database.leases import Lease
+from shared.database.queueing.gpu_time import Spent
 from shared.database.records import Kind, NewEvent
-from shared.database.scheduling.gpu_time import Spent
 from shared.errors import Code, JobFailed, LeaseLost, MensError, Unavailable
 from tests.support.builders import submission
 from tests.support.processes import is_gone

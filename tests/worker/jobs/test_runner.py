@@ -15,9 +15,9 @@ import pytest
 import worker.jobs.runner
 from shared.database.attempt_failures import MAX_FAILURES
 from shared.database.job_states import JobState
+from shared.database.queueing.queue_state import QueueReader
+from shared.database.queueing.quotas import Quotas
 from shared.database.records import Kind
-from shared.database.scheduling.queue_state import QueueReader
-from shared.database.scheduling.quotas import Quotas
 from shared.database.tables.files import UploadPartRow
 from shared.errors import Code, JobFailed, LeaseLost, Unavailable
 from shared.worker_registry import WorkerMachine

@@ -20,8 +20,8 @@ from shared.database.keys import KeyChange, Keys
 from shared.database.leases import Leases
 from shared.database.names.aliases import Actor, Aliases
 from shared.database.overview.audit_log import AuditEvent, AuditFilter, AuditLog
+from shared.database.queueing.quotas import Quotas
 from shared.database.routing import Routing
-from shared.database.scheduling.quotas import Quotas
 from shared.database.tables.keys import KeyRow
 from shared.database.tenancy import Role
 from shared.database.webhooks.endpoints import EndpointFields, Endpoints

@@ -13,7 +13,7 @@ from shared.database.jobs import Jobs
 from shared.database.keys import Keys
 from shared.database.leases import Leases
 from shared.database.overview.tenants import Tenants
-from shared.database.scheduling.quotas import Quotas
+from shared.database.queueing.quotas import Quotas
 from shared.database.tenancy import SHARED
 from shared.errors import Code, NotFound
 from tests.support.builders import claimed, new_adapter, submission

@@ -7,9 +7,9 @@ import pytest
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
+from shared.database.queueing.queue_state import QueueReader
+from shared.database.queueing.quotas import Quotas
 from shared.database.records import NewEvent
-from shared.database.scheduling.queue_state import QueueReader
-from shared.database.scheduling.quotas import Quotas
 from shared.scheduling.forecast import Reason
 from tests.support.builders import submission
 from tests.support.clock import Clock

@@ -11,7 +11,7 @@ from shared.database.connection import Database
 from shared.database.job_states import JobState
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
-from shared.database.scheduling.quotas import Quotas
+from shared.database.queueing.quotas import Quotas
 from shared.database.tables.jobs import GpuTimeRow
 from shared.errors import Code, JobFailed
 from tests.support.builders import LEASE_SECONDS, at_once, submission

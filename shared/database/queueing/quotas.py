@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
 from shared.database.job_states import JobState
+from shared.database.queueing.gpu_time import MonthUse, minutes, month_use, next_month
 from shared.database.records import Value
-from shared.database.scheduling.gpu_time import MonthUse, minutes, month_use, next_month
 from shared.database.tables.jobs import JobRow, TenantQuotaRow
 from shared.database.tenancy import LARGEST_LIMIT, TenantName
 from shared.errors import Code, Forbidden, TooMany

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from shared.database.connection import Database
 from shared.database.job_states import JobState
-from shared.database.scheduling.gpu_time import MonthUse, gpu_hold, month_use, recent_use
+from shared.database.queueing.gpu_time import MonthUse, gpu_hold, month_use, recent_use
 from shared.database.tables.jobs import GpuTimeRow, JobRow, TenantQuotaRow
 from shared.scheduling.forecast import Place, StartError, forecast, start_error
 from shared.scheduling.types import Allowance, QueuedJob, QueueState, RunningJob, Share

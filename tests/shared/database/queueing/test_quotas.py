@@ -9,7 +9,7 @@ import pytest
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
-from shared.database.scheduling.quotas import Quotas
+from shared.database.queueing.quotas import Quotas
 from shared.errors import Code, Forbidden, MensError, TooMany
 from tests.support.builders import at_once, submission
 from tests.support.clock import Clock
