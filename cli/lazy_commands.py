@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -46,14 +47,21 @@ def load(place: CommandPlace) -> Any:
 
 
 class LazyGroup(TyperGroup):
-    """A group that knows its commands only by name and summary until one is called, or completed."""
+    """A group that knows its commands only by name and summary until one is called, or completed. Its help lists them in
+    panels, in the order of these.
+    """
 
     places: ClassVar[tuple[CommandPlace, ...]] = ()
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for place in self.places:
-            self.commands[place.name] = TyperCommand(place.name, help=place.summary, hidden=place.hidden)
+        panel_of = {name: panel for panel, names in self.panels.items() for name in names}
+        order = list(panel_of)
+        for place in sorted(self.places, key=lambda place: order.index(place.name) if place.name in panel_of else -1):
+            self.commands[place.name] = TyperCommand(
+                place.name, help=place.summary, hidden=place.hidden, rich_help_panel=panel_of.get(place.name)
+            )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)

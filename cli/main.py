@@ -140,13 +140,34 @@ PLACES = (
     CommandPlace("files", "data.files:app", "Uploaded files: list, show, delete."),
     CommandPlace("storage", "storage:app", "Storage: verify that everything in the database is stored, byte for byte."),
 )
-"""All commands, in the order in which `mens --help` lists them."""
+"""All commands."""
+
+PANELS = {
+    "Start": ("up", "demo", "train", "chat", "status"),
+    "Data": ("data", "plan", "files"),
+    "Jobs and models": ("jobs", "watch-telemetry", "models", "base", "adapter", "merge", "aliases", "names", "migrate"),
+    "Prove": ("eval", "scorecard", "policies", "receipts"),
+    "Run the installation": (
+        "replicas",
+        "probe",
+        "storage",
+        "retention",
+        "keys",
+        "tenants",
+        "usage",
+        "audit",
+        "webhooks",
+        "permissions",
+    ),
+}
+"""Panels of `mens --help`, and the commands of each, in their order."""
 
 
 class Commands(LazyGroup):
     """All commands; with ``--json``, errors in a call are JSON on stdout too."""
 
     places = PLACES
+    panels = PANELS
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         note_json("--json" in itertools.takewhile("--".__ne__, args))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cli.lazy_commands import CommandPlace, load
-from cli.main import PLACES, app
+from cli.main import PANELS, PLACES, app
 
 IMPORTS = """
 import sys
@@ -40,6 +41,14 @@ def test_help_lists_every_command_that_is_not_hidden() -> None:
         line.split()[1] for line in CliRunner().invoke(app, ["--help"]).output.splitlines() if line.startswith("│")
     }
     assert {place.name for place in PLACES} & listed == {place.name for place in PLACES if not place.hidden}
+
+
+def test_help_has_each_command_in_one_of_five_panels() -> None:
+    shown = re.findall(r"^╭─ (.+?) ─+╮$", CliRunner().invoke(app, ["--help"]).output, re.MULTILINE)
+    assert shown == ["Options", *PANELS]
+    assert len(PANELS) == 5
+    listed = [name for names in PANELS.values() for name in names]
+    assert sorted(listed) == sorted(place.name for place in PLACES if not place.hidden)
 
 
 def complete(words: str) -> Result:
