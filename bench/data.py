@@ -1,6 +1,6 @@
 """The data path, compared with other libraries (goals C3, then C2): ``python -m bench.data``.
 
-Runs ``bench/validation.py``, ``bench/conversion.py`` and ``bench/preparation.py``; each prints a table and JSON, one line a goal. The exit code
+Runs ``bench/datasets/validation.py``, ``bench/datasets/conversion.py`` and ``bench/datasets/preparation.py``; each prints a table and JSON, one line a goal. The exit code
 is 0 when both met their goals. The peers live in ``.cache/bench-venv``, made on the first run; the product needs none.
 
 ``--memory --size 2GB`` streams one large file instead and reports the memory that its validation took; a smoke run does
@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench.command import bench_parser, parse_options, run_bench
-from bench.conversion import compare_conversion
-from bench.corpora import CORPORA
-from bench.preparation import Preparation
-from bench.validation import Validation
+from bench.datasets.conversion import compare_conversion
+from bench.datasets.corpora import CORPORA
+from bench.datasets.preparation import Preparation
+from bench.datasets.validation import Validation
+from bench.harness.command import bench_parser, parse_options, run_bench
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 SMOKE = {"rounds": 1, "size": "3MB"}

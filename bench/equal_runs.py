@@ -31,10 +31,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
-from bench.processes import ROOT, variant_processes
-from bench.recipe import InputsRequest
-from bench.shapes import Shape
+from bench.harness.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
+from bench.harness.processes import ROOT, variant_processes
+from bench.training.recipe import InputsRequest
+from bench.training.shapes import Shape
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.base_models.catalog import BaseModelEntry, LocalSource
 from shared.contract.plan import TrainingRun, plan_finetune
@@ -143,7 +143,7 @@ def make_jobs(folder: Path, options: argparse.Namespace) -> dict[str, Path]:
     )
     python, preloaded = Path(sys.executable), ("worker.pretrain", "worker.train")
     with variant_processes(smoke=options.smoke, python=python, preloaded=preloaded) as processes:
-        processes.run(python, "bench.training_inputs", json.dumps(asdict(request)), str(folder))
+        processes.run(python, "bench.training.training_inputs", json.dumps(asdict(request)), str(folder))
     run = TrainingRun.model_validate_json((folder / "plan.json").read_bytes())
     entry = BaseModelEntry(
         name=run.plan.base.name, source=LocalSource(path=run.inputs.base), digests=run.plan.base.digests
@@ -225,7 +225,7 @@ def attempt(
 ) -> int:
     """Run one process of the trainer, disturbed within `disturbed_steps` steps; return its exit code."""
     free_bytes = draw.choice([0, 1 << 40])  # none for a cache of dequantised weights, or plenty
-    command = [sys.executable, "-m", "bench.starved_trainer", str(free_bytes), str(plan), str(run_dir)]
+    command = [sys.executable, "-m", "bench.training.starved_trainer", str(free_bytes), str(plan), str(run_dir)]
     command += ["--resume", str(checkpoint)] if checkpoint else []
     with (run_dir / LOG_NAME).open("wb") as log:
         process = subprocess.Popen(

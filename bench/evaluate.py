@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
-from bench.gateway_variants import FakeInstallation
-from bench.peers import require
-from bench.processes import NewProcesses
+from bench.harness.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
+from bench.harness.peers import require
+from bench.harness.processes import NewProcesses
+from bench.serving.gateway_variants import FakeInstallation
 from shared.artifacts.folder_storage import FolderStorage
 from shared.database.connection import Database
 from shared.database.evaluation.evals import Evals
@@ -46,7 +46,7 @@ CRITERION = {
     "reference": "{{ item.expected }}",
     "operation": "eq",
 }
-MODULE = "bench.evaluate_variants"
+MODULE = "bench.serving.evaluate_variants"
 
 
 class Evaluations:

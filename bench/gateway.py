@@ -4,7 +4,7 @@
 
 A replica (a paced fake, or with ``--vllm`` a real one), the API as ``python -m api``, and one raw-socket client that adds
 as little of its own as it can. Requests are sent in turns, directly, through the API and through a proxy that only passes
-bytes (`bench/gateway_bare.py`), so all see the same machine; the last is the least that any gateway in Python adds here.
+bytes (`bench/serving/gateway_bare.py`), so all see the same machine; the last is the least that any gateway in Python adds here.
 With ``--base smollm2`` replica and a plain vLLM (``plain``), with the same engine options and without Mens, serve
 SmolLM2-135M-Instruct, and the streaming speed is compared with the plain one's, for one stream and for sixteen.
 With ``--running`` replica and API are those of an installation that runs already, which the environment names.
@@ -30,11 +30,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.bases import BASES, TINY
-from bench.command import BenchFailed, PeerMissing, bench_parser, parse_options, print_goal, run_bench
-from bench.gateway_variants import FakeInstallation, bare_proxy
-from bench.peers import require
-from bench.smollm2 import SMOLLM2
+from bench.harness.bases import BASES, TINY
+from bench.harness.command import BenchFailed, PeerMissing, bench_parser, parse_options, print_goal, run_bench
+from bench.harness.peers import require
+from bench.harness.smollm2 import SMOLLM2
+from bench.serving.gateway_variants import FakeInstallation, bare_proxy
 
 MAX_ADDED_MS_P50, MAX_ADDED_MS_P99, MIN_KEPT = 1.0, 3.0, 0.97
 MAX_NAMES_MS_P50 = 0.05
@@ -250,7 +250,7 @@ def fake_endpoints(pace: float, foreign_names: int) -> Iterator[dict[str, Endpoi
 @contextmanager
 def vllm_endpoints(base: str, *, smoke: bool) -> Iterator[dict[str, Endpoint]]:
     """Run a new installation around one of ``BASES``, the bare proxy, and with the real base a plain vLLM."""
-    from bench.hotload_variants import cache_of, installation, plain_vllm
+    from bench.serving.hotload_variants import cache_of, installation, plain_vllm
 
     with ExitStack() as started:
         home = Path(started.enter_context(tempfile.TemporaryDirectory()))

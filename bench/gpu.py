@@ -18,12 +18,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.command import BenchFailed, PeerMissing, bench_parser, parse_options, print_goal, run_bench
-from bench.peers import peers_python
-from bench.processes import VariantFailed, variant_processes
-from bench.recipe import InputsRequest, Outcome, Trainers, largest_relative_difference
-from bench.roofline import Roofline
-from bench.shapes import SHAPES
+from bench.harness.command import BenchFailed, PeerMissing, bench_parser, parse_options, print_goal, run_bench
+from bench.harness.peers import peers_python
+from bench.harness.processes import VariantFailed, variant_processes
+from bench.training.recipe import InputsRequest, Outcome, Trainers, largest_relative_difference
+from bench.training.roofline import Roofline
+from bench.training.shapes import SHAPES
 
 PRODUCT = ("mens", "mens-nf4", "mens-cache", "mens-bf16", "mens-quiet")
 PEERS = ("hf", "trl-packed", "trl-packed-large", "trl-padding-free")
@@ -77,7 +77,7 @@ def compare(options: argparse.Namespace) -> bool:
         variant_processes(smoke=options.smoke, python=python, preloaded=PRELOADED) as processes,
     ):
         trainers = Trainers(processes, Path(folder), request, threads=1)
-        probed = json.loads(trainers.run("bench.gpu_variants", "probe", options.device))
+        probed = json.loads(trainers.run("bench.training.gpu_variants", "probe", options.device))
         bench = Comparison(trainers, options)
         outcomes = bench.measure()
         limit = Roofline(SHAPES[options.size], trainers.recipe, probed)
@@ -147,8 +147,8 @@ class Comparison:
         if variant == "mens":
             return self._trainers.train(run_name)
         if variant.startswith("mens-"):
-            return self._trainers.train(run_name, "bench.gpu_variants", variant)
-        module = "bench.gpu_variants" if variant in GPU_PEERS else "bench.train_variants"
+            return self._trainers.train(run_name, "bench.training.gpu_variants", variant)
+        module = "bench.training.gpu_variants" if variant in GPU_PEERS else "bench.training.train_variants"
         if variant not in self._recomputing:
             try:
                 return self._trainers.train_peer(variant, run_name, module)

@@ -29,12 +29,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.bases import BASES
-from bench.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
 from bench.gateway import RUNNING, Connection, Endpoint, percentile, running_installation, stream
-from bench.hotload_variants import AdapterFactory, StoredAdapter, Worker, cache_of, installation, plain_vllm
-from bench.peers import require
-from bench.smollm2 import SMOLLM2
+from bench.harness.bases import BASES
+from bench.harness.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
+from bench.harness.peers import require
+from bench.harness.smollm2 import SMOLLM2
+from bench.serving.hotload_variants import AdapterFactory, StoredAdapter, Worker, cache_of, installation, plain_vllm
 from shared.settings import Settings
 
 MAX_SHARE_MS = 50.0

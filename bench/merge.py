@@ -22,14 +22,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
-from bench.processes import Processes, variant_processes
+from bench.harness.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
+from bench.harness.processes import Processes, variant_processes
 
 VARIANTS = ("mens", "peft-f32", "peft-bf16")
 FIDELITY = "fidelity"
 """Not a variant of the merge: the comparison after it."""
 FAMILIES = ("qwen3", "llama-tied")
-PRELOADED = ("bench.merge_inputs", "bench.merge_variants", "bench.merge_agreement")
+PRELOADED = ("bench.merging.merge_inputs", "bench.merging.merge_variants", "bench.merging.merge_agreement")
 TARGET = 1.5
 MEMORY_MARGIN = 128 << 20
 SMOKE = {"rounds": 1, "hidden": 256, "layers": 2, "vocabulary": 2000}
@@ -37,7 +37,7 @@ Facts = dict[str, float]
 
 
 def main() -> int:
-    """Command line; return the exit code (`bench/command.py`)."""
+    """Command line; return the exit code (`bench/harness/command.py`)."""
     parser = bench_parser("bench.merge", __doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--family", choices=FAMILIES, default="qwen3")
@@ -56,11 +56,11 @@ def compare(options: argparse.Namespace) -> bool:
     ):
         folder = Path(name)
         shape = [options.family, *(str(number) for number in (options.hidden, options.layers, options.vocabulary))]
-        made = run_module(processes, "bench.merge_inputs", str(folder), *shape)
+        made = run_module(processes, "bench.merging.merge_inputs", str(folder), *shape)
         print(f"base of {made['bytes'] / 1e9:.2f} GB, largest tensor {made['largest'] / 1e6:.0f} MB", flush=True)
         outcomes = measure(processes, folder, options.rounds)
-        agreement = run_module(processes, "bench.merge_agreement", str(folder))
-        compared = run_module(processes, "bench.merge_variants", FIDELITY, str(folder))
+        agreement = run_module(processes, "bench.merging.merge_agreement", str(folder))
+        compared = run_module(processes, "bench.merging.merge_variants", FIDELITY, str(folder))
     bytes_and_bound = f"{compared['bytes'] / 1e6:.0f} MB of {made['fidelity_bound'] / 1e6:.0f} MB that it announces"
     print(f"fidelity  {compared['seconds']:9.2f} s, {bytes_and_bound}")
     return report(outcomes, made, agreement, compared["bytes"], smoke=options.smoke)
@@ -72,7 +72,7 @@ def measure(processes: Processes, folder: Path, rounds: int) -> dict[str, list[F
     for number in range(rounds):
         for name, ones in outcomes.items():
             shutil.rmtree(folder / name, ignore_errors=True)
-            ones.append(run_module(processes, "bench.merge_variants", name, str(folder)))
+            ones.append(run_module(processes, "bench.merging.merge_variants", name, str(folder)))
             taken = f"{ones[-1]['seconds']:7.2f} s {ones[-1]['cpu_seconds']:7.2f} s of CPU"
             print(f"  round {number + 1} {name:<9} {taken}", flush=True)
     return outcomes

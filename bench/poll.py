@@ -24,10 +24,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
 from bench.gateway import percentile
-from bench.peers import require
-from bench.poll_variants import Installation, busy_installation, constant_server
+from bench.harness.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
+from bench.harness.peers import require
+from bench.serving.poll_variants import Installation, busy_installation, constant_server
 
 MIN_RATIO, MAX_P99_RATIO = 2.0, 3.0
 STEADY_SECONDS = 0.005

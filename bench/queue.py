@@ -26,10 +26,10 @@ from urllib.parse import urlsplit
 from redis import Redis
 
 from api.migrate import migrate
-from bench.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
-from bench.loopback import ROOT, free_port, server, stop_group
-from bench.peers import require
-from bench.queue_names import PING, STARTED
+from bench.harness.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
+from bench.harness.loopback import ROOT, free_port, server, stop_group
+from bench.harness.peers import require
+from bench.serving.queue_names import PING, STARTED
 from shared.base_models.catalog import Catalog, save_catalog
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
@@ -74,7 +74,18 @@ def valkey(folder: Path) -> Iterator[str]:
 @contextmanager
 def worker(environment: dict[str, str], log: Path) -> Iterator[None]:
     """Run a worker of the job queue."""
-    command = [sys.executable, "-m", "celery", "-A", "bench.queue_variants", "worker", "-Q", "mens.jobs", "-l", "ERROR"]
+    command = [
+        sys.executable,
+        "-m",
+        "celery",
+        "-A",
+        "bench.serving.queue_variants",
+        "worker",
+        "-Q",
+        "mens.jobs",
+        "-l",
+        "ERROR",
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, env=os.environ | environment, stdout=output, stderr=output, process_group=0

@@ -19,12 +19,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
-from bench.peers import peers_python
-from bench.processes import variant_processes
-from bench.recipe import InputsRequest, Outcome, Trainers, largest_relative_difference
-from bench.shapes import Shape
-from bench.smollm2 import SMOLLM2, smollm2_folder
+from bench.harness.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
+from bench.harness.peers import peers_python
+from bench.harness.processes import variant_processes
+from bench.harness.smollm2 import SMOLLM2, smollm2_folder
+from bench.training.recipe import InputsRequest, Outcome, Trainers, largest_relative_difference
+from bench.training.shapes import Shape
 
 
 @dataclass(frozen=True)

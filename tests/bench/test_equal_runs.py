@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from bench.command import BenchFailed
 from bench.equal_runs import COMPARED, RunOutcome, report
+from bench.harness.command import BenchFailed
 
 EXACT, OTHER = RunOutcome("a" * 64, "bit_exact", 1), RunOutcome("a" * 64, "state_exact", 1)
 TWICE = [("plain", EXACT), ("plain", EXACT)]

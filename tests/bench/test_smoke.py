@@ -10,8 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from bench.peers import peers_python
-from bench.processes import fork_server
+from bench.harness.peers import peers_python
+from bench.harness.processes import fork_server
 from tests.support.bench_runs import RUN, check_printed, run_smoke
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(660)]

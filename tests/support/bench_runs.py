@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
-from bench.processes import FORK_SERVER, pipes_of
+from bench.harness.processes import FORK_SERVER, pipes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS, END_SECONDS = 600, 20

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import worker.libraries  # noqa: F401 — first: without it bitsandbytes loads torch's compiler, 2 s
-from bench.made_manifest import made_manifest
+from bench.merging.made_manifest import made_manifest
 from shared.artifacts.manifests import WEIGHTS_NAME, AdapterManifest, peft_keys
 from worker.merging.model_folder import FolderMerge
 

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct for the tests: the folder of `bench/smollm2.py`, and its entry of a catalogue."""
+"""SmolLM2-135M-Instruct for the tests: the folder of `bench/harness/smollm2.py`, and its entry of a catalogue."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import smollm2
-from bench.command import PeerMissing
+from bench.harness import smollm2
+from bench.harness.command import PeerMissing
 from cli.standalone.smollm2 import LICENSE
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.fetched_folders import ROOT, fetched
+from bench.harness.fetched_folders import ROOT, fetched
 from tests.support.debian_package import unpack_debian_package
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bench.fetched_folders import TOOLS
+from bench.harness.fetched_folders import TOOLS
 from cli.evaluation.suites.environment import environment_folder, install
 from cli.main import app
 from shared.base_models.catalog import load_catalog

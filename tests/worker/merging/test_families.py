@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from bench.made_manifest import made_manifest
+from bench.merging.made_manifest import made_manifest
 from shared.artifacts.manifests import WEIGHTS_NAME, peft_keys
 from shared.base_models.weights import read_folder_tensors
 from tests.support.tiny_models import RAW, save

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
-from bench.made_manifest import made_manifest
+from bench.merging.made_manifest import made_manifest
 from shared.artifacts.manifests import peft_keys
 from shared.base_models.weights import read_folder_tensors
 from tests.support.tiny_models import RAW, save

@@ -19,7 +19,7 @@ from tests.support.training_runs import TinyBase
 MEASURED = """
 import sys
 from worker.train import main
-from bench.peak_memory import peak_bytes
+from bench.harness.peak_memory import peak_bytes
 code = main(sys.argv[1:])
 print(peak_bytes())
 sys.exit(code)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.peers import peers_python
+from bench.harness.peers import peers_python
 from shared.contract.sections import PreferenceSection
 from tests.support import preference_peers
 from tests.support.preference_peers import CASES

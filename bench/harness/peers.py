@@ -1,0 +1,105 @@
+"""The environment of the peers in comparisons: ``.cache/bench-venv``, as ``locks/bench.lock`` pins it.
+
+It extends the environment that runs the bench: peers and product share one build of torch, transformers, peft and
+bitsandbytes, on a CPU and on a GPU, and the lock lists only packages that the product does not need.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from bench.harness.command import PeerMissing
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCK = ROOT / "locks" / "bench.lock"
+FOLDER = ROOT / ".cache" / "bench-venv"
+PYTHON = FOLDER / "bin" / "python"
+
+
+def require(*modules: str) -> None:
+    """Check that this environment has the modules that a bench imports.
+
+    Raises:
+        PeerMissing: it lacks a module.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise PeerMissing(f"not installed: {', '.join(missing)}. `make install` makes an environment that has it.")
+
+
+def peers_python(*modules: str) -> Path:
+    """Return the interpreter that has the peers; install them if the lock or this environment has changed.
+
+    Args:
+        modules: modules that the bench imports beyond the lock, e.g. ``unsloth``, which has no build for a CPU.
+
+    Raises:
+        PeerMissing: they cannot be installed, or one of ``modules`` is missing.
+    """
+    pins = LOCK.read_text()
+    if all(_is_installed(pin) for pin in pins.split()):
+        python = Path(sys.executable)
+    else:
+        python, stamp = PYTHON, FOLDER / "installed.txt"
+        state = f"{sys.version}\n{product_modules()}\n{pins}"
+        if not stamp.exists() or stamp.read_text() != state:
+            _install()
+            stamp.write_text(state)
+    for module in modules:
+        look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+        if subprocess.run([python, "-c", look], check=False).returncode:
+            command = f"{sys.executable} -m pip --python {python} install {module}"
+            raise PeerMissing(f"not installed: {module}. `{command}`, or leave it out of `--variants`.")
+    return python
+
+
+def product_modules() -> str:
+    """Return the module folder of this environment; one for all checkouts whose ``.venv`` is a link to the same."""
+    return str(Path(sysconfig.get_path("purelib")).resolve())
+
+
+def _is_installed(pin: str) -> bool:
+    name, _, wanted = pin.partition("==")
+    try:
+        return version(name) == wanted
+    except PackageNotFoundError:
+        return False
+
+
+def _install() -> None:
+    """Create the environment again, with uv if available: it takes a tenth of pip's time.
+
+    Raises:
+        PeerMissing: uv or pip ended with an error.
+    """
+    print(f"installing the peers of locks/{LOCK.name} into {FOLDER}", file=sys.stderr)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    venv.create(FOLDER, symlinks=True)
+    own = Path(sysconfig.get_path("purelib", "venv", {"base": str(FOLDER), "platbase": str(FOLDER)}))
+    # Whatever the lock does not pin is imported from the environment that runs the bench.
+    (own / "product.pth").write_text(product_modules())
+    uv, pip = Path(sys.executable).with_name("uv"), [sys.executable, "-m", "pip"]
+    into = ["--python", str(PYTHON)]
+    command = [str(uv), "pip", "install", *into] if uv.exists() else [*pip, *into, "install"]
+    command += ["--no-deps", "-r", str(LOCK)]
+    installed = subprocess.run(command, env=os.environ | _find_links(pip), capture_output=True, text=True, check=False)
+    if installed.returncode:
+        names = ", ".join(pin.partition("==")[0] for pin in LOCK.read_text().split())
+        raise PeerMissing(f"not installed: {names}. `{' '.join(command)}` ended with\n{installed.stderr[-2000:]}")
+
+
+def _find_links(pip: list[str]) -> dict[str, str]:
+    """Return pip's package sources for uv, which does not read pip's configuration; `make install` passes them too."""
+    configured = subprocess.run(
+        [*pip, "config", "get", "global.find-links"], capture_output=True, text=True, check=False
+    )
+    links = os.environ.get("PIP_FIND_LINKS") or configured.stdout.strip()
+    return {"UV_FIND_LINKS": links} if links else {}
