@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.measure import sources as measure_all
+from scripts.measure import tiers_of_shared
+
 ROOT = Path(__file__).resolve().parents[1]
 TIERS = ("api", "worker", "serving", "shared", "cli", "bench", "scripts")
 TEST_FOLDERS = sorted(f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if any(path.rglob("*.py")))
@@ -49,6 +52,21 @@ def repeated_classes(texts: dict[str, str]) -> dict[str, list[str]]:
         for name in re.findall(r"^ *class (\w+) *[:(\[]", text, re.MULTILINE):
             found[name].append(path)
     return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+LONELY = {
+    "shared.checkers.child_process": "the program of a child process, which nothing imports",
+    "shared.compilers.__main__": "the program of a child process, which nothing imports",
+    "shared.sandbox": "the programs of the sandbox's processes, which nothing imports",
+    "shared.gpus.torch_program": "a program that the next module starts",
+    "shared.database": "all SQL is in one package, so its borders and its tenants are checked in one place",
+    "shared.gates": "gates are one engine; its parts do not know which tier asks",
+    "shared.scorecard": "the runs, their artifacts and the promotion are one format",
+    "shared.model_card.readme": "both model cards are written from one description",
+    "shared.retention.verification": "a command that runs in the image of any tier",
+    "shared.tokenization.agreement": "a rule about the tokenizer next to it",
+}
+"""Modules of `shared/`, or packages, that fewer than two tiers reach, and why they stay."""
 
 
 def package_faults(text: str, folder: Path) -> Iterator[str]:
@@ -108,6 +126,14 @@ def test_nothing_imports_from_tests_but_support() -> None:
 @pytest.mark.parametrize("folder", [*TIERS, *TEST_FOLDERS])
 def test_class_names_are_unique_in_a_tier(folder: str) -> None:
     assert not repeated_classes(sources(folder))
+
+
+def test_modules_of_shared_are_reached_by_two_tiers_or_have_a_reason() -> None:
+    reached = tiers_of_shared(measure_all())
+    lonely = {name for name, tiers in reached.items() if len(tiers) < 2}
+    matched = {name: place for name in lonely for place in LONELY if f"{name}.".startswith(f"{place}.")}
+    assert not lonely - matched.keys(), "Move them to their tier, or write the reason into LONELY."
+    assert set(matched.values()) == LONELY.keys(), "These reasons are not needed any more."
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -33,6 +33,7 @@ from api.inference.request_fields.grammars import GrammarLimits
 from api.inference.request_fields.types import check_types
 from api.inference.response import ProxiedResponse
 from api.inference.shadow import ShadowTraffic
+from api.inference.strict_json import refuse_loose_json
 from api.inference.usage.meter import Meter
 from api.inference.vllm_errors import error_from_replica
 from api.metrics.requests import MODEL, ApiMetrics
@@ -41,7 +42,6 @@ from shared.database.keys import Key
 from shared.database.routing import Routing, sticky_point
 from shared.errors import Code, InvalidRequest, NotFound, TooLarge, TooMany
 from shared.observability.log_context import add_log_ids
-from shared.strict_json import refuse_loose_json
 
 MAX_EXPLAINED_BYTES = 1 << 20
 """Largest invalid JSON body that is parsed again to find its field: parsing a larger one would block other callers."""

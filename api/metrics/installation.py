@@ -16,12 +16,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from api.metrics.bounded_label import BoundedLabel
 from shared.database.job_states import JobState
 from shared.database.overview.job_counts import JobCounts
 from shared.database.overview.webhook_counts import WebhookCounts
 from shared.database.records import Kind
 from shared.errors import Unavailable
-from shared.observability.bounded_label import BoundedLabel
 
 T = TypeVar("T")
 FRESH_SECONDS = 5.0

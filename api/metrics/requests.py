@@ -9,9 +9,9 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 
 from api.errors import ERROR_CODE
+from api.metrics.bounded_label import OTHER, BoundedLabel
 from api.settings import ApiSettings
 from shared.database.usage import Amount
-from shared.observability.bounded_label import OTHER, BoundedLabel
 from shared.observability.metrics_listener import process_registry
 
 TENANT = "mens_tenant"

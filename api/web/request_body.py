@@ -10,10 +10,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope
 
 from api.body_buffers import Hold
+from api.inference.strict_json import refuse_loose_json
 from api.settings import ApiSettings
 from api.web.multipart import MULTIPART_OVERHEAD_BYTES, file_too_large, part_too_large
 from shared.errors import Code, MensError, TooLarge, TooSlow
-from shared.strict_json import refuse_loose_json
 
 MODEL_PATHS = frozenset(
     {

@@ -34,7 +34,8 @@ class FilesRun:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Respond."""
         if scope["type"] != "http":
-            return await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
+            return
         paths: set[str] = set()
         token = RUN.set(paths)
         sys.settrace(_note)

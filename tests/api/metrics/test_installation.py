@@ -9,11 +9,11 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 
+from api.metrics.bounded_label import BoundedLabel
 from api.metrics.installation import JobsCollector, ReplicaNow, ReplicasCollector, WebhooksCollector
 from shared.database.overview.job_counts import JobCount, JobCounts, QueueAge
 from shared.database.overview.webhook_counts import WebhookCounts
 from shared.errors import Code, Unavailable
-from shared.observability.bounded_label import BoundedLabel
 
 WORKERS = 2
 

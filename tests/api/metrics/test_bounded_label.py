@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.observability.bounded_label import LONGEST, OTHER, BoundedLabel
+from api.metrics.bounded_label import LONGEST, OTHER, BoundedLabel
 
 
 def test_first_values_have_their_own_and_later_ones_are_summed() -> None:

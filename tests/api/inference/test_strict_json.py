@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from api.inference.strict_json import refuse_loose_json
 from shared.errors import InvalidRequest
-from shared.strict_json import refuse_loose_json
 
 
 @pytest.mark.parametrize(
