@@ -42,7 +42,7 @@ class BodyCheck:
     """A check of a request's body.
 
     Attributes:
-        check: refuses a body, or returns the one to go on with; None: the same.
+        check: refuses a body, or returns the body for the next check; None: the same one.
         fields: names of fields; the check is skipped for a body that has none of them. Empty: it is never skipped.
     """
 

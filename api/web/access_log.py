@@ -26,7 +26,7 @@ def log_request(
     Args:
         scope: the request as it was sent.
         route: the route that answered; None for an unknown path.
-        status: status of the response; 0 if there was none.
+        status: status of the response; 0 without one.
         seconds: time from the request's head to the end of the response.
         first_byte: seconds until the first byte of a stream.
     """
