@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from shared.artifacts.manifests import AdapterManifest, ParentRef
 from shared.contract.sections import describe_arguments
 from shared.hashing import digest_json
+from shared.model_card.common_sections import attribution, front_matter, heading, limits
 from shared.model_card.evaluation_section import evaluation_section
-from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, started_from, table, tags
-from shared.model_card.recipe import trained_how, used_values
+from shared.model_card.markdown import inline, started_from, table
+from shared.model_card.recipe import used_values
 from shared.model_card.self_evaluation import KEY, SelfEvaluation
 
 RECIPE = {
@@ -61,7 +62,11 @@ class AdapterRecord(BaseModel):
 
 def write_readme(record: AdapterRecord) -> str:
     """Write the card. The Hugging Face hub reads its front matter."""
-    parts = [_front_matter(record), _title(record), _base(record)]
+    manifest, provenance = record.manifest, record.manifest.provenance
+    base = (provenance and provenance.upstream_model_id) or manifest.base_model
+    license_class = (provenance and provenance.license_class) or record.license
+    parts = [front_matter(base, license_class, manifest.adapter_method.value)]
+    parts += [heading(manifest, manifest.step), _base(record)]
     if start := started_from(record.ancestors):
         parts.append(start)
     if record.job:
@@ -70,30 +75,6 @@ def write_readme(record: AdapterRecord) -> str:
         parts.append(evaluation_section(evaluation))
     parts += [_certificates(record.certificates), _lineage(record), _limits(record.manifest)]
     return "\n".join(parts)
-
-
-def _front_matter(record: AdapterRecord) -> str:
-    provenance, manifest = record.manifest.provenance, record.manifest
-    license_ = (provenance and provenance.license_class) or record.license
-    return front_matter_of(
-        [
-            ("base_model", one_line((provenance and provenance.upstream_model_id) or manifest.base_model)),
-            ("base_model_relation", "adapter"),
-            ("library_name", "peft"),
-            ("pipeline_tag", "text-generation"),
-            ("tags", tags(manifest.adapter_method.value)),
-            *license_fields(license_),
-        ]
-    )
-
-
-def _title(record: AdapterRecord) -> str:
-    manifest = record.manifest
-    return (
-        f"\n# {inline(manifest.name)}\n\n"
-        f"A LoRA adapter of rank {manifest.rank} for {inline(manifest.base_model)}, {trained_how(manifest)} by Mens in {manifest.step} steps with its "
-        f"base frozen in {manifest.precision or manifest.quant.base_quant.value}.\n\nAdapter id: `{manifest.adapter_id}`\n"
-    )
 
 
 def _base(record: AdapterRecord) -> str:
@@ -109,8 +90,7 @@ def _base(record: AdapterRecord) -> str:
     if manifest.template_arguments:
         text += f"\nChats are written, and answers asked for, with {inline(describe_arguments(manifest.template_arguments))}.\n"
     if provenance and provenance.attribution_required:
-        source = inline(provenance.upstream_model_id or manifest.base_model)
-        text += f"\n> **Attribution required.** Anyone who publishes this adapter must name {source}.\n"
+        text += attribution(provenance.upstream_model_id or manifest.base_model, provenance.license_class)
     return text
 
 
@@ -201,4 +181,4 @@ def _limits(manifest: AdapterManifest) -> str:
         "Safety and bias were not evaluated.",
         "It inherits the base model's limits, and what is wrong in the training data.",
     ]
-    return "\n## Limits\n\n" + "\n".join(f"- {point}" for point in points) + "\n"
+    return limits(points)

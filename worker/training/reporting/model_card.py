@@ -12,9 +12,10 @@ from pathlib import Path
 from shared.base_models.tensors import expected_tensors, parameter_count
 from shared.contract.sections import ThoughtsRule, describe_arguments
 from shared.hashing import digest_json
+from shared.model_card.common_sections import attribution, front_matter, heading, limits
 from shared.model_card.evaluation_section import evaluation_section
-from shared.model_card.markdown import front_matter_of, inline, license_fields, one_line, started_from, table, tags
-from shared.model_card.recipe import trained_how, used_values
+from shared.model_card.markdown import inline, started_from, table
+from shared.model_card.recipe import used_values
 from worker.training.reporting.facts import RunFacts
 from worker.training.reporting.svg_charts import Panel, Series, smooth, svg
 from worker.training.reporting.tracker_clients import Value
@@ -36,9 +37,14 @@ def write_model_card(run_dir: Path, facts: RunFacts, packages: Mapping[str, str]
 
 def model_card(facts: RunFacts, packages: Mapping[str, str]) -> str:
     """Return the card's content."""
+    provenance = facts.plan.contract.provenance
     sections = [
-        front_matter(facts),
-        _title(facts),
+        front_matter(
+            provenance.upstream_model_id or facts.plan.base.name,
+            provenance.license_class,
+            facts.manifest.adapter_method.value,
+        ),
+        heading(facts.manifest),
         _base_model(facts),
         *([started_from([parent])] if (parent := facts.manifest.parent) else []),
         _data(facts),
@@ -78,32 +84,9 @@ def _preference_panels(facts: RunFacts) -> list[Panel]:
     return found
 
 
-def front_matter(facts: RunFacts) -> str:
-    """Return YAML for the hub. Strings are written as JSON, which is valid YAML."""
-    provenance = facts.plan.contract.provenance
-    fields: list[tuple[str, object]] = [
-        ("base_model", one_line(provenance.upstream_model_id or facts.plan.base.name)),
-        ("base_model_relation", "adapter"),
-        ("library_name", "peft"),
-        ("pipeline_tag", "text-generation"),
-        ("tags", tags(facts.manifest.adapter_method.value)),
-        *license_fields(provenance.license_class),
-    ]
-    return front_matter_of(fields)
-
-
 def share(part: float, whole: float) -> str:
     """Format a share, e.g. ``12.5 %``; ``none`` for an empty total."""
     return f"{100 * part / whole:.1f} %" if whole else "none"
-
-
-def _title(facts: RunFacts) -> str:
-    return (
-        f"\n# {inline(facts.manifest.name)}\n\n"
-        f"A LoRA adapter of rank {facts.manifest.rank} for {inline(facts.plan.base.name)}, {trained_how(facts.manifest)} by Mens with its"
-        f" base frozen in {facts.manifest.precision or facts.manifest.quant.base_quant.value}.\n\n"
-        f"Adapter id: `{facts.manifest.adapter_id}`\n"
-    )
 
 
 def _base_model(facts: RunFacts) -> str:
@@ -119,9 +102,7 @@ def _base_model(facts: RunFacts) -> str:
     ]
     text = "\n## Base model\n\n" + table(rows)
     if provenance.attribution_required:
-        source = inline(provenance.upstream_model_id or facts.plan.base.name)
-        under = f" under its licence ({inline(provenance.license_class)})" if provenance.license_class else ""
-        text += f"\n> **Attribution required.** Anyone who publishes this adapter must name {source}{under}.\n"
+        text += attribution(provenance.upstream_model_id or facts.plan.base.name, provenance.license_class)
     return text
 
 
@@ -226,7 +207,7 @@ def _limits(facts: RunFacts) -> str:
         "Free-form answers are shown as samples at most; they, safety and bias were not graded.",
         "The adapter inherits the base model's limits, and what is wrong in the training data.",
     ]
-    return "\n## Limits\n\n" + "\n".join(f"- {point}" for point in points) + "\n"
+    return limits(points)
 
 
 def _limits_of_pairs(facts: RunFacts) -> list[str]:

@@ -21,7 +21,7 @@ from worker.run_folder import read_json
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import PreparationReport
 from worker.training.reporting.facts import RunFacts
-from worker.training.reporting.model_card import CARD_NAME, CURVES_NAME, draw_curves, front_matter, model_card
+from worker.training.reporting.model_card import CARD_NAME, CURVES_NAME, draw_curves, model_card
 from worker.training.reporting.telemetry import TrainingSummary
 
 SECTIONS = ["Base model", "Data", "Recipe", "Curves", "Evaluation", "Reproduce", "Limits"]
@@ -166,8 +166,8 @@ def test_notes_of_the_plan_are_listed(facts):
 
 
 def read_front_matter(facts):
-    _, matter, rest = front_matter(facts).split("---\n")
-    assert rest == ""
+    _, matter, rest = model_card(facts, PACKAGES).split("---\n", 2)
+    assert rest.startswith("\n\n# ")
     return yaml.safe_load(matter)
 
 
