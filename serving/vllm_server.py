@@ -15,7 +15,7 @@ with without_collections():
     import vllm.v1.engine.core  # noqa: F401
     from vllm.entrypoints.launchers.api_server.entry import main
 
-    from serving import vllm_end_tokens_patch, vllm_responses_patch
+    from serving import vllm_cut_calls_patch, vllm_end_tokens_patch, vllm_responses_patch
     from serving.engine_process import fork_engine_process
     from serving.middleware.self_test import is_of_requests
     from serving.process import process_settings
@@ -23,6 +23,7 @@ with without_collections():
 if __name__ == "__main__":
     logging.getLogger("vllm.v1.metrics.loggers").addFilter(is_of_requests)
     vllm_responses_patch.apply_patch()
+    vllm_cut_calls_patch.apply_patch()
     vllm_end_tokens_patch.apply_patch()
     fork_engine_process(process_settings())
     main()

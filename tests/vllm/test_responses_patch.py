@@ -10,37 +10,9 @@ from typing import Any
 import pytest
 
 from serving.launch.parsers import FORMS
+from tests.support.tool_calls import CALLS, NAMED, parser_named, request_of, small_tokenizer
 
 pytest.importorskip("vllm")
-
-SCHEMA = {"type": "object", "properties": {"c": {"type": "integer"}}, "required": ["c"]}
-FUNCTION = {"name": "f", "parameters": SCHEMA, "strict": True}
-CALLS = {
-    "qwen3_xml": "<tool_call>\n<function=f>\n<parameter=c>\n%s\n</parameter>\n</function>\n</tool_call>",
-    "hermes": '<tool_call>\n{"name": "f", "arguments": {"c": %s}}\n</tool_call>',
-    "llama3_json": '{"name": "f", "parameters": {"c": %s}}',
-    "mistral": '[{"name": "f", "arguments": {"c": %s}}]',
-}
-"""By parser, a call as it is written."""
-NAMED = {"type": "function", "name": "f"}
-
-
-def request_of(route: str, choice: Any) -> Any:
-    """vLLM's request, with the strict tools that the API makes of a forced call's."""
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-
-    if route == "responses":
-        return ResponsesRequest(input="x", tools=[{"type": "function", **FUNCTION}], tool_choice=choice)
-    chosen = {"type": "function", "function": {"name": "f"}} if choice == NAMED else choice
-    tools = [{"type": "function", "function": FUNCTION}]
-    return ChatCompletionRequest(messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice=chosen)
-
-
-def parser_named(name: str) -> Any:
-    from vllm.parser.parser_manager import ParserManager
-
-    return ParserManager.get_parser(tool_parser_name=name, enable_auto_tools=True)
 
 
 def is_accepted(outputs: Any, text: str) -> bool:
@@ -60,11 +32,7 @@ def is_accepted(outputs: Any, text: str) -> bool:
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     """One with the tokens that the parsers need."""
-    tokenizers = pytest.importorskip("tokenizers")
-    transformers = pytest.importorskip("transformers")
-    words = ["?", "<tool_call>", "</tool_call>", *(form.token for form in FORMS if form.token)]
-    model = tokenizers.models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="?")
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(model), unk_token="?")
+    return small_tokenizer()
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])

@@ -1,0 +1,129 @@
+"""A patch of vLLM's whole answers: a forced call that `max_tokens` cuts is a call in them, as it is in a stream.
+
+vLLM (0.32) gives the markup of such a call as the content, with an empty list of calls; a stream of the same request
+gives the function's name and the arguments so far, as OpenAI does. Or it gives a call without the argument that is cut.
+So such an answer is read again as its stream is: token by token, by the parser of streams.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tokenizers.decoders import DecodeStream
+from vllm.entrypoints.generate.base.protocol import FunctionCall
+from vllm.parser.abstract_parser import DelegatingParser
+
+
+class Piece(NamedTuple):
+    """Text of one token of an answer."""
+
+    text: str
+    token: int = 0
+
+
+def apply_patch() -> None:
+    """Make vLLM read cut calls in whole answers, in this process. Idempotent."""
+    parse = DelegatingParser.parse
+    if getattr(parse, "reads_cut_calls", False):
+        return
+
+    def parse_with_cut_call(
+        parser: Any,
+        model_output: str,
+        request: Any,
+        enable_auto_tools: bool = False,
+        model_output_token_ids: Sequence[int] = (),
+    ) -> tuple[str | None, str | None, list[FunctionCall] | None]:
+        reasoning, content, calls = parse(parser, model_output, request, enable_auto_tools, model_output_token_ids)
+        if parser.tool_parser_cls is None or not is_forced(request.tool_choice):
+            return reasoning, content, calls
+        if calls and not is_at_limit(request, model_output_token_ids):
+            return reasoning, content, calls
+        _, written = type(parser)(parser.model_tokenizer, request.tools).extract_reasoning(model_output, request)
+        pieces = pieces_of(parser.model_tokenizer, model_output_token_ids, model_output, written or "")
+        if pieces is None:
+            if parser.tool_parser_cls.engine_based_streaming:  # it goes by tokens
+                return reasoning, content, calls
+            pieces = [Piece(letter) for letter in written or ""]
+        before, found = streamed(type(parser)(parser.model_tokenizer, request.tools), pieces, request)
+        if calls and len(calls) == len(found) and all(is_json(call.arguments) for call in found):
+            return reasoning, content, calls
+        return reasoning, before, found
+
+    parse_with_cut_call.reads_cut_calls = True  # type: ignore[attr-defined]
+    DelegatingParser.parse = parse_with_cut_call
+
+
+def is_forced(choice: Any) -> bool:
+    """Return whether a tool choice forces a call: of any function, or of a named one."""
+    return choice == "required" or not isinstance(choice, str | None)
+
+
+def is_at_limit(request: Any, tokens: Sequence[int]) -> bool:
+    """Return whether an answer has as many tokens as its request allows."""
+    # Not attributes, because reading one of them warns.
+    limits = (vars(request).get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
+    limit = next(filter(None, limits), None)
+    return limit is not None and len(tokens) >= limit
+
+
+def is_json(text: str) -> bool:
+    """Return whether a text is a whole JSON value."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def pieces_of(tokenizer: Any, tokens: Sequence[int], output: str, content: str) -> list[Piece] | None:
+    """Return an answer's content in the pieces of its stream, its tokens; None if the tokens do not give its text.
+
+    Args:
+        tokenizer: of the model.
+        tokens: of the whole output.
+        output: the text of these tokens.
+        content: the end of the output, after its reasoning.
+    """
+    for skips_special in (False, True):
+        pieces = list(_decoded(tokenizer, tokens, skips_special))
+        if content and output.endswith(content) and "".join(piece.text for piece in pieces) == output:
+            return list(_last_letters(pieces, len(content)))
+    return None
+
+
+def _decoded(tokenizer: Any, tokens: Sequence[int], skips_special: bool) -> Iterator[Piece]:
+    stream = DecodeStream(skip_special_tokens=skips_special)
+    for token in tokens:
+        yield Piece(stream.step(tokenizer._tokenizer, token) or "", token)  # noqa: SLF001
+
+
+def _last_letters(pieces: Sequence[Piece], letters: int) -> Iterator[Piece]:
+    left_out = sum(len(piece.text) for piece in pieces) - letters
+    for piece in pieces:
+        if len(piece.text) > left_out or (not piece.text and left_out <= 0):
+            yield Piece(piece.text[max(left_out, 0) :], piece.token)
+        left_out -= len(piece.text)
+
+
+def streamed(parser: Any, pieces: Sequence[Piece], request: Any) -> tuple[str | None, list[FunctionCall]]:
+    """Return the content and the calls of an answer without reasoning, as a stream gives them.
+
+    Args:
+        parser: a new one, because vLLM's have a state.
+        pieces: of the answer.
+        request: that it answers.
+    """
+    state = parser._stream_state  # noqa: SLF001
+    state.reasoning_ended = state.prompt_reasoning_checked = True
+    content, calls = "", dict[int, FunctionCall]()
+    for number, (text, token) in enumerate(pieces, start=1):
+        delta = parser.parse_delta(text, [token], request, finished=number == len(pieces))
+        content += (delta and delta.content) or ""
+        for part in delta.tool_calls if delta else ():
+            call = calls.setdefault(part.index, FunctionCall(name="", arguments=""))
+            call.name += (part.function and part.function.name) or ""
+            call.arguments += (part.function and part.function.arguments) or ""
+    return content or None, [calls[index] for index in sorted(calls)]
