@@ -1,7 +1,8 @@
 """Compares an imported adapter's chat template with its base's: ``python -m worker.bases.template_check plan.json run_dir/``.
 
 A tenant's template is a foreign program: its loops, doubled values and filters can take any time and memory. So it runs
-in this process alone, whose processor time and memory are limited. It loads no weights and no torch.
+in this process alone, whose processor time and memory are limited; where the kernel can do that, it reads no other files
+and makes no network connection, and starts no process. It loads no weights and no torch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from shared.contained import limits
 from shared.errors import ArtifactInvalid, Code
+from shared.sandbox import confinement, seccomp
+from shared.sandbox.environment import readable_paths
 from shared.tokenization.chat_template import ChatTemplate
 from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
@@ -37,10 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     exit_with_worker()
     check = TemplateCheck.model_validate_json(arguments.plan.read_text())
-    return run_engine(partial(compare, check), arguments.run_dir)
+    return run_engine(partial(compare, check, arguments.run_dir), arguments.run_dir)
 
 
-def compare(check: TemplateCheck) -> None:
+def compare(check: TemplateCheck, run_dir: Path) -> None:
     """Compare the tokens that both templates give for plain chats, within the limits.
 
     Raises:
@@ -50,6 +53,7 @@ def compare(check: TemplateCheck) -> None:
     with Path(check.template).open("rb") as file:
         source = file.read(MAX_TEMPLATE_BYTES).decode(errors="replace")
     limit_process()
+    confine(run_dir)
     refuse_difference(tokenizer, source)
 
 
@@ -58,6 +62,17 @@ def limit_process() -> None:
     limits.limit_added_processor_time(CPU_SECONDS)
     limits.limit_added_memory(MEMORY_BYTES)
     limits.dump_nothing()
+
+
+def confine(run_dir: Path) -> None:
+    """Give up all files but the run folder and those that an import reads, and the system calls that graders may not make.
+    A kernel without Landlock or seccomp leaves the limits alone, which the log says.
+    """
+    packages = [Path(__file__).parents[1], Path(__file__).parents[2] / "shared"]
+    try:
+        confinement.close_in([*readable_paths(), *packages], [run_dir], seccomp.item_program(threads=True))
+    except OSError as error:
+        print(f"the chat template is limited in time and memory, but not confined: {error}", file=sys.stderr)
 
 
 def refuse_difference(tokenizer: Tokenizer, source: str) -> None:
