@@ -42,11 +42,11 @@ def judge(policy: GatePolicy, evidence: Evidence, name: str = "policy") -> Recei
     gates = dict(policy.gates.configured())
     parts = {row: _parts(row, gate, policy, evidence) for row, gate in gates.items()}
     blocking = [part for row, gate in gates.items() if gate.block for part in _losses(parts[row])]
-    together = _judge_together(blocking, alpha)
+    together = judge_together(blocking, alpha)
     rows = []
     for row, gate in gates.items():
         # A warning is judged alone: it blocks nothing, so it takes no error level from the blocking gates.
-        alone = {} if gate.block else _judge_together(_losses(parts[row]), alpha)
+        alone = {} if gate.block else judge_together(_losses(parts[row]), alpha)
         judged = together | alone
         checks = [judged[id(part)] if isinstance(part, Loss) else part for part in parts[row]]
         rows.append(_row(row, gate, checks, _digest(gate, evidence)))
@@ -87,7 +87,7 @@ def _losses(parts: Sequence[GateCheck | Loss]) -> list[Loss]:
     return [part for part in parts if isinstance(part, Loss)]
 
 
-def _judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck]:
+def judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck]:
     """Judge comparisons by Holm's procedure; return their checks by the comparison's ``id()``.
 
     Those of m comparisons pass that do at 1 - alpha/m; then those of the m' that remain that do at 1 - alpha/m'; and so on

@@ -7,18 +7,19 @@ its training.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from shared.gate_outcome import GateStatus
+from shared.gates.evaluate import judge_together
 from shared.gates.evidence import AdapterRef, AnswerPair, Evidence, RunScores, ScoredAnswer, TrainingReport
 from shared.gates.measures import Loss
 from shared.gates.policy import CollateralDamage, ContextGate, Gate, GatePolicy, RunGate, RunTemplate, Throughput
 from shared.gates.receipt import GateCheck
 from shared.gates.run_gates import Question, questions_of, run_parts
 from shared.gates.training_gates import training_check
-from shared.statistics.paired import Status, compare
+from shared.statistics.paired import CONFIDENCE
 
 ENOUGH_ITEMS = 200
 """Items with which every margin of a usual size can be shown; more of them say nothing new here."""
@@ -71,14 +72,18 @@ def hopeless_gates(
         is_imported: whether the adapter was not trained here, so that no report of its training exists.
         compares: whether the alias has an incumbent, or the base is one.
     """
-    for row, gate in policy.gates.configured():
-        if not gate.applies:
-            continue
-        reasons: list[str] = []
-        if not isinstance(gate, RunGate):
+    gates = {row: gate for row, gate in policy.gates.configured() if gate.applies}
+    parts = {
+        row: _best_parts(row, gate, policy, facts.get(gate.run or "", RunFacts()), compares=compares)
+        for row, gate in gates.items()
+        if isinstance(gate, RunGate) and (gate.run is None or gate.run in facts)
+    }
+    judged = _judged(gates, parts)
+    for row, gate in gates.items():
+        if isinstance(gate, RunGate):
+            reasons = [said for part in parts.get(row, ()) if (said := _reason(part, judged))]
+        else:
             reasons = _of_training(gate, training, is_imported=is_imported)
-        elif gate.run is None or gate.run in facts:
-            reasons = list(_of_run(row, gate, policy, facts.get(gate.run or "", RunFacts()), compares=compares))
         if reasons:
             yield Hopeless(row, gate, "; ".join(dict.fromkeys(reasons)))
 
@@ -92,40 +97,77 @@ def _of_training(gate: Gate, training: TrainingReport | None, *, is_imported: bo
     return ["an imported adapter has no record of its training" if is_imported else check.message]
 
 
-def _of_run(row: str, gate: RunGate, policy: GatePolicy, facts: RunFacts, *, compares: bool) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Outcomes of the comparisons, by their ``id()``.
+
+    Attributes:
+        at_best: of adapters that win on every item.
+        alike: of adapters that answer as their incumbents do; only comparisons that have to exclude a loss with few items.
+    """
+
+    at_best: Mapping[int, GateCheck]
+    alike: Mapping[int, GateCheck]
+
+
+def _best_parts(
+    row: str, gate: RunGate, policy: GatePolicy, facts: RunFacts, *, compares: bool
+) -> Sequence[GateCheck | Loss]:
+    """Return the checks and comparisons of a gate, with the best evidence that its run can give."""
     known = facts.contexts.get(row.partition(".")[2], 0) if isinstance(gate, ContextGate) else facts.items
     enough = max(gate.min_items, ENOUGH_ITEMS)
     items = enough if facts.items is None else min(known or 0, enough)
-    for part in run_parts(row, gate, policy, _best_evidence(row, gate, policy, facts, items, compares=compares)):
-        reason = _of_loss(part, items) if isinstance(part, Loss) else _of_check(part, items)
-        if reason:
-            yield reason
+    return run_parts(row, gate, policy, _best_evidence(row, gate, policy, facts, items, compares=compares))
 
 
-def _of_check(check: GateCheck, items: int) -> str | None:
+def _judged(gates: Mapping[str, Gate], parts: Mapping[str, Sequence[GateCheck | Loss]]) -> _Judged:
+    """Judge the comparisons as a receipt does: those of blocking gates share one error level, others are judged by gate."""
+    losses = {row: [part for part in found if isinstance(part, Loss)] for row, found in parts.items()}
+    families = [[loss for row, found in losses.items() if gates[row].block for loss in found]]
+    families += [found for row, found in losses.items() if not gates[row].block]
+    at_best, alike = dict[int, GateCheck](), dict[int, GateCheck]()
+    for family in families:
+        at_best |= judge_together(family, 1 - CONFIDENCE)
+        # Comparisons with enough items pass at any error level of the rest, so they take no part of it.
+        equals = [replace(loss, old=loss.new) for loss in family if _is_narrow(loss)]
+        found = judge_together(equals, 1 - CONFIDENCE)
+        narrow = [loss for loss in family if _is_narrow(loss)]
+        alike |= {id(loss): found[id(equal)] for loss, equal in zip(narrow, equals, strict=True)}
+    return _Judged(at_best, alike)
+
+
+def _is_narrow(loss: Loss) -> bool:
+    return loss.margin > 0 and len(loss.new) < ENOUGH_ITEMS
+
+
+def _reason(part: GateCheck | Loss, judged: _Judged) -> str | None:
+    return _of_loss(part, judged) if isinstance(part, Loss) else _of_check(part)
+
+
+def _of_check(check: GateCheck) -> str | None:
     if check.status is GateStatus.PASSED:
         return None
     needed = check.items_needed
-    return f"{check.measure} needs {needed} items, and the run has {items}" if needed else check.message
+    return f"{check.measure} needs {needed} items, and the run has {check.n}" if needed else check.message
 
 
-def _of_loss(loss: Loss, items: int) -> str | None:
+def _of_loss(loss: Loss, judged: _Judged) -> str | None:
     """Return why a comparison cannot pass, or passes for a better adapter only."""
-    is_alike = loss.old == loss.new
-    if not is_alike and compare(loss.old, loss.new, loss.margin).status is not Status.PASSED:
+    items, is_alike = len(loss.new), loss.old == loss.new
+    if not is_alike and judged.at_best[id(loss)].status is not GateStatus.PASSED:
         asked = (
             f"a loss of {loss.margin:.3g} is not excluded"
             if loss.margin > 0
             else f"a gain of {-loss.margin:.3g} is not shown"
         )
         return f"{loss.measure}: {asked}, even if the adapter is right and the incumbent wrong on all {items} items"
-    if loss.margin <= 0 or items >= ENOUGH_ITEMS:
-        return None
-    alike = compare(loss.new, loss.new, loss.margin)
-    if alike.status is Status.PASSED:
+    alike = judged.alike.get(id(loss))
+    if alike is None or alike.status is GateStatus.PASSED:
         return None
     needed = f"; about {alike.items_needed} are needed" if alike.items_needed else ""
-    return f"{loss.measure}: {items} items do not exclude a loss of {loss.margin:.3g}, even if both models answer alike{needed}"
+    share = 1 - (alike.confidence or CONFIDENCE)
+    shared = f" (its share of the error level is {share:.3g})" if share < 1 - CONFIDENCE else ""
+    return f"{loss.measure}: {items} items do not exclude a loss of {loss.margin:.3g}, even if both models answer alike{needed}{shared}"
 
 
 def _best_evidence(
