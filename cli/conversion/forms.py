@@ -4,7 +4,7 @@ left out silently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,8 @@ _TURN_KEYS = frozenset(
 """Keys of a turn that Mens' reader knows."""
 _FLAG_KEYS = frozenset(("weight", *FLAGS))
 """Those of them that say whether to train on the turn."""
+_GEMINI_KEYS = frozenset(("role", "parts")) | _FLAG_KEYS
+"""Keys of Gemini's contents that are read."""
 _PAIR = 2
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 
@@ -208,8 +210,7 @@ def _turn(written: Any, place: str, reading: Reading) -> list[Row]:
     if role is None:
         raise Dropped(RowCode.ROW_ROLE_UNKNOWN)
     known = {*SPEAKERS, *keys, tags.speaker, *_TURN_KEYS}
-    unused = (f"{place}.{key}" for key, value in written.items() if key not in known and value not in _EMPTY)
-    reading.outcome.unused_keys += [key for key in unused if key not in reading.outcome.unused_keys]
+    _leave_out(reading, place, written, known)
     turn: Row = {"role": role, "content": utterance}
     turn |= {key: written[key] for key in sorted(_TURN_KEYS & written.keys()) if written[key] is not None}
     if role == "function_call":
@@ -244,21 +245,30 @@ def _calls(value: Any, reading: Reading) -> Row:
     return {"role": "assistant", "content": None, "tool_calls": made}
 
 
+def _leave_out(reading: Reading, place: str, written: Row, known: Collection[str | None]) -> None:
+    """Count a part's keys that are not known among the keys that are left out."""
+    unused = (f"{place}.{key}" for key, value in written.items() if key not in known and value not in _EMPTY)
+    reading.outcome.unused_keys += [key for key in unused if key not in reading.outcome.unused_keys]
+
+
 def _gemini(reading: Reading) -> list[Row]:
     turns = []
     for name, role in (("systeminstruction", "system"), ("system_instruction", "system")):
         if (instruction := reading.take(name)) is not None:
-            turns.append({"role": role, "content": _parts(instruction)})
+            turns.append({"role": role, "content": _parts(reading, name, instruction)})
     contents = reading.take("contents")
     for content in contents if isinstance(contents, list) else []:
         speaker = content.get("role") if isinstance(content, dict) else None
         if speaker not in ("user", "model"):
             raise Dropped(RowCode.ROW_ROLE_UNKNOWN)
-        turns.append({"role": ROLES[speaker], "content": _parts(content)})
+        flags = {key: content[key] for key in sorted(_FLAG_KEYS & content.keys())}
+        turns.append({"role": ROLES[speaker], "content": _parts(reading, "contents[]", content)} | flags)
     return turns
 
 
-def _parts(content: Any) -> str:
+def _parts(reading: Reading, place: str, content: Any) -> str:
+    if isinstance(content, dict):
+        _leave_out(reading, place, content, _GEMINI_KEYS)
     parts = content.get("parts") if isinstance(content, dict) else None
     if isinstance(parts, dict):
         parts = [parts]

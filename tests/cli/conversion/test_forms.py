@@ -81,6 +81,20 @@ def test_turn_that_is_marked_as_not_to_be_trained_on_stays_marked(tmp_path: Path
     assert [turn.weight for turn in found.messages if turn.role == "assistant"] == [0, 0, None]
 
 
+def test_keys_of_geminis_contents_are_counted_or_read(tmp_path: Path) -> None:
+    def content(role: str, text: str, **more: Any) -> dict[str, Any]:
+        return {"role": role, "parts": [{"text": text}], **more}
+
+    turns = [content("user", "Hi", id=7), content("model", "No", train=False), content("user", "So?", empty={})]
+    turns += [content("model", "Yes", citations=["x"])]
+    instruction = {"parts": [{"text": "Be short."}], "language": "en"}
+    _, report, [account] = converted(tmp_path, {"systemInstruction": instruction, "contents": turns})
+    left_out = ["systeminstruction.language", "contents[].id", "contents[].citations"]
+    assert account["unused_keys"] == left_out and sorted(report.unused_keys) == sorted(left_out)
+    [found] = read_rows((tmp_path / "out.jsonl").read_bytes().splitlines())
+    assert [turn.weight for turn in found.messages if turn.role == "assistant"] == [0, None]
+
+
 def test_every_form_has_a_sample() -> None:
     assert {form for form, _, _ in READABLE} | {RowForm.MESSAGES} == set(RowForm)
 
