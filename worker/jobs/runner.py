@@ -55,6 +55,10 @@ RUNNERS: dict[Kind, Callable[[Attempt], None]] = {
 WRITE_RETRY_SECONDS = 2.0
 UNEXPLAINED = frozenset({Code.INTERNAL_ERROR, Code.TRAINER_CRASHED})
 """Codes of errors that a disk's fault can be the cause of."""
+FAULTS_OF_GPU = frozenset({Code.GPU_UNUSABLE, Code.GPU_REQUIRED})
+"""Codes of errors of this machine alone: jobs that no machine can run are refused when they are submitted."""
+GPU_PAUSE_SECONDS = 60.0
+"""Time for which a worker takes no job after such an error, so that a sound one takes what was given back."""
 SUCCEEDED, FAILED, RETRIED, LOST = "succeeded", "failed", "retried", "lost"
 
 logger = logging.getLogger(__name__)
@@ -99,6 +103,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.disks = DiskCheck(self.settings.runs_dir, self.storage, self.metrics.disk_fault)
+        self._pauses_until = 0.0
 
     def run_job(self, job_id: str) -> None:
         """Run the next job in the queue, whichever job the message was sent for: it only reports that one waits.
@@ -106,7 +111,9 @@ class Worker:
         A message without a job that may run, e.g. a doubled one, is harmless. While the disks have a fault, the message
         waits here, so that this worker does not take the next one from a sound worker either.
         """
-        if self.stopping.is_set() or not self.disks.wait_until_sound(self.stopping):
+        if self.stopping.wait(max(0.0, self._pauses_until - time.monotonic())):
+            return
+        if not self.disks.wait_until_sound(self.stopping):
             return
         lease = self.leases.claim_next(self.name, self.gpus)
         if lease is None:
@@ -207,8 +214,14 @@ class Worker:
         return Ending(SUCCEEDED)
 
     def _failed(self, attempt: Attempt, error: MensError) -> Ending:
-        """Return the ending of a failed attempt; the fault of a disk replaces an unexplained error."""
+        """Return the ending of a failed attempt; the fault of a disk replaces an unexplained error. A job whose GPU this
+        machine lacks is given back.
+        """
         cause = (error.code in UNEXPLAINED and self.disks.find_fault()) or error
+        if cause.code in FAULTS_OF_GPU:
+            cause = JobFailed(cause.code, cause.message, remedy=cause.remedy, details=cause.details, retryable=True)
+            self._pauses_until = time.monotonic() + GPU_PAUSE_SECONDS
+            logger.error("this worker takes no job for %d s: %s", GPU_PAUSE_SECONDS, cause)
         log = read_log_end(attempt.run_dir)
         return Ending(FAILED, functools.partial(self.leases.fail, attempt.lease, cause, log), str(cause.code))
 

@@ -19,7 +19,8 @@ from shared.database.queueing.queue_state import QueueReader
 from shared.database.queueing.quotas import Quotas
 from shared.database.records import Kind
 from shared.database.tables.files import UploadPartRow
-from shared.errors import Code, JobFailed, LeaseLost, Unavailable
+from shared.database.tables.jobs import JobRow
+from shared.errors import Code, ContractRejected, JobFailed, LeaseLost, Unavailable
 from shared.worker_registry import WorkerMachine
 from tests.support.builders import submission
 
@@ -203,6 +204,23 @@ def test_end_of_a_failed_attempts_log_is_kept_without_folders(run, installation)
 
 def test_attempt_without_a_log_keeps_none(run, installation):
     assert installation.jobs.log(run(raising(KeyError("metrics"))).id) is None
+
+
+def test_worker_with_a_faulty_gpu_gives_jobs_back_and_lets_others_take_them(run, installation):
+    error = ContractRejected(Code.GPU_UNUSABLE, "The GPU cannot be used.", remedy="Correct it.")
+    job = run(raising(error))
+    assert (job.state, job.error) == (JobState.QUEUED, None)
+    with installation.leases.database.read() as session:
+        row = session.get(JobRow, job.id)
+        assert (row.failures, row.outages) == (0, 1)
+    other, _ = installation.jobs.submit(submission())
+    with ThreadPoolExecutor() as pool:
+        pausing = pool.submit(installation.worker.run_job, other.id)
+        time.sleep(0.2)
+        assert not pausing.done()
+        installation.worker.stopping.set()
+        pausing.result()
+    assert installation.jobs.get(other.id).state is JobState.QUEUED
 
 
 def test_unexpected_exception_fails_the_job_with_a_code(run):
