@@ -55,7 +55,8 @@ def _beginning(incomplete: str, found: Iterator[tuple[str, str]]) -> list[tuple[
 
 def _listed(path: str) -> list[Mapping[str, Any]]:
     """Return the first page of a list; nothing if the installation cannot be asked, and no word about it."""
-    query = {"limit": PAGE} if path in ("/v1/jobs", "/v1/files") else {}
+    query: dict[str, Any] = {"limit": PAGE} if path in ("/v1/jobs", "/v1/files") else {}
+    query |= {"view": "summary"} if path == "/v1/jobs" else {}
     with suppress(Exception), redirect_stderr(io.StringIO()), connect().client(timeout=TIMEOUT_SECONDS) as client:
         found: list[Mapping[str, Any]] = client.get(path, params=query).raise_for_status().json()["data"]
         return found

@@ -129,6 +129,11 @@ def describe_progress(job: dict[str, Any]) -> str:
             parts = [f"shard {progress.shard}/{progress.of}"] if progress.of else [f"{100 * progress.fraction:.0f} %"]
         case None:
             parts = []
-    # An estimate of when it last ran says nothing about a job that waits, is paused or has ended.
-    parts += [f"ETA {eta // 60:.0f}:{eta % 60:02.0f}"] if eta and job["state"] == "running" else []
-    return "  ".join(parts)
+    return "  ".join([*parts, *remaining(eta, job["state"])])
+
+
+def remaining(eta: float | None, state: str) -> list[str]:
+    """Return the remaining time as a part of a line; none of a job that waits, is paused or has ended: what was
+    estimated while it last ran says nothing then.
+    """
+    return [f"ETA {eta // 60:.0f}:{eta % 60:02.0f}"] if eta and state == "running" else []

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from cli.client.job_progress import describe_progress, describe_stage
+from cli.client.job_progress import describe_stage, remaining
 from cli.output import format_duration, format_minute
 
 COLUMNS = ("id", "created (UTC)", "kind", "state", "time", "alias", "base", "by", "progress", "result", "tenant")
@@ -15,7 +15,7 @@ SPARE_COLUMNS = ("tenant", "kind", "progress", "by", "base", "time")
 
 
 def job_rows(jobs: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Yield a row of :data:`COLUMNS` for each job, as the API describes it."""
+    """Yield a row of :data:`COLUMNS` for each job's summary."""
     for job in jobs:
         yield (
             job["id"],
@@ -23,10 +23,10 @@ def job_rows(jobs: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
             job["kind"],
             job["state"] + (f": {describe_stage(dict(job))}" if job["stage"] else ""),
             run_time(job),
-            describe_alias_of(job),
+            _alias(job["alias"], is_kept=job["alias_moved"] is False),
             job["base_model"],
-            job.get("created_by") or "",
-            describe_progress(dict(job)),
+            job["created_by"] or "",
+            describe_steps(job),
             result_of(job),
             job["tenant"],
         )
@@ -49,14 +49,26 @@ def run_time(job: Mapping[str, Any]) -> str:
 
 
 def describe_alias_of(job: Mapping[str, Any]) -> str:
-    """Return the alias that a job's contract moves, and whether the finished job kept it."""
+    """Return the alias that a whole job's contract moves, and whether the finished job kept it."""
     contract = job["contract"]
     name = contract.get("artifact", contract).get("alias") or ""
     is_kept = job["state"] == "succeeded" and not (job["result"].get("alias") or {}).get("moved", True)
-    return f"{name} (not moved)" if name and is_kept else name
+    return _alias(name, is_kept=is_kept)
+
+
+def describe_steps(job: Mapping[str, Any]) -> str:
+    """Return the progress in a job's summary: steps, shards or items, loss and remaining time; empty before any."""
+    if not job["total_steps"]:
+        return ""
+    parts = [f"{job['step']}/{job['total_steps']}"]
+    parts += [f"loss {job['train_loss']:.3f}"] if job["train_loss"] is not None else []
+    return "  ".join([*parts, *remaining(job["eta_seconds"], job["state"])])
 
 
 def result_of(job: Mapping[str, Any]) -> str:
-    """Return a job's adapter, its merged model, or the code of its error; empty for others."""
-    result = job["result"]
-    return str(result.get("adapter_id") or result.get("model_digest") or (job["error"] or {}).get("code", ""))
+    """Return the adapter or merged model in a job's summary, or the code of its error; empty for others."""
+    return str(job["adapter_id"] or job["model_digest"] or (job["error"] or {}).get("code", ""))
+
+
+def _alias(name: str | None, *, is_kept: bool) -> str:
+    return f"{name} (not moved)" if name and is_kept else name or ""

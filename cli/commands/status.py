@@ -12,7 +12,8 @@ import typer
 from cli.client.completion import complete_job
 from cli.client.connection import connect, find_all
 from cli.client.id_prefixes import resolve_job_id
-from cli.client.job_progress import describe_progress, describe_stage, poll
+from cli.client.job_progress import describe_stage, poll
+from cli.client.job_table import describe_steps
 from cli.client.json_errors import Json
 from cli.output import counted, print_table
 from shared.errors import Code
@@ -44,14 +45,12 @@ def status(
     limit: Annotated[int, typer.Option(min=1, max=100, help="Number of jobs to show.")] = 10, as_json: Json = False
 ) -> None:
     """Show the number of workers and the newest jobs with their progress. `mens jobs show ID` shows one job."""
-    workers, jobs = find_all("/v1/workers"), find_all("/v1/jobs", limit=limit)
+    workers, jobs = find_all("/v1/workers"), find_all("/v1/jobs", view="summary", limit=limit)
     if as_json:
         typer.echo(json.dumps({"workers": workers, "jobs": jobs}, indent=2))
         return
     typer.echo(f"{counted(len(workers), 'worker')}, {counted(sum(one['devices'] for one in workers), 'GPU')}")
-    rows = [
-        (job["id"], job["state"], describe_stage(job) if job["stage"] else "", describe_progress(job)) for job in jobs
-    ]
+    rows = [(job["id"], job["state"], describe_stage(job) if job["stage"] else "", describe_steps(job)) for job in jobs]
     _print_faults(workers)
     print_table(("id", "state", "stage", "progress"), rows)
 

@@ -39,6 +39,9 @@ class JobSummary(Value):
     total_steps: int | None
     train_loss: float | None
     eta_seconds: float | None
+    adapter_id: str | None = Field(description="Adapter that it has registered.")
+    model_digest: str | None = Field(description="Merged model that it has stored.")
+    alias_moved: bool | None = Field(description="Whether the alias was moved; null: it has not come to that.")
     gpu_minutes: float = Field(description="Used by its attempts that have ended.")
     error: dict[str, Any] | None = Field(description="The error's code, message and `retryable`.")
     labels: dict[str, Any]
@@ -52,6 +55,9 @@ SUMMARY_COLUMNS = (
 )  # fmt: skip
 ALIAS = func.coalesce(JobRow.contract["artifact"]["alias"].as_string(), JobRow.contract["alias"].as_string())
 """A fine-tune job's alias, or an import's."""
+OUTCOME = (
+    JobRow.result["adapter_id"].as_string(), JobRow.result["model_digest"].as_string(), JobRow.result["alias"]["moved"].as_boolean(),
+)  # fmt: skip
 
 
 def list_summaries(
@@ -84,12 +90,15 @@ def read_summaries(database: Database, ids: Sequence[str]) -> Sequence[JobSummar
 class _Extras(NamedTuple):
     alias: str | None
     gpu_seconds: float
+    adapter_id: str | None
+    model_digest: str | None
+    alias_moved: bool | None
 
 
 def _extras(session: Session, ids: Sequence[str]) -> Mapping[str, _Extras]:
     used = select(func.sum(GpuTimeRow.used)).where(GpuTimeRow.job_id == JobRow.id).scalar_subquery()
-    query = select(JobRow.id, ALIAS, func.coalesce(used, 0.0)).where(JobRow.id.in_(ids))
-    return {job_id: _Extras(alias, seconds) for job_id, alias, seconds in session.execute(query)}
+    query = select(JobRow.id, ALIAS, func.coalesce(used, 0.0), *OUTCOME).where(JobRow.id.in_(ids))
+    return {job_id: _Extras(*values) for job_id, *values in session.execute(query)}
 
 
 def _summary(row: JobRow, extras: _Extras) -> JobSummary:
@@ -97,6 +106,9 @@ def _summary(row: JobRow, extras: _Extras) -> JobSummary:
     plain = {column.key: getattr(row, column.key) for column in SUMMARY_COLUMNS if column.key != "progress"}
     shown = {
         "alias": extras.alias,
+        "adapter_id": extras.adapter_id,
+        "model_digest": extras.model_digest,
+        "alias_moved": extras.alias_moved,
         "gpu_minutes": round(extras.gpu_seconds / 60, 3),
         "step": progress.done if progress else None,
         "total_steps": progress.total if progress else None,

@@ -14,9 +14,14 @@ JOB: dict[str, Any] = {
     "state": "queued",
     "stage": None,
     "base_model": "tiny",
-    "contract": {"artifact": {"alias": "prod"}},
-    "progress": {},
-    "result": {},
+    "alias": "prod",
+    "alias_moved": None,
+    "step": None,
+    "total_steps": None,
+    "train_loss": None,
+    "eta_seconds": None,
+    "adapter_id": None,
+    "model_digest": None,
     "error": None,
     "tenant": "shared",
     "created_at": "2026-01-02T03:04:05Z",
@@ -42,7 +47,8 @@ def test_row_says_when_for_which_alias_and_by_whom() -> None:
 @pytest.mark.parametrize(
     ("changes", "state", "time", "result"),
     [
-        (ENDED | {"state": "succeeded", "result": {"adapter_id": "a@1"}}, "succeeded", "7 min", "a@1"),
+        (ENDED | {"state": "succeeded", "adapter_id": "a@1"}, "succeeded", "7 min", "a@1"),
+        (ENDED | {"state": "succeeded", "model_digest": "1" * 64}, "succeeded", "7 min", "1" * 64),
         (ENDED | {"state": "failed", "error": {"code": "X"}}, "failed", "7 min", "X"),
         ({"state": "paused", "started_at": ENDED["started_at"]}, "paused", "", ""),
     ],
@@ -59,13 +65,23 @@ def test_running_job_shows_its_stage_and_the_time_until_now() -> None:
 
 
 def test_alias_that_stayed_is_said_to_have_stayed() -> None:
-    kept = {"alias": {"name": "prod", "moved": False}}
-    assert shown(**ENDED, state="succeeded", result=kept)["alias"] == "prod (not moved)"
-    assert shown(contract={"alias": "other"})["alias"] == "other"
-    assert shown(contract={"adapter": "a@1"}, created_by=None)["alias"] == ""
+    assert shown(**ENDED, state="succeeded", alias_moved=False)["alias"] == "prod (not moved)"
+    assert shown(**ENDED, state="succeeded", alias_moved=True)["alias"] == "prod"
+    assert shown(alias=None, created_by=None)["alias"] == ""
+
+
+def test_progress_is_that_of_the_summary() -> None:
+    progress = {"step": 3, "total_steps": 90, "train_loss": 0.5, "eta_seconds": 62.0}
+    assert shown(**progress, state="running")["progress"] == "3/90  loss 0.500  ETA 1:02"
+    assert shown(**progress, state="paused")["progress"] == "3/90  loss 0.500"
+    assert shown(step=1, total_steps=2)["progress"] == "1/2"
+    assert shown(step=0, total_steps=None)["progress"] == ""
 
 
 def test_origin_in_one_line() -> None:
-    assert describe_origin(JOB) == "2026-01-02 03:04 UTC by alice for the alias prod"
-    earlier = JOB | ENDED | {"state": "failed", "created_by": None, "contract": {}}
-    assert describe_origin(earlier) == "2026-01-02 03:04 UTC, ran 7 min"
+    whole = JOB | {"contract": {"artifact": {"alias": "prod"}}, "result": {}}
+    assert describe_origin(whole) == "2026-01-02 03:04 UTC by alice for the alias prod"
+    kept = {"contract": {"alias": "other"}, "result": {"alias": {"name": "other", "moved": False}}}
+    earlier = whole | ENDED | {"state": "succeeded", "created_by": None} | kept
+    assert describe_origin(earlier) == "2026-01-02 03:04 UTC for the alias other (not moved), ran 7 min"
+    assert describe_origin(whole | {"created_by": None, "contract": {}}) == "2026-01-02 03:04 UTC"

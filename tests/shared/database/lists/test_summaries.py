@@ -46,7 +46,20 @@ def test_summary_has_progress_error_and_gpu_minutes(database: Database, jobs: Jo
     (summary,) = list_summaries(database, SHARED, ALL_JOBS, None, 5)
     assert summary.error == {"code": "OUT_OF_MEMORY", "message": "Too large.", "retryable": False}
     assert summary.version == jobs.get(summary.id).version
-    assert len(summary.model_dump_json()) < 700
+    assert len(summary.model_dump_json()) < 800
+
+
+def test_summary_has_the_outcome(database: Database, jobs: Jobs, leases: Leases) -> None:
+    results = [
+        {},
+        {"adapter_id": "a@1", "alias": {"name": "prod", "moved": False}},
+        {"model_digest": "1" * 64, "alias": None},
+    ]
+    for result in results:
+        leases.finish(claimed(jobs, leases), result)
+    found = list_summaries(database, SHARED, ALL_JOBS, None, 5)[::-1]
+    outcomes = [(None, None, None), ("a@1", None, False), (None, "1" * 64, None)]
+    assert [(each.adapter_id, each.model_digest, each.alias_moved) for each in found] == outcomes
 
 
 def test_page_has_one_more_and_only_what_the_tenant_sees(database: Database) -> None:
