@@ -33,12 +33,14 @@ class RowIds:
         path: route of the list.
         query: parameters of every page.
         search: parameter for a part of the id; without one, all pages are read.
+        by_id: whether the list is ordered by id, and its pages may begin after any id.
     """
 
     prefix: str
     path: str
     query: dict[str, str] = field(default_factory=dict)
     search: str | None = None
+    by_id: bool = True
 
     @property
     def length(self) -> int:
@@ -50,13 +52,21 @@ class RowIds:
         ids have it.
         """
         part = Part.of(text)
-        if part.is_typed_whole and (len(text) >= self.length or not self._is_part(text)):
+        if self._is_whole(text, part):
             return text
-        if part.start.startswith(self.prefix) and not part.end:
-            found = self._from(part.start)
-        else:
-            found = [one for one in self._containing(part) if part.fits(one, self.prefix)]
-        return _require_one(text, found)
+        if self.by_id and part.start.startswith(self.prefix) and not part.end:
+            return _require_one(text, self._from(part.start))
+        return self.among(text, self._containing(part))
+
+    def among(self, text: str, ids: Iterable[str]) -> str:
+        """Return the one of some ids that a part stands for, as :meth:`resolve` does; the ids are read only if necessary."""
+        part = Part.of(text)
+        if self._is_whole(text, part):
+            return text
+        return _require_one(text, (one for one in ids if part.fits(one, self.prefix)))
+
+    def _is_whole(self, text: str, part: Part) -> bool:
+        return part.is_typed_whole and (len(text) >= self.length or not self._is_part(text))
 
     def _is_part(self, text: str) -> bool:
         return text.startswith(self.prefix) or (len(text) >= LEAST_CHARS and text.isalnum())
@@ -77,9 +87,14 @@ class RowIds:
         return (row["id"] for row in found)
 
 
-JOBS = RowIds("ftjob-", "/v1/jobs", search="q")
+JOBS = RowIds("ftjob-", "/v1/jobs", query={"view": "summary"}, search="q")
 FILES = RowIds("file-", "/v1/files", query={"order": "desc"})
 RECEIPTS = RowIds("receipt-", "/v1/receipts")
+EVALS = RowIds("eval-", "/v1/evals", query={"order": "desc"}, by_id=False)
+EVAL_RUNS = RowIds("evalrun-", "/v1/evals")
+"""Runs that judge an adapter; other runs have the ids of their jobs."""
+WEBHOOKS = RowIds("webhook-", "/v1/webhook_endpoints")
+KEYS = RowIds("key-", "/v1/keys")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import typer
 
 from cli.client.completion import complete_alias
 from cli.client.connection import call, fail, fail_with, find, find_all, note
-from cli.client.id_prefixes import resolve_adapter_id
+from cli.client.id_prefixes import EVALS, resolve_adapter_id
 from cli.client.json_errors import Json
 from cli.client.remedies import LIST_MODELS
 from cli.output import print_table
@@ -293,7 +293,7 @@ def _shadow(shadow: str | None, share: float, judged_by: str | None) -> dict[str
     if weight:
         fail(f"{shadow!r} is not an adapter's id; its share is an option: --shadow {adapter} --shadow-share 0.5.")
     found = {"adapter": require_adapter_id(shadow), "share": share}
-    return found | {"eval": judged_by} if judged_by else found
+    return found | {"eval": EVALS.resolve(judged_by)} if judged_by else found
 
 
 def _move(method: str, name: str, verb: str, body: dict[str, Any], if_version: int | None) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from cli.client.connection import call, connect, fail, find, find_pages
-from cli.client.id_prefixes import resolve_job_id
+from cli.client.id_prefixes import EVAL_RUNS, EVALS, resolve_job_id
 from cli.evaluation.eval_file import EvalFile
 from shared.errors import MensError
 from shared.hashing import digest_json
@@ -106,9 +106,9 @@ def create(request: RunRequest) -> dict[str, Any]:
 
 
 def find_run(run_id: str) -> dict[str, Any]:
-    """Return a run by its id; end the command if it does not exist."""
+    """Return a run by its id, or by a part of it; end the command if it does not exist."""
     # The run of an ``evaluate`` job has the job's id, so the job names the eval.
-    run_id = resolve_job_id(run_id)
+    run_id = EVAL_RUNS.among(resolve_job_id(run_id), (run["id"] for each in evals() for run in runs(each["id"])))
     job = find(f"/v1/jobs/{_part(run_id)}")
     eval_id = (job or {}).get("plan", {}).get("eval_id")
     candidates = [eval_id] if eval_id else (each["id"] for each in evals())
@@ -129,8 +129,8 @@ def second_model(run: Mapping[str, Any]) -> str | None:
 
 
 def find_eval(eval_id: str) -> dict[str, Any]:
-    """Return an eval by its id."""
-    return dict(call("GET", f"/v1/evals/{_part(eval_id)}"))
+    """Return an eval by its id, or by a part of it."""
+    return dict(call("GET", f"/v1/evals/{_part(EVALS.resolve(eval_id))}"))
 
 
 def evals() -> Iterator[dict[str, Any]]:

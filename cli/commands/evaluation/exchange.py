@@ -61,7 +61,7 @@ def import_promptfoo(
 
 
 def export(
-    run_id: Annotated[str, typer.Argument(help="Id of a run, as `mens eval list` shows it.")],
+    run_id: Annotated[str, typer.Argument(help="Id of a run, from `mens eval list`, or a part that no other id has.")],
     output: Annotated[Path | None, typer.Option(dir_okay=False, help="File to write. Default: stdout.")] = None,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Write CSV: a column for each score, text on one line.")

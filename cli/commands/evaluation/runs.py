@@ -34,7 +34,7 @@ ENDED = ("completed", "failed", "canceled")
 POLL_SECONDS = 0.5
 DEFAULT_MAX_TOKENS = 512
 errors = Console(stderr=True)
-RunId = Annotated[str, typer.Argument(help="Id of a run, from `mens eval list`.")]
+RunId = Annotated[str, typer.Argument(help="Id of a run, from `mens eval list`, or a part that no other id has.")]
 Shown = Annotated[int, typer.Option("--worst", min=0, help="Number of the worst items to show.")]
 Margin = Annotated[
     float, typer.Option(min=0.001, max=1, help="Largest loss of the mean score that still counts as not worse.")

@@ -64,7 +64,12 @@ Tenant = Annotated[
         help="Only keys of this tenant. Default: MENS_API_KEY's tenant over the API, else all tenants.",
     ),
 ]
-KeyName = Annotated[str, typer.Argument(metavar="KEY", help="Id of the key, or its name while it is not revoked.")]
+KeyName = Annotated[
+    str,
+    typer.Argument(
+        metavar="KEY", help="Id of the key or a part that no other id has, or its name while it is not revoked."
+    ),
+]
 
 
 @app.command("create")

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, NoReturn, Protocol
 
 from cli.client.connection import call, fail, fail_with, no_installation
+from cli.client.id_prefixes import KEYS
 from cli.standalone.home import installed_database
 from shared.database.tenancy import SHARED, KeyLimits, Role
 from shared.errors import Code, Conflict, InvalidRequest, MensError, NotFound
@@ -48,7 +49,7 @@ def key_store(tenant: str | None) -> KeyStore:
 
 
 def find_id(keys: KeyStore, given: str, revoked: bool = False) -> str:
-    """Return the id of a key given by its id, or by its name as long as it is not revoked.
+    """Return the id of a key given by its id, by its name as long as it is not revoked, or by a part of its id.
 
     Ends the command if no key matches, or if several keys have the name.
 
@@ -61,6 +62,8 @@ def find_id(keys: KeyStore, given: str, revoked: bool = False) -> str:
         return given
     former = [key for key in found if key["name"] == given and key["revoked_at"]]
     named = [key for key in found if key["name"] == given and not key["revoked_at"]] or (former if revoked else [])
+    if not named and not former and (found_id := KEYS.among(given, (str(key["id"]) for key in found))) != given:
+        return found_id
     if not named:
         _refuse_absent(given, is_revoked=bool(former))
     if len(named) > 1:

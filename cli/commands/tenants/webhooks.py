@@ -10,6 +10,7 @@ from urllib.parse import quote
 import typer
 
 from cli.client.connection import call, fail, find_all, note
+from cli.client.id_prefixes import WEBHOOKS
 from cli.client.json_errors import Json
 from cli.output import print_table
 
@@ -27,7 +28,7 @@ ALL_EVENTS = tuple(
     )
     for end in ends
 )
-Endpoint = Annotated[str, typer.Argument(metavar="ID", help="Id of the endpoint: webhook-…")]
+Endpoint = Annotated[str, typer.Argument(metavar="ID", help="Id of the endpoint, or a part that no other id has.")]
 Event = Annotated[
     list[str] | None, typer.Option("--event", help=f"Type of event; may be repeated: {', '.join(ALL_EVENTS)}.")
 ]
@@ -76,6 +77,7 @@ def update(
 @app.command("delete")
 def delete(endpoint: Endpoint) -> None:
     """Delete an endpoint and its pending deliveries."""
+    endpoint = WEBHOOKS.resolve(endpoint)
     call("DELETE", _path(endpoint))
     typer.echo(f"{endpoint} is deleted")
 
@@ -167,4 +169,4 @@ def _state(endpoint: dict[str, Any]) -> str:
 
 
 def _path(endpoint: str) -> str:
-    return f"{PATH}/{quote(endpoint, safe='')}"
+    return f"{PATH}/{quote(WEBHOOKS.resolve(endpoint), safe='')}"

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from cli.client.id_prefixes import FILES, RECEIPTS
+from cli.client.connection import call
+from cli.client.id_prefixes import EVAL_RUNS, EVALS, FILES, RECEIPTS
 from shared.database.records import Kind
-from shared.database.tenancy import Role
+from shared.database.tenancy import SHARED, Role
 from tests.support.builders import new_adapter, submission
 from tests.support.cli_installation import CliInstallation
 
@@ -132,6 +133,44 @@ def test_part_of_a_receipt_or_file_id_resolves(installation: CliInstallation) ->
     assert FILES.resolve(end) == FILES.resolve(f"file-…{end}") == made[0]
     assert FILES.resolve(made[0][:-1] if made[1][:-1] != made[0][:-1] else made[0]) == made[0]
     assert RECEIPTS.resolve("receipt-01") == "receipt-01", "there is none"
+
+
+def unique_end(one: str, other: str) -> str:
+    return next(one[-count:] for count in range(3, 27) if not other.endswith(one[-count:]))
+
+
+def test_part_of_an_eval_or_webhook_id_resolves(installation: CliInstallation) -> None:
+    url = "https://example.com/hook"
+    hooks = [json.loads(installation.mens("webhooks", "create", url, "--json"))["id"] for _ in range(2)]
+    assert installation.mens("webhooks", "delete", unique_end(*hooks)) == f"{hooks[0]} is deleted"
+    grader = {
+        "type": "string_check",
+        "name": "g",
+        "input": "{{sample.output_text}}",
+        "operation": "eq",
+        "reference": "x",
+    }
+    source = {"type": "custom", "item_schema": {"type": "object"}, "include_sample_schema": True}
+    body = {"data_source_config": source, "testing_criteria": [grader]}
+    made = [call("POST", "/v1/evals", json=body)["id"] for _ in "ab"]
+    assert EVALS.resolve(unique_end(*made)) == EVALS.resolve(f"eval-…{unique_end(*made)}") == made[0]
+    assert EVALS.resolve(made[1][:-1] if made[1][:-1] != made[0][:-1] else made[1]) == made[1]
+
+
+def test_part_of_the_id_of_a_judging_run_resolves() -> None:
+    listed = [f"evalrun-{'0':y<25}{end}" for end in "abc"]
+    assert EVAL_RUNS.among("yyb", listed) == EVAL_RUNS.among("evalrun-…yb", listed) == listed[1]
+    job = f"ftjob-{'0':z<26}"
+    assert EVAL_RUNS.among(job, iter(())) == job
+
+
+def test_part_of_a_key_id_resolves_after_names(installation: CliInstallation) -> None:
+    ids = [installation.services.keys.create(name, SHARED, Role.VIEWER)[0].id for name in ("one", "two")]
+    end = unique_end(*ids)
+    assert installation.mens("keys", "limit", end, "--rpm", "5").startswith(ids[0])
+    named = installation.services.keys.create(end, SHARED, Role.VIEWER)[0].id
+    assert installation.mens("keys", "revoke", end).startswith(named)
+    assert "KEY_REVOKED" in installation.mens("keys", "revoke", end, code=1), "no other key is meant"
 
 
 def test_prefix_of_another_tenants_job_is_not_found(with_adapters: CliInstallation) -> None:
