@@ -8,24 +8,38 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import make_url, text
 
-from shared.database.connection import Database
-from shared.errors import Code, InvalidRequest, MensError
+from shared.database.connection import Database, database_errors
+from shared.errors import Code, Conflict, InvalidRequest, MensError
 from shared.settings import Settings, read_settings
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 def migrate(database_url: str, revision: str = "head") -> None:
-    """Upgrade the database, which is created first if it is a SQLite file."""
+    """Upgrade the database, which is created first if it is a SQLite file.
+
+    Raises:
+        Conflict: ``DATABASE_INVALID``: another release has made it, or it is damaged.
+        Unavailable: ``DATABASE_UNAVAILABLE``.
+    """
     url = make_url(database_url)
     if url.get_backend_name() == "sqlite" and url.database:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["database_url"] = database_url
-    command.upgrade(config, revision)
+    try:
+        with database_errors():
+            command.upgrade(config, revision)
+    except CommandError as error:
+        raise Conflict(
+            Code.DATABASE_INVALID,
+            f"This release does not know the database's schema: {error}.",
+            remedy="Start the release that has made it, a later one, or restore a backup from before the upgrade.",
+        ) from error
 
 
 def main() -> int:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import create_engine, event, make_url, text
-from sqlalchemy.exc import OperationalError, TimeoutError  # noqa: A004 — the pool's, not the built-in
+from sqlalchemy.exc import DatabaseError, OperationalError, TimeoutError  # noqa: A004 — the pool's, not the built-in
 from sqlalchemy.orm import Session
 
 from shared.database.audit.recorder import CLOCK, RecordingSession
 from shared.database.tables.storable import to_json
-from shared.errors import Code, Unavailable
+from shared.errors import Code, Conflict, Unavailable
 
 SQLITE_SYNCHRONOUS = "FULL"
 """SQLite's ``synchronous``: a commit survives a power cut. Tests set OFF, which is faster."""
@@ -77,7 +77,7 @@ class Database:
         Raises:
             Unavailable: ``DATABASE_UNAVAILABLE``.
         """
-        with _database_errors(), Session(self.engine) as session:
+        with database_errors(), Session(self.engine) as session:
             self._begin(session, "BEGIN")
             yield session
 
@@ -90,7 +90,7 @@ class Database:
         """
         is_complete = False
         try:
-            with _database_errors(), self._recording() as session, session.begin():
+            with database_errors(), self._recording() as session, session.begin():
                 # A transaction that begins as a reader and writes later fails when another one wrote in between.
                 self._begin(session, "BEGIN IMMEDIATE")
                 yield session
@@ -140,7 +140,12 @@ def whole_milliseconds(moment: datetime) -> datetime:
 
 
 @contextmanager
-def _database_errors() -> Iterator[None]:
+def database_errors() -> Iterator[None]:
+    """Turn an outage, and damage of a SQLite file, into a coded error; other errors pass unchanged.
+
+    Raises:
+        Unavailable: ``DATABASE_UNAVAILABLE``. Conflict: ``DATABASE_INVALID``.
+    """
     try:
         yield
     except (OperationalError, TimeoutError) as error:
@@ -149,6 +154,15 @@ def _database_errors() -> Iterator[None]:
             Code.DATABASE_UNAVAILABLE,
             f"The database did not respond: {reason}.",
             remedy="Check that it runs and is reachable; the same request can succeed later.",
+        ) from error
+    except (DatabaseError, sqlite3.DatabaseError) as error:
+        cause = getattr(error, "orig", None) or error
+        if type(cause) is not sqlite3.DatabaseError:  # its subclasses have other causes
+            raise
+        raise Conflict(
+            Code.DATABASE_INVALID,
+            f"The database file is damaged: {cause}.",
+            remedy="Restore it from a backup; docs/operations.md says how.",
         ) from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -33,6 +35,25 @@ def test_server_that_is_not_there_is_said_in_a_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: DATABASE_UNAVAILABLE: ")
     assert "secret" not in line
+
+
+@pytest.mark.parametrize("damage", ["newer", "damaged"])
+def test_database_of_another_release_or_a_damaged_one_is_said_in_a_line(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mens.db"
+    monkeypatch.setenv("MENS_DATABASE_URL", f"sqlite:///{file}")
+    if damage == "newer":
+        assert main() == 0
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute("UPDATE alembic_version SET version_num = '9999_later'")
+    else:
+        file.write_bytes(b"no database" * 500)
+    capsys.readouterr()
+    assert main() == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: DATABASE_INVALID: ")
+    assert ("9999_later" in line) == (damage == "newer")
 
 
 @pytest.mark.postgres
