@@ -59,7 +59,8 @@ class SubsetMerge:
         """Check everything, then write the file, which gets its name once it is complete.
 
         Raises:
-            InvalidRequest: ``MERGE_NO_BASE_SHARDS``, ``MERGE_REJECTS_BURN_BIN``, ``REQUEST_INVALID``: the output exists.
+            InvalidRequest: ``MERGE_NO_BASE_SHARDS``, ``MERGE_REJECTS_BURN_BIN``, ``REQUEST_INVALID``: the output exists,
+                or its folder cannot be made.
             NotFound: ``MERGE_BASE_SHARD_NOT_FOUND``, ``MERGE_ADAPTER_NOT_FOUND``, ``MERGE_META_NOT_FOUND``.
             ArtifactInvalid: ``MERGE_META_FORMAT``, ``MERGE_MIXED_FAMILIES``, ``MERGE_BASE_DIGEST_MISMATCH``,
                 ``MERGE_ADAPTER_TENSOR_MISSING``, ``MERGE_DTYPE``, ``MERGE_BASE_KEY_NOT_FOUND``, ``MERGE_SHAPE``,
@@ -110,6 +111,18 @@ class SubsetMerge:
                 remedy="Name another output.",
                 param="output",
             )
+        self._make_folder()
+
+    def _make_folder(self) -> None:
+        try:
+            self.output.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise InvalidRequest(
+                Code.REQUEST_INVALID,
+                f"{self.output.parent} cannot be a folder: a file has this name or that of a folder above it.",
+                remedy="Name another output.",
+                param="output",
+            ) from None
 
     def _check_digests(self, sidecar: SidecarV2 | SidecarV3) -> None:
         """Compare the shards with the digests that were recorded at training; the original itself recorded none."""

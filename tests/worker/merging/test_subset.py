@@ -272,6 +272,16 @@ def test_checks_come_in_the_originals_order(made: Made) -> None:
     assert refusal(work) == Code.MERGE_META_FORMAT
 
 
+def test_folder_of_the_output_is_made_or_refused(made: Made, tmp_path: Path) -> None:
+    _, work = made()
+    in_folder = replace(work, output=tmp_path / "new" / "folder" / "merged.safetensors")
+    in_folder.run()
+    assert in_folder.output.is_file()
+    with pytest.raises(MensError) as refused:
+        replace(work, output=in_folder.output / "other.safetensors").run()
+    assert (refused.value.code, refused.value.param) == (Code.REQUEST_INVALID, "output")
+
+
 def test_no_file_is_overwritten(made: Made) -> None:
     _, work = made()
     taken = replace(work, output=work.base_shards[0])
