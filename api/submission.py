@@ -15,6 +15,8 @@ from api.web.tenant_view import TenantView
 from shared.artifacts.base_folders import locate_fetched_base
 from shared.artifacts.manifests import AdapterManifest
 from shared.artifacts.original_layout import refuse_bin
+from shared.base_models.catalog import Catalog
+from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.flat_keys import from_flat, parse_contract
 from shared.contract.parent import PlannedParent
 from shared.contract.plan import ImportPlan, MergePlan, PlannedBase
@@ -202,7 +204,7 @@ def submit_rows(
     job = None
     try:
         contract = parse_contract(from_flat(flat | {"train_file": file.id}))
-        asked = request(contract)
+        asked = _with_auto_rules(services.catalog(), request(contract), len(rows))
         # Not the plan, because the file has another id each time.
         sent = {"rows": sha256, "flat": flat, "preset": asked.preset, "domain": asked.domain, "name": asked.name}
         job = submit_finetune(
@@ -215,6 +217,20 @@ def submit_rows(
         if job is None or job.contract["data"]["train_file"] != file.id:
             view.files.delete(file.id, services.storage.delete_blob)
     return job
+
+
+def _with_auto_rules(catalog: Catalog, asked: JobRequest, rows: int) -> JobRequest:
+    """Return the request with the auto rules for what its contract leaves open, as `mens train` sets them; unchanged with a
+    preset or domain, which decide instead.
+    """
+    if asked.preset or asked.domain:
+        return asked
+    contract = asked.contract
+    rate = catalog.get(contract.model.hf_repo).learning_rate
+    rules = auto_exec(rows, rate, pairs=contract.has_pairs)
+    left_open = {name: value for name, value in rules.items() if name not in contract.exec.model_fields_set}
+    contract = contract.model_copy(update={"exec": contract.exec.model_copy(update=left_open)})
+    return replace(asked, contract=contract, auto=frozenset(f"exec.{name}" for name in left_open))
 
 
 def _of_inline_rows(error: DatasetInvalid) -> DatasetInvalid:

@@ -318,6 +318,7 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
     ]
     result = {
         "adapter_id": final.id,
+        "adapter_path": f"/v1/adapters/{final.id}",
         "trained_tokens": summary["trained_tokens"],
         "optimizer_steps": summary["optimizer_step_count"],
         "planned_steps": summary["planned_steps"],

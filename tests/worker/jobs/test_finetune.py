@@ -109,18 +109,16 @@ def test_a_worker_refuses_what_its_own_memory_cannot_hold(installation, tmp_path
     assert (done.state, done.error["code"]) == (JobState.FAILED, Code.MEMORY_DOES_NOT_FIT)
 
 
-def test_a_worker_refuses_a_job_when_its_gpu_cannot_be_used(installation, tmp_path, monkeypatch):
+def test_a_worker_gives_back_a_job_when_its_gpu_cannot_be_used(installation, tmp_path, monkeypatch):
     job, _ = installation.submit_finetune(tmp_path / "data", **RUN)
     machine = WorkerMachine(device="cpu", host_bytes=1 << 40, gpu_fault="the H200 cannot be used: its driver is old.")
     monkeypatch.setattr(worker.jobs.finetune, "describe_machine", lambda _: machine)
     monkeypatch.setattr(worker.jobs.finetune, "ChildProcess", lambda *_, **__: pytest.fail("the trainer was started"))
     installation.worker.run_job(job.id)
     done = installation.jobs.get(job.id)
-    assert (done.state, done.error["code"], done.error["message"]) == (
-        JobState.FAILED,
-        Code.GPU_UNUSABLE,
-        machine.gpu_fault,
-    )
+    assert (done.state, done.error) == (JobState.QUEUED, None)
+    error = installation.jobs.events(job.id)[-1].data["error"]
+    assert (error["code"], error["message"], error["retryable"]) == (Code.GPU_UNUSABLE, machine.gpu_fault, True)
 
 
 def assert_result(installation, job, run):
@@ -128,6 +126,7 @@ def assert_result(installation, job, run):
     assert [one.step for one in checkpoints] == [2, 3, 4]
     assert (final.step, final.final, final.published) == (6, True, False)
     assert job.result["adapter_id"] == final.id == f"tiny@{final.digest}"
+    assert job.result["adapter_path"] == f"/v1/adapters/{final.id}"
     assert job.result["adapters"] == [one.id for one in (*checkpoints, final)]
     assert (job.result["optimizer_steps"], job.result["planned_steps"]) == (6, 6)
     assert job.result["trained_tokens"] > 0
