@@ -31,7 +31,7 @@ PLAN_NAME = "plan.json"
 TELEMETRY_NAME = "telemetry.jsonl"
 LOG_NAME = "engine.log"
 LOG_BYTES = 1 << 16
-"""Bytes at the end of a failed attempt's log that are kept with the job."""
+"""Bytes at the end of an attempt's log that are kept with the job."""
 PATH = re.compile(r"(?:file://|(?<![\w/:.~-]))/(?:[^\s/:'\"<>|,;()]+/)+")
 """Folders in front of a file's name."""
 ERROR_NAME = "error.json"

@@ -246,7 +246,7 @@ def list_jobs(
     limit: Annotated[int, typer.Option(min=1, max=100, help="Jobs of a page.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Show jobs, newest first: when, how long, for which alias, from which base, by whom."""
+    """Show jobs, newest first: when, how long, for which alias, from which base, by whom. `mens jobs show ID` has the rest."""
     which = {
         "state": [str(each) for each in state or ()],
         "kind": kind and str(kind),
@@ -257,7 +257,8 @@ def list_jobs(
         "q": text,
         "after": after and resolve_job_id(after),
     }
-    page = call("GET", "/v1/jobs", params={"limit": limit} | {name: value for name, value in which.items() if value})
+    query = {"view": "summary", "limit": limit}
+    page = call("GET", "/v1/jobs", params=query | {name: value for name, value in which.items() if value})
     found = page["data"]
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -325,11 +326,11 @@ def watch_job(job_id: JobId, as_json: JobJson = False) -> None:
 def logs(
     job_id: JobId,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Number of the attempt. Default: the last that failed.")
+        int | None, typer.Option(min=1, help="Number of the attempt. Default: the last that has a log.")
     ] = None,
     size: Annotated[int, typer.Option("--bytes", min=1, max=65536, help="At most this many, from the end.")] = 65536,
 ) -> None:
-    """Print the end of the log of a failed attempt: what the trainer wrote before it ended."""
+    """Print the end of an attempt's log: what the trainer wrote, up to the last 15 seconds while it runs."""
     query = {"bytes": size} | ({"attempt": attempt} if attempt else {})
     response = send("GET", f"{_path(job_id)}/log", params=query)
     if response.is_error:
@@ -338,7 +339,7 @@ def logs(
         note(f"attempt {response.headers['x-mens-attempt']}")
         typer.echo(response.text, nl=not response.text.endswith("\n"))
     else:
-        note("no log is kept: an attempt's log is kept when it fails after its trainer has begun")
+        note("no log is kept: an attempt has one once its trainer has begun, until retention deletes it")
 
 
 @app.command("cancel")

@@ -24,6 +24,7 @@ OUTAGES = frozenset(
     {
         Code.STORAGE_FULL, Code.STORAGE_UNAVAILABLE, Code.STORAGE_DENIED, Code.STORAGE_BUCKET_NOT_FOUND,
         Code.DATABASE_UNAVAILABLE, Code.SERVING_UNAVAILABLE, Code.API_UNAVAILABLE, Code.HUB_UNAVAILABLE,
+        Code.GPU_UNUSABLE, Code.GPU_REQUIRED,
     }
 )  # fmt: skip
 """Codes of retryable errors whose cause is a part of the installation."""
@@ -39,10 +40,10 @@ LONGEST_DELAY_SECONDS = OUTAGE_BACKOFF_SECONDS[-1]
 
 
 def keep_log(session: Session, row: JobRow, text: str) -> None:
-    """Keep the end of the log of the attempt that failed; logs of the oldest attempts are removed."""
+    """Keep the end of the log of the job's present attempt; logs of the oldest attempts are removed."""
     old = AttemptLogRow.attempt <= row.attempt - KEPT_LOGS
     session.execute(delete(AttemptLogRow).where(AttemptLogRow.job_id == row.id, old))
-    session.add(AttemptLogRow(job_id=row.id, attempt=row.attempt, text=storable(text)))
+    session.merge(AttemptLogRow(job_id=row.id, attempt=row.attempt, text=storable(text)))
 
 
 def fail_attempt(session: Session, row: JobRow, error: MensError, now: datetime) -> None:

@@ -169,7 +169,7 @@ class Jobs:
             return self._row(session, job_id).preflight
 
     def log(self, job_id: str, attempt: int | None = None) -> AttemptLog | None:
-        """Return the end of the log of a failed attempt, the last one or a given one; None if none was kept.
+        """Return the end of the log of an attempt, the last one that has any or a given one; None if none was kept.
 
         Raises:
             NotFound: ``JOB_NOT_FOUND``: also for a job that other tenants see, because a log may quote rows.

@@ -308,6 +308,15 @@ class Leases:
             fail_attempt(session, row, error, self._db.now(session))
             return Job.model_validate(row)
 
+    def keep_log(self, lease: Lease, text: str) -> None:
+        """Keep the end of the attempt's log with the job, instead of what was kept of it before.
+
+        Raises:
+            LeaseLost: another attempt owns the job.
+        """
+        with self._db.write() as session:
+            keep_log(session, self._held(session, lease), text)
+
     def stop(self, lease: Lease) -> None:
         """Confirm a cancel: the trainer has ended.
 

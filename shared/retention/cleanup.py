@@ -33,6 +33,7 @@ from shared.retention.inventory import (
     run_folders,
     take_inventory,
 )
+from shared.retention.job_logs import measure_logs, remove_logs
 from shared.retention.policy import (
     Policy,
     adapters_to_delete,
@@ -44,7 +45,14 @@ from shared.retention.unreferenced import remove_unreferenced, unreferenced_fold
 from shared.settings import RetentionSettings
 
 What = Literal[
-    "adapter", "checkpoint", "run folder", "merged model", "leftover adapter", "leftover model", "prepared data"
+    "adapter",
+    "checkpoint",
+    "run folder",
+    "job log",
+    "merged model",
+    "leftover adapter",
+    "leftover model",
+    "prepared data",
 ]
 NO_RULE = "no retention rule is set; see docs/retention.md"
 """Printed by the commands when nothing can be deleted."""
@@ -82,7 +90,12 @@ class RetentionRunner:
         if not self.has_rule:
             return []
         known = take_inventory(self._db, self._settings.retain_alias_moves)
-        in_database = [*self._adapters(known), *self._run_folders(known), *self._models(known)]
+        in_database = [
+            *self._adapters(known),
+            *self._run_folders(known),
+            *self._logs(known),
+            *self._models(known),
+        ]
         return [*in_database, *self._unreferenced(), *self._prepared(known)]
 
     def remove(self, finding: Finding) -> bool:
@@ -97,10 +110,11 @@ class RetentionRunner:
             case "leftover adapter" | "leftover model":
                 kind: ArtifactKind = "adapters" if finding.what == UNREFERENCED["adapters"] else "models"
                 return remove_unreferenced(self._db, self._storage, kind, finding.name)
-            case "run folder":
-                return _discard(self._settings.runs_dir / finding.name)
-            case "prepared data":
-                return _discard(self._settings.prepared_dir / finding.name)
+            case "job log":
+                return remove_logs(self._db, finding.name)
+            case "run folder" | "prepared data":
+                of_jobs = finding.what == "run folder"
+                return _discard((self._settings.runs_dir if of_jobs else self._settings.prepared_dir) / finding.name)
 
     def apply(self) -> list[Finding]:
         """Delete everything that the policy covers now; return the deleted findings."""
@@ -142,6 +156,11 @@ class RetentionRunner:
             for job in run_folders_to_remove(known.jobs, self._policy, known.now)
             if job in existing
         ]
+
+    def _logs(self, known: Inventory) -> list[Finding]:
+        reason = f"its job has been over for {self._settings.retain_run_days} days"
+        sizes = measure_logs(self._db, run_folders_to_remove(known.jobs, self._policy, known.now))
+        return [Finding(what="job log", name=job, bytes=size, reason=reason) for job, size in sizes.items()]
 
     def _models(self, known: Inventory) -> list[Finding]:
         if self._policy.models is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,11 +24,14 @@ from worker.jobs.child_process import ChildProcess, ExitReason
 from worker.jobs.heartbeat import LeaseKeeper
 from worker.jobs.progress import to_events, to_progress, to_stage
 from worker.metrics.counters import WorkerMetrics
+from worker.run_folder import read_log_end
 from worker.settings import WorkerSettings
 from worker.watchdog.rules import JobLimits, LimitWatch, OrphanWatch, Watch, check_all
 from worker.watchdog.stall import StallWatch
 
 POLL_SECONDS = 0.2
+LOG_SECONDS = 15.0
+"""Time between two writes of a running attempt's log."""
 
 
 class Stopped(Exception):
@@ -64,6 +68,7 @@ class Attempt:
         self._orphan = OrphanWatch(lambda: self.keeper.contact_at, self.settings.orphan_seconds)
         self._span: Any = None
         self._stage: Stage | None = None
+        self._log, self._log_at = "", time.monotonic() + LOG_SECONDS
 
     def end(self) -> None:
         """End the attempt in the metrics; it no longer runs."""
@@ -186,10 +191,13 @@ class Attempt:
         try:
             while child.wait(POLL_SECONDS) is None:
                 telemetry = self._report_telemetry(child)
+                if time.monotonic() >= self._log_at:
+                    self._keep_log()
                 self._stop_if_requested(child)
                 if not (self.keeper.requested or self.shutting_down()):  # these have their own timeout
                     self._watch(child, telemetry, stall, idle)
             self._report_telemetry(child)
+            self._keep_log()
             reason = child.ending()
         except LeaseLost:
             # At once, because another attempt is already working on the job.
@@ -208,6 +216,15 @@ class Attempt:
             self._enter(stage)
         self.report(stage=stage, events=to_events(telemetry), progress=to_progress(telemetry))
         return telemetry
+
+    def _keep_log(self) -> None:
+        """Keep the end of the log with the job if it has grown; while the database is unavailable, the next call does."""
+        self._log_at = time.monotonic() + LOG_SECONDS
+        log = read_log_end(self.run_dir)
+        if log and log != self._log:
+            with suppress(Unavailable):
+                self.leases.keep_log(self.lease, log)
+                self._log = log
 
     def _watch(
         self, child: ChildProcess, telemetry: list[dict[str, Any]], stall: StallWatch | None, idle: Watch | None

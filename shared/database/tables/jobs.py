@@ -80,7 +80,7 @@ class EventRow(Base):
 
 
 class AttemptLogRow(Base):
-    """The end of a failed attempt's log."""
+    """The end of an attempt's log."""
 
     __tablename__ = "attempt_logs"
 

@@ -16,8 +16,8 @@ from shared.database.job_states import JobState
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
 from shared.database.records import Job
-from shared.errors import Code, JobFailed, Unavailable
-from tests.support.builders import submission
+from shared.errors import Code, JobFailed, LeaseLost, Unavailable
+from tests.support.builders import claimed, submission
 from tests.support.clock import Clock
 
 FAILURE = JobFailed(Code.TRAINER_STALLED, "It was silent.", retryable=True)
@@ -56,6 +56,17 @@ def test_all_outages_take_hours_and_the_first_delays_are_short() -> None:
     waited = sum(OUTAGE_BACKOFF_SECONDS) + last * (MAX_OUTAGES - 1 - len(OUTAGE_BACKOFF_SECONDS))
     assert 4 * 3600 < waited < 6 * 3600
     assert OUTAGE_BACKOFF_SECONDS[: len(BACKOFF_SECONDS)] == BACKOFF_SECONDS
+
+
+def test_newer_log_of_an_attempt_replaces_the_one_before(jobs: Jobs, leases: Leases) -> None:
+    lease = claimed(jobs, leases)
+    for text in ("one\n", "one\ntwo\n"):
+        leases.keep_log(lease, text)
+    kept = jobs.log(lease.job.id)
+    assert kept and (kept.attempt, kept.text) == (1, "one\ntwo\n")
+    leases.release(lease, "the worker stops")
+    with pytest.raises(LeaseLost):
+        leases.keep_log(lease, "late")
 
 
 def test_logs_of_the_last_failed_attempts_are_kept(jobs: Jobs, leases: Leases, clock: Clock) -> None:

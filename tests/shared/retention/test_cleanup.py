@@ -149,6 +149,24 @@ def test_run_folders_of_finished_jobs_are_removed(home: Home) -> None:
     assert keep.find() == []
 
 
+def test_logs_of_jobs_go_with_their_run_folders(home: Home) -> None:
+    old, open_ = (claimed(home.jobs, home.leases) for _ in range(2))
+    for lease in (old, open_):
+        home.leases.keep_log(lease, "log")
+    home.leases.finish(old, {})
+    home.clock.advance(8 * DAY)
+    young = claimed(home.jobs, home.leases)
+    home.leases.keep_log(young, "log")
+    home.leases.finish(young, {})
+    keep = home.keep(retain_run_days=7)
+    assert keep.apply_on_this_machine() == []
+    (found,) = keep.find()
+    assert (found.what, found.name, found.bytes) == ("job log", old.job.id, 3)
+    assert keep.apply() == [found]
+    assert [home.jobs.log(lease.job.id) is None for lease in (old, open_, young)] == [True, False, False]
+    assert not keep.remove(found)
+
+
 def test_deleted_merged_model_is_recorded_in_its_jobs(home: Home) -> None:
     home.train("a")
     first, second = (home.merge("a", "1" * 64) for _ in range(2))

@@ -91,6 +91,22 @@ def test_killed_child_is_retried(installation, monkeypatch, fake_trainer):
     assert any("TRAINER_KILLED" in message for message in installation.messages(job.id))
 
 
+def test_log_of_a_running_and_of_a_succeeded_attempt_is_kept(installation, monkeypatch, fake_trainer):
+    monkeypatch.setattr("worker.jobs.attempt.LOG_SECONDS", 0.05)
+    waits = "print('begun', flush=True)\nemit('ready')\nwhile not (run_dir / 'leave').exists(): time.sleep(.01)\nprint('end')\n"
+    seen = []
+
+    def look(job_id):
+        eventually(lambda: installation.jobs.log(job_id))
+        seen.append(installation.jobs.log(job_id).text)
+        next(installation.worker.settings.runs_dir.glob("*/attempt-*")).joinpath("leave").touch()
+
+    with ThreadPoolExecutor() as pool:
+        job = run(installation, monkeypatch, fake_trainer(waits), lambda job_id: pool.submit(look, job_id))
+    assert (job.state, seen) == (JobState.SUCCEEDED, ["begun\n"])
+    assert installation.jobs.log(job.id).text == "begun\nend\n"
+
+
 HANG = "while True: time.sleep(60)\n"
 
 
