@@ -20,7 +20,7 @@ from api.inference.replicas.client import ReplicaClient
 from api.inference.replicas.failover import Failover
 from api.inference.replicas.health import HealthMonitor
 from api.inference.replicas.limits import ReplicaLimits
-from api.inference.replicas.pool import ReplicaPool, ReplicaState
+from api.inference.replicas.pool import Replica, ReplicaPool, ReplicaState
 from api.inference.request_fields.grammars import GrammarLimits
 from api.inference.shadow import ShadowTraffic
 from api.inference.usage.meter import Meter
@@ -29,6 +29,7 @@ from api.metrics.requests import ApiMetrics
 from api.polling.event_feed import EventFeed
 from api.polling.job_changes import JobChanges
 from api.polling.job_versions import JobVersions
+from api.polling.other_changes import ReplicaFacts
 from api.polling.queue_places import QueuePlaces
 from api.polling.readiness import Readiness
 from api.settings import ApiSettings
@@ -51,6 +52,7 @@ from shared.database.usage import Usage
 from shared.gates.policy_file import policy_digest, read_policy, read_policy_file
 from shared.graders.remote_models import RemoteModels
 from shared.queue import JobQueue, make_celery
+from shared.replicas import replica_name
 from shared.worker_registry import WorkerRegistry
 
 JOIN_THREADS = 4
@@ -190,7 +192,9 @@ def make_services(
         lookup=lookup,
         event_feed=EventFeed(settings.max_event_streams, settings.tenant_event_streams),
         job_versions=JobVersions(database, settings.event_poll_seconds),
-        job_changes=JobChanges(database, settings.event_poll_seconds),
+        job_changes=JobChanges(
+            database, settings.event_poll_seconds, lambda: [replica_facts(replica) for replica in replicas.all]
+        ),
         readiness=Readiness(database.ping, workers.machines),
         body_buffers=BodyBuffers(settings.tenant_body_bytes),
         failed_authentications=FailedAuthentications(settings.failed_authentications_per_minute),
@@ -249,3 +253,9 @@ async def get_services(request: Request) -> Services:
 
 
 ServicesDep = Annotated[Services, Depends(get_services)]
+
+
+def replica_facts(replica: Replica) -> ReplicaFacts:
+    """Return what the stream of changes says of a replica."""
+    base = replica.serves.base if replica.serves else None
+    return ReplicaFacts(name=replica_name(replica.url), base=base, state=replica.state)

@@ -1,4 +1,4 @@
-"""Job changes: one stream of all jobs of a tenant, for those who would otherwise poll a list.
+"""Changes: one stream of all jobs of a tenant, and what it needs beside them, for those who would otherwise poll lists.
 
 One reader follows the changes of all tenants, so that fifty streams cost the database what one does, and none costs
 nothing. Each change is rendered once and kept in a log, from which each stream takes its tenant's part.
@@ -11,12 +11,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from anyio import CapacityLimiter, to_thread
 from fastapi.sse import ServerSentEvent
 
+from api.polling.other_changes import ChangeType, LoggedEvent, OtherChanges, ReplicaFacts, cursor_of, other_events
 from shared.database.connection import Database
 from shared.database.job_states import FINAL
 from shared.database.lists.changes import changed_jobs
@@ -42,12 +44,31 @@ RESET = ServerSentEvent(raw_data="{}", event="reset")
 logger = logging.getLogger(__name__)
 
 
-class LoggedEvent(NamedTuple):
-    """An event for the streams of a tenant that sees the job; no tenant: for all streams."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Events that a stream gets.
 
-    tenant: TenantName | None
-    kind: Kind | None
-    event: ServerSentEvent
+    Attributes:
+        tenants: whose jobs, aliases and receipts.
+        kinds: of jobs; none: all.
+        types: of events; none: all.
+        is_operator: whether it gets those of replicas.
+    """
+
+    tenants: Collection[TenantName]
+    kinds: Collection[Kind] = ()
+    types: Collection[ChangeType] = ()
+    is_operator: bool = False
+
+    def takes(self, logged: LoggedEvent) -> bool:
+        """Return whether the stream gets an event."""
+        if logged.type is None:
+            return True
+        if self.types and logged.type not in self.types:
+            return False
+        if logged.tenant is None:
+            return self.is_operator
+        return logged.tenant in self.tenants and (not self.kinds or not logged.kind or logged.kind in self.kinds)
 
 
 class FoundChange(NamedTuple):
@@ -63,26 +84,32 @@ class JobChanges:
     Args:
         database: read once per poll, and again if jobs have changed.
         poll_seconds: seconds between two reads.
+        replicas: the state of the replicas now.
         clock: monotonic seconds.
     """
 
-    def __init__(self, database: Database, poll_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        database: Database,
+        poll_seconds: float,
+        replicas: Callable[[], Sequence[ReplicaFacts]] = tuple,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._replicas = replicas
         self._database, self._poll_seconds, self._clock = database, poll_seconds, clock
         self._streams = self._logged = 0
         self._log: deque[LoggedEvent] = deque(maxlen=LOG_EVENTS)
         self._polling: asyncio.Task[None] | None = None
         self._forget()
 
-    async def batches(
-        self, tenants: Collection[TenantName], kinds: Collection[Kind] = ()
-    ) -> AsyncIterator[list[ServerSentEvent]]:
-        """Yield after each poll the events since the one before, of jobs of these tenants and kinds (none: all)."""
+    async def batches(self, wanted: Wanted) -> AsyncIterator[list[ServerSentEvent]]:
+        """Yield after each poll the wanted events since the one before."""
         self._streams += 1
         try:
             self._start()
             seen = self._logged
             while True:
-                polled, batch = self._polled, list(self._events_after(seen, tenants, kinds))
+                polled, batch = self._polled, list(self._events_after(seen, wanted))
                 seen = self._logged  # before the caller takes its time
                 yield batch
                 await polled.wait()
@@ -95,15 +122,13 @@ class JobChanges:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
 
-    def _events_after(
-        self, seen: int, tenants: Collection[TenantName], kinds: Collection[Kind]
-    ) -> Iterator[ServerSentEvent]:
+    def _events_after(self, seen: int, wanted: Wanted) -> Iterator[ServerSentEvent]:
         missed = self._logged - seen
         if missed > len(self._log):
             yield RESET
             return
         for logged in [self._log[-index] for index in range(missed, 0, -1)]:
-            if logged.tenant is None or (logged.tenant in tenants and (not kinds or logged.kind in kinds)):
+            if wanted.takes(logged):
                 yield logged.event
 
     def _start(self) -> None:
@@ -113,6 +138,7 @@ class JobChanges:
             self._polling = asyncio.create_task(self._poll())
 
     def _forget(self) -> None:
+        self._others = OtherChanges(self._database)
         self._newest: datetime | None = None
         self._versions: dict[str, int] = {}
         self._known: dict[str, JobSummary] = {}
@@ -125,8 +151,12 @@ class JobChanges:
             try:
                 for found in await to_thread.run_sync(self._read, limiter=self._limiter):
                     self._add(found)
+                for logged in await to_thread.run_sync(self._others.read, self._newest, limiter=self._limiter):
+                    self._log_event(logged)
+                for logged in self._others.of_replicas(self._replicas()):
+                    self._log_event(logged)
                 if self._is_behind:
-                    self._log_event(LoggedEvent(None, None, RESET))
+                    self._log_event(LoggedEvent(None, None, None, RESET))
                 self._add_late_progress()
                 polled, self._polled = self._polled, asyncio.Event()
                 polled.set()
@@ -155,7 +185,7 @@ class JobChanges:
             self._late[job.id] = found
             return
         self._late.pop(job.id, None)
-        self._log_event(LoggedEvent(job.tenant, job.kind, job_event(found)))
+        self._log_event(LoggedEvent(ChangeType.JOB, job.tenant, job.kind, job_event(found)))
         if job.state in FINAL:
             self._progress_at.pop(job.id, None)
 
@@ -165,7 +195,8 @@ class JobChanges:
             if now - self._progress_at.get(job_id, -PROGRESS_SECONDS) >= PROGRESS_SECONDS:
                 self._progress_at[job_id] = now
                 del self._late[job_id]
-                self._log_event(LoggedEvent(found.summary.tenant, found.summary.kind, progress_event(found)))
+                job = found.summary
+                self._log_event(LoggedEvent(ChangeType.JOB, job.tenant, job.kind, progress_event(found)))
 
     def _log_event(self, logged: LoggedEvent) -> None:
         self._log.append(logged)
@@ -183,22 +214,20 @@ def progress_event(found: FoundChange) -> ServerSentEvent:
     return ServerSentEvent(raw_data=text, event="progress", id=cursor_of(found.changed_at))
 
 
-def cursor_of(changed_at: datetime) -> str:
-    """Return the id of an event, from which a stream can be continued."""
-    return str(round(changed_at.timestamp() * 1000))
-
-
-def missed_events(
-    database: Database, tenants: Sequence[TenantName], kinds: Collection[Kind], cursor: int
-) -> list[ServerSentEvent]:
-    """Return the events since the one with an id, in which a stream ended: each changed job once, as it is now."""
-    since = datetime.fromtimestamp(cursor / 1000, UTC) - OVERLAP
+def missed_events(database: Database, wanted: Wanted, cursor: int) -> list[ServerSentEvent]:
+    """Return the events since the one with an id, in which a stream ended: each changed job, alias and receipt once, as it
+    is now. Earlier states of replicas are not kept.
+    """
+    since, tenants = datetime.fromtimestamp(cursor / 1000, UTC) - OVERLAP, list(wanted.tenants)
     changes = changed_jobs(database, since, tenants, MISSED_JOBS)
-    if changes.has_more:
+    others = other_events(database, since, tenants, MISSED_JOBS)
+    if changes.has_more or len(others) > MISSED_JOBS:
         return [RESET]
     moments = {job.id: job.changed_at for job in changes.jobs}
-    found = {each.id: each for each in read_summaries(database, list(moments)) if not kinds or each.kind in kinds}
-    return [job_event(FoundChange(found[job_id], moments[job_id])) for job_id in moments if job_id in found]
+    found = {each.id: each for each in read_summaries(database, list(moments))}
+    jobs = [FoundChange(found[job_id], moments[job_id]) for job_id in moments if job_id in found]
+    logged = [LoggedEvent(ChangeType.JOB, job.summary.tenant, job.summary.kind, job_event(job)) for job in jobs]
+    return [each.event for each in [*logged, *others] if wanted.takes(each)]
 
 
 def _but_progress(job: JobSummary) -> JobSummary:

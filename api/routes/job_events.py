@@ -1,4 +1,4 @@
-"""Streams: a job's events (/v1/jobs/{job_id}/events), and the changes of all jobs (/v1/events)."""
+"""Streams: a job's events (/v1/jobs/{job_id}/events), and all changes (/v1/events)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from api.errors import ErrorAnswer, declared_of_other_type, error_response
 from api.inference.lookup_cache import AUTHENTICATED, Authenticated
 from api.openai.fine_tuning import event_seq
-from api.polling.job_changes import missed_events
+from api.polling.job_changes import Wanted, missed_events
+from api.polling.other_changes import ChangeType
 from api.services import ServicesDep
 from api.web.auth import CallerDep
 from api.web.params import Id
@@ -131,23 +132,30 @@ async def stream_changes(
     request: Request,
     cursor: Annotated[int | None, Depends(change_cursor)],
     kind: Annotated[list[Kind] | None, Query(description="Only jobs of this kind; repeat it for several.")] = None,
+    types: Annotated[
+        list[ChangeType] | None, Query(description="Only events of this type; repeat it for several.")
+    ] = None,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Changes of all jobs that the caller sees, as server-sent events, from now on or after Last-Event-ID.
+    """Changes of all that the caller sees, as server-sent events, from now on or after Last-Event-ID.
 
     `event: job` carries the summary of a new or changed job, as `GET /v1/jobs?view=summary` has it; `event: progress` the
-    progress of a job of which nothing else has changed, at most every two seconds; `event: reset` says that changes were missed,
+    progress of a job of which nothing else has changed, at most every two seconds; `event: alias` an alias that was moved,
+    or deleted (`adapter_id` is null); `event: receipt` a new receipt; `event: replica`, for operators, a replica whose state
+    has changed for this process, `gone` if it was removed; `event: reset` says that changes were missed,
     so that lists must be read again. `event: error` ends the stream of a key that was revoked meanwhile.
     """
     authenticated: Authenticated = request.scope[AUTHENTICATED]
-    tenants, kinds = visible_to(caller.tenant), frozenset(kind or ())
+    wanted = Wanted(
+        tuple(visible_to(caller.tenant)), frozenset(kind or ()), frozenset(types or ()), is_operator=caller.is_operator
+    )
     try:
-        async for batch in services.job_changes.batches(tenants, kinds):
+        async for batch in services.job_changes.batches(wanted):
             if services.shutdown.has_begun or await request.is_disconnected():
                 return
             await services.lookup.authenticate(authenticated.secret)
             if cursor is not None:  # after the stream has begun to follow, so that nothing falls between
-                read = partial(missed_events, services.database, tenants, kinds, cursor)
-                batch[:0] = await services.event_feed.read(("changes", caller.tenant, kinds, cursor), read)
+                read = partial(missed_events, services.database, wanted, cursor)
+                batch[:0] = await services.event_feed.read(("changes", wanted, cursor), read)
                 cursor = None
             for event in batch:
                 yield event

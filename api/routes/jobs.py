@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response, status
 from fastapi.responses import PlainTextResponse
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag
+from pydantic import AliasChoices, AwareDatetime, BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag
 
 from api.capabilities import CapabilityMatrix, capabilities_here
 from api.errors import UNKNOWN_KIND, ErrorAnswer, declared_of_other_type
@@ -90,8 +90,14 @@ class CreateFromRows(QueueTerms):
     """Request for a fine-tune job in one flat object, with its rows: every other key is a flat name of a contract's field."""
 
     model_config = ConfigDict(extra="allow")
-    model: str = Field(min_length=1, description="Name of the base model.")
-    data: list[dict[str, Any]] = Field(min_length=1, description="Training rows, as they would stand in a JSONL file.")
+    model: str = Field(
+        min_length=1, validation_alias=AliasChoices("model", "base"), description="Name of the base model; also `base`."
+    )
+    data: list[dict[str, Any]] = Field(
+        min_length=1,
+        validation_alias=AliasChoices("data", "dataset"),
+        description="Training rows, as they would stand in a JSONL file; also `dataset`.",
+    )
     preset: str | None = None
     domain: str | None = None
     name: Name | None = None
@@ -129,7 +135,7 @@ def _kind_of(body: Any) -> str:
         return "rows"
     if not isinstance(body, dict):
         return "finetune"
-    if "kind" not in body and "contract" not in body and "data" in body:
+    if "kind" not in body and "contract" not in body and ("data" in body or "dataset" in body):
         return "rows"
     return str(body.get("kind", "finetune"))
 
@@ -269,13 +275,16 @@ def job_log(
     job_id: Id,
     view: TenantViewDep,
     attempt: Annotated[
-        int | None, Query(ge=1, description="Number of the attempt; by default the last that failed.")
+        int | None, Query(ge=1, description="Number of the attempt; by default the last that has a log.")
     ] = None,
     size: Annotated[
         int, Query(alias="bytes", ge=1, le=LOG_BYTES, description="At most this many bytes at the end of the log.")
     ] = LOG_BYTES,
 ) -> Response:
-    """The end of the log of a failed attempt, whose number is in `X-Mens-Attempt`; empty if none was kept. It may quote rows."""
+    """The end of an attempt's log; it may quote rows. `X-Mens-Attempt` is the attempt's number; without a log the text is empty.
+
+    The log of a running attempt is at most 15 seconds old.
+    """
     found = view.jobs.log(job_id, attempt)
     if found is None:
         return PlainTextResponse("")

@@ -25,6 +25,10 @@ class Kind(StrEnum):
     JUDGE = "judge"
 
 
+ULID_TIME_CHARS = 10
+"""Characters of a ULID that are its time."""
+
+
 class Value(BaseModel):
     """A frozen value that can be read from a row."""
 
@@ -152,3 +156,8 @@ class MemoryAccuracy(Value):
 def new_id(prefix: str) -> str:
     """Return a sortable, unguessable id: prefix and a lower-case ULID."""
     return f"{prefix}-{str(ULID()).lower()}"
+
+
+def first_id_of(prefix: str, moment: datetime) -> str:
+    """Return a text at which the ids that :func:`new_id` makes from a moment on begin, in the order of texts."""
+    return f"{prefix}-{str(ULID.from_datetime(moment))[:ULID_TIME_CHARS].lower()}"

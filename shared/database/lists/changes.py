@@ -1,4 +1,4 @@
-"""Changes of jobs: the jobs of all tenants that have changed lately, read from an index."""
+"""Changes of all tenants: jobs and receipts that have changed lately, read from an index, and aliases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import NamedTuple
 from sqlalchemy import select
 
 from shared.database.connection import Database
+from shared.database.records import Value, first_id_of
+from shared.database.tables.gates import ReceiptRow
 from shared.database.tables.jobs import JobRow
+from shared.database.tables.names import AliasRow
 from shared.database.tenancy import TenantName
 
 MAX_CHANGES = 5_000
@@ -55,3 +58,54 @@ def changed_jobs(
         rows = session.execute(query.where(JobRow.changed_at >= since).limit(limit + 1)).all()
         found = [ChangedJob(job_id, version, moment) for job_id, version, moment in rows[:limit] if moment]
         return ChangedJobs(now, found, len(rows) > limit)
+
+
+class MovedAlias(Value):
+    """An alias that was moved; without an adapter it was deleted."""
+
+    name: str
+    tenant: str
+    version: int
+    adapter_id: str | None
+    moved_at: datetime
+
+
+class AddedReceipt(Value):
+    """A receipt that was stored; `GET /v1/receipts/{receipt_id}` has the rest."""
+
+    id: str
+    tenant: str
+    job_id: str
+    adapter_id: str
+    passed: bool
+    created_at: datetime
+
+
+def moved_aliases(
+    database: Database, since: datetime, tenants: Sequence[TenantName] | None = None, limit: int = MAX_CHANGES
+) -> Sequence[MovedAlias]:
+    """Return the aliases of all tenants, or of some, that were moved since a moment, the first move first; at most one more
+    than ``limit``.
+    """
+    query = select(AliasRow).where(AliasRow.moved_at >= since, AliasRow.stands_for.is_(None))
+    if tenants is not None:
+        query = query.where(AliasRow.tenant.in_(tenants))
+    with database.read() as session:
+        rows = session.scalars(query.order_by(AliasRow.moved_at, AliasRow.tenant, AliasRow.name).limit(limit + 1))
+        return [MovedAlias.model_validate(row) for row in rows]
+
+
+def added_receipts(
+    database: Database, since: datetime, tenants: Sequence[TenantName] | None = None, limit: int = MAX_CHANGES
+) -> Sequence[AddedReceipt]:
+    """Return the receipts of all tenants, or of some, whose ids were made since a moment, the first one first; at most one
+    more than ``limit``. Ids begin with their time, so their index is read, and no receipt's text.
+    """
+    names = list(AddedReceipt.model_fields)
+    columns = [getattr(ReceiptRow, name) for name in names]
+    query = select(*columns).where(ReceiptRow.id >= first_id_of("receipt", since))
+    if tenants is not None:
+        query = query.where(ReceiptRow.tenant.in_(tenants))
+    with database.read() as session:
+        rows = session.execute(query.order_by(ReceiptRow.id).limit(limit + 1))
+        return [AddedReceipt.model_validate(dict(zip(names, row, strict=True))) for row in rows]

@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from shared.contract.auto_hyperparameters import DEFAULT_LEARNING_RATE
 from shared.database.leases import Leases
 from shared.database.records import NewEvent
 from shared.errors import Code, JobFailed
@@ -278,15 +279,26 @@ ROWS_AND_KEYS: dict[str, Any] = {
 """The body of the seeds' own example."""
 
 
-def test_rows_and_flat_keys_make_a_job(client: TestClient) -> None:
+def test_rows_and_flat_keys_make_a_job(client: TestClient, app: FastAPI) -> None:
     response = client.post("/v1/jobs", json={"model": BASE, **ROWS_AND_KEYS})
     assert response.status_code == 201, response.text
     contract = response.json()["contract"]
     adapter = contract["adapter"]
     assert (adapter["rank"], adapter["alpha"], adapter["target_modules"]) == (8, 16, ["q_proj", "v_proj"])
     assert (contract["exec"]["batch_size"], contract["exec"]["epochs"]) == (4, 2)
+    rate = app.state.services.catalog().get(BASE).learning_rate or DEFAULT_LEARNING_RATE
+    assert (contract["exec"]["learning_rate"], contract["exec"]["grad_accum"]) == (rate, 1), "by the auto rules"
     content = client.get(f"/v1/files/{contract['data']['train_file']}/content").text
     assert [json.loads(line) for line in content.splitlines()] == ROWS_AND_KEYS["data"]
+
+
+def test_rows_and_base_may_have_the_journeys_names(client: TestClient) -> None:
+    body = {("dataset" if key == "data" else key): value for key, value in ROWS_AND_KEYS.items()}
+    response = client.post("/v1/jobs", json={"base": BASE, **body})
+    assert response.status_code == 201, response.text
+    assert response.json()["base_model"] == BASE
+    twice = client.post("/v1/jobs", json={"base": BASE, "model": BASE, **body})
+    assert (twice.status_code, error_of(twice)["param"]) == (400, "base")
 
 
 def test_a_repeated_request_with_rows_is_the_same_job(client: TestClient) -> None:
