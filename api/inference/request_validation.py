@@ -24,6 +24,7 @@ from api.inference.request_fields.nested import (
     check_nested_response_fields,
     check_stream_options,
 )
+from api.inference.request_fields.tool_schemas import with_schemas_without_nulls
 from api.inference.request_fields.types import check_chat_tools
 from shared.datasets.row_validation import ROLES
 from shared.errors import Code, InvalidRequest
@@ -241,6 +242,7 @@ CHAT = (
     BodyCheck(lambda body: check_messages(body["messages"]), ("messages",)),
     BodyCheck(with_tools, ("functions", "function_call", "messages")),
     BodyCheck(check_chat_tools, ("tools",)),
+    BodyCheck(with_schemas_without_nulls, ("tools",)),
     BodyCheck(with_strict_forced_calls, ("tools",)),
     BodyCheck(partial(_refuse_empty, "messages"), ("messages",)),
     BodyCheck(check_intended_messages, ("messages",)),
@@ -260,6 +262,7 @@ RESPONSE = (
     BodyCheck(refuse_unserved_choice, ("tool_choice",)),
     BodyCheck(partial(_refuse_empty, "input"), ("input",)),
     BodyCheck(check_intended_items, ("input",)),
+    BodyCheck(with_schemas_without_nulls, ("tools",)),
     BodyCheck(with_strict_forced_calls, ("tools",)),
     BodyCheck(partial(_with_translated, "input", with_whole_texts), ("input",)),
     BodyCheck(lambda body: {**body, "store": False}),

@@ -1,14 +1,35 @@
-"""Finds the fault in a tool's JSON schema, so that a refusal names its place: for a forced call vLLM only reports that
-its tag is invalid. Pure.
+"""JSON schemas of a request's tools: nulls in them, and the fault that a refusal names. Pure.
 
-It looks only after vLLM has refused the request.
+For a forced call vLLM only reports that its tag is invalid, so the fault is looked for after vLLM has refused the request.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from shared.datasets.forms.schemas import SchemaFault, schema_faults
+from shared.datasets.forms.schemas import SchemaFault, schema_faults, without_nulls
+
+
+def with_schemas_without_nulls(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a chat or response whose tools have no null in their schemas, as a training row is read; the body itself if
+    none has any.
+    """
+    tools = body.get("tools")
+    if not isinstance(tools, list):
+        return body
+    cleaned = [_without_nulls(tool) for tool in tools]
+    return body if all(new is old for new, old in zip(cleaned, tools, strict=True)) else body | {"tools": cleaned}
+
+
+def _without_nulls(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if isinstance(function, dict):
+        cleaned = _without_nulls(function)
+        return tool if cleaned is function else tool | {"function": cleaned}
+    parameters = tool.get("parameters") if isinstance(tool, dict) else None
+    if not isinstance(parameters, dict) or (found := without_nulls(parameters)) == parameters:
+        return tool
+    return tool | {"parameters": found}
 
 
 def tool_schema_fault(body: dict[str, Any]) -> SchemaFault | None:

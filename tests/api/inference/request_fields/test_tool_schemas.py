@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.inference.request_fields.tool_schemas import tool_schema_fault
+from api.inference.request_fields.tool_schemas import tool_schema_fault, with_schemas_without_nulls
 from api.inference.vllm_messages import explain
 from shared.errors import Code
 
@@ -106,3 +106,18 @@ def test_tag_whose_fault_is_not_known_blames_the_tools() -> None:
     assert (error.message, error.param) == (TAG, "tools")
     assert "reference" in error.remedy
     assert explain(TAG, None, {"structured_outputs": {"structural_tag": "{}"}}).param == "structured_outputs"
+
+
+def test_nulls_of_schemas_are_not_sent_and_other_tools_are_sent_as_they_are() -> None:
+    sound, merged = {"type": "object", "properties": {"a": {"type": "string", "default": None}}}, {"type": "object"}
+    merged |= {"title": None, "properties": {"a": {"type": "string", "enum": None}, "b": None}}
+    clean = {"type": "object", "properties": {"a": {"type": "string"}}}
+    for wrap in (
+        lambda schema: {"function": {"name": "f", "parameters": schema}},
+        lambda schema: {"parameters": schema},
+    ):
+        body = {"tools": [wrap(sound), wrap(merged), "no tool"]}
+        assert with_schemas_without_nulls(body) == {"tools": [wrap(sound), wrap(clean), "no tool"]}
+        same = {"tools": [wrap(sound)]}
+        assert with_schemas_without_nulls(same) is same
+    assert with_schemas_without_nulls({"tools": None}) == {"tools": None}
