@@ -319,7 +319,8 @@ def _text(turn: _WrittenMessage, place: str, found: Translated) -> str | None:
     """Return a turn's content as one string; for an answer that refuses, the refusal."""
     content = turn.content
     if isinstance(content, list):
-        content = "\n".join(_part_text(part, f"{place}.content[{index}]") for index, part in enumerate(content))
+        texts = [_part_text(part, f"{place}.content[{index}]") for index, part in enumerate(content)]
+        content = "\n".join(filter(None, texts))  # vLLM leaves empty parts out
         found.conversions.add("text parts")
     if not turn.refusal:
         return content

@@ -26,7 +26,7 @@ def read(*lines: bytes) -> tuple[list[list[Message]], DatasetReport]:
 
 
 def test_parts_of_text_are_joined() -> None:
-    parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]
+    parts = [{"type": "text", "text": text} for text in ("", "Hi", "there")]
     refused = [{"type": "refusal", "refusal": "No."}]
     [row], report = read(chat(USER | {"content": parts}, ANSWER | {"content": refused}))
     assert row == [Message("user", "Hi\nthere"), Message("assistant", "No.")]
