@@ -160,4 +160,5 @@ def new_id(prefix: str) -> str:
 
 def first_id_of(prefix: str, moment: datetime) -> str:
     """Return a text at which the ids that :func:`new_id` makes from a moment on begin, in the order of texts."""
-    return f"{prefix}-{str(ULID.from_datetime(moment))[:ULID_TIME_CHARS].lower()}"
+    milliseconds = max(0, round(moment.timestamp() * 1000))
+    return f"{prefix}-{str(ULID.from_timestamp(milliseconds))[:ULID_TIME_CHARS].lower()}"
