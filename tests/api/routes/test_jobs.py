@@ -298,7 +298,7 @@ def test_rows_and_base_may_have_the_journeys_names(client: TestClient) -> None:
     assert response.status_code == 201, response.text
     assert response.json()["base_model"] == BASE
     twice = client.post("/v1/jobs", json={"base": BASE, "model": BASE, **body})
-    assert (twice.status_code, error_of(twice)["param"]) == (400, "base")
+    assert (twice.status_code, error_of(twice)["param"]) == (422, "base")
 
 
 def test_a_repeated_request_with_rows_is_the_same_job(client: TestClient) -> None:
