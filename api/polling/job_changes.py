@@ -1,4 +1,4 @@
-"""Changes: one stream of all jobs of a tenant, and what it needs beside them, for those who would otherwise poll lists.
+"""Changes: one stream of all jobs of a tenant, with aliases, receipts and replicas, for those who would otherwise poll lists.
 
 One reader follows the changes of all tenants, so that fifty streams cost the database what one does, and none costs
 nothing. Each change is rendered once and kept in a log, from which each stream takes its tenant's part.

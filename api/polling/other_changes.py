@@ -1,4 +1,4 @@
-"""Changes beside those of jobs, for the stream of changes: moved aliases, new receipts, and replicas in another state."""
+"""Changes of aliases, receipts and replicas, for the stream of changes: what was moved, stored, or is in another state."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ReplicaFacts(Value):
 
 
 class OtherChanges:
-    """What one reader has seen of aliases, receipts and replicas."""
+    """Aliases, receipts and replicas as one reader has seen them."""
 
     def __init__(self, database: Database) -> None:
         self._database, self._changes = database, Changes(database)

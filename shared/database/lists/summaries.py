@@ -41,7 +41,7 @@ class JobSummary(Value):
     eta_seconds: float | None
     adapter_id: str | None = Field(description="Adapter that it has registered.")
     model_digest: str | None = Field(description="Merged model that it has stored.")
-    alias_moved: bool | None = Field(description="Whether the alias was moved; null: it has not come to that.")
+    alias_moved: bool | None = Field(description="Outcome for the alias: true if it was moved; null: none yet.")
     gpu_minutes: float = Field(description="Used by its attempts that have ended.")
     error: dict[str, Any] | None = Field(description="The error's code, message and `retryable`.")
     labels: dict[str, Any]
