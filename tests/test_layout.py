@@ -60,7 +60,6 @@ LONELY = {
     "shared.sandbox": "the programs of the sandbox's processes, which nothing imports",
     "shared.gpus.torch_program": "a program that the next module starts",
     "shared.database": "all SQL is in one package, so its borders and its tenants are checked in one place",
-    "shared.gates": "gates are one engine; its parts do not know which tier asks",
     "shared.scorecard": "what a run writes and what a gate reads is one format",
     "shared.model_card.readme": "both model cards are written from one description",
     "shared.retention.verification": "a command that runs in the image of any tier",
