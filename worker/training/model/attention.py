@@ -17,6 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from worker.training.model.linear_attention import keeps_documents_apart
+
 DOCUMENTS = "mens_documents"
 """Name of this attention among transformers' attention implementations."""
 PACKABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -24,13 +26,13 @@ VARLEN_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def can_pack(model: torch.nn.Module, config: PreTrainedConfig) -> bool:
-    """Return whether rows of this model may share a sequence: every layer is an attention layer and uses the attention
-    interface.
-
-    A recurrent layer (Qwen3.5's linear attention) would carry its state from one document into the next.
+    """Return whether rows of this model may share a sequence: every layer uses the attention interface, or is one of
+    linear attention whose forward keeps documents apart (`worker/training/model/linear_attention.py`).
     """
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return bool(getattr(model, "_supports_attention_backend", False)) and layers <= PACKABLE_LAYERS
+    others = set(getattr(config.get_text_config(), "layer_types", None) or ()) - PACKABLE_LAYERS
+    if others:
+        return others == {"linear_attention"} and keeps_documents_apart(model)
+    return bool(getattr(model, "_supports_attention_backend", False))
 
 
 def attend_within_documents(

@@ -26,6 +26,7 @@ from shared.gpus.torch_report import TorchReport
 from shared.gpus.usable import NO_GPU, MachineGpus, find_gpus
 from worker.training.model.attention import DOCUMENTS, can_pack
 from worker.training.model.fsdp import shard_base
+from worker.training.model.linear_attention import use_own_scan
 from worker.training.model.lora_fusion import FusionReport, fuse_lora
 from worker.training.model.memory_budget import Budget
 
@@ -104,6 +105,7 @@ def load_base(
         use_safetensors=True,
     )
     _keep_differentiable(model)
+    use_own_scan(model)
     if can_pack(model, model.config):
         model.set_attn_implementation(DOCUMENTS)  # type: ignore[operator]
     return model.requires_grad_(False)

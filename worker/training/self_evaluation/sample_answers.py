@@ -18,6 +18,7 @@ from shared.model_card.evaluation_rows import SAMPLE_TOKENS, SamplePrompt, Writt
 from shared.model_card.general_questions import general_questions
 from shared.tokenization.served_form import plain_messages, served_roles, served_tools, trained_turns
 from shared.tokenization.tokenizer import Tokenizer
+from worker.training.model.linear_attention import linear_layers
 from worker.training.model.load import packs
 from worker.training.trainer import TrainingContext
 
@@ -149,7 +150,8 @@ def generate(
         check()  # never ends generation; it may raise
         return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
-    groups = [list(prompts)] if packs(context.model) else [[prompt] for prompt in prompts]
+    together = packs(context.model) and not linear_layers(context.model)
+    groups = [list(prompts)] if together else [[prompt] for prompt in prompts]
     answers: list[list[int]] = []
     context.model.eval()
     with _ordinary_attention(context):

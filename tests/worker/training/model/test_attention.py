@@ -124,7 +124,7 @@ def test_families_that_attend_can_pack(family):
     assert can_pack(build(FAMILIES[family], "sdpa"), FAMILIES[family])
 
 
-def test_a_recurrent_layer_forbids_packing():
+def test_a_recurrent_layer_with_transformers_forward_forbids_packing():
     config = Qwen3_5TextConfig(
         **SIZES | {"num_hidden_layers": 4}, head_dim=32, linear_num_value_heads=4, linear_num_key_heads=2
     )
