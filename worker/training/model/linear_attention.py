@@ -122,20 +122,23 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, places: Tensor | None, added: int) -> Tensor:
         ctx.added = added
         ctx.save_for_backward(weight, places)
-        spaced = _spaced(x, places, added)
-        total = spaced * weight[:, -1]
-        for back in range(1, min(weight.shape[1], spaced.shape[1])):
-            total[:, back:].addcmul_(spaced[:, :-back], weight[:, -1 - back])
-        return total if places is None else total.index_select(1, places)
+        return _sum_of_shifts(x, weight, places, added, ahead=False)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         weight, places = ctx.saved_tensors
-        spaced = _spaced(gradient, places, ctx.added)
-        total = spaced * weight[:, -1]
-        for back in range(1, min(weight.shape[1], spaced.shape[1])):
-            total[:, :-back].addcmul_(spaced[:, back:], weight[:, -1 - back])
-        return total if places is None else total.index_select(1, places), None, None, None
+        return _sum_of_shifts(gradient, weight, places, ctx.added, ahead=True), None, None, None
+
+
+def _sum_of_shifts(x: Tensor, weight: Tensor, places: Tensor | None, added: int, *, ahead: bool) -> Tensor:
+    """Return the weighted sum of each position and those before it, or ahead of it; summed in fp32."""
+    spaced, kernel = _spaced(x.float(), places, added), weight.float()
+    total = spaced * kernel[:, -1]
+    for distance in range(1, min(kernel.shape[1], spaced.shape[1])):
+        early, late = slice(None, -distance), slice(distance, None)
+        to, of = (early, late) if ahead else (late, early)
+        total[:, to].addcmul_(spaced[:, of], kernel[:, -1 - distance])
+    return (total if places is None else total.index_select(1, places)).to(x.dtype)
 
 
 def _gaps(boundaries: Tensor, tokens: int, gap: int) -> Tensor | None:
