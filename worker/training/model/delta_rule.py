@@ -152,7 +152,7 @@ class _Rule(torch.autograd.Function):
         return (query * decays.reading) @ before + (asked * decays.between) @ written
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, rate, between, reading, writing, through, *rest = ctx.saved_tensors
         similar, asked, solved, before, written = rest
         old = solved[..., value.shape[-1] :]

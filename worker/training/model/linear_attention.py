@@ -7,6 +7,7 @@ with a cache uses transformers' forward.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -39,10 +40,10 @@ def keeps_documents_apart(model: torch.nn.Module) -> bool:
 def flash_kernel() -> Callable[..., Any] | None:
     """Return flash-linear-attention's chunked kernel; None where it cannot be imported."""
     try:
-        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+        module = importlib.import_module("fla.ops.gated_delta_rule")
     except ImportError:
         return None
-    kernel: Callable[..., Any] = chunk_gated_delta_rule
+    kernel: Callable[..., Any] = module.chunk_gated_delta_rule
     return kernel
 
 
@@ -125,7 +126,7 @@ class _Convolution(torch.autograd.Function):
         return _sum_of_shifts(x, weight, places, added, ahead=False)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         weight, places = ctx.saved_tensors
         return _sum_of_shifts(gradient, weight, places, ctx.added, ahead=True), None, None, None
 
@@ -160,4 +161,4 @@ def _spaced(x: Tensor, places: Tensor | None, added: int) -> Tensor:
 
 
 def _heads(x: Tensor, size: int) -> Tensor:
-    return x.unflatten(-1, (-1, size))
+    return x.view(*x.shape[:-1], -1, size)
