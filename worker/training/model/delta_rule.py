@@ -3,7 +3,7 @@
 The same formulas as transformers' reference, with two differences. The scan over chunks is one function with a gradient
 of its own: only what carries a chunk's state to the next is done in sequence, all else for all chunks at once, so time
 and memory traffic grow with the length of a row and not with its square. And a document that begins in the middle of a
-chunk sees nothing of the one before it.
+chunk does not see the one before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 CHUNK = 64
 EPSILON = 1e-6
-"""Of the normalisation of queries and keys, as in the reference."""
+"""Added before the square root when queries and keys are normalised, as in the reference."""
 
 
 @dataclass(frozen=True, slots=True)

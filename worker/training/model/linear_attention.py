@@ -1,8 +1,8 @@
 """Layers of linear attention (Qwen3.5's gated delta net) that train on packed rows.
 
 Each layer gets a forward of its own; weights, names and LoRA stay as they are. Where flash-linear-attention can be
-imported and the layer is on a GPU, its kernel computes the delta rule, elsewhere `delta_rule.py` does. What generates
-with a cache uses transformers' forward.
+imported and the layer is on a GPU, its kernel computes the delta rule; elsewhere `delta_rule.py` does. Generation with
+a cache uses transformers' forward.
 """
 
 from __future__ import annotations
