@@ -171,7 +171,11 @@ def test_a_row_is_trained_as_its_request_is_served(
 FORMS_OF_NOTHING = ["", " ", "null", " null ", "{}", None, {}, ABSENT]
 
 
-@pytest.mark.parametrize("given_arguments", FORMS_OF_NOTHING, ids=repr)
+@pytest.mark.parametrize(
+    "given_arguments",
+    FORMS_OF_NOTHING,
+    ids=["empty", "space", "null", "null in spaces", "object", "None", "dict", "absent"],
+)
 def test_arguments_of_nothing_are_an_empty_object_in_both(given_arguments: Any) -> None:
     function = {"name": "f0"} | ({} if given_arguments is ABSENT else {"arguments": given_arguments})
     made = {"id": "c", "type": "function", "function": function}
