@@ -12,6 +12,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+from shared.errors import Code, Unavailable
+
+ENTRY_POINT = "mens.commands"
+"""Target of a command of another package, and the group of its entry point, which has the command's name."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommandPlace:
@@ -19,7 +24,7 @@ class CommandPlace:
 
     Attributes:
         name: name on the command line.
-        target: the module below ``cli.commands`` and, after a colon, its function or Typer application.
+        target: the module below ``cli.commands`` and, after a colon, its function or Typer application; or ``ENTRY_POINT``.
         summary: the first paragraph of the command's help, for lists of commands.
         hidden: whether lists leave it out.
         takes_unknown_options: whether options that it does not declare are left to the function.
@@ -35,8 +40,7 @@ class CommandPlace:
 @cache
 def load(place: CommandPlace) -> Any:
     """Return the command itself, as Typer builds it."""
-    module, _, attribute = place.target.partition(":")
-    found = getattr(import_module(f"cli.commands.{module}"), attribute)
+    found = _load_entry_point(place.name) if place.target == ENTRY_POINT else _import(place.target)
     holder = typer.Typer()
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=place.name, hidden=place.hidden)
@@ -44,6 +48,26 @@ def load(place: CommandPlace) -> Any:
         settings = dict.fromkeys(("allow_extra_args", "ignore_unknown_options"), place.takes_unknown_options)
         holder.command(place.name, context_settings=settings, hidden=place.hidden)(found)
     return get_group(holder).commands[place.name]
+
+
+def _import(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(f"cli.commands.{module}"), attribute)
+
+
+def _load_entry_point(name: str) -> Any:
+    from importlib.metadata import distribution
+
+    # Those of Mens alone: reading what every installed package declares takes longer than the command.
+    points = distribution("mens").entry_points.select(group=ENTRY_POINT, name=name)
+    if not points:
+        raise Unavailable(
+            Code.PROGRAM_FAILED,
+            f"The package with the command {name} is not installed here.",
+            remedy="Install Mens again (`make install`).",
+            retryable=False,
+        )
+    return points[name].load()
 
 
 class LazyGroup(TyperGroup):

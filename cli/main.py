@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from cli.client.json_errors import note_json, print_json_error, wants_json
-from cli.lazy_commands import CommandPlace, LazyGroup
+from cli.lazy_commands import ENTRY_POINT, CommandPlace, LazyGroup
 from shared.errors import Code, MensError, Unavailable
 
 # Typer exports this error's kinds only, and its copy of click is private.
@@ -136,7 +136,7 @@ PLACES = (
         "evaluation.scorecards:app",
         "Scorecards: tasks that models answer with code. Code that does not compile is returned with the errors, a few times. A scorecard counts answers that compile, answers that solve the task, and repairs.",
     ),
-    CommandPlace("migrate", "migrate:app", "Migrate from another provider."),
+    CommandPlace("migrate", ENTRY_POINT, "Migrate from another provider."),
     CommandPlace("files", "data.files:app", "Uploaded files: list, show, delete."),
     CommandPlace("storage", "storage:app", "Storage: verify that everything in the database is stored, byte for byte."),
 )

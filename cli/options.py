@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,9 +11,6 @@ import typer
 from shared.contract.sections import AdapterMethod
 from shared.errors import Code, ContractRejected
 
-ExportFolder = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export.")]
-EXPORT = Path("openai-archive")
-"""Default folder of the archive."""
 TemplateArgument = Annotated[
     list[str] | None,
     typer.Option(

@@ -33,6 +33,7 @@ FOLDERS = (
     "docs",
     "examples",
     "locks",
+    "openai_migration",
     "scripts",
     "serving",
     "shared",

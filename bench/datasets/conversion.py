@@ -22,7 +22,7 @@ ROWS, SMOKE_ROWS, IMAGES = 100_000, 2_000, 0.07
 BLOCK_ROWS = 5_000
 MEMORY_LIMIT = 250_000_000
 VARIANTS = ("convert", "report-lenient")
-PRELOADED = ("shared.datasets.report", "cli.migration.conversion.files")
+PRELOADED = ("shared.datasets.report", "openai_migration.conversion.files")
 
 
 def compare_conversion(rounds: int, *, smoke: bool) -> bool:

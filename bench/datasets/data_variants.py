@@ -64,7 +64,7 @@ def report_lenient() -> Variant:
 def convert() -> Variant:
     """Run `mens migrate openai convert`, with its processes."""
     import shared.datasets.fingerprints  # noqa: F401 - before the processes are forked, as the command imports it
-    from cli.migration.conversion.files import FileTask, convert_file
+    from openai_migration.conversion.files import FileTask, convert_file
     from shared.datasets.file_parts import reading_processes
 
     def read(path: Path) -> int:

@@ -47,7 +47,7 @@ def must_run(*command: str | Path, **variables: str) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Mens as a wheel; built from a copy, because setuptools writes into the folder of the source."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in ("api", "worker", "serving", "shared", "cli"):
+    for name in ("api", "worker", "serving", "shared", "cli", "openai_migration"):
         shutil.copytree(ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "source")
@@ -76,6 +76,7 @@ def test_all_commands_but_two_are_there_without_gpu_library_or_server(client: Pa
     assert must_run(client / "python", "-c", LOAD_ALL, HOME=str(tmp_path)) == "['up', 'demo'] []\n"
     assert must_run(client / "mens", "--version", HOME=str(tmp_path)).startswith("mens ")
     assert "migrate" in must_run(client / "mens", "--help", HOME=str(tmp_path))
+    assert "inventory" in must_run(client / "mens", "migrate", "openai", "--help", HOME=str(tmp_path))
 
 
 def test_offline_check_and_the_api_work(client: Path, tmp_path: Path) -> None:

@@ -9,21 +9,23 @@ import sys
 import pytest
 from typer.testing import CliRunner, Result
 
-from cli.lazy_commands import CommandPlace, load
+from cli.lazy_commands import ENTRY_POINT, CommandPlace, load
 from cli.main import PANELS, PLACES, app
+from shared.errors import Code, Unavailable
 
 IMPORTS = """
 import sys
 from typer.testing import CliRunner
 from cli.main import app
 assert CliRunner().invoke(app, ["--help"]).exit_code == 0
-listed = {"pydantic", "httpx"} & sys.modules.keys() or [name for name in sys.modules if name.startswith("cli.commands.")]
+packages = ("cli.commands.", "openai_migration")
+listed = {"pydantic", "httpx"} & sys.modules.keys() or [name for name in sys.modules if name.startswith(packages)]
 assert not listed, listed
 """
 
 
 def test_help_imports_no_command() -> None:
-    """What commands may not import themselves: `test_migrate.py`."""
+    """What commands may not import themselves: `tests/openai_migration/commands/test_app.py`."""
     assert subprocess.run([sys.executable, "-c", IMPORTS], check=False).returncode == 0
 
 
@@ -34,6 +36,13 @@ def test_summary_is_what_the_command_says_of_itself(place: CommandPlace) -> None
     assert (command.name, command.hidden) == (place.name, place.hidden)
     result = CliRunner().invoke(app, [place.name, "--help"])
     assert (result.exit_code, "Usage" in result.output) == (0, True)
+
+
+def test_command_of_another_package_is_found_by_its_entry_point() -> None:
+    assert load(next(place for place in PLACES if place.name == "migrate")).commands.keys() == {"openai"}
+    with pytest.raises(Unavailable) as raised:
+        load(CommandPlace("absent", ENTRY_POINT, "A command whose package is not installed."))
+    assert raised.value.code == Code.PROGRAM_FAILED
 
 
 def test_help_lists_every_command_that_is_not_hidden() -> None:

@@ -19,7 +19,7 @@ from shared import errors
 from shared.errors import Code, MensError
 
 ROOT = Path(__file__).resolve().parents[2]
-TIERS = ("api", "worker", "serving", "shared", "cli")
+TIERS = ("api", "worker", "serving", "shared", "cli", "openai_migration")
 OPERATORS = (errors.Unavailable, errors.ArtifactInvalid, errors.JobFailed, errors.LeaseLost, errors.MensError)
 """Classes whose codes an operator may have to act on; the others say what was wrong with a request."""
 WHO = {

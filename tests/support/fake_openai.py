@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from cli.migration.archive.openai_client import OpenAIClient, ProjectKey
+from openai_migration.archive.openai_client import OpenAIClient, ProjectKey
 
 KEY = "sk-proj-first0123456789abcdefghijklmnop"
 OTHER_KEY = "sk-proj-second0123456789abcdefghijklmno"

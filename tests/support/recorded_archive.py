@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cli.migration.archive.contents import Contents
-from cli.migration.archive.export import export_project
-from cli.migration.archive.folder import Archive
-from cli.migration.prompts import choose_prompts
-from cli.migration.record import Bounds, ModelPlan, Recording, Sampling, questions, record_answers, write_golden
+from openai_migration.archive.contents import Contents
+from openai_migration.archive.export import export_project
+from openai_migration.archive.folder import Archive
+from openai_migration.prompts import choose_prompts
+from openai_migration.record import Bounds, ModelPlan, Recording, Sampling, questions, record_answers, write_golden
 from tests.support.fake_openai import KEY, TUNED, Object, ServedOpenAI, chat_line
 
 PROJECT = "OPENAI_API_KEY"

@@ -10,7 +10,7 @@ from pathlib import Path
 HELPERS = ("cli/client/remedies.py", "cli/client/start_command.py", "shared/replicas.py")
 """Modules that write remedies, or parts of them, for codes that other modules raise."""
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("api", "cli", "serving", "shared", "worker")
+PACKAGES = ("api", "cli", "openai_migration", "serving", "shared", "worker")
 ROW = re.compile(r"^\| `([A-Z0-9_]+)` \| .*? \| (.*?) \|", re.MULTILINE)
 ACTION = re.compile(r"`(mens [^`]+|MENS_[A-Z_]+(?:=[^`]+)?|(?:GET|POST|PUT|DELETE) /[^`]+)`")
 """A command, a setting or a route."""

@@ -1,6 +1,6 @@
 """A tuned model moves from OpenAI, with every quirk of it, to an installation, and its program changes base URL and key alone.
 
-Each command by itself is in `make test`: tests/cli/commands/migration.
+Each command by itself is in `make test`: tests/openai_migration/commands.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.migration.receipts import receipt_file
+from openai_migration.receipts import receipt_file
 from tests.support.fake_openai import (
     KEY,
     OTHER_KEY,

@@ -1,4 +1,0 @@
-"""Leaving OpenAI: everything a key can reach is saved unchanged, used to record answers, and converted.
-
-Start with `archive/export.py`. Every step reads the folder of the one before. Imports `shared`.
-"""

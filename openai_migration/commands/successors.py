@@ -1,0 +1,293 @@
+"""The steps of ``mens migrate openai`` that need an installation: plan, train, switch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from cli.client.connection import Connection, connect, fail, note, saved_connection
+from cli.client.job_progress import follow, poll
+from cli.client.json_errors import note_json
+from cli.output import counted, print_table
+from openai_migration.archive.contents import Contents
+from openai_migration.archive.folder import Archive
+from openai_migration.successors.contracts import ConvertedModel, Unplannable, tuned_models
+from openai_migration.successors.installation import Installation
+from openai_migration.successors.planners import InstallationPlanner, LocalPlanner, Planner
+from openai_migration.successors.plans import Refusal, SuccessorPlan, plan_successors, read_plans, write_plan
+from openai_migration.successors.switching import Switch, aliases_for, prepare, switch
+from openai_migration.successors.training import ENDED_WITHOUT, Training, read_training, record, submit
+from shared.errors import MensError
+from shared.settings import Settings, read_settings
+
+app = typer.Typer()
+switch_app = typer.Typer()
+"""Separate, because `--help` lists steps in the order of their use, and `gate` comes before it."""
+console = Console(stderr=True)
+GIB = 1 << 30
+NO_PROMISE = "A base may be worse than the model it replaces: compare them with `gate`."
+
+ArchiveFolder = Annotated[
+    Path, typer.Argument(exists=True, file_okay=False, help="Folder of an export whose rows are converted.")
+]
+Models = Annotated[
+    list[str],
+    typer.Option("--model", help="Only this tuned model; may be repeated.", default_factory=list, show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", callback=note_json, help="Print the result as JSON.")]
+
+
+@app.command("plan")
+def plan(
+    *,
+    archive: ArchiveFolder = Path("openai-archive"),
+    model: Models,
+    bases: Annotated[
+        str,
+        typer.Option(metavar="NAME,NAME", help="Base to train on; may be repeated. Default: the largest that fits."),
+    ] = "",
+    local: Annotated[bool, typer.Option("--local", help="Plan for this machine instead of the installation.")] = False,
+    vram_gb: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, max=1e6, help="With --local: memory of the training GPU in GiB, if it is in another machine."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be planned; upload and write nothing.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a contract for the successor of each tuned model, with the source of each value and the cost of training.
+
+    Plans on the installation (MENS_API_URL, or `mens up` here), which knows its workers' GPUs, and uploads the converted rows to
+    it. Without an installation it plans with this machine's catalogue. Writes plans/PROJECT/MODEL/BASE.json; you may edit a
+    contract before `train`. Sends nothing to OpenAI.
+    """
+    every = list(tuned_models(Contents(archive)))
+    _check_models(archive, [each.name for each in every], model)
+    found = [each for each in every if not model or each.name in model]
+    wanted = [base.strip() for base in bases.split(",") if base.strip()]
+    if dry_run:
+        for each in found:
+            fate = f"not planned: {each.reason}" if isinstance(each, Unplannable) else f"on {bases or 'every base'}"
+            typer.echo(f"{each.name}: {fate}")
+        return
+    made: list[SuccessorPlan] = []
+    failures = [f"{each.name}: {each.reason}" for each in found if isinstance(each, Unplannable)]
+    with Archive(archive), _planner(archive, vram_gb, local=local or vram_gb is not None) as planner:
+        for each in found:
+            if not isinstance(each, ConvertedModel):
+                continue
+            options = list(plan_successors(archive, each, planner, wanted))
+            fits = sorted(
+                (option for option in options if isinstance(option, SuccessorPlan)),
+                key=lambda option: option.estimate.parameters,
+            )
+            chosen = fits if wanted else fits[-1:]
+            for option in chosen:
+                write_plan(archive, option)
+            made += chosen
+            if not chosen:
+                failures.append(f"{each.name}: no base fits; asked: {planner.place}")
+            if not as_json:
+                refusals = [option for option in options if isinstance(option, Refusal)]
+                _show_plans(each, planner.place, fits, chosen, refusals)
+    if as_json:
+        typer.echo(json.dumps(msgspec.to_builtins(made), indent=2))
+    note(NO_PROMISE)
+    if failures:
+        fail("\n".join(failures))
+    note(f"next: `mens migrate openai train {archive}`")
+
+
+@app.command("train")
+def train(
+    *,
+    archive: ArchiveFolder = Path("openai-archive"),
+    model: Models,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Create a new job for each that failed or was cancelled.")
+    ] = False,
+    watch: Annotated[bool, typer.Option(help="Follow the jobs until they end.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show which jobs would be created; send nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train the planned successors on the installation: upload the rows, and create one job for each plan.
+
+    You can interrupt and repeat it: jobs continue, and are found by the digest of contract and rows. A failed job does not stop
+    the others; the exit code is then 1. Writes train/PROJECT/MODEL/BASE.json. Sends nothing to OpenAI.
+    """
+    plans = read_plans(archive, model)
+    if dry_run:
+        for each in plans:
+            known = read_training(archive, each)
+            same = known is not None and known.plan == each.digest
+            fate = f"has {known.job} ({known.state})" if known and same else f"would be trained on {each.base}"
+            typer.echo(f"{each.model}: {fate}")
+        return
+    done: list[Training] = []
+    failures: list[str] = []
+    with Archive(archive), Installation(connect(), archive) as installation:
+        for each in plans:
+            try:
+                training = submit(archive, installation, each, retry=retry)
+            except MensError as error:
+                failures.append(f"{each.model} on {each.base}: {error}")
+            else:
+                note(f"{each.model}: {training.job} on {each.base} is {training.state}")
+                done.append(training)
+        if watch:
+            done = [_follow(archive, installation, plans, training, quiet=as_json) for training in done]
+    failures += [
+        f"{each.model} on {each.base}: {each.job} {each.state}: {each.error} Fix the cause, then run again with --retry".replace(
+            ":  ", ": "
+        )
+        for each in done
+        if each.state in ENDED_WITHOUT
+    ]
+    if as_json:
+        typer.echo(json.dumps(msgspec.to_builtins(done), indent=2))
+    else:
+        rows = [(each.model, each.base, each.job, each.state, each.adapter) for each in done]
+        print_table(("model", "base", "job", "state", "adapter"), rows)
+    if failures:
+        fail("\n".join(failures))
+    note(
+        f"next: `mens migrate openai {'gate' if watch else 'train'} {archive}`{'' if watch else ', which follows them'}"
+    )
+
+
+@switch_app.command("switch")
+def switch_models(
+    *,
+    archive: ArchiveFolder = Path("openai-archive"),
+    model: Models,
+    alias: Annotated[
+        str, typer.Option(help="With one --model: alias to create. Default: the model's suffix at OpenAI.")
+    ] = "",
+    adapter: Annotated[
+        str, typer.Option(help="With one --model: its successor. Default: the adapter that `gate` compared.")
+    ] = "",
+    override_reason: Annotated[
+        str,
+        typer.Option(
+            metavar="WHY",
+            help="Switch without a passed gate, for this reason; it is recorded in the histories and the report.",
+        ),
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be moved; send nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Replace the tuned models by their successors: create an alias, and map the model's name at OpenAI to it.
+
+    A model whose gate has not passed is not switched without --override-reason. Prints the two settings to change in a
+    program. You can repeat it; `mens aliases rollback` undoes a move. Writes switch/MODEL.json.
+    """
+    known = [each.name for each in tuned_models(Contents(archive))]
+    _check_models(archive, known, model)
+    if (alias or adapter) and len(model) != 1:
+        fail("--alias and --adapter are for one model: name it with --model.")
+    names = aliases_for(known) | ({model[0]: alias} if alias else {})
+    done: list[Switch] = []
+    failures: list[str] = []
+    connection = connect()
+    with Archive(archive), Installation(connection, archive) as installation:
+        for name in model or known:
+            try:
+                move = prepare(archive, name, names[name], adapter=adapter, override_reason=override_reason)
+                if dry_run:
+                    typer.echo(f"{name} → alias {move.alias} → {move.adapter}: {move.reason}")
+                else:
+                    done.append(switch(archive, installation, move, take_alias=bool(alias)))
+            except MensError as error:
+                failures.append(str(error))
+    if as_json:
+        typer.echo(json.dumps(msgspec.to_builtins(done), indent=2))
+    elif done:
+        _show_switches(done, connection)
+    if failures:
+        fail("\n".join(failures))
+
+
+def _check_models(archive: Path, known: Sequence[str], wanted: Sequence[str]) -> None:
+    """End the command if the archive has no tuned model, or not the requested ones."""
+    if not known:
+        fail(f"{archive} has no tuned model. If you have the files of one, import them: `mens migrate openai import`.")
+    if unknown := [name for name in wanted if name not in known]:
+        fail(f"the archive has no tuned model {', '.join(unknown)}; it has {', '.join(known)}")
+
+
+@contextmanager
+def _planner(archive: Path, vram_gb: float | None, *, local: bool) -> Iterator[Planner]:
+    """Yield the installation's planner if an installation is configured, otherwise this machine's."""
+    settings = read_settings(Settings)
+    if local or not (os.environ.get("MENS_API_URL", "").strip() or saved_connection(settings.home)):
+        yield LocalPlanner(settings, int(vram_gb * GIB) if vram_gb else None)
+        return
+    with Installation(connect(), archive) as installation:
+        yield InstallationPlanner(installation)
+
+
+def _follow(
+    archive: Path, installation: Installation, plans: Iterable[SuccessorPlan], training: Training, *, quiet: bool
+) -> Training:
+    """Store a training and return it once its job has ended; ``quiet`` leaves stdout to the result."""
+    if quiet:
+        *_, job = poll(training.job, installation.connection)
+    else:
+        job = follow(training.job, console, installation.connection)
+    plan = next(each for each in plans if (each.digest, each.model) == (training.plan, training.model))
+    return record(archive, installation, plan, job)
+
+
+def _show_plans(
+    model: ConvertedModel,
+    place: str,
+    fits: list[SuccessorPlan],
+    chosen: list[SuccessorPlan],
+    refusals: list[Refusal],
+) -> None:
+    typer.echo(f"{model.name}: {counted(model.rows, 'row')}; planned by {place}")
+    for each in fits:
+        needs = each.estimate
+        budget = f", at most {needs.memory_budget / GIB:.1f} GiB may be used there" if needs.memory_budget else ""
+        time = f"training about {needs.seconds / 60:.0f} min" if needs.seconds else "time not known yet"
+        facts = [
+            f"{needs.parameters / 1e9:.2f}B parameters",
+            f"context {needs.context or '?'}",
+            counted(needs.steps, "step"),
+            f"{needs.tokens or '?'} tokens",
+            f"estimated peak {needs.memory_bytes / GIB:.1f} GiB{budget}",
+            time,
+        ]
+        typer.echo(f"  {each.base}: {', '.join(facts)}{' → planned' if each in chosen else ''}")
+    for refusal in refusals:
+        typer.echo(f"  {refusal.base}: not possible: {refusal.error}")
+    for each in chosen:
+        for source in each.sources:
+            given = "" if source.openai is None else f" (OpenAI: {source.openai})"
+            typer.echo(f"    {source.field} = {_shown(source.value)}{given}: {source.reason}")
+        for warning in each.warnings:
+            typer.echo(f"    warning: {warning}")
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _show_switches(done: list[Switch], connection: Connection) -> None:
+    for each in done:
+        evidence = f"without a passed gate: {each.override_reason}" if each.override_reason else "its gate passed"
+        typer.echo(f"{each.model} → alias {each.alias} → {each.adapter} ({evidence})")
+    typer.echo("Change only these two settings of a program:")
+    typer.echo(f"  OPENAI_BASE_URL={connection.url}/v1")
+    typer.echo("  OPENAI_API_KEY=…    # a key of this installation: mens keys create NAME --role viewer")

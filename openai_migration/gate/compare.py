@@ -1,0 +1,294 @@
+"""Compares a tuned model's recorded answers with its successor's: one gate for each comparable measure. Start reading
+here.
+
+The user's own graders come first, then labels, then similarity. A prompt that the installation refuses scores 0 in every gate
+that it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from openai_migration.archive.contents import Contents
+from openai_migration.archive.folder import now
+from openai_migration.gate.answers import Candidate, NewAnswer, answers_file, body_for, read_answers
+from openai_migration.gate.comparisons import OF_QUALITY, SAME_CALLS, SIMILARITY, Margins, compared, rate, with_unscored
+from openai_migration.gate.imported_graders import (
+    ImportedGrader,
+    check_agreement,
+    import_graders,
+    open_sandbox,
+    questions_of,
+    score,
+    stored_questions,
+)
+from openai_migration.gate.judges import Body, Judges, Unscored, judgements_file
+from openai_migration.gate.measures import ALIKE, PAIRED, SHOWN_ONLY, matches_label, resemblance, same_calls
+from openai_migration.gate.recorded import Answer, RecordedPrompt, answer_of, labels, recorded_prompts
+from openai_migration.receipts import Counts, Gate, GraderCheck, Noise, Receipt
+from openai_migration.record import golden_file
+from shared.errors import ArtifactInvalid, Code, MensError
+from shared.hashing import digest_file, digest_json
+from shared.sandbox.levels import Choice
+from shared.statistics.paired import CONFIDENCE, Status
+
+DEFAULT_MARGINS = Margins()
+MOST_UNSCORED = 0.05
+"""Largest share of a grader's prompts without a score with which its gate may pass."""
+LIBRARIES = ("mens", "rapidfuzz", "nltk", "jsonschema-rs", "regex")
+MORE_EVIDENCE = (
+    "nothing says whether answers are right: the archive has no grader that agrees with OpenAI's scores and no labels, or the tuned model "
+    "itself hardly passes them, and no repeated answers (`record --samples 4`) that similarity could be held against"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A prompt with both answers; ``new`` is None if the installation refused the prompt."""
+
+    prompt: RecordedPrompt
+    new: Answer | None
+
+
+def make_receipt(
+    contents: Contents,
+    project: str,
+    model: str,
+    candidate: Candidate,
+    installation: str,
+    margins: Margins = DEFAULT_MARGINS,
+    sandbox: Choice = "auto",
+    judges: Judges | None = None,
+) -> Receipt:
+    """Compare the recorded answers and make the receipt.
+
+    Args:
+        margins: allowed losses of mean scores.
+        sandbox: the sandbox for the user's code graders.
+        judges: the models that judge, with their answers.
+
+    Raises:
+        ArtifactInvalid: the archive cannot be read, or prompts have no answer yet.
+    """
+    folder = contents.folder
+    prompts = recorded_prompts(folder, project, model)
+    given = _answers(folder, model, prompts, candidate)
+    pairs = _pairs(prompts, given)
+    counts = _counts(given.values())
+    checks: list[GraderCheck] = []
+    gates: list[Gate] = []
+    with open_sandbox(contents, project, sandbox) as opened:
+        for imported in import_graders(contents, project, opened, judges):
+            check = check_agreement(imported)
+            checks.append(check)
+            gates += [] if counts.nothing_measured else _grader_gate(imported, check, pairs, margins)
+    if counts.nothing_measured:
+        verdict, reason = Status.MISSING_EVIDENCE, _nothing_measured(counts)
+    else:
+        gates += _label_gates(labels(contents, project, model), pairs, margins)
+        gates += [_similarity_gate(pairs, margins), *_call_gates(pairs, margins), *_form_gates(pairs, margins)]
+        gates = [margins.shown(gate) for gate in gates]
+        verdict, reason = _verdict(gates)
+    inputs = [golden_file(project, model), answers_file(model), judgements_file(model)]
+    return Receipt(
+        foreign_model=model,
+        project=project,
+        mens_model=candidate.name,
+        adapters=sorted({answer.adapter for answer in given.values() if answer.adapter}),
+        installation=installation,
+        verdict=verdict,
+        reason=reason,
+        margin=margins.margin,
+        margins=dict(margins.by_gate),
+        min_prompts=margins.min_prompts,
+        confidence=CONFIDENCE,
+        counts=counts,
+        gates=gates,
+        graders=checks,
+        noise=_noise(prompts),
+        inputs={path: digest_file(folder / path) for path in inputs if (folder / path).is_file()},
+        versions={name: version(name) for name in LIBRARIES},
+        made_at=now(),
+        judges=dict(judges.served) if judges else {},
+    )
+
+
+def questions_to_judges(
+    contents: Contents, project: str, model: str, candidate: Candidate | None, judges: Judges, sandbox: Choice = "auto"
+) -> list[Body]:
+    """Return the requests for the judge models: recorded and new answers first, then OpenAI's stored ones.
+
+    Args:
+        candidate: None before it has answered: a new answer is then assumed to be as long as the recorded one.
+
+    Raises:
+        ArtifactInvalid: as :func:`make_receipt`.
+    """
+    prompts = recorded_prompts(contents.folder, project, model)
+    pairs = [Pair(prompt, prompt.answer) for prompt in prompts]
+    if candidate:
+        pairs = _pairs(prompts, _answers(contents.folder, model, prompts, candidate))
+    compared: list[Body] = []
+    stored: list[Body] = []
+    with open_sandbox(contents, project, sandbox) as opened:
+        for imported in import_graders(contents, project, opened, judges):
+            for pair in pairs:
+                if item := imported.items.get(pair.prompt.id):
+                    for answer in filter(None, (pair.prompt.answer, pair.new)):
+                        compared += questions_of(imported, item, answer)
+            stored += stored_questions(imported)
+    return compared + stored
+
+
+def _pairs(prompts: Iterable[RecordedPrompt], given: Mapping[str, NewAnswer]) -> list[Pair]:
+    return [Pair(prompt, None if given[prompt.id].code else answer_of(given[prompt.id].response)) for prompt in prompts]
+
+
+def _answers(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candidate: Candidate) -> dict[str, NewAnswer]:
+    known = read_answers(folder, model)
+    found = {prompt.id: known.get(digest_json(body_for(prompt, candidate))) for prompt in prompts}
+    if missing := sum(answer is None for answer in found.values()):
+        message = f"{missing} prompts of {model} have no answer of {candidate.served} yet."
+        raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Run `gate` again, with the installation.")
+    return {prompt: answer for prompt, answer in found.items() if answer}
+
+
+def _grader_gate(imported: ImportedGrader, check: GraderCheck, pairs: list[Pair], margins: Margins) -> list[Gate]:
+    """Return the gate of one of the user's graders; empty if no recorded prompt is an item of its eval."""
+    mine = [pair for pair in pairs if pair.prompt.id in imported.items]
+    if not mine or imported.grader is None:
+        return []
+    why = "" if check.may_block else f"shown only: {check.agreeing} of {check.compared} stored scores agree"
+    old, new, unscored = [], [], 0
+    for pair in mine:
+        item = imported.items[pair.prompt.id]
+        try:
+            scores = score(imported, item, pair.prompt.answer), score(imported, item, pair.new) if pair.new else 0.0
+        except Unscored:
+            unscored += 1
+            continue
+        except MensError as error:
+            return [compared(imported.name, [], [], margins, block=check.may_block, reason=str(error))]
+        old.append(scores[0])
+        new.append(scores[1])
+    found = compared(imported.name, old, new, margins, block=check.may_block, reason=why)
+    return [with_unscored(found, unscored, MOST_UNSCORED) if unscored else found]
+
+
+def _label_gates(known: Mapping[str, Answer], pairs: list[Pair], margins: Margins) -> list[Gate]:
+    old: dict[str, list[float]] = {}
+    new: dict[str, list[float]] = {}
+    for pair in pairs:
+        if label := known.get(pair.prompt.id):
+            for name, value in matches_label(pair.prompt.answer, label).items():
+                old.setdefault(name, []).append(value)
+                new.setdefault(name, []).append(matches_label(pair.new, label)[name] if pair.new else 0.0)
+    return [compared(name, old[name], new[name], margins) for name in sorted(old)]
+
+
+def _similarity_gate(pairs: list[Pair], margins: Margins) -> Gate:
+    """Return the gate on the new answers' similarity to the recorded ones, compared with that of the old model's own
+    further answers.
+    """
+    again = [pair for pair in pairs if pair.prompt.samples]
+    if again:
+        old = [_self_similarity(pair.prompt) for pair in again]
+        return compared(SIMILARITY, old, [_similarity(pair) for pair in again], margins)
+    found = [_similarity(pair) for pair in pairs]
+    mean = sum(found) / len(found) if found else None
+    reason = "shown only: without repeated answers of the old model nothing says how alike is alike enough"
+    return Gate(
+        SIMILARITY,
+        Status.MISSING_EVIDENCE,
+        False,
+        None,
+        mean,
+        None,
+        None,
+        -margins.of(SIMILARITY),
+        len(found),
+        reason=reason,
+    )
+
+
+def _similarity(pair: Pair) -> float:
+    return resemblance(pair.prompt.answer, pair.new) if pair.new else 0.0
+
+
+def _self_similarity(prompt: RecordedPrompt) -> float:
+    return sum(resemblance(prompt.answer, sample) for sample in prompt.samples) / len(prompt.samples)
+
+
+def _call_gates(pairs: list[Pair], margins: Margins) -> list[Gate]:
+    """Compare whether the new model calls the same functions with the same arguments with how often the old one repeats
+    its own calls.
+    """
+    mine = [pair for pair in pairs if pair.prompt.answer.tool_calls]
+    if not mine:
+        return []
+    old = [_own_same_calls(pair.prompt) for pair in mine]
+    new = [same_calls(pair.prompt.answer, pair.new) if pair.new else 0.0 for pair in mine]
+    return [compared(SAME_CALLS, old, new, margins)]
+
+
+def _own_same_calls(prompt: RecordedPrompt) -> float:
+    if not prompt.samples:
+        return 1.0
+    return sum(same_calls(prompt.answer, sample) for sample in prompt.samples) / len(prompt.samples)
+
+
+def _form_gates(pairs: list[Pair], margins: Margins) -> list[Gate]:
+    gates = []
+    for name, measure in PAIRED.items():
+        concerned = [(pair, old) for pair in pairs if (old := measure(pair.prompt, pair.prompt.answer)) is not None]
+        if concerned:
+            new = [(measure(pair.prompt, pair.new) or 0.0) if pair.new else 0.0 for pair, _ in concerned]
+            gates.append(compared(name, [old for _, old in concerned], new, margins))
+    for name, (measure, least) in ALIKE.items():
+        of_old = [pair for pair in pairs if measure(pair.prompt, pair.prompt.answer) is not None]
+        if of_old:
+            found = [(measure(pair.prompt, pair.new) or 0.0) if pair.new else 0.0 for pair in of_old]
+            gates.append(rate(name, int(sum(found)), len(found), least, margins, block=name not in SHOWN_ONLY))
+    return gates
+
+
+def _verdict(gates: list[Gate]) -> tuple[Status, str]:
+    """Return the overall verdict of all gates. If the old model hardly ever scores, even nonsense loses little, so its
+    gates prove nothing.
+    """
+    blocking = [gate for gate in gates if gate.block]
+    for status in (Status.FAILED, Status.MISSING_EVIDENCE):
+        if found := [gate.name for gate in blocking if gate.status is status]:
+            return status, f"{', '.join(found)}: {'failed' if status is Status.FAILED else 'too few prompts to tell'}"
+    of_quality = [gate for gate in blocking if gate.name.startswith(OF_QUALITY)]
+    if not any(gate.decisive for gate in of_quality):
+        return Status.MISSING_EVIDENCE, MORE_EVIDENCE
+    return Status.PASSED, ""
+
+
+def _counts(answers: Iterable[NewAnswer]) -> Counts:
+    codes: Counter[str] = Counter()
+    reasons: dict[str, str] = {}
+    answered = unbounded = 0
+    for answer in answers:
+        if answer.code:
+            codes[answer.code] += 1
+            reasons.setdefault(answer.code, answer.reason)
+        else:
+            answered += 1
+            unbounded += answer.unbounded
+    return Counts(answered + codes.total(), answered, dict(codes), reasons, unbounded)
+
+
+def _nothing_measured(counts: Counts) -> str:
+    why = "; ".join(f"{count} {code}: {counts.reasons[code]}" for code, count in counts.refused.items())
+    return f"nothing was measured: the installation refused every prompt: {why}"
+
+
+def _noise(prompts: Iterable[RecordedPrompt]) -> Noise:
+    found = [_self_similarity(prompt) for prompt in prompts if prompt.samples]
+    return Noise(len(found), sum(found) / len(found) if found else None)

@@ -1,0 +1,107 @@
+"""One comparison of a gate: scores of both models against the allowed loss, and which gates with few prompts are only
+shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import count
+
+import msgspec
+
+from openai_migration.receipts import Gate
+from shared.statistics.exact import wilson_interval
+from shared.statistics.paired import CONFIDENCE, Status, compare
+
+DEFAULT_MARGIN = 0.03
+SIMILARITY = "similarity"
+SAME_CALLS = "same_calls"
+OF_QUALITY = ("eval:", "label:", SIMILARITY, SAME_CALLS)
+"""Prefixes of the gates that measure whether an answer is right; the others measure whether it has the right form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """Losses that a gate allows.
+
+    Attributes:
+        margin: allowed loss of a mean score.
+        by_gate: the same for gates whose names match a pattern such as ``eval:*``; the first match counts.
+        min_prompts: a gate with fewer prompts is shown, and does not count for the verdict.
+    """
+
+    margin: float = DEFAULT_MARGIN
+    by_gate: Mapping[str, float] = field(default_factory=dict)
+    min_prompts: int = 0
+
+    def of(self, gate: str) -> float:
+        """Return the allowed loss of a gate's mean score."""
+        return next((margin for pattern, margin in self.by_gate.items() if fnmatchcase(gate, pattern)), self.margin)
+
+    def shown(self, gate: Gate) -> Gate:
+        """Return a gate as it counts: one with too few prompts does not block."""
+        if not gate.block or gate.items + gate.unscored >= self.min_prompts:
+            return gate
+        why = f"shown only: fewer prompts than --min-prompts {self.min_prompts}"
+        return msgspec.structs.replace(gate, block=False, reason="; ".join(filter(None, (why, gate.reason))))
+
+
+def compared(
+    name: str, old: list[float], new: list[float], margins: Margins, *, block: bool = True, reason: str = ""
+) -> Gate:
+    """Return a gate on scores from 0 to 1, pair by pair: passed if the mean is shown to lose at most the margin."""
+    margin = margins.of(name)
+    found = compare(old, new, margin, CONFIDENCE)
+    return Gate(
+        name=name,
+        status=found.status,
+        block=block,
+        old=found.old,
+        new=found.new,
+        value=found.difference,
+        interval=found.interval,
+        bound=-margin,
+        items=found.items,
+        items_needed=found.items_needed,
+        smallest_visible=found.smallest_visible,
+        p_value=found.p_value,
+        reason="; ".join(filter(None, (reason, found.reason))),
+        decisive=name.startswith(OF_QUALITY)
+        and compare(old, [0.0] * len(old), margin, CONFIDENCE).status is Status.FAILED,
+    )
+
+
+def rate(name: str, like: int, items: int, least: float, margins: Margins, *, block: bool) -> Gate:
+    """Return a gate on the share of answers that are like the recorded ones; its interval is Wilson's.
+
+    Args:
+        least: the required share; a larger margin lowers it.
+    """
+    bound = min(least, 1 - margins.of(name))
+    value, sides = like / items, 2 * CONFIDENCE - 1
+    interval = wilson_interval(like, items, sides)
+    status, needed, reason = Status.PASSED, None, ""
+    if interval[0] < bound:
+        status, reason = Status.FAILED, f"{like} of {items} are similar to the recorded answers"
+        if value >= bound:
+            status, reason = Status.MISSING_EVIDENCE, f"{items} prompts are too few to prove a share of {bound:g}"
+            if like == items:
+                needed = next(n for n in count(items) if wilson_interval(n, n, sides)[0] >= bound)
+    return Gate(name, status, block, None, value, value, interval, bound, items, items_needed=needed, reason=reason)
+
+
+def with_unscored(gate: Gate, unscored: int, most: float) -> Gate:
+    """Return a gate with prompts that no judge scored. The rest may be the easier ones, so if many are unscored it is
+    not passed.
+
+    Args:
+        most: largest share that may be without a score.
+    """
+    share = unscored / (unscored + gate.items)
+    status = Status.MISSING_EVIDENCE if gate.passed and share > most else gate.status
+    reason = "; ".join(
+        filter(None, (f"the judge returned no score for {unscored} of {unscored + gate.items}", gate.reason))
+    )
+    return msgspec.structs.replace(gate, unscored=unscored, status=status, reason=reason)

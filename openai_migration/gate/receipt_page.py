@@ -1,0 +1,76 @@
+"""A comparison's receipt on a terminal: the measurements, their basis, and the next step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from cli.client.connection import note
+from cli.output import print_table
+from openai_migration.receipts import LARGE_MARGIN, Gate, Receipt, receipt_file
+from shared.statistics.paired import Status
+
+
+def print_receipt(archive: Path, receipt: Receipt) -> None:
+    """Print a receipt that was written into an archive."""
+    counts = receipt.counts
+    typer.echo(f"{receipt.foreign_model} → {receipt.mens_model}: {receipt.verdict}{_because(receipt.reason)}")
+    refused = ", ".join(f"{count} {code}" for code, count in counts.refused.items())
+    typer.echo(f"  {counts.answered} of {counts.recorded} recorded prompts were answered{_because(refused)}")
+    if not counts.nothing_measured:
+        for code, reason in counts.reasons.items():
+            typer.echo(f"    {code}, as of the first: {reason}")
+    if counts.unbounded:
+        typer.echo(f"  {counts.unbounded} without the recorded token limit, which exceeds the model's context")
+    for check in receipt.graders:
+        unscored = f", {check.unscored} unscored" if check.unscored else ""
+        why = check.refused or ("agrees" if check.may_block else "may not block")
+        typer.echo(
+            f"  {check.name}: {check.agreeing} of {check.compared} of OpenAI's stored scores agree{unscored}: {why}"
+        )
+        for difference in check.differences:
+            typer.echo(f"    {difference['item']}: {difference['stored']} at OpenAI, {difference['here']} here")
+    columns = ("gate", "status", "old", "new", "value", "interval", "bound", "prompts", "needed", "visible", "why")
+    if receipt.gates:
+        print_table(columns, [_row(each) for each in receipt.gates], header=True)
+    if advice := _advice(receipt):
+        note(advice)
+    note(f"written to {archive / receipt_file(receipt.foreign_model)}")
+
+
+def _advice(receipt: Receipt) -> str:
+    """Return the next step, or a limitation of the verdict."""
+    if receipt.counts.nothing_measured:
+        return "fix the causes of the refusals, on the installation or with another --candidate, and run `gate` again"
+    if receipt.verdict is Status.MISSING_EVIDENCE:
+        return (
+            "to decide it, record more prompts, or allow a larger loss with --margin, of one gate alone with --margin GATE=LOSS; --min-prompts "
+            "leaves out gates of few prompts; each gate says what it lacks"
+        )
+    if receipt.verdict is Status.FAILED:
+        return "to train it better: `plan --bases` with a larger base, or more epochs in plans/; then `train` and `gate` again"
+    if receipt.largest_margin > LARGE_MARGIN:
+        return (
+            f"a margin of {receipt.largest_margin:g} proves little: the gate passes even if each score loses this much"
+        )
+    return ""
+
+
+def _row(found: Gate) -> tuple[str, ...]:
+    # Without an old score it is a share, not a difference.
+    form = "+.3f" if found.old is not None else ".3f"
+    interval = " … ".join(format(end, form) for end in found.interval or ())
+    state = str(found.status) if found.block else f"({found.status})"
+    needed = "" if found.items_needed is None else str(found.items_needed)
+    numbers = [_number(value) for value in (found.old, found.new, found.value)]
+    bound, visible = _number(found.bound), _number(found.smallest_visible)
+    return (found.name, state, *numbers, interval, bound, str(found.items), needed, visible, found.reason)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""

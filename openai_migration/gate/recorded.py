@@ -1,0 +1,157 @@
+"""Recorded answers, and the archive's further facts on their prompts: the label of a validation row, the item of an
+eval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from openai_migration.archive.contents import Contents
+from openai_migration.golden import check_kept, decode_line
+from openai_migration.prompts import model_of, to_request
+from openai_migration.record import GOLDEN, GREEDY, golden_file
+from shared.hashing import digest_json
+
+DEFAULT_ANSWER_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A model's answer.
+
+    Attributes:
+        text: its content; empty for an answer that only calls tools.
+        finish_reason: OpenAI's name for it; empty if it was not given.
+    """
+
+    text: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str = ""
+
+    @property
+    def spoken(self) -> str:
+        """The answer as one string: its content, or its tool calls as JSON."""
+        return self.text or (msgspec.json.encode(_functions(self.tool_calls)).decode() if self.tool_calls else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPrompt:
+    """A prompt, and the answers of the tuned model and its base.
+
+    Attributes:
+        request: the sent request, without model and sampling.
+        sampling: how the first answer was sampled.
+        samples: further answers of the tuned model, at production temperature.
+        control: the base's answer; None if it got no request.
+    """
+
+    id: str
+    source: str
+    request: dict[str, Any]
+    sampling: dict[str, Any]
+    answer: Answer
+    samples: list[Answer]
+    control: Answer | None
+
+
+def answer_of(completion: dict[str, Any]) -> Answer:
+    """Return the answer in a chat completion; an empty one for other bodies. A legacy function call becomes one tool
+    call.
+    """
+    choices = completion.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    given = choice.get("message")
+    message: dict[str, Any] = given if isinstance(given, dict) else {}
+    text = message.get("content")
+    return Answer(text if isinstance(text, str) else "", calls_of(message), str(choice.get("finish_reason") or ""))
+
+
+def calls_of(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the tool calls of a message, including those of the format before tools."""
+    if isinstance(message.get("tool_calls"), list):
+        return [call for call in message["tool_calls"] if isinstance(call, dict)]
+    legacy = message.get("function_call")
+    return [{"type": "function", "function": legacy}] if isinstance(legacy, dict) else []
+
+
+def _functions(calls: list[dict[str, Any]]) -> list[Any]:
+    """Return names and arguments of calls; their ids are generated for every answer."""
+    return [call.get("function") for call in calls]
+
+
+def recorded_models(folder: Path) -> dict[str, str]:
+    """Return tuned models with recorded answers, and the project of each."""
+    found = {}
+    for path in sorted((folder / GOLDEN).glob("*/*.jsonl")):
+        if lines := path.read_bytes().splitlines():
+            found[decode_line(path, 1, lines[0]).model] = unquote(path.parent.name)
+    return found
+
+
+def recorded_prompts(folder: Path, project: str, model: str) -> list[RecordedPrompt]:
+    """Return the prompts that the tuned model answered.
+
+    Raises:
+        ArtifactInvalid: a line cannot be read, is not a recorded prompt, or has an answer that differs from the kept
+            one.
+    """
+    path = folder / golden_file(project, model)
+    found = []
+    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
+        line = decode_line(path, number, text)
+        mine = sorted((each for each in line.answers if each.model == model), key=lambda each: each.sample)
+        if not mine or mine[0].sample != 0:
+            continue
+        control = [each for each in line.answers if each.model != model and each.sample == 0]
+        for each in (*mine, *control):
+            check_kept(folder, f"{path}, line {number}", each)
+        found.append(
+            RecordedPrompt(
+                id=line.id,
+                source=line.source,
+                request=line.request,
+                sampling=mine[0].sampling or {**GREEDY, "max_completion_tokens": DEFAULT_ANSWER_TOKENS},
+                answer=answer_of(mine[0].response),
+                samples=[answer_of(each.response) for each in mine[1:]],
+                control=answer_of(control[0].response) if control else None,
+            )
+        )
+    return found
+
+
+def labels(contents: Contents, project: str, model: str) -> dict[str, Answer]:
+    """Return the answers that the rows of the model's validation files teach, by the prompt's id."""
+    found: dict[str, Answer] = {}
+    for job in contents.jobs(project):
+        path = contents.file(project, str(job.get("validation_file")))
+        if path and job.get("fine_tuned_model") == model_of(model):
+            found.update(_labels_of(path))
+    return found
+
+
+def _labels_of(path: Path) -> Iterator[tuple[str, Answer]]:
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                row = msgspec.json.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if isinstance(row, dict) and (request := to_request(row)) and (label := _label(row)):
+                yield digest_json(request), label
+
+
+def _label(row: dict[str, Any]) -> Answer | None:
+    if isinstance(row.get("completion"), str):
+        return Answer(row["completion"])
+    messages = row.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, dict) or last.get("role") != "assistant":
+        return None
+    label = answer_of({"choices": [{"message": last}]})
+    return label if label.spoken else None

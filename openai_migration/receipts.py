@@ -1,0 +1,195 @@
+"""The receipt of a gate: whether a new model may replace a tuned model, by which evidence, and on which inputs.
+
+``gate/MODEL.json`` of an archive. ``gate`` writes it, ``switch`` reads it before it moves a name, ``report``
+shows it. The shape is documented in docs/migration.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from openai_migration.archive.folder import make_private, safe_name, write_json
+from shared.errors import ArtifactInvalid, Code
+from shared.statistics.paired import Status
+
+GATE = "gate"
+LARGE_MARGIN = 0.1
+"""A loss above this is more than a reader expects from the word passed."""
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """One measure in which the new model must not be worse.
+
+    Attributes:
+        name: the measure, e.g. ``similarity``, ``json_valid``, ``eval:Tone/exact``.
+        block: whether it counts for the verdict; otherwise it is only shown.
+        old: mean over the recorded answers.
+        new: mean over the new model's answers to the same prompts.
+        value: the value compared with ``bound``: ``new - old``, or a rate. None without any pair.
+        interval: confidence interval of ``value``.
+        bound: ``value`` passes when the interval's lower end is not below it.
+        items: prompts that were compared.
+        items_needed: number of prompts that would decide, if these are too few.
+        smallest_visible: the smallest loss that this many prompts detect four times out of five.
+        p_value: two-sided p-value of the old and the new model being alike.
+        reason: why it is not passed, or a note for the reader.
+        unscored: prompts that are left out because a judge model gave no score.
+        decisive: whether a model that always scores 0 would fail it. A gate that nonsense passes proves nothing.
+    """
+
+    name: str
+    status: Status
+    block: bool
+    old: float | None
+    new: float | None
+    value: float | None
+    interval: tuple[float, float] | None
+    bound: float
+    items: int
+    items_needed: int | None = None
+    smallest_visible: float | None = None
+    p_value: float | None = None
+    reason: str = ""
+    decisive: bool = False
+    unscored: int = 0
+
+    @property
+    def passed(self) -> bool:
+        return self.status is Status.PASSED
+
+
+class GraderCheck(msgspec.Struct, frozen=True):
+    """Comparison of one of OpenAI's graders here with its scores at OpenAI, on OpenAI's own stored answers.
+
+    Attributes:
+        name: name of the gate.
+        compared: stored answers that were graded again.
+        agreeing: number of them with the stored score.
+        may_block: whether these are enough for its gate to count for the verdict.
+        differences: the first answers with another score: {item, stored, here}.
+        refused: why it cannot be run here; empty if it can.
+        unscored: stored answers that the judge model gave no score; they are not among ``compared``.
+    """
+
+    name: str
+    compared: int
+    agreeing: int
+    may_block: bool
+    differences: list[dict[str, str | float]] = []
+    refused: str = ""
+    unscored: int = 0
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Numbers of prompts by their outcome.
+
+    Attributes:
+        recorded: prompts with an answer of the old model.
+        answered: prompts with an answer of the new model too.
+        refused: prompts that the installation refused; its codes with their counts.
+        reasons: the first message of each of these codes.
+        unbounded: answered prompts that were requested without the recorded bound on tokens, because it exceeds the new
+            model's context.
+    """
+
+    recorded: int
+    answered: int
+    refused: dict[str, int]
+    reasons: dict[str, str] = {}
+    unbounded: int = 0
+
+    @property
+    def nothing_measured(self) -> bool:
+        """Return true if every prompt was refused, so that the new model's answers are unknown."""
+        return not self.answered and bool(self.refused)
+
+
+class Noise(msgspec.Struct, frozen=True):
+    """How far the old model's answers to one prompt differ: no successor can be better than that.
+
+    Attributes:
+        prompts: prompts that were answered more than once.
+        similarity: mean of the later answers with the first, as the gate ``similarity`` measures it; None without any.
+    """
+
+    prompts: int
+    similarity: float | None
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """``gate/MODEL.json``.
+
+    Attributes:
+        foreign_model: the tuned model's name at OpenAI.
+        mens_model: the adapter, alias or base that answered, by the given name.
+        adapters: immutable ids of the adapters that answered, as the installation reports; empty for a base.
+        installation: address of the API.
+        verdict: ``passed`` if at least one blocking gate exists and all have passed.
+        reason: why it is not ``passed``.
+        margin: allowed loss of a mean score.
+        margins: the same for gates whose names match a pattern, by pattern.
+        min_prompts: a gate with fewer prompts is only shown.
+        confidence: confidence of each interval's lower end.
+        inputs: SHA-256 of the files that it rests on, by their path in the archive.
+        versions: versions of Mens and of the libraries that score.
+        made_at: time in UTC.
+        judges: the model that judged, by the name in the graders.
+    """
+
+    foreign_model: str
+    project: str
+    mens_model: str
+    adapters: list[str]
+    installation: str
+    verdict: Status
+    reason: str
+    margin: float
+    confidence: float
+    counts: Counts
+    gates: list[Gate]
+    graders: list[GraderCheck]
+    noise: Noise
+    inputs: dict[str, str]
+    versions: dict[str, str]
+    made_at: str
+    judges: dict[str, str] = {}
+    margins: dict[str, float] = {}
+    min_prompts: int = 0
+    format: Literal["mens-migration-gate/1"] = "mens-migration-gate/1"
+
+    @property
+    def largest_margin(self) -> float:
+        """The largest loss that any gate allows."""
+        return max(self.margin, *self.margins.values()) if self.margins else self.margin
+
+
+def receipt_file(model: str) -> str:
+    """Return the path of a tuned model's receipt in the archive."""
+    return f"{GATE}/{safe_name(model)}.json"
+
+
+def write_receipt(folder: Path, receipt: Receipt) -> Path:
+    """Write a receipt, replacing an earlier one; return its path."""
+    path = folder / receipt_file(receipt.foreign_model)
+    make_private(path.parent, folder)
+    write_json(path, receipt)
+    return path
+
+
+def read_receipt(folder: Path, model: str) -> Receipt | None:
+    """Read the receipt of a tuned model; return None if no gate was run.
+
+    Raises:
+        ArtifactInvalid: it cannot be read.
+    """
+    path = folder / receipt_file(model)
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Receipt)
+    except msgspec.DecodeError as error:
+        message = f"The receipt {path} cannot be read: {error}."
+        raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Run `mens migrate openai gate` again.") from None
