@@ -129,7 +129,7 @@ PLACES = (
     CommandPlace(
         "eval",
         "evaluation.evals:app",
-        "Evaluations: is a model good enough, and not worse than another? Your own rows and graders, benchmark suites, promptfoo.",
+        "Evaluations: is a model good enough, and not worse than another? Your own rows and graders, benchmark suites.",
     ),
     CommandPlace(
         "scorecard",

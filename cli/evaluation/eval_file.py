@@ -52,13 +52,6 @@ class EvalFile:
         required = [key for key in keys if all(key in item for item in self.items)]
         return {"type": "object", "properties": {key: {} for key in keys}, "required": required}
 
-    def as_document(self) -> dict[str, Any]:
-        """Return the form that is written into a file."""
-        document: dict[str, Any] = {"name": self.name, "testing_criteria": list(self.criteria)}
-        document |= {"input_messages": dict(self.input_messages)}
-        document |= {"sampling_params": dict(self.sampling)} if self.sampling else {}
-        return document | {"items": list(self.items)}
-
 
 def read(path: Path) -> EvalFile:
     """Read an eval file (``.yaml``, ``.yml``, ``.json``), or, under any other name, a file of rows.
@@ -68,7 +61,7 @@ def read(path: Path) -> EvalFile:
     """
     if path.suffix.lower() not in (".yaml", ".yml", ".json"):
         return EvalFile(path.stem, read_rows(path))
-    document = read_document(path)
+    document = _read_document(path)
     if unknown := [key for key in document if key not in KEYS]:
         raise _invalid(f"{path} has the unknown key {unknown[0]!r}; an eval file has {', '.join(KEYS)}.", unknown[0])
     try:
@@ -88,7 +81,7 @@ def read(path: Path) -> EvalFile:
     )
 
 
-def read_document(path: Path) -> dict[str, Any]:
+def _read_document(path: Path) -> dict[str, Any]:
     """Read a YAML or JSON file that contains an object.
 
     Raises:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from cli.client.connection import call, connect, fail, find, find_pages
-from cli.client.id_prefixes import EVAL_RUNS, EVALS, resolve_job_id
+from cli.client.id_prefixes import EVAL_RUNS, resolve_job_id
 from cli.evaluation.eval_file import EvalFile
 from shared.errors import MensError
 from shared.hashing import digest_json
@@ -126,11 +126,6 @@ def second_model(run: Mapping[str, Any]) -> str | None:
     """Return the model that the run's model is compared with; None without a comparison."""
     models = run["mens"]["models"]
     return str(models[1]["name"]) if len(models) > 1 else None
-
-
-def find_eval(eval_id: str) -> dict[str, Any]:
-    """Return an eval by its id, or by a part of it."""
-    return dict(call("GET", f"/v1/evals/{_part(EVALS.resolve(eval_id))}"))
 
 
 def evals() -> Iterator[dict[str, Any]]:

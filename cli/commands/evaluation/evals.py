@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from cli.commands.evaluation import exchange, runs, suites
+from cli.commands.evaluation import export, runs, suites
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Evaluations: is a model good enough, and not worse than another? Your own rows and graders, benchmark suites, promptfoo.\n\n"
+    help="Evaluations: is a model good enough, and not worse than another? Your own rows and graders, benchmark suites.\n\n"
     'Start with `mens eval run FILE --model NAME`; a line of FILE is {"messages": […], "expected": "…"}.',
 )
 app.command("run")(runs.run)
 app.command("show")(runs.show)
 app.command("list")(runs.list_runs)
 app.command("compare")(runs.compare)
-app.command("export")(exchange.export)
+app.command("export")(export.export)
 app.command("cancel")(runs.cancel)
-app.command("import")(exchange.import_promptfoo)
 app.add_typer(suites.app, name="suites")

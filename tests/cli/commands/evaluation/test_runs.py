@@ -201,16 +201,6 @@ def test_items_are_exported(evaluating: Evaluating, tmp_path: Path) -> None:
     assert json.loads(rows[30]["item"])["expected"] == "60"
 
 
-def test_run_becomes_promptfoos_configuration(evaluating: Evaluating) -> None:
-    run_id = evaluating.finished("--model", "demo@1", "--check", "exact", "--check", "fuzzy_match=0.5", "--limit", "2")
-    result = evaluating.installation.invoke("eval", "export", run_id, "--promptfoo")
-    document = yaml.safe_load(result.stdout)
-    assert [provider["id"] for provider in document["providers"]] == ["openai:chat:demo@1"]
-    assert document["defaultTest"]["assert"] == [{"type": "equals", "value": "{{ item.expected }}"}]
-    assert [test["vars"]["item"]["expected"] for test in document["tests"]] == ["0", "2"]
-    assert "not included: fuzzy_match" in result.stderr
-
-
 def test_eval_file_has_all_that_a_run_needs(evaluating: Evaluating, tmp_path: Path) -> None:
     file = tmp_path / "sums.yaml"
     grader = {"type": "string_check", "name": "right", "input": "{{ sample.output_text }}", "operation": "eq"}
