@@ -73,10 +73,13 @@ def _load_entry_point(name: str) -> Any:
 class LazyGroup(TyperGroup):
     """A group that knows its commands only by name and summary until one is called, or completed. Its help lists them in
     panels, in the order of these.
+
+    An alias is replaced by the words that it stands for, so its help, its completion and its errors are those of the command.
     """
 
     places: ClassVar[tuple[CommandPlace, ...]] = ()
     panels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    aliases: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -88,7 +91,8 @@ class LazyGroup(TyperGroup):
             )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
+        words = [*self.aliases.get(args[0], args[:1]), *args[1:]]
+        name, command, rest = super().resolve_command(ctx, words)
         return name, load(self._place(name)) if command else None, rest
 
     def _place(self, name: str | None) -> CommandPlace:

@@ -44,17 +44,6 @@ PLACES = (
         "Chat with a model: one message, or a conversation without one; --with compares two models.",
     ),
     CommandPlace(
-        "merge",
-        "jobs:merge",
-        "Merge an adapter into its base: a complete model folder in storage, verified against base + adapter.",
-    ),
-    CommandPlace(
-        "alias",
-        "aliases:set_alias",
-        "Point an alias to one adapter. If that hides an alias of `shared` from the tenant, a note is printed.",
-        hidden=True,
-    ),
-    CommandPlace(
         "usage",
         "tenants.usage:usage",
         "Show requests and tokens by day, key and model: the tenant's with an admin's key, else the key's own.",
@@ -64,16 +53,10 @@ PLACES = (
         "replicas:replicas",
         "Show the serving replicas: base model, state, requests in flight, and last error with its age. For an admin of `shared`.",
     ),
-    CommandPlace("probe", "status:probe", "Show the workers' machines: the GPUs and memory that jobs are planned for."),
     CommandPlace(
         "status",
         "status:status",
         "Show the number of workers and the newest jobs with their progress. `mens jobs show ID` shows one job.",
-    ),
-    CommandPlace(
-        "watch-telemetry",
-        "status:watch_telemetry",
-        "Print every event of a job, steps included, until the job ends. `mens jobs watch` shows a progress bar instead.",
     ),
     CommandPlace(
         "retention",
@@ -145,11 +128,10 @@ PLACES = (
 PANELS = {
     "Start": ("up", "demo", "train", "chat", "status"),
     "Data": ("data", "plan", "files"),
-    "Jobs and models": ("jobs", "watch-telemetry", "models", "base", "adapter", "merge", "aliases", "names", "migrate"),
+    "Jobs and models": ("jobs", "models", "base", "adapter", "aliases", "names", "migrate"),
     "Prove": ("eval", "scorecard", "policies", "receipts"),
     "Run the installation": (
         "replicas",
-        "probe",
         "storage",
         "retention",
         "keys",
@@ -162,12 +144,21 @@ PANELS = {
 }
 """Panels of `mens --help`, and the commands of each, in their order."""
 
+ALIASES = {
+    "alias": ("aliases", "set"),
+    "merge": ("jobs", "merge"),
+    "probe": ("status", "--workers"),
+    "watch-telemetry": ("jobs", "watch", "--events"),
+}
+"""Verbs of the original system, and the words that each stands for; lists leave them out."""
+
 
 class Commands(LazyGroup):
     """All commands; with ``--json``, errors in a call are JSON on stdout too."""
 
     places = PLACES
     panels = PANELS
+    aliases = ALIASES
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         note_json("--json" in itertools.takewhile("--".__ne__, args))

@@ -15,7 +15,7 @@ from api.routes.jobs import CreateFinetune
 from api.settings import ApiSettings
 from cli.commands.bases import TINY_LEARNING_RATE
 from cli.lazy_commands import load
-from cli.main import PLACES
+from cli.main import ALIASES, PLACES
 from serving.settings import ServingSettings
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.field_names import flat_names
@@ -137,6 +137,7 @@ def commands_in(text: str) -> Iterator[str]:
 def unknown_parts(command: str) -> list[str]:
     """The words of a command that `mens` does not know: its name, or options of it."""
     name, *words = command.split()
+    name, *words = *ALIASES.get(name, (name,)), *words
     place = next((place for place in PLACES if place.name == name), None)
     if place is None:
         return [name]

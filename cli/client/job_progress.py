@@ -50,6 +50,16 @@ def follow(job_id: str, console: Console, connection: Connection | None = None) 
     return job
 
 
+def print_events(job_id: str, console: Console, connection: Connection | None = None) -> dict[str, Any]:
+    """Print every event of a job, steps included, until it has finished; return the finished job."""
+    job: dict[str, Any] = {}
+    for job in poll(job_id, connection or connect()):
+        for event in job["events"]:
+            line = f"{event['created_at'][11:19]}  {event['message']}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return job
+
+
 def poll(job_id: str, connection: Connection) -> Iterator[dict[str, Any]]:
     """Yield the job's versions until it has finished or is paused, each with its new events. An unchanged job costs a
     304. Wait for an API that restarts, or has lost its database; end the command if that takes too long.

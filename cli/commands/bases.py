@@ -179,7 +179,7 @@ def dequantize_command(
 
 @app.command("from-merge")
 def from_merge_command(
-    digest: Annotated[str, typer.Argument(help="Digest of the merged model, as printed by `mens merge`.")],
+    digest: Annotated[str, typer.Argument(help="Digest of the merged model, as printed by `mens jobs merge`.")],
     as_name: Annotated[str | None, typer.Option("--as", help="Name in the catalogue. Default: ADAPTER-merged.")] = None,
 ) -> None:
     """Add a merged model to the catalogue as a base to serve and tune: a verified copy that retention does not delete.

@@ -26,7 +26,7 @@ REPLACED = {
     "context_filter": "Set data.context_filter in a contract file and pass it with --contract.",
     "process_priority": "Start the worker with `nice`, or set MENS_TRAINER_THREADS.",
     "background": "Use --no-watch: the job runs on a worker in any case.",
-    "log_dir": "Follow the job with `mens watch-telemetry ID`; the trainer's log is in its run folder.",
+    "log_dir": "Follow the job with `mens jobs watch ID --events`; the trainer's log is in its run folder.",
     "cloud": "Run workers where the GPUs are; deploy/helm has the chart.",
     "max_budget": "Leave it out: Mens rents no machines.",
     "train_data_hf": "Download the data set first and pass the file.",

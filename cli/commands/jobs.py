@@ -16,7 +16,7 @@ from cli.client.completion import complete_adapter, complete_alias, complete_bas
 from cli.client.connection import call, fail, fail_with, fail_with_response, find, find_all, note, send
 from cli.client.gate_outcome import ALIAS_NOT_MOVED, describe_gates, is_of_gates, keeps_alias
 from cli.client.id_prefixes import resolve_adapter_id, resolve_job_id
-from cli.client.job_progress import FINAL, describe_progress, describe_stage, follow
+from cli.client.job_progress import FINAL, describe_progress, describe_stage, follow, print_events
 from cli.client.job_table import COLUMNS, SPARE_COLUMNS, describe_origin, job_rows
 from cli.client.json_errors import Json, note_json
 from cli.client.parents import find_manifest
@@ -297,14 +297,20 @@ def show(
 
 
 @app.command("watch")
-def watch_job(job_id: JobId, as_json: JobJson = False) -> None:
+def watch_job(
+    job_id: JobId,
+    events: Annotated[
+        bool, typer.Option("--events", help="Print every event, steps included, in place of a progress bar.")
+    ] = False,
+    as_json: JobJson = False,
+) -> None:
     """Follow a job until it ends. The exit code is 1 unless the job succeeds, and 3 if it succeeds but its alias was not moved.
 
     Ctrl-C ends the command with exit code 130; the job continues.
     """
     job_id = resolve_job_id(job_id)
     try:
-        job = follow(job_id, errors if as_json else console)
+        job = (print_events if events else follow)(job_id, errors if as_json else console)
     except KeyboardInterrupt:
         note(f"the job continues; follow it: `mens jobs watch {job_id}`; cancel it: `mens jobs cancel {job_id}`")
         raise typer.Exit(INTERRUPTED) from None

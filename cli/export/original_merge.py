@@ -15,7 +15,7 @@ from shared.errors import Code, JobFailed, MensError
 PROJECT = Path(__file__).resolve().parents[2]
 NOTES = (
     "Only the tensors that the adapter changes, in float32: a server cannot load this file. Replace the base's tensors of the same"
-    " names by them, or merge with `mens merge ADAPTER`, which writes a complete model."
+    " names by them, or merge with `mens jobs merge ADAPTER`, which writes a complete model."
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cli.lazy_commands import ENTRY_POINT, CommandPlace, load
-from cli.main import PANELS, PLACES, app
+from cli.main import ALIASES, PANELS, PLACES, app
 from shared.errors import Code, Unavailable
 
 IMPORTS = """
@@ -58,6 +58,13 @@ def test_help_has_each_command_in_one_of_five_panels() -> None:
     assert len(PANELS) == 5
     listed = [name for names in PANELS.values() for name in names]
     assert sorted(listed) == sorted(place.name for place in PLACES if not place.hidden)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_alias_is_the_command_that_it_stands_for_and_is_not_listed(alias: str) -> None:
+    commands = [word for word in ALIASES[alias] if not word.startswith("-")]
+    assert CliRunner().invoke(app, [alias, "--help"]).output == CliRunner().invoke(app, [*commands, "--help"]).output
+    assert alias not in {place.name for place in PLACES}
 
 
 def complete(words: str) -> Result:

@@ -66,7 +66,7 @@ LOOK_AT_CODE = {
     Code.DATABASE_UNAVAILABLE: "the database, its connections, its disk; MensDatabaseUnreachable",
     Code.STORAGE_FULL: "the disk of `MENS_STORAGE_DIR`, `MENS_RUNS_DIR` or `MENS_CACHE_DIR`; `mens retention`",
     Code.STORAGE_OBJECT_MISSING: "`mens storage verify`; the storage settings of every tier",
-    Code.STORAGE_UNAVAILABLE: "`mens probe`, that machine's disks and mounts; the object store and the network to it; MensWorkerDiskFault",
+    Code.STORAGE_UNAVAILABLE: "`mens status --workers`, that machine's disks and mounts; the object store and the network to it; MensWorkerDiskFault",
     Code.STORAGE_DENIED: "the credentials of that process ([storage](storage.md#permissions))",
     Code.STORAGE_BUCKET_NOT_FOUND: "`MENS_S3_…` of that process",
     Code.SERVING_UNAVAILABLE: "`mens replicas`, the replicas' logs; MensNoReplica",

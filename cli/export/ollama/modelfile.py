@@ -189,7 +189,7 @@ def _unsupported(reason: str) -> MensError:
         Code.OLLAMA_MODEL_UNSUPPORTED,
         f"Ollama cannot build a model from this folder: {reason}.",
         remedy=(
-            "Merge the adapter (`mens merge`, `mens base from-merge`) and give that folder with --model-folder. If Ollama cannot convert "
+            "Merge the adapter (`mens jobs merge`, `mens base from-merge`) and give that folder with --model-folder. If Ollama cannot convert "
             "it, create a GGUF file of it with llama.cpp's convert_hf_to_gguf.py and name that with --from."
         ),
         param="--model-folder",

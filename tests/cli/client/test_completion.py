@@ -61,6 +61,7 @@ def test_nothing_is_completed_or_said_without_an_installation(
         ("mens jobs list --base ti", "tiny"),
         ("mens train rows.jsonl --model ti", "tiny"),
         ("mens aliases history pr", "prod"),
+        ("mens jobs merge de", "demo@1"),
         ("mens merge de", "demo@1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``mens probe``, ``mens status``, ``mens watch-telemetry`` and the flags of ``mens train`` against a real API."""
+"""``mens status``, ``mens jobs watch --events`` and the flags of ``mens train`` against a real API."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ def one_worker(installation: CliInstallation, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(installation.services.workers, "machines", lambda: [MACHINE])
 
 
-def test_probe_shows_what_workers_report(installation: CliInstallation) -> None:
-    assert installation.mens("probe").splitlines() == ["cuda\tH200\t2\t140.0 GiB\t100.0 GiB\t\tlandlock"]
-    (found,) = json.loads(installation.mens("probe", "--json"))
+def test_workers_show_what_they_report(installation: CliInstallation) -> None:
+    line = "cuda\tH200\t2\t140.0 GiB\t100.0 GiB\t\tlandlock"
+    assert installation.mens("status", "--workers").splitlines() == installation.mens("probe").splitlines() == [line]
+    (found,) = json.loads(installation.mens("status", "--workers", "--json"))
     assert found == MACHINE.model_dump(mode="json")
 
 
-def test_probe_names_a_gpu_that_cannot_be_used(installation: CliInstallation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_name_a_gpu_that_cannot_be_used(installation: CliInstallation, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = "the H200 cannot be used: torch 2.13.0+cu130 needs driver 580 or newer. Update the driver."
     unusable = WorkerMachine(device="cpu", gpu_fault=fault)
     monkeypatch.setattr(installation.services.workers, "machines", lambda: [unusable])
-    assert f"GPU_UNUSABLE: {fault}" in installation.mens("probe")
+    assert f"GPU_UNUSABLE: {fault}" in installation.mens("status", "--workers")
 
 
 def test_status_shows_workers_and_jobs(installation: CliInstallation) -> None:
@@ -50,8 +51,10 @@ def test_status_shows_workers_and_jobs(installation: CliInstallation) -> None:
 def test_telemetry_is_printed_event_by_event(installation: CliInstallation) -> None:
     job, _ = installation.services.jobs.submit(submission())
     installation.services.jobs.cancel(job.id)
-    lines = installation.mens("watch-telemetry", job.id[:12]).splitlines()
-    assert [line[10:] for line in lines] == ["Job created and queued.", "Job cancelled."]
+    for words in (("jobs", "watch", "--events"), ("watch-telemetry",)):
+        created, cancelled, outcome = installation.mens(*words, job.id[:12], code=1).splitlines()
+        assert [created[10:], cancelled[10:]] == ["Job created and queued.", "Job cancelled."]
+        assert "cancelled" in outcome
 
 
 def test_an_unknown_flag_of_train_is_refused_before_anything_is_sent(installation: CliInstallation, tmp_path) -> None:
