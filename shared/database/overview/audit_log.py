@@ -19,7 +19,7 @@ from shared.database.tenancy import SHARED
 from shared.errors import Code, Conflict
 
 PRUNED = "audit.pruned"
-"""Event that lets the database delete older ones (migration 0015); its object is the number of the last of them."""
+"""Event that lets the database delete older ones (the baseline of the migrations); its object is the number of the last of them."""
 
 
 class AuditEvent(Value):

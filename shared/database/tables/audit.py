@@ -1,4 +1,4 @@
-"""Table of the audit log: actors and changes. Triggers of the database refuse to change its rows (migration 0015)."""
+"""Table of the audit log: actors and changes. Triggers of the database refuse to change its rows (the baseline of the migrations)."""
 
 from __future__ import annotations
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import text
 
-from api.migrate import MIGRATIONS, migrate
+from api.migrate import migrate
 from shared.database.adapters import Adapters, NewAdapter
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
@@ -28,7 +25,6 @@ from shared.database.tables.adapters import AdapterRow
 from shared.database.tenancy import BEFORE_TENANTS, SHARED, Role, visible_to
 from shared.errors import Code, Forbidden, MensError
 from tests.support.builders import claimed, new_adapter, snapshot, submission
-from tests.support.legacy_rows import JOB, write_rows
 
 TENANTS = ("acme", "other", SHARED)
 BY = Actor(id="key-1", name="alice")
@@ -374,82 +370,20 @@ def test_change_counter_counts_changes_and_nothing_else(
     assert changes.count() == before
 
 
-# -- releases ------------------------------------------------------------------------------------------------------
-
-
-def test_migration_assigns_existing_rows_to_shared(empty_url: str) -> None:
-    migrate(empty_url, "0002")
-    database = Database(empty_url)
-    write_rows(database, hashlib.sha256(b"secret").hexdigest())
-    migrate(empty_url)
-    key = Keys(database).authenticate("secret")
-    assert (key.tenant, key.role, key.requests_per_minute, key.concurrent_requests) == (SHARED, Role.ADMIN, None, None)
-    files, jobs = Files(database), Jobs(database)
-    assert (jobs.get("ftjob-1").tenant, files.get("file-1").tenant) == (SHARED, SHARED)
-    adapter = Adapters(database).get("prod")
-    assert (adapter.id, adapter.tenant) == ("demo@1", SHARED)
-    repeated = submission(idempotency_key="key-1", request_digest="1")
-    assert jobs.submit(repeated)[1] is False, "a key that was used before stays used"
-    Aliases(database).set("prod", Routing.to("demo@2"), BY)
-    database.close()
-
-
-def test_job_submitted_by_previous_release_belongs_to_shared(empty_url: str) -> None:
+def test_job_whose_owner_is_default_belongs_to_shared(empty_url: str) -> None:
     migrate(empty_url)
     database = Database(empty_url)
+    columns = "id, kind, state, owner, request_digest, base_model, name, contract, plan, preflight, extra, labels, attempt, failures,"
+    values = "'ftjob-1', 'finetune', 'succeeded', 'default', '1', 'tiny', 'demo', '{}', '{}', '{}', '{}', '{}', 1, 0, '{}', '{}', 1, 1000"
     with database.write() as session:
-        session.execute(text(JOB.replace(":", "\\:")))
+        session.execute(
+            text(
+                f"INSERT INTO jobs ({columns} progress, result, version, created_at, idempotency_key) VALUES ({values}, 'key-1')"
+            )
+        )
     jobs = Jobs(database)
     assert [job.tenant for job in jobs.list()] == [SHARED]
     assert jobs.of("acme").get("ftjob-1").tenant == SHARED
     assert jobs.submit(submission(idempotency_key="key-1", request_digest="1"))[1] is False
     assert code(Keys(database).create, "one", BEFORE_TENANTS) == Code.NAME_INVALID
     database.close()
-
-
-def test_downgrade_keeps_what_belongs_to_shared(empty_url: str) -> None:
-    migrate(empty_url, "0002")
-    database = Database(empty_url)
-    write_rows(database)
-    before = snapshot_of_old(database)
-    migrate(empty_url)
-    Keys(database).create("one", "acme")
-    Keys(database).create("two", SHARED, Role.VIEWER)
-    tenant = "acme-" + "x" * 50
-    add(Files(database), tenant)
-    job = Jobs(database).of(tenant).submit(submission())[0]
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    config.attributes["database_url"] = empty_url
-    command.downgrade(config, "0002")
-    after = snapshot_of_old(database)
-    assert after["jobs"].pop(0)[:3] == (job.id, "finetune", "cancelled"), (
-        "else the release before would run it as shared's"
-    )
-    assert after == before
-    database.close()
-
-
-def test_downgrade_past_expiry_revokes_keys_that_would_expire(empty_url: str) -> None:
-    migrate(empty_url)
-    database = Database(empty_url)
-    keys = Keys(database)
-    keys.create("lasting")
-    keys.create("expiring", expires_at=datetime(2200, 1, 1, tzinfo=UTC))
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    config.attributes["database_url"] = empty_url
-    command.downgrade(config, "0013")
-    with database.read() as session:
-        found = session.execute(text("SELECT name, revoked_at IS NULL FROM api_keys ORDER BY name")).all()
-    assert [(name, bool(is_valid)) for name, is_valid in found] == [("expiring", False), ("lasting", True)]
-    database.close()
-
-
-def snapshot_of_old(database: Database) -> dict[str, list[tuple[Any, ...]]]:
-    tables = ("jobs", "files", "adapters", "aliases", "alias_moves", "api_keys")
-    with database.read() as session:
-        return {
-            table: [tuple(row) for row in session.execute(text(f"SELECT * FROM {table} ORDER BY 1"))]
-            for table in tables
-        }

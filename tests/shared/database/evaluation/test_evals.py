@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from alembic import command
-from alembic.config import Config
 
-from api.migrate import MIGRATIONS, migrate
 from shared.database.connection import Database
 from shared.database.evaluation.evals import Eval, Evals
 from shared.database.evaluation.items import EvalItems, NewItem
@@ -229,22 +226,6 @@ def test_the_key_of_an_earlier_attempt_ends_while_a_later_one_runs(
     later, _ = leases.mint_key(again, Role.VIEWER)
     assert keys.revoke_abandoned() == [key.id]
     assert [found.id for found in keys.all()] == [later.id]
-
-
-def test_a_downgrade_leaves_no_key_of_an_attempt(empty_url: str) -> None:
-    migrate(empty_url)
-    database = Database(empty_url)
-    jobs, leases = Jobs(database), Leases(database, 60)
-    _, secret = leases.mint_key(started(jobs, leases, Evals(database).create("e", {}, SPEC).id), Role.VIEWER)
-    _, kept = Keys(database).create("ada")
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    config.attributes["database_url"] = empty_url
-    command.downgrade(config, "0005")
-    migrate(empty_url)
-    assert Keys(database).authenticate(kept)
-    assert code(Keys(database).authenticate, secret) == Code.KEY_INVALID
-    database.close()
 
 
 def test_eval_of_shared_is_not_deleted_with_another_tenants_runs(

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from api.migrate import migrate
 from shared.database.adapters import Adapters
 from shared.database.connection import Database
 from shared.database.deletions import Deletions
@@ -23,7 +22,6 @@ from shared.database.tenancy import SHARED
 from shared.errors import Code, Conflict, InvalidRequest, MensError, NotFound
 from tests.support.builders import at_once, claimed, new_adapter, snapshot
 from tests.support.clock import Clock
-from tests.support.legacy_rows import write_rows
 
 ALICE = Actor(id="key-1", name="alice")
 TO = [Routing.to(f"demo@{number}") for number in range(4)]
@@ -297,21 +295,6 @@ def test_one_of_several_moves_from_the_same_version_succeeds(aliases: Aliases) -
 
 
 # -- other releases ------------------------------------------------------------------------------------------------------
-
-
-def test_migration_records_a_move_of_every_existing_alias(empty_url: str) -> None:
-    migrate(empty_url, "0001")
-    database = Database(empty_url)
-    write_rows(database)
-    migrate(empty_url)
-    aliases = Aliases(database)
-    assert (aliases.get("prod").targets, aliases.get("prod").version) == (Routing.to("demo@1").targets, 1)
-    assert [recorded(move) for move in aliases.history("prod")] == [
-        (1, "set", "migration", "migration", "It was there before moves were recorded.", None, Routing.to("demo@1"))
-    ]
-    aliases.set("prod", Routing.to("demo@2"), ALICE)
-    assert aliases.rollback("prod", ALICE).adapter_id == "demo@1"
-    database.close()
 
 
 def test_worker_of_the_previous_release_moves_an_alias(

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from alembic import command
-from alembic.config import Config
 
-from api.migrate import MIGRATIONS, migrate
 from shared.database.adapters import Adapters
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
@@ -21,7 +18,6 @@ from shared.database.routing import Destination, Routing, StandsFor
 from shared.database.tenancy import SHARED
 from shared.errors import Code, MensError
 from tests.support.builders import claimed, new_adapter, snapshot
-from tests.support.legacy_rows import write_rows
 
 ALICE = Actor(id="key-1", name="alice")
 MODEL = "ft:gpt-4o-mini-2024-07-18:acme:support:9xAbC1"
@@ -211,22 +207,3 @@ def test_adapter_that_a_name_stands_for_is_not_deleted(names: ForeignNames, data
     assert caught.value.code == Code.MODEL_IN_USE
     names.delete(f"{MODEL}:ckpt-step-88", ALICE)
     Deletions(database).begin("demo@1")
-
-
-def test_downgrade_drops_foreign_names_and_keeps_aliases(empty_url: str) -> None:
-    migrate(empty_url)
-    database = Database(empty_url)
-    write_rows(database)
-    aliases, names = Aliases(database), ForeignNames(database)
-    aliases.set("prod", Routing.to("demo@2"), ALICE)
-    names.set(LONGEST, StandsFor(kind="alias", name="prod"), ALICE, bases=BASES)
-    names.set("gpt-4o", StandsFor(kind="alias", name="prod"), ALICE, bases=BASES)
-    aliases.set("gpt-4o", Routing.to("demo@1"), ALICE)
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    config.attributes["database_url"] = empty_url
-    command.downgrade(config, "0004")
-    migrate(empty_url)
-    assert [(alias.name, alias.adapter_id) for alias in aliases.all()] == [("gpt-4o", "demo@1"), ("prod", "demo@2")]
-    assert (names.all(), len(aliases.history("prod"))) == ([], 1)
-    database.close()
