@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,13 +105,3 @@ class Contents:
             path = self.file(project, str(item["id"]))
             if path and item.get("purpose") == purpose:
                 yield item, path
-
-
-def plain_metrics(content: bytes) -> bytes:
-    """Return the CSV of a job's metrics, which OpenAI often returns in base64."""
-    if b"," in content:
-        return content
-    try:
-        return base64.b64decode(content, validate=True)
-    except binascii.Error:
-        return content

@@ -53,12 +53,6 @@ class Compiler:
         return [path for path in dict.fromkeys(paths) if path.exists()]
 
 
-def installed_compilers() -> list[str]:
-    """Return the languages for which :func:`find_compiler` finds a compiler."""
-    own = (language for language, make in _OWN.items() if make())
-    return sorted({*own, *(point.name for point in entry_points(group=GROUP))})
-
-
 def find_compiler(language: str) -> Compiler | None:
     """Return the compiler of a language; None if this machine has none.
 

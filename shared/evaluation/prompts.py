@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,8 @@ from shared.errors import Code, InvalidRequest, JobFailed
 from shared.evaluation.plan import Endpoint, EvaluationPlan, ModelTarget
 from shared.evaluation.types import InputMessages, MessageTemplate
 from shared.graders.grading import make_sample
-from shared.graders.model_graders import message_templates, message_text
-from shared.graders.templates import Path, parse_path, paths_of, value_at
+from shared.graders.model_graders import message_text
+from shared.graders.templates import parse_path, value_at
 
 ROUTES: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
 
@@ -50,16 +50,6 @@ def messages_of(prompt: InputMessages, item: Mapping[str, Any]) -> list[dict[str
             remedy="It must be a list of {role, content}, or a string.",
         )
     return list(found)
-
-
-def prompt_paths(prompt: InputMessages) -> Iterator[Path]:
-    """Iterate over every path that a prompt names."""
-    if isinstance(prompt, MessageTemplate):
-        for turn in prompt.template:
-            for template in message_templates(turn):
-                yield from paths_of(template)
-    else:
-        yield parse_path(prompt.item_reference)
 
 
 def request_of(

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from shared.tokenization.assistant_spans import Chat, Span
 from shared.tokenization.tokenizer import Encoding, Tokenizer
-
-T = TypeVar("T")
 
 IGNORED = -100
 """Label of a position that carries no loss (PyTorch's default ``ignore_index``)."""
@@ -78,13 +75,6 @@ def label_chats(tokenizer: Tokenizer, chats: Sequence[Chat]) -> list[LabelledCha
         LabelledChat(chat, found.ids, found.offsets, _supervised(found, chat.spans, tokenizer.end_ids))
         for chat, found in zip(chats, encodings, strict=True)
     ]
-
-
-def in_batches(rows: Iterable[T], size: int = BATCH_ROWS) -> Iterator[list[T]]:
-    """Split a stream into lists."""
-    iterator = iter(rows)
-    while batch := list(itertools.islice(iterator, size)):
-        yield batch
 
 
 def format_line_numbers(skipped: list[int], shown: int = 10) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 from shared.datasets.rows import TrainingRow
 from shared.tokenization.assistant_spans import find_assistant_spans
-from shared.tokenization.labels import Example, in_batches, label_chats
+from shared.tokenization.labels import Example, label_chats
 from shared.tokenization.supervision_counts import text_pieces
 from shared.tokenization.tokenizer import Tokenizer
 
@@ -22,10 +21,8 @@ def encode_rows(
     tokenizer: Tokenizer, rows: Iterable[TrainingRow], seq_len: int, last_k: int
 ) -> tuple[list[Example], list[int]]:
     """Encoded rows, and the line numbers of those without a supervised token, which are left out."""
-    batches = (
-        label_chats(tokenizer, [find_assistant_spans(tokenizer, row) for row in batch]) for batch in in_batches(rows)
-    )
-    examples = [labelled.example(seq_len, last_k) for labelled in itertools.chain.from_iterable(batches)]
+    labelled_rows = label_chats(tokenizer, [find_assistant_spans(tokenizer, row) for row in rows])
+    examples = [labelled.example(seq_len, last_k) for labelled in labelled_rows]
     return [one for one in examples if one.targets], [one.line for one in examples if not one.targets]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.conversion.outcomes import Method, RowOptions
-from openai_migration.archive.contents import Contents, plain_metrics
+from openai_migration.archive.contents import Contents
 from openai_migration.archive.export import export_project
 from openai_migration.archive.folder import Archive
 from openai_migration.conversion.training_files import Choices, convert_files, find_files, output_of
@@ -16,7 +16,7 @@ from openai_migration.prompts import file_requests
 from openai_migration.record import GOLDEN
 from shared.errors import ArtifactInvalid
 from shared.hashing import digest_json
-from tests.support.fake_openai import KEY, METRICS, ServedOpenAI, chat_line, job, stored_file
+from tests.support.fake_openai import KEY, ServedOpenAI, chat_line, job, stored_file
 
 ALL = Choices(RowOptions())
 
@@ -122,20 +122,9 @@ def test_rows_of_other_methods_go_to_files_that_say_so(openai: ServedOpenAI, tmp
     assert json.loads((folder / "data/P/file-dpo.jsonl").read_bytes())["messages"][1]["content"] == "A"
 
 
-@pytest.mark.parametrize("name", ["file-metrics", "file-plain"])
-def test_metrics_are_read_in_both_of_openais_forms(folder: Path, name: str) -> None:
-    path = Contents(folder).file("P", name)
-    assert path is not None
-    assert plain_metrics(path.read_bytes()) == METRICS
-
-
 def test_a_file_that_was_changed_since_is_refused(folder: Path) -> None:
     path = Contents(folder).file("P", "file-valid")
     assert path is not None
     path.write_bytes(path.read_bytes().replace(b"Answer", b"Rumour"))
     with pytest.raises(ArtifactInvalid, match="was changed after the export"):
         find_files(Contents(folder), [])
-
-
-def test_what_is_no_base64_is_left_as_it_is() -> None:
-    assert plain_metrics(b"?!") == b"?!"
