@@ -32,6 +32,10 @@ Words.
 ## Reference
 
 - [Settings](settings.md), [logs](logs.md#format): words.
+
+## Answers
+
+- [One](first.md#one) and [another](logs.md#another).
 """
 
 
