@@ -22,7 +22,7 @@ def migrate(database_url: str, revision: str = "head") -> None:
     """Upgrade the database, which is created first if it is a SQLite file.
 
     Raises:
-        Conflict: ``DATABASE_INVALID``: another release has made it, or it is damaged.
+        Conflict: ``DATABASE_INVALID``: another release made it, or it is damaged.
         Unavailable: ``DATABASE_UNAVAILABLE``.
     """
     url = make_url(database_url)
@@ -38,7 +38,7 @@ def migrate(database_url: str, revision: str = "head") -> None:
         raise Conflict(
             Code.DATABASE_INVALID,
             f"This release does not know the database's schema: {error}.",
-            remedy="Start the release that has made it, a later one, or restore a backup from before the upgrade.",
+            remedy="Start the release that made it, restore a backup from before the upgrade, or begin with a new database.",
         ) from error
 
 

@@ -381,17 +381,20 @@ def submit_judgement(
         "alias": alias,
         "policy": {"tenant": policy.tenant, "name": policy.name, "digest": policy.digest},
     }
+    extra = {}
     if cycles is not None:
         file = view.files.get(cycles, "cycles")
         with services.storage.local_file(file.sha256) as path:
             read_cycles(path)
-        plan["cycles"] = {"file_id": file.id, "sha256": file.sha256}
+        plan["cycles"] = {"file_id": file.id, "sha256": file.sha256, "created_at": file.created_at.isoformat()}
+        extra = {"cycles_file": file.id}
     submission = Submission(
         kind=Kind.JUDGE,
         base_model=adapter.base_model,
         name=adapter.id.partition("@")[0],
         contract={},
         plan=plan,
+        extra=extra,
         idempotency_key=idempotency_key,
         request_digest=digest_json({"plan": plan}),
     )

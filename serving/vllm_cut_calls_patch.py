@@ -2,12 +2,13 @@
 
 vLLM (0.32) gives the markup of such a call as the content, with an empty list of calls; a stream of the same request
 gives the function's name and the arguments so far, as OpenAI does. Or it gives a call without the argument that is cut.
-So such an answer is read again as its stream is: token by token, by the parser of streams.
+So such an answer is read again as its stream is: piece by piece, by the parser of streams.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,12 +16,17 @@ from tokenizers.decoders import DecodeStream
 from vllm.entrypoints.generate.base.protocol import FunctionCall
 from vllm.parser.abstract_parser import DelegatingParser
 
+logger = logging.getLogger(__name__)
+
+MOST_PIECES = 32
+"""Parsers of streams read all arguments so far again at each piece, and other requests wait meanwhile."""
+
 
 class Piece(NamedTuple):
-    """Text of one token of an answer."""
+    """Text of some tokens of an answer that follow one another."""
 
     text: str
-    token: int = 0
+    tokens: tuple[int, ...] = (0,)
 
 
 def apply_patch() -> None:
@@ -41,19 +47,32 @@ def apply_patch() -> None:
             return reasoning, content, calls
         if calls and not is_at_limit(request, model_output_token_ids):
             return reasoning, content, calls
-        _, written = type(parser)(parser.model_tokenizer, request.tools).extract_reasoning(model_output, request)
-        pieces = pieces_of(parser.model_tokenizer, model_output_token_ids, model_output, written or "")
-        if pieces is None:
-            if parser.tool_parser_cls.engine_based_streaming:  # it goes by tokens
-                return reasoning, content, calls
-            pieces = [Piece(letter) for letter in written or ""]
-        before, found = streamed(type(parser)(parser.model_tokenizer, request.tools), pieces, request)
-        if calls and len(calls) == len(found) and all(is_json(call.arguments) for call in found):
+        try:
+            before, found = read_as_stream(parser, model_output, request, model_output_token_ids)
+        except Exception:
+            logger.exception("an answer with a forced call could not be read as a stream; vLLM's reading is sent")
+            return reasoning, content, calls
+        if found is None or (calls and len(calls) == len(found) and all(is_json(call.arguments) for call in found)):
             return reasoning, content, calls
         return reasoning, before, found
 
     parse_with_cut_call.reads_cut_calls = True  # type: ignore[attr-defined]
     DelegatingParser.parse = parse_with_cut_call
+
+
+def read_as_stream(
+    parser: Any, output: str, request: Any, tokens: Sequence[int]
+) -> tuple[str | None, list[FunctionCall] | None]:
+    """Return the content and the calls of an answer as its stream gives them; no calls if it cannot be cut into tokens, by
+    which the parser goes.
+    """
+    _, written = type(parser)(parser.model_tokenizer, request.tools).extract_reasoning(output, request)
+    pieces = pieces_of(parser.model_tokenizer, tokens, output, written or "")
+    if pieces is None:
+        if parser.tool_parser_cls.engine_based_streaming:
+            return None, None
+        pieces = [Piece(letter) for letter in written or ""]
+    return streamed(type(parser)(parser.model_tokenizer, request.tools), list(joined(pieces)), request)
 
 
 def is_forced(choice: Any) -> bool:
@@ -97,15 +116,23 @@ def pieces_of(tokenizer: Any, tokens: Sequence[int], output: str, content: str) 
 def _decoded(tokenizer: Any, tokens: Sequence[int], skips_special: bool) -> Iterator[Piece]:
     stream = DecodeStream(skip_special_tokens=skips_special)
     for token in tokens:
-        yield Piece(stream.step(tokenizer._tokenizer, token) or "", token)  # noqa: SLF001
+        yield Piece(stream.step(tokenizer._tokenizer, token) or "", (token,))  # noqa: SLF001
 
 
 def _last_letters(pieces: Sequence[Piece], letters: int) -> Iterator[Piece]:
     left_out = sum(len(piece.text) for piece in pieces) - letters
     for piece in pieces:
         if len(piece.text) > left_out or (not piece.text and left_out <= 0):
-            yield Piece(piece.text[max(left_out, 0) :], piece.token)
+            yield Piece(piece.text[max(left_out, 0) :], piece.tokens)
         left_out -= len(piece.text)
+
+
+def joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """Join neighbours until there are at most `MOST_PIECES`."""
+    size = -(-len(pieces) // MOST_PIECES)
+    for start in range(0, len(pieces), size or 1):
+        part = pieces[start : start + size]
+        yield Piece("".join(piece.text for piece in part), tuple(token for piece in part for token in piece.tokens))
 
 
 def streamed(parser: Any, pieces: Sequence[Piece], request: Any) -> tuple[str | None, list[FunctionCall]]:
@@ -119,8 +146,8 @@ def streamed(parser: Any, pieces: Sequence[Piece], request: Any) -> tuple[str | 
     state = parser._stream_state  # noqa: SLF001
     state.reasoning_ended = state.prompt_reasoning_checked = True
     content, calls = "", dict[int, FunctionCall]()
-    for number, (text, token) in enumerate(pieces, start=1):
-        delta = parser.parse_delta(text, [token], request, finished=number == len(pieces))
+    for number, (text, tokens) in enumerate(pieces, start=1):
+        delta = parser.parse_delta(text, list(tokens), request, finished=number == len(pieces))
         content += (delta and delta.content) or ""
         for part in delta.tool_calls if delta else ():
             call = calls.setdefault(part.index, FunctionCall(name="", arguments=""))

@@ -19,7 +19,7 @@ FIRST_WAIT_SECONDS = 1.0
 JITTER = 1.25
 """Every wait is multiplied by a random number from 1 to this one, so that not all callers retry at the same moment."""
 
-Outcome = httpx.Response | httpx.TransportError
+Outcome = httpx.Response | httpx.RequestError
 
 
 def keyed_client(
@@ -42,7 +42,7 @@ def keyed_client(
 
 def is_temporary(outcome: Outcome) -> bool:
     """Return whether the same request may succeed later: no response, a busy server, or a failed one."""
-    if isinstance(outcome, httpx.TransportError):
+    if isinstance(outcome, httpx.RequestError):
         return True
     status = outcome.status_code
     return status in {408, 409, 429} or (status >= 500 and status != httpx.codes.NOT_IMPLEMENTED)
@@ -50,21 +50,21 @@ def is_temporary(outcome: Outcome) -> bool:
 
 def describe_outcome(outcome: Outcome) -> str:
     """Return the status of a response, or the kind of failure without one."""
-    if isinstance(outcome, httpx.TransportError):
+    if isinstance(outcome, httpx.RequestError):
         return f"no response ({type(outcome).__name__})"
     return f"status {outcome.status_code}"
 
 
 def retry_after(outcome: Outcome) -> float | None:
     """Return the seconds of ``retry-after-ms`` or ``Retry-After``, which is a number or a date; None without them."""
-    if isinstance(outcome, httpx.TransportError):
+    if isinstance(outcome, httpx.RequestError):
         return None
     with suppress(KeyError, ValueError):
         return max(0.0, float(outcome.headers["retry-after-ms"]) / 1000)
     value = outcome.headers.get("retry-after", "")
     with suppress(ValueError):
         return max(0.0, float(value))
-    with suppress(ValueError, TypeError):
+    with suppress(ValueError, TypeError, OverflowError):
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     return None
 
@@ -97,14 +97,13 @@ class Retries:
         while True:
             try:
                 outcome: Outcome = request()
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 outcome = error
             limited = self.limit_seconds and describe_outcome(outcome) == "status 429"
             failures += not limited
             is_over = time.monotonic() - began > self.limit_seconds if limited else failures >= self.attempts
             if is_over or not self.is_temporary(outcome):
                 return outcome
-            wait = retry_after(outcome)
-            if wait is None:
-                wait = FIRST_WAIT_SECONDS * 2.0 ** max(failures - 1, 0)
+            # A server that says 0, or a time that has passed, would otherwise be asked without a pause.
+            wait = retry_after(outcome) or FIRST_WAIT_SECONDS * 2.0 ** max(failures - 1, 0)
             self.pause(min(wait, self.longest_wait) * random.uniform(1.0, JITTER), outcome)

@@ -60,11 +60,15 @@ class Wanted:
     types: Collection[ChangeType] = ()
     is_operator: bool = False
 
+    def includes(self, *types: ChangeType) -> bool:
+        """Return whether the stream gets events of one of these types."""
+        return not self.types or any(each in self.types for each in types)
+
     def takes(self, logged: LoggedEvent) -> bool:
         """Return whether the stream gets an event."""
         if logged.type is None:
             return True
-        if self.types and logged.type not in self.types:
+        if not self.includes(logged.type):
             return False
         if logged.tenant is None:
             return self.is_operator
@@ -168,12 +172,14 @@ class JobChanges:
         """Read the jobs that have changed since the last reading. The first reading only finds out what time it is."""
         since = self._newest and self._newest - OVERLAP
         changes = changed_jobs(self._database, since)
-        self._is_behind = changes.has_more
         new = {job.id: job.changed_at for job in changes.jobs if self._versions.get(job.id) != job.version}
+        found = [FoundChange(each, new[each.id]) for each in read_summaries(self._database, list(new))]
+        # Not before both queries have succeeded: the next reading begins where the last whole one did.
+        self._is_behind = changes.has_more
         self._versions = {job.id: job.version for job in changes.jobs}
         # Not the newest change: after the clock went back, changes would be dated before it.
         self._newest = changes.read_at
-        return [FoundChange(each, new[each.id]) for each in read_summaries(self._database, list(new))]
+        return found
 
     def _add(self, found: FoundChange) -> None:
         job = found.summary
@@ -219,8 +225,9 @@ def missed_events(database: Database, wanted: Wanted, cursor: int) -> list[Serve
     is now. Earlier states of replicas are not kept.
     """
     since, tenants = datetime.fromtimestamp(cursor / 1000, UTC) - OVERLAP, list(wanted.tenants)
-    changes = changed_jobs(database, since, tenants, MISSED_JOBS)
-    others = other_events(database, since, tenants, MISSED_JOBS)
+    changes = changed_jobs(database, since if wanted.includes(ChangeType.JOB) else None, tenants, MISSED_JOBS)
+    reads_others = wanted.includes(ChangeType.ALIAS, ChangeType.RECEIPT)
+    others = other_events(database, since, tenants, MISSED_JOBS) if reads_others else []
     if changes.has_more or len(others) > MISSED_JOBS:
         return [RESET]
     moments = {job.id: job.changed_at for job in changes.jobs}

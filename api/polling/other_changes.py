@@ -69,14 +69,15 @@ class OtherChanges:
         Args:
             now: time of this reading, by the database's clock.
         """
-        count = self._changes.count()
-        since, self._since = self._since, now
-        # Aliases have no index by time: they are read only after something was moved, or some other cached thing changed.
-        reads_aliases, self._count = self._count not in (None, count), count
+        count, since = self._changes.count(), self._since
         if since is None:
+            self._since, self._count = now, count
             return []
-        moved = moved_aliases(self._database, since - OVERLAP) if reads_aliases else ()
+        # Aliases have no index by time: they are read only after something was moved, or some other cached thing changed.
+        moved = moved_aliases(self._database, since - OVERLAP) if self._count != count else ()
         added = added_receipts(self._database, since - OVERLAP)
+        # Not before both queries have succeeded: the next reading begins where the last whole one did.
+        self._since, self._count = now, count
         found: dict[tuple[str, ...], tuple[int, LoggedEvent]] = {}
         found |= {("alias", each.tenant, each.name): (each.version, alias_event(each)) for each in moved}
         found |= {("receipt", each.id): (1, receipt_event(each)) for each in added}

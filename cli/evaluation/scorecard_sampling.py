@@ -59,7 +59,7 @@ def _post(
 ) -> httpx.Response:
     retries = Retries(ATTEMPTS, pause=lambda seconds, _: wait(seconds))
     outcome = retries.send(partial(client.post, url, headers=headers, json=body, timeout=TIMEOUT_SECONDS))
-    if isinstance(outcome, httpx.TransportError):
+    if isinstance(outcome, httpx.RequestError):
         failure = str(outcome) or type(outcome).__name__
     elif outcome.is_success:
         return outcome

@@ -144,12 +144,12 @@ class OpenAIClient:
         return response
 
     def _is_worth_waiting(self, outcome: Outcome, target: BinaryIO) -> bool:
-        if isinstance(outcome, httpx.TransportError) or outcome.status_code != httpx.codes.TOO_MANY_REQUESTS:
+        if isinstance(outcome, httpx.RequestError) or outcome.status_code != httpx.codes.TOO_MANY_REQUESTS:
             return is_temporary(outcome)
         return self._reply(outcome, target).code not in NOT_WORTH_WAITING
 
     def _failure(self, outcome: Outcome, target: BinaryIO) -> str:
-        if isinstance(outcome, httpx.TransportError):
+        if isinstance(outcome, httpx.RequestError):
             return describe_outcome(outcome)
         return f"{outcome.status_code} {self._reply(outcome, target).code}".rstrip()
 

@@ -127,11 +127,17 @@ def _check(number: int, delta: KpiDelta) -> GateCheck:
 
 
 def _of_other_models(evidence: Evidence) -> Iterator[str]:
-    """Iterate over the models of a receipt that no cycle is about; further cycles may be of other training seeds."""
-    for number, (role, name) in enumerate((("candidate", evidence.adapter.id), ("incumbent", evidence.compared_with))):
-        found = [cycle.conditions[number] for cycle in evidence.cycles]
-        if name not in {condition.adapter_revision or condition.model_id for condition in found if condition}:
-            yield f"no cycle's {role} is {name}"
+    """Iterate over the reasons why no cycle compares a receipt's models; further cycles may be of other training seeds."""
+    pairs = [tuple(_name_of(condition) for condition in cycle.conditions) for cycle in evidence.cycles]
+    asked = (evidence.adapter.id, evidence.compared_with)
+    absent = [number for number, name in enumerate(asked) if name not in {pair[number] for pair in pairs}]
+    yield from (f"no cycle's {('candidate', 'incumbent')[number]} is {asked[number]}" for number in absent)
+    if not absent and asked not in pairs:
+        yield f"no cycle compares {asked[0]} with {asked[1]}"
+
+
+def _name_of(condition: ScorecardCondition | None) -> str | None:
+    return (condition.adapter_revision or condition.model_id) if condition else None
 
 
 def _of_other_backends(cycles: Sequence[PromotionCycle], gate: CyclesGate) -> Iterator[str]:

@@ -21,13 +21,17 @@ def read_cycles(path: Path) -> tuple[PromotionCycle, ...]:
     if path.stat().st_size > MAX_BYTES:
         raise _invalid(f"The file has more than {MAX_BYTES >> 20} MiB")
     cycles: list[PromotionCycle] = []
+    events = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if number > MAX_CYCLES:
                 raise _invalid(f"The file has more than {MAX_CYCLES} cycles")
             cycles.append(_cycle(number, line))
-    if (count := sum(len(cycle.events) for cycle in cycles)) > MAX_EVENTS:
-        raise _invalid(f"The cycles have {count} events together; at most {MAX_EVENTS} are accepted")
+            events += len(cycles[-1].events)
+            if events > MAX_EVENTS:
+                raise _invalid(
+                    f"The cycles up to line {number} have {events} events together; at most {MAX_EVENTS} are accepted"
+                )
     return tuple(cycles)
 
 

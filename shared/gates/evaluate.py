@@ -143,11 +143,13 @@ def _digest(gate: Gate, evidence: Evidence) -> str | None:
 
 
 def _valid_until(policy: GatePolicy, evidence: Evidence) -> datetime:
-    """Return when the receipt expires: with its oldest run. Judging old runs again does not extend it."""
+    """Return when the receipt expires: with its oldest run, shadow or file of cycles. Judging these again does not extend it."""
     ends = [evidence.judged_at + timedelta(days=policy.max_age_days)]
     for name, run in evidence.runs.items():
         if template := policy.runs.get(name):
             days = min(policy.max_age_days, template.max_age_days or policy.max_age_days)
             ends.append(run.measured_at + timedelta(days=days))
     ends += [shadow.last_at + timedelta(days=policy.max_age_days) for shadow in evidence.shadows.values()]
+    if evidence.cycles_from:
+        ends.append(evidence.cycles_from + timedelta(days=policy.max_age_days))
     return min(ends)

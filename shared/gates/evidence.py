@@ -130,6 +130,7 @@ class Evidence(Evidenced):
         missing: why a run is absent, by its name.
         shadows: outcomes of copied requests for the alias, by the eval that judged them.
         cycles: scorecards of the candidate and the incumbent.
+        cycles_from: when the cycles' file was uploaded: scorecards have no time of their own.
         attempt: number of receipts under this policy of this adapter against this incumbent, this one included, if a
             run draws new answers each time; else 0: the same answers are judged again.
     """
@@ -144,6 +145,7 @@ class Evidence(Evidenced):
     missing: dict[str, str] = {}
     shadows: dict[str, ShadowCounts] = {}
     cycles: tuple[PromotionCycle, ...] = ()
+    cycles_from: datetime | None = None
     attempt: int = Field(0, ge=0)
 
     @model_validator(mode="after")

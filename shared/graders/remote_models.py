@@ -93,7 +93,7 @@ class RemoteModels:
         content = {**body, "model": target.model or name}
         request = partial(self._client.post, target.url.rstrip("/") + route, json=content, headers=headers)
         outcome = Retries(ATTEMPTS, LONGEST_WAIT_SECONDS).send(request)
-        if isinstance(outcome, httpx.TransportError):
+        if isinstance(outcome, httpx.RequestError):
             reason = f"does not respond ({type(outcome).__name__})"
         elif outcome.is_success:
             return _object(outcome, name)

@@ -30,7 +30,7 @@ def send(retries: Retries, of: Iterable[Outcome]) -> tuple[Outcome, int]:
         nonlocal sent
         sent += 1
         outcome = next(following)
-        if isinstance(outcome, httpx.TransportError):
+        if isinstance(outcome, httpx.RequestError):
             raise outcome
         return outcome
 
@@ -70,7 +70,7 @@ def test_the_last_of_all_attempts_is_returned_whatever_it_is(waits: list[float])
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [({"retry-after-ms": "250"}, 0.25), ({"Retry-After": "7.5"}, 7.5), ({"Retry-After": "soon"}, None), ({}, None),
-     ({"Retry-After": "-1"}, 0)],
+     ({"Retry-After": "-1"}, 0), ({"Retry-After": "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"}, None)],
 )  # fmt: skip
 def test_every_form_of_retry_after(headers: dict[str, str], expected: float | None) -> None:
     assert retry_after(outcomes(503, **headers)[0]) == expected
@@ -87,6 +87,17 @@ def test_the_server_says_how_long_to_wait(waits: list[float]) -> None:
         [*outcomes(503, **{"retry-after": "7"}), *outcomes(503, **{"retry-after": "90"}), *outcomes(200)],
     )
     assert waits == [7, 60]
+
+
+@pytest.mark.parametrize("said", ["0", "nan", "-5", "Mon, 01 Jan 2024 00:00:00 GMT"])
+def test_no_request_follows_another_at_once(waits: list[float], said: str) -> None:
+    send(Retries(4), outcomes(503, 503, 503, 200, **{"retry-after": said}))
+    assert waits == [1, 2, 4]
+
+
+def test_a_response_that_cannot_be_read_is_an_outcome_too(waits: list[float]) -> None:
+    last, sent = send(Retries(2), [httpx.DecodingError("not gzip"), *outcomes(200)])
+    assert (describe_outcome(last), sent, waits) == ("status 200", 2, [1])
 
 
 def test_waits_have_jitter_and_are_never_shorter_than_the_server_says(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,8 @@ class JudgedInstallation:
         if cycles:
             with self.worker.storage.writer() as writer:
                 writer.write(cycles.encode())
-                plan["cycles"] = {"file_id": "file-1", "sha256": writer.commit()}
+                uploaded = datetime.now(UTC).isoformat()
+                plan["cycles"] = {"file_id": "file-1", "sha256": writer.commit(), "created_at": uploaded}
         job, _ = Jobs(self.database).submit(submission(kind=Kind.JUDGE, plan=plan))
         self.worker.run_job(job.id)
         return Jobs(self.database).get(job.id)

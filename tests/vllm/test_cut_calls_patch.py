@@ -120,3 +120,28 @@ def test_answer_that_is_no_forced_call_stays(tokenizer: Any) -> None:
     forced = request_of("chat", "required")
     whole_call = CALLS["hermes"] % '{"x":1}'
     assert whole(parser(tokenizer, forced.tools), whole_call, [], forced) == ("", [("f", '{"c": {"x": 1}}')])
+
+
+def test_long_answers_are_read_in_few_pieces() -> None:
+    from serving.vllm_cut_calls_patch import MOST_PIECES, Piece, joined
+
+    for length in (0, 1, MOST_PIECES, MOST_PIECES + 1, 1000):
+        pieces = [Piece(str(number), (number,)) for number in range(length)]
+        found = list(joined(pieces))
+        assert len(found) <= MOST_PIECES
+        assert "".join(piece.text for piece in found) == "".join(piece.text for piece in pieces)
+        assert [token for piece in found for token in piece.tokens] == list(range(length))
+
+
+def test_answer_that_the_stream_parser_cannot_read_is_vllms(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from serving import vllm_cut_calls_patch
+
+    def fail(*_arguments: Any) -> None:
+        raise KeyError("state")
+
+    monkeypatch.setattr(vllm_cut_calls_patch, "streamed", fail)
+    parser, request = parser_named("hermes"), request_of("chat", "required")
+    text = (CALLS["hermes"] % VALUES[1]).partition("braces")[0]
+    tokens = tokenizer.encode(text)
+    request.max_completion_tokens = len(tokens)
+    assert whole(parser(tokenizer, request.tools), text, tokens, request)[1] == []

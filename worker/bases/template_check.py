@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from shared.contained import limits
 from shared.errors import ArtifactInvalid, Code
-from shared.sandbox import confinement, seccomp
+from shared.sandbox import landlock, seccomp
 from shared.sandbox.environment import readable_paths
 from shared.tokenization.chat_template import ChatTemplate
 from shared.tokenization.template_arguments import ChatOptions
@@ -69,10 +69,15 @@ def confine(run_dir: Path) -> None:
     A kernel without Landlock or seccomp leaves the limits alone, which the log says.
     """
     packages = [Path(__file__).parents[1], Path(__file__).parents[2] / "shared"]
-    try:
-        confinement.close_in([*readable_paths(), *packages], [run_dir], seccomp.item_program(threads=True))
-    except OSError as error:
-        print(f"the chat template is limited in time and memory, but not confined: {error}", file=sys.stderr)
+    steps: dict[str, Callable[[], None]] = {
+        "files": lambda: landlock.restrict_files([*readable_paths(), *packages], [run_dir]),
+        "system calls": lambda: seccomp.apply(seccomp.item_program(threads=True)),
+    }
+    for name, step in steps.items():
+        try:
+            step()
+        except OSError as error:
+            print(f"the chat template's {name} are not confined: {error}", file=sys.stderr)
 
 
 def refuse_difference(tokenizer: Tokenizer, source: str) -> None:

@@ -91,7 +91,7 @@ class FrontDoor:
             DoorClosed: the evaluation ends.
         """
         outcome = self._retries.send(partial(self._send, path, body))
-        if isinstance(outcome, httpx.TransportError):
+        if isinstance(outcome, httpx.RequestError):
             raise Unavailable(
                 Code.EVAL_UNAVAILABLE,
                 f"{self._client.base_url} does not respond ({type(outcome).__name__}).",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -40,6 +41,14 @@ class PlannedCycles(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     file_id: str
     sha256: str
+    created_at: datetime
+
+
+class GivenCycles(NamedTuple):
+    """Cycles of scorecards, and when their file was uploaded."""
+
+    cycles: tuple[PromotionCycle, ...]
+    given_at: datetime
 
 
 class JudgePlan(BaseModel):
@@ -60,7 +69,7 @@ def run_judge(attempt: Attempt) -> None:
         MensError: the attempt failed, with its code. LeaseLost, Stopped: see `worker/jobs/attempt.py`.
     """
     plan = JudgePlan.model_validate(attempt.lease.job.plan)
-    cycles = _read_cycles(attempt, plan.cycles) if plan.cycles else ()
+    cycles = _read_cycles(attempt, plan.cycles) if plan.cycles else None
     receipt = judge_adapter(attempt, plan.adapter_id, plan.alias, plan.policy, cycles)
     # Send events that waited for the database.
     attempt.report()
@@ -68,7 +77,7 @@ def run_judge(attempt: Attempt) -> None:
 
 
 def judge_adapter(
-    attempt: Attempt, adapter_id: str, alias: str, policy: PolicyName, cycles: tuple[PromotionCycle, ...] = ()
+    attempt: Attempt, adapter_id: str, alias: str, policy: PolicyName, cycles: GivenCycles | None = None
 ) -> StoredReceipt:
     """Judge a published adapter against the alias's current target, and store the receipt.
 
@@ -98,7 +107,8 @@ def judge_adapter(
         runs=runs,
         missing=missing,
         shadows=_shadows(attempt, asked, alias, incumbent, adapter),
-        cycles=cycles,
+        cycles=cycles.cycles if cycles else (),
+        cycles_from=cycles.given_at if cycles else None,
         attempt=_attempt_number(attempt, asked, adapter, incumbent),
     )
     receipt = attempt.leases.add_receipt(attempt.lease, _new(judge(asked, evidence, policy.name)))
@@ -106,9 +116,9 @@ def judge_adapter(
     return receipt
 
 
-def _read_cycles(attempt: Attempt, planned: PlannedCycles) -> tuple[PromotionCycle, ...]:
+def _read_cycles(attempt: Attempt, planned: PlannedCycles) -> GivenCycles:
     with attempt.storage.local_file(planned.sha256) as path:
-        return read_cycles(path)
+        return GivenCycles(read_cycles(path), planned.created_at)
 
 
 def judge_for_alias(

@@ -55,10 +55,8 @@ RUNNERS: dict[Kind, Callable[[Attempt], None]] = {
 WRITE_RETRY_SECONDS = 2.0
 UNEXPLAINED = frozenset({Code.INTERNAL_ERROR, Code.TRAINER_CRASHED})
 """Codes of errors that a disk's fault can be the cause of."""
-FAULTS_OF_GPU = frozenset({Code.GPU_UNUSABLE, Code.GPU_REQUIRED})
-"""Codes of errors of this machine alone: jobs that no machine can run are refused when they are submitted."""
 GPU_PAUSE_SECONDS = 60.0
-"""Time for which a worker takes no job after such an error, so that a sound one takes what was given back."""
+"""Time for which a worker whose GPU is unusable takes no job, so that a sound one takes what was given back."""
 SUCCEEDED, FAILED, RETRIED, LOST = "succeeded", "failed", "retried", "lost"
 
 logger = logging.getLogger(__name__)
@@ -218,12 +216,19 @@ class Worker:
         machine lacks is given back.
         """
         cause = (error.code in UNEXPLAINED and self.disks.find_fault()) or error
-        if cause.code in FAULTS_OF_GPU:
+        if self._is_for_another_machine(cause):
             cause = JobFailed(cause.code, cause.message, remedy=cause.remedy, details=cause.details, retryable=True)
+        if cause.code is Code.GPU_UNUSABLE:
             self._pauses_until = time.monotonic() + GPU_PAUSE_SECONDS
             logger.error("this worker takes no job for %d s: %s", GPU_PAUSE_SECONDS, cause)
         log = read_log_end(attempt.run_dir)
         return Ending(FAILED, functools.partial(self.leases.fail, attempt.lease, cause, log), str(cause.code))
+
+    def _is_for_another_machine(self, error: MensError) -> bool:
+        """Return whether only this machine fails the job: its GPU is unusable, or another worker has the GPU it requires."""
+        if error.code is Code.GPU_REQUIRED:
+            return any(machine.device == "cuda" for machine in self.machines())
+        return error.code is Code.GPU_UNUSABLE
 
 
 def make_worker(settings: WorkerSettings, job_queue: JobQueue) -> Worker:

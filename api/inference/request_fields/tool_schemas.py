@@ -17,7 +17,12 @@ def with_schemas_without_nulls(body: dict[str, Any]) -> dict[str, Any]:
     tools = body.get("tools")
     if not isinstance(tools, list):
         return body
-    cleaned = [_without_nulls(tool) for tool in tools]
+    try:
+        cleaned = [_without_nulls(tool) for tool in tools]
+    except (
+        RecursionError
+    ):  # such a schema is refused, with its depth, if a call is forced; otherwise the model only reads it
+        return body
     return body if all(new is old for new, old in zip(cleaned, tools, strict=True)) else body | {"tools": cleaned}
 
 

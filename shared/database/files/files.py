@@ -28,7 +28,7 @@ from shared.database.tables.storable import storable
 from shared.database.tenancy import NO_QUOTA, SHARED, FileQuota, TenantName, check_owner, visible_to
 from shared.errors import Code, Conflict, NotFound
 
-FILE_ROLES = ("training_file", "validation_file", "replay_file", "items_file")
+FILE_ROLES = ("training_file", "validation_file", "replay_file", "items_file", "cycles_file")
 """Fields of a job's ``extra`` that name the files it needs until it has finished."""
 
 

@@ -12,7 +12,7 @@ import pytest
 from fastapi.sse import ServerSentEvent
 from sqlalchemy import event
 
-from api.polling import job_changes
+from api.polling import job_changes, other_changes
 from api.polling.job_changes import JobChanges, Wanted, missed_events
 from api.polling.other_changes import GONE, ChangeType, ReplicaFacts
 from shared.database.connection import Database
@@ -20,10 +20,12 @@ from shared.database.gates.receipts import NewReceipt
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
 from shared.database.lists import changes
+from shared.database.lists.changes import added_receipts
 from shared.database.names.aliases import Actor, Aliases
 from shared.database.records import Kind
 from shared.database.routing import Routing
 from shared.database.tenancy import SHARED, visible_to
+from shared.errors import Code, Unavailable
 from tests.support.builders import claimed, new_adapter, submission
 
 Batches = AsyncIterator[list[ServerSentEvent]]
@@ -221,6 +223,26 @@ def test_moved_aliases_and_new_receipts_come_to_those_who_see_them(database: Dat
         assert {name for name, _ in await settle(jobs)} <= {"job"}
 
     run(test, database)
+
+
+def test_a_reading_that_fails_loses_no_alias(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = published(database, "acme")
+    failures = iter([True])
+
+    def fail_once(*arguments: Any) -> Any:
+        if next(failures, False):
+            raise Unavailable(Code.DATABASE_UNAVAILABLE, "The database does not respond.", remedy="Try again.")
+        return added_receipts(*arguments)
+
+    async def test(followed: JobChanges) -> None:
+        acme = followed.batches(Wanted(visible_to("acme"), types={ChangeType.ALIAS}))
+        await settle(acme)
+        monkeypatch.setattr(other_changes, "added_receipts", fail_once)
+        Aliases(database, "acme").set("prod", Routing.to(adapter), Actor(id="1", name="alice"))
+        assert [data["name"] for _, data in await next_events(acme, 1)] == ["prod"]
+
+    run(test, database)
+    assert next(failures, None) is None
 
 
 def test_operators_are_told_of_replicas(database: Database) -> None:

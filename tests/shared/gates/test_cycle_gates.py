@@ -298,6 +298,17 @@ def test_the_cycles_have_to_be_about_the_models_of_the_receipt() -> None:
         assert row.message == f"no cycle's {role} is other@1"
 
 
+def test_one_cycle_has_to_compare_the_two_models_with_each_other() -> None:
+    with_another_incumbent = with_condition(promotion_cycle(1), "old", adapter_revision="weak@1")
+    with_another_candidate = with_condition(promotion_cycle(1), "new", adapter_revision="stranger@1")
+    known = of_models(promotion_cycle(1)).model_copy(
+        update={"cycles": (with_another_incumbent, with_another_candidate)}
+    )
+    row = row_of(known)
+    assert row.status is GateStatus.MISSING_EVIDENCE
+    assert f"no cycle compares {known.adapter.id} with {known.compared_with}" in row.message
+
+
 def test_a_new_alias_is_compared_with_its_base() -> None:
     def with_base(seed: int) -> PromotionCycle:
         base = with_condition(promotion_cycle(seed), "old", backend="base", adapter_revision=None, model_id="tiny")

@@ -223,6 +223,14 @@ def test_worker_with_a_faulty_gpu_gives_jobs_back_and_lets_others_take_them(run,
     assert installation.jobs.get(other.id).state is JobState.QUEUED
 
 
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cuda"]], ids=" ".join)
+def test_job_that_requires_a_gpu_waits_only_while_another_worker_has_one(run, installation, devices):
+    installation.worker.machines = lambda: [WorkerMachine(device=device) for device in devices]
+    job = run(raising(ContractRejected(Code.GPU_REQUIRED, "The contract requires a GPU.", remedy="Allow the CPU.")))
+    assert job.state is (JobState.QUEUED if "cuda" in devices else JobState.FAILED)
+    assert installation.worker._pauses_until == 0, "it takes other jobs at once"
+
+
 def test_unexpected_exception_fails_the_job_with_a_code(run):
     job = run(raising(KeyError("metrics")))
     assert (job.state, job.error["code"]) == (JobState.FAILED, Code.INTERNAL_ERROR)

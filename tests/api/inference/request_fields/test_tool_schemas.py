@@ -121,3 +121,11 @@ def test_nulls_of_schemas_are_not_sent_and_other_tools_are_sent_as_they_are() ->
         same = {"tools": [wrap(sound)]}
         assert with_schemas_without_nulls(same) is same
     assert with_schemas_without_nulls({"tools": None}) == {"tools": None}
+
+
+def test_schema_that_is_too_deep_is_sent_as_it_is() -> None:
+    deep: dict[str, Any] = {"title": None}
+    for _ in range(5_000):
+        deep = {"properties": {"a": deep}}
+    body = {"tools": [{"parameters": deep}]}
+    assert with_schemas_without_nulls(body) is body

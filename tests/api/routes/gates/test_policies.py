@@ -206,6 +206,7 @@ def test_a_receipt_may_rest_on_a_file_of_cycles(client: TestClient) -> None:
     lines = [promotion_cycle(seed, tasks=2).model_dump_json() + "\n" for seed in (1, 2)]
     file = upload("".join(lines))
     assert client.post("/v1/receipts", json=body | {"cycles": file}).json()["plan"]["cycles"]["file_id"] == file
+    assert error(client.delete(f"/v1/files/{file}"))["code"] == "FILE_IN_USE"
     assert "cycles" not in client.post("/v1/receipts", json=body).json()["plan"]
     wrong = error(client.post("/v1/receipts", json=body | {"cycles": upload(lines[0] + '{"spec": {}}\n')}))
     assert (wrong["code"], wrong["param"]) == ("REQUEST_INVALID", "cycles")
