@@ -346,7 +346,9 @@ def _notes(config: ModelConfig, seq_len: int, *, fits: bool | None, nearest: Nea
     if config.max_positions and seq_len > config.max_positions:
         notes.append(f"exec.seq_len {seq_len} is longer than the {config.max_positions} positions of the base.")
     if config.linear:
-        notes.append("Activations of linear-attention layers are an upper bound: the library's plain PyTorch path.")
+        notes.append(
+            "Activations of linear-attention layers are a guess, fitted to the library's PyTorch path, not to ours."
+        )
     if fits is False and nearest is None:
         notes.append("No batch size or length fits: weights, adapter and the runtime's own share are too large alone.")
     return notes

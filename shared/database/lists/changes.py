@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from sqlalchemy import select
@@ -17,6 +17,8 @@ from shared.database.tenancy import TenantName
 
 MAX_CHANGES = 5_000
 """Most changed jobs of one reading."""
+CLOCKS_APART = timedelta(minutes=5)
+"""How far the clock of a worker, which the ids of receipts have their time from, may be behind the database's."""
 
 
 class ChangedJob(NamedTuple):
@@ -98,12 +100,14 @@ def moved_aliases(
 def added_receipts(
     database: Database, since: datetime, tenants: Sequence[TenantName] | None = None, limit: int = MAX_CHANGES
 ) -> Sequence[AddedReceipt]:
-    """Return the receipts of all tenants, or of some, whose ids were made since a moment, the first one first; at most one
+    """Return the receipts of all tenants, or of some, that were stored since a moment, in the order of their ids; at most one
     more than ``limit``. Ids begin with their time, so their index is read, and no receipt's text.
     """
     names = list(AddedReceipt.model_fields)
     columns = [getattr(ReceiptRow, name) for name in names]
-    query = select(*columns).where(ReceiptRow.id >= first_id_of("receipt", since))
+    query = select(*columns).where(
+        ReceiptRow.id >= first_id_of("receipt", since - CLOCKS_APART), ReceiptRow.created_at >= since
+    )
     if tenants is not None:
         query = query.where(ReceiptRow.tenant.in_(tenants))
     with database.read() as session:
