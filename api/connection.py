@@ -65,7 +65,7 @@ class Connections:
     draining: dict[Connection, None] = field(default_factory=dict)
 
     def first_to_close(self) -> Connection | None:
-        """Return the connection to close for another one; None: all have a request in progress."""
+        """Return the connection to close in favour of a new one; None if all have a request in progress."""
         return next(chain(self.draining, self.idle), None)
 
     def forget(self, connection: Connection) -> None:

@@ -42,12 +42,13 @@ logger = logging.getLogger(__name__)
 
 
 class ShadowJudge:
-    """Judges copies of one API process.
+    """Judges the shadow copies that one API process sends.
 
     Args:
         database: contains the evals and stores the counts.
         lookup: resolves the names of judge models, as the request's tenant sees them.
-        failover: sends the requests to them. Like copies, these do not count in any key's limits and usage.
+        failover: sends the requests to them. Like the copies, these requests do not count toward the
+            limits or usage of any key.
         sandboxes: run code criteria.
         cache_secret: keeps tenants apart in vLLM's prefix cache.
     """

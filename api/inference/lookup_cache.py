@@ -143,7 +143,7 @@ class LookupCache:
         return key
 
     def known_key(self, secret: str) -> Key | None:
-        """Return the key of a secret if :meth:`authenticate` would find it without waiting; None: call that."""
+        """Return the key of a secret, or None if the caller must wait for :meth:`authenticate`."""
         is_polled = self._polling is not None and not self._polling.done()
         if not is_polled or self._writes_seen < self._writes:
             return None

@@ -107,7 +107,7 @@ class JobChanges:
         self._forget()
 
     async def batches(self, wanted: Wanted) -> AsyncIterator[list[ServerSentEvent]]:
-        """Yield after each poll the wanted events since the one before."""
+        """After each poll, yield the wanted events since the previous poll."""
         self._streams += 1
         try:
             self._start()

@@ -66,7 +66,7 @@ class JobVersions:
             self._streams += Counter()  # drops zeros
 
     def known(self, job_id: str, tenant: TenantName) -> JobVersion | None:
-        """Return the version of a job that a tenant sees, if it is known; None: query the database.
+        """Return the version of a job that a tenant sees; None if the caller must query the database for it.
 
         The job is read from now on, so that the next call may know it.
         """

@@ -110,7 +110,7 @@ class QueuePlaces:
         return self._view(job.id)
 
     def known(self, job_id: str) -> QueuePlace | None:
-        """Return the place of a queued job as :meth:`of` would, if that takes no time; None: call that."""
+        """Return the place of a queued job, or None if the caller must call :meth:`of`, which may take time."""
         return None if self._is_due() else self._view(job_id)
 
     def of_all(self, jobs: Sequence[Job | JobSummary]) -> Mapping[str, QueuePlace | None]:

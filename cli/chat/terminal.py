@@ -42,7 +42,7 @@ def ask_all(message: str, conversations: Sequence[Conversation]) -> None:
 
 
 def read_message() -> str | None:
-    """Return the next message, whose lines end with a backslash if more follow; None: the user ends the conversation."""
+    """Return the next message, or None if the user ends the conversation. A backslash at a line's end continues it."""
     lines: list[str] = []
     try:
         while not lines or lines[-1].endswith(CONTINUED):

@@ -122,8 +122,9 @@ def describe_stage(job: dict[str, Any]) -> str:
 
 
 def describe_progress(job: dict[str, Any]) -> str:
-    """Describe a job's progress in one line: its steps and loss, shards or items, and while it runs the remaining time;
-    empty before any progress.
+    """Describe a job's progress in one line: its steps and loss, shards or items, and the remaining time while it runs.
+
+    The line is empty before the first progress.
     """
     progress = read_progress(job["progress"])
     eta = None
@@ -143,7 +144,8 @@ def describe_progress(job: dict[str, Any]) -> str:
 
 
 def remaining(eta: float | None, state: str) -> list[str]:
-    """Return the remaining time as a part of a line; none of a job that waits, is paused or has ended: what was
-    estimated while it last ran says nothing then.
+    """Return the remaining time as a part of a line; an empty list unless the job is running.
+
+    The estimate of an earlier run is not valid for a job that waits, is paused or has ended.
     """
     return [f"ETA {eta // 60:.0f}:{eta % 60:02.0f}"] if eta and state == "running" else []

@@ -22,7 +22,7 @@ class FileReport(msgspec.Struct):
         unused_keys: number of written rows, by key that is left out.
         schemas: schemas of rows that an installation would not accept, and why.
         forms, file_form: rows by their form, and the form of the file; empty for OpenAI's files.
-        separator, stop: endings of the prompts and completions in a file from before chats; removed if ``stripped``.
+        separator, stop: endings of the prompts and completions in a file of such pairs; removed if ``stripped``.
         refused: why the converted file was not written; empty when it was.
     """
 

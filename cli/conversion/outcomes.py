@@ -74,7 +74,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """Endings of each prompt and completion in a file from before chats; empty for none."""
+    """Endings of each prompt and completion in a file of prompt-completion pairs; empty if it has none."""
 
     separator: str = ""
     stop: str = ""

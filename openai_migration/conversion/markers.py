@@ -1,4 +1,4 @@
-"""Separators and stop tokens of files from before chats: the common endings of nearly all prompts or completions."""
+"""Separators and stop tokens of prompt-completion files: the endings that nearly all prompts or completions share."""
 
 from __future__ import annotations
 

@@ -243,8 +243,8 @@ def to_one_scale(pairs: Pairs, options: PeftOptions, matcher: ModuleMatcher) -> 
     """Convert all layers to one rank and one scale, in place; return rank, alpha, and whether anything was changed.
 
     Raises:
-        ArtifactInvalid: ``ADAPTER_SHAPE_MISMATCH``: a layer's factors are not of its rank;
-            ``ADAPTER_IMPORT_INCOMPLETE``: PEFT would not load a layer that the weights hold; ``ADAPTER_IMPORT_FORMAT``.
+        ArtifactInvalid: ``ADAPTER_SHAPE_MISMATCH``: a layer's factors do not have the rank in the config;
+            ``ADAPTER_IMPORT_INCOMPLETE``: the weights hold a layer that PEFT would not load; ``ADAPTER_IMPORT_FORMAT``.
     """
     sizes = {module: _size(module, *pair, matcher) for module, pair in pairs.items()}
     rank, alpha = max(sizes.values())

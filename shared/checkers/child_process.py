@@ -1,4 +1,4 @@
-"""Process that checks code: reads one request a line from standard input, writes one answer a line to standard output.
+"""Process that checks code: reads one request per line of standard input, and writes one answer per line to its output.
 
 Started by `contained.py`, which sends {"language", "text"} and gets {"diagnostics", "constructs", "size"} or {"error"}.
 With "is_last" the process has ended, and another is to be started.

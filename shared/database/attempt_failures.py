@@ -69,7 +69,7 @@ def fail_attempt(session: Session, row: JobRow, error: MensError, now: datetime)
 
 
 def _count(row: JobRow, error: MensError) -> tuple[int, int, tuple[int, ...]]:
-    """Count a failed attempt; return how many of its kind the job has had, how many end it, and the delays between."""
+    """Count a failed attempt; return the failures of this kind so far, how many end the job, and the delays."""
     if error.code in OUTAGES:
         row.outages += 1
         return row.outages, MAX_OUTAGES, OUTAGE_BACKOFF_SECONDS

@@ -22,7 +22,7 @@ class Changes:
         self._db = database
 
     def count(self) -> int:
-        """Changes of keys, aliases and adapters so far; while the count is the same, none of them has changed."""
+        """Return the number of changes of keys, aliases and adapters so far; while it is the same, none has changed."""
         with self._db.read() as session:
             return int(session.scalar(select(func.coalesce(func.sum(ChangeRow.count), 0))) or 0)
 
@@ -30,7 +30,7 @@ class Changes:
 def bump(session: Session, what: What) -> None:
     """Count a change in the transaction that makes it, so that a reader of the new count also reads what changed.
 
-    Transactions queue up here until the one before has ended. So this is called after other rows are locked, and a
+    Each transaction waits here until the previous one has ended. So call this after other rows are locked. A
     transaction that changes several kinds counts adapters before aliases.
     """
     _add(session, what, 1)

@@ -79,7 +79,7 @@ class KeyChange(KeyLimits):
 
 
 class AcceptedSecret(NamedTuple):
-    """A key, found by one of its secrets, and the secret's end; None: valid until the key is changed."""
+    """A key, found by one of its secrets, and when the secret expires; None: it is valid until the key is changed."""
 
     key: Key
     until: datetime | None

@@ -68,7 +68,7 @@ class Leases:
         """Claim the next queued job by the rule of the queue (`shared/scheduling/fair_queue.py`), and hold its GPU
         time.
 
-        Claims are made one after the other, so that two workers together pass no quota.
+        Claims are made one after the other, so that two workers together cannot exceed a quota.
 
         Args:
             worker: its name.

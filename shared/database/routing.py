@@ -59,7 +59,7 @@ class Shadow(Value):
 
     @model_serializer(mode="wrap")
     def _without_eval_as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A process of the release before refuses fields that it does not know.
+        # A process of the previous release refuses fields that it does not know.
         return {name: value for name, value in dump(self).items() if name != "eval" or value is not None}
 
 

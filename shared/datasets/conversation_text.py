@@ -48,5 +48,5 @@ def _with_more(message: Message) -> str:
 
 
 def digest64(text: str | bytes) -> int:
-    """Return a 64-bit digest of a string: in a file of a million rows two collide once in 30 million files."""
+    """Return a 64-bit digest of a string. Among files of a million rows, about one in 30 million has a collision."""
     return xxh3_64_intdigest(text if isinstance(text, bytes) else text.encode(errors="replace"))

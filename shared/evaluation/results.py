@@ -120,7 +120,7 @@ class PairedScores:
 
     @property
     def noise_floor(self) -> float | None:
-        """Mean absolute difference of the incumbent's scores from its own second ones, per answer. None: it answered
+        """Mean absolute difference, per answer, between the incumbent's first and second scores. None: it answered
         once.
         """
         return noise_floor(self.incumbent, self.repeated)

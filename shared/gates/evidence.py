@@ -103,7 +103,7 @@ class PromotionCycle(ScorecardValue):
 
     @property
     def conditions(self) -> tuple[ScorecardCondition | None, ScorecardCondition | None]:
-        """The conditions of candidate and incumbent; None: the spec does not have it."""
+        """Conditions of the candidate and the incumbent; each is None if the spec does not have it."""
         return self.spec.condition(self.candidate), self.spec.condition(self.incumbent)
 
 

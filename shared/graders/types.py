@@ -90,7 +90,7 @@ class TextPart(GraderValue):
 
     @property
     def template(self) -> str:
-        """The template of this part."""
+        """The text, as a template."""
         return self.text
 
 
@@ -104,7 +104,7 @@ class ImagePart(GraderValue):
 
     @property
     def template(self) -> str:
-        """The template of this part."""
+        """The image's URL, as a template."""
         return self.image_url
 
 
@@ -123,7 +123,7 @@ class AudioPart(GraderValue):
 
     @property
     def template(self) -> str:
-        """The template of this part."""
+        """The recording in Base64, as a template."""
         return self.input_audio.data
 
 

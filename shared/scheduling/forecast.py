@@ -42,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A job that was taken, with its level and its tenant's use at that moment."""
+    """A job that was taken, with its level and its tenant's use at the time."""
 
     job: QueuedJob
     level: int

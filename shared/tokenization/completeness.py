@@ -1,14 +1,15 @@
-"""Guard against lost parts: everything in a row must be in the chat that the base's template writes, or it is refused.
+"""Guard against lost parts: a row is refused unless every part of it is in the chat that the base's template renders.
 
-A template that does not know a role, a part or a place writes nothing for it, without a warning. Two checks find that:
+A template omits a role, a part or a place that it does not know, without a warning. Two checks find that:
 
 - **by words**: each turn's text, each call's function, each tool and its parameters must occur in the row's own chat;
-- **by shape**: once for each sequence of roles and parts, a chat of that shape with unmistakable words is made. This
-  finds a lost part that is short and also occurs elsewhere, and lost arguments of calls and parameters of tools.
+- **by shape**: for each sequence of roles and parts, a chat of that shape is rendered once, with words that occur
+  nowhere else. This finds a lost part that is short and also occurs elsewhere, and lost arguments of calls and
+  parameters of tools.
 
-Some parts may be left out with only a note: an answer's thoughts, which many templates drop from earlier turns on
-purpose, here and at serving time, and a speaker's ``name``. The last answer's thoughts, if they have a field of their
-own, may not: they would be lost from every row, and the model would learn not to think.
+Two kinds of parts may be left out with only a note: a speaker's ``name``, and an answer's thoughts, which many
+templates drop from earlier turns on purpose, in training and in serving. The last answer's thoughts may not be left
+out if they have a field of their own: they would be lost from every row, and the model would learn not to think.
 """
 
 from __future__ import annotations

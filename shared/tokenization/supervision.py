@@ -75,7 +75,7 @@ def supervise_file(
 
 
 def sample_lines(lines: int, limit: int | None) -> frozenset[int] | None:
-    """Return the numbers of the sampled lines, the same ones every time; None: all of them."""
+    """Return the numbers of the sampled lines, which are the same each time, or None for all lines."""
     if limit is None or lines <= limit:
         return None
     return frozenset(random.Random(0).sample(range(1, lines + 1), limit))

@@ -101,7 +101,7 @@ class WorkerMetrics:
         self._enqueued.inc(enqueued)
 
     def disk_fault(self, fault: MensError | None) -> None:
-        """Show the fault of this machine's disks; None: they are sound."""
+        """Set the metric to the fault of this machine's disks, or clear it (None)."""
         self._disk_fault.clear()
         if fault is not None:
             self._disk_fault.labels(str(fault.code)).set(1)
@@ -134,7 +134,7 @@ class StageClock:
         self._since = 0.0
 
     def enter(self, stage: Stage | None) -> None:
-        """Note that a stage begins and the one before it is over; None: the attempt is over."""
+        """Record the end of the previous stage and the start of this one; None: the attempt has ended."""
         if self._stage is not None:
             self._observe(self._stage, time.monotonic() - self._since)
         self._stage, self._since = stage, time.monotonic()

@@ -71,12 +71,13 @@ def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> 
 
 
 def gradients(context: TrainingContext, batches: Sequence[Batch], weight_sum: float) -> StepSums:
-    """Leave the gradients of a step's micro-batches in the parameters, without those of an earlier try; the optimizer's
-    state is there too, so that the step itself allocates nothing.
+    """Compute the gradients of a step's micro-batches into the parameters, after clearing those of an earlier try.
+
+    Also allocate the optimizer's state, so that the step itself needs no further memory.
 
     Args:
         batches: this process's micro-batches.
-        weight_sum: weight sum of all the step's rows: the divisor of the loss.
+        weight_sum: sum of the weights of all rows of the step; the loss is divided by it.
     """
     context.optimizer.zero_grad(set_to_none=True)
     sums = accumulate_gradients(context.method, context.model, batches, context.device, weight_sum=weight_sum)

@@ -94,11 +94,11 @@ class Replica:
     check_now: asyncio.Event = field(default_factory=asyncio.Event)
 
     def may_have(self, model: ServedModel) -> bool:
-        """Return whether it may have a model, as far as is known."""
+        """Return false if the replica is known not to serve a model, otherwise true."""
         return self.serves is None or model.is_served_by(self.serves)
 
     def fits(self, model: ServedModel) -> bool:
-        """Return whether it is known to serve the exact weights that a model was trained on."""
+        """Return whether the replica is known to serve the exact weights that a model was trained on."""
         return self.serves is not None and model.fit_on(self.serves) is Fit.EXACT
 
     def passed_check(self, now: float) -> bool:

@@ -70,7 +70,7 @@ def prune_audit_events(body: PruneAudit, services: ServicesDep) -> PrunedAudit:
 
 
 def _tenant(caller: Caller, wanted: str | None) -> str | None:
-    """Return the tenant whose events the caller gets; None: every tenant's."""
+    """Return the tenant whose events the caller gets, or None for the events of every tenant."""
     if caller.is_operator and caller.tenant == SHARED:
         return wanted
     if wanted not in (None, caller.tenant):

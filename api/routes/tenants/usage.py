@@ -87,7 +87,7 @@ def _groups(text: str) -> list[Group]:
 
 
 def _visible_key(services: Services, caller: Caller, key_id: str | None) -> str | None:
-    """Return the key whose usage is returned; None: all keys of the tenant."""
+    """Return the key whose usage is returned, or None for all keys of the tenant."""
     if caller.role.includes(Role.ADMIN):
         return key_id if key_id is None else services.keys.get(key_id, caller.tenant).id
     if key_id not in (None, caller.key.id):

@@ -244,7 +244,7 @@ def revoke(name: KeyName, tenant: Tenant = None) -> None:
 
 
 def _expiry(text: str | None) -> str | None:
-    """Convert a time to the API's format; a date means its beginning, and a time without a zone is UTC. None: never."""
+    """Convert a time to the API's format; None: never. A date means its beginning; a time without a zone is UTC."""
     if text is None or text.lower() == NO_LIMIT:
         return None
     try:

@@ -140,7 +140,7 @@ class S3Bucket:
                 raise to_error(ClientError({"Error": failed}, "DeleteObjects"), self.name, failed["Key"])
 
     def abort_uploads(self, before: datetime) -> None:
-        """Abort uploads that were begun before that moment and never completed; their parts are freed."""
+        """Abort incomplete uploads that were started before a given time, which frees the storage of their parts."""
         for page in self._pages("list_multipart_uploads", ""):
             for found in page.get("Uploads") or ():
                 # Not every server applies the prefix here.

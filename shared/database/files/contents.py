@@ -49,9 +49,9 @@ class IdempotencyKey(NamedTuple):
 
 
 def room(session: Session, tenant: TenantName, quota: FileQuota) -> int | None:
-    """Return the bytes that a tenant may still store; None: unlimited. ``shared`` has no quota.
+    """Return the bytes that a tenant may still store, or None for no limit. ``shared`` has no quota.
 
-    A pending upload counts as the file that it is to become.
+    A pending upload counts as the file that it will become.
 
     Raises:
         Forbidden: ``QUOTA_EXCEEDED``: no file, or not one byte.

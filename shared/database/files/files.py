@@ -58,7 +58,7 @@ class Files:
         return Files(self._db, tenant)
 
     def room(self, quota: FileQuota) -> int | None:
-        """Return the bytes that the tenant may still store; None: unlimited. ``shared`` has no quota.
+        """Return the bytes that the tenant may still store, or None for no limit. ``shared`` has no quota.
 
         Raises:
             Forbidden: ``QUOTA_EXCEEDED``: no file, or not one byte.

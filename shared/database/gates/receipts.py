@@ -62,7 +62,7 @@ class Receipts:
             return StoredReceipt.model_validate(row)
 
     def count(self, adapter_id: str, adapter_digest: str, incumbent_digest: str | None, policy_digest: str) -> int:
-        """Count the receipts of an adapter's very bytes against an incumbent (None: without one) under a policy."""
+        """Count the receipts under a policy for these exact bytes of an adapter and an incumbent, or no incumbent."""
         query = select(func.count()).select_from(ReceiptRow)
         query = query.where(
             ReceiptRow.tenant.in_(self._tenants),

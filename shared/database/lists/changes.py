@@ -45,10 +45,10 @@ class ChangedJobs(NamedTuple):
 def changed_jobs(
     database: Database, since: datetime | None, tenants: Sequence[TenantName] | None = None, limit: int = MAX_CHANGES
 ) -> ChangedJobs:
-    """Return the jobs of all tenants, or of some, that have changed since a moment; None: only what time it is.
+    """Return the jobs of all tenants, or of some, changed since a time; None: return the database's time alone.
 
-    A change becomes visible when its transaction ends, which may be after later ones: read again what is a few seconds
-    old. Changes by a process of the previous release are not found.
+    A change is visible only after its transaction has ended, so it may appear after a change with a later time. Callers
+    therefore read the last few seconds again. Changes by a process of the previous release are not found.
     """
     query = select(JobRow.id, JobRow.version, JobRow.changed_at).order_by(JobRow.changed_at, JobRow.id)
     if tenants is not None:

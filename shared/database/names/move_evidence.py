@@ -168,12 +168,11 @@ def check(
 def _leaves_policy(
     session: Session, before: Standing, after: Routing | StandsFor | None, assignment: Assignment
 ) -> str | None:
-    """Return the name that would need an assignment for the policy to keep governing the answers; None: it does
-    already.
+    """Return the name that needs an assignment so that the policy still governs the answers; None if it already does.
 
-    A name's target may be governed, and the name not. Then a move that needs no evidence would leave the policy, such
-    as a move to the adapter that answers already, or deleting the name. An alias that the name follows must have the
-    policy itself, because it can be moved on its own.
+    A policy may govern the target of a name but not the name itself. Then a move that needs no evidence would escape
+    the policy: for example a move to the adapter that already answers, or deleting the name. An alias that the name
+    follows must have the policy itself, because it can be moved on its own.
     """
     if after is not None and after == before.state:
         return None

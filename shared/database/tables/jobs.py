@@ -47,7 +47,7 @@ class JobRow(Base):
     error: Mapped[dict[str, Any] | None]
     version: Mapped[int] = mapped_column(Integer, default=1)
     created_at: Mapped[datetime]
-    # Name of the key that submitted it; an API of the release before leaves it empty.
+    # Name of the key that submitted it; an API of the previous release leaves it empty.
     created_by: Mapped[str | None] = mapped_column(String(64))
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
@@ -56,12 +56,12 @@ class JobRow(Base):
     max_gpu_minutes: Mapped[float | None] = mapped_column(Float)
     traceparent: Mapped[str | None] = mapped_column(String(64))
     expected_seconds: Mapped[float | None] = mapped_column(Float)
-    # Time of its last submission or resumption; an API of the release before leaves it empty.
+    # Time of its last submission or resumption; an API of the previous release leaves it empty.
     queued_at: Mapped[datetime | None]
     # Its estimated start, and when that was estimated: when it was first seen waiting.
     estimated_start_at: Mapped[datetime | None]
     estimated_at: Mapped[datetime | None]
-    # Of its version; a process of the release before leaves it as it is.
+    # Time of the change that gave it its version; a process of the previous release does not update it.
     changed_at: Mapped[datetime | None]
 
 

@@ -1,8 +1,8 @@
 """The rows that an epoch and a step take: order, curriculum (easy rows first) and replay (rows of a second file). Pure.
 
 The order is a pure function of difficulties, sizes, contract and epoch, so a resumed run needs no cursor. The replay
-file is read in one shuffled order, epoch after epoch, from the start again at its end: within an epoch no row occurs
-twice, and over a run the rows' counts differ by at most one.
+file is shuffled once. Each epoch continues where the previous one stopped, and starts over at the end of the file. So
+no row occurs twice in an epoch, and over a run the counts of any two rows differ by at most one.
 """
 
 from __future__ import annotations

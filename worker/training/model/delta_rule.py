@@ -3,7 +3,7 @@
 The same formulas as transformers' reference, with two differences. The scan over chunks is one function with a gradient
 of its own: only what carries a chunk's state to the next is done in sequence, all else for all chunks at once, so time
 and memory traffic grow with the length of a row and not with its square. And a document that begins in the middle of a
-chunk does not see the one before it.
+chunk does not see the previous document.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def token_sizes(contract: FineTuneContract) -> list[int]:
 
 
 def halved(largest: int, smallest: int) -> list[int]:
-    """Return sizes from the largest down to the smallest, each half of the one before."""
+    """Return sizes from the largest down to the smallest, each of them half of the previous one."""
     sizes = [largest]
     while sizes[-1] > smallest:
         sizes.append(max(smallest, sizes[-1] // 2))
