@@ -32,7 +32,7 @@ TELEMETRY_NAME = "telemetry.jsonl"
 LOG_NAME = "engine.log"
 LOG_BYTES = 1 << 16
 """Bytes at the end of an attempt's log that are kept with the job."""
-PATH = re.compile(r"(?:file://|(?<![\w/:.~-]))/(?:[^\s/:'\"<>|,;()]+/)+")
+PATH = re.compile(r"(?:file://|(?<![\w/.~-]))/(?:[^\s/:'\"<>|,;()]+/)+")
 """Folders in front of a file's name."""
 ERROR_NAME = "error.json"
 FIRST_PROCESS_NAME = "first_process.pid"

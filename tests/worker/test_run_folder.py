@@ -15,6 +15,9 @@ from worker.run_folder import LOG_BYTES, LOG_NAME, read_log_end, without_folders
         ('  File "/opt/mens/worker/train.py", line 3, in main', '  File "…/train.py", line 3, in main'),
         ("/srv/a b/c/plan.json: no such file", "…/a b/c/plan.json: no such file"),
         ("home=/home/alice/mens,runs=/srv/mens/runs/x", "home=…/mens,runs=…/x"),
+        ("[rank0]:/srv/a/b.py and cwd:/srv/mens/x/y.py", "[rank0]:…/b.py and cwd:…/y.py"),
+        ("PATH=/a/b:/c/d", "PATH=…/b:…/d"),
+        ("http://127.0.0.1:8000/v1/models", "http://127.0.0.1:8000/v1/models"),
         ("file:///srv/mens/models/base", "…/base"),
         (
             "https://hub.example.org/a/b/c and ./a/b and ~/c/d and 3/4",
