@@ -25,7 +25,7 @@ assert not listed, listed
 
 
 def test_help_imports_no_command() -> None:
-    """What commands may not import themselves: `tests/openai_migration/commands/test_app.py`."""
+    """The migration is loaded by its entry point; `tests/openai_migration/commands/test_app.py` holds what it may import."""
     assert subprocess.run([sys.executable, "-c", IMPORTS], check=False).returncode == 0
 
 

@@ -20,7 +20,7 @@ from tests.support.cli_installation import CliInstallation
 
 @pytest.fixture(scope="session", autouse=True)
 def commands_built_once() -> Iterator[None]:
-    """Typer's runner would build all of `mens` anew for each call, 40 ms; a process that runs it builds it once."""
+    """Build `mens` once per process: Typer's runner builds all of it for each call, which takes 40 ms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.testing._get_command", cache(get_command))
         yield
