@@ -61,20 +61,20 @@ class Connections:
 
     settings: ApiSettings
     known_response: KnownResponse = no_known_response
-    idle: dict[Connection, None] = field(default_factory=dict)
-    draining: dict[Connection, None] = field(default_factory=dict)
+    idle: dict[ClientConnection, None] = field(default_factory=dict)
+    draining: dict[ClientConnection, None] = field(default_factory=dict)
 
-    def first_to_close(self) -> Connection | None:
+    def first_to_close(self) -> ClientConnection | None:
         """Return the connection to close in favour of a new one; None if all have a request in progress."""
         return next(chain(self.draining, self.idle), None)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: ClientConnection) -> None:
         """Remove a closed connection from the lists."""
         self.idle.pop(connection, None)
         self.draining.pop(connection, None)
 
 
-class Connection(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol):
     """One client's connection.
 
     Args:
@@ -310,10 +310,10 @@ class Connection(HttpToolsProtocol):
         self.close()
 
 
-def connection_class(shared: Connections) -> type[Connection]:
+def connection_class(shared: Connections) -> type[ClientConnection]:
     """Return a connection class for uvicorn, which creates an instance per client; all instances share this state."""
 
-    class Shared(Connection):
+    class Shared(ClientConnection):
         def __init__(self, **more: Any) -> None:
             super().__init__(shared, **more)
 
@@ -327,7 +327,7 @@ class _DrainedTransport:
     While a request waits, the body of the request in progress has already been read.
     """
 
-    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+    def __init__(self, transport: asyncio.Transport, connection: ClientConnection) -> None:
         self._transport = transport
         self._connection = connection
         self.write = transport.write

@@ -78,7 +78,7 @@ OVER = threading.Event()
 
 
 @dataclass
-class RunOutcome:
+class EqualRun:
     """A finished run.
 
     Attributes:
@@ -174,7 +174,7 @@ def busy_processors(count: int) -> Iterator[None]:
             burner.wait()
 
 
-def train(plan: Path, folder: Path, threads: int, options: argparse.Namespace, seed: float) -> RunOutcome:
+def train(plan: Path, folder: Path, threads: int, options: argparse.Namespace, seed: float) -> EqualRun:
     """Make one run, in as many attempts as it takes.
 
     Args:
@@ -183,7 +183,7 @@ def train(plan: Path, folder: Path, threads: int, options: argparse.Namespace, s
     Raises:
         BenchFailed: an attempt failed on its own.
     """
-    draw, outcome = random.Random(seed), RunOutcome()
+    draw, outcome = random.Random(seed), EqualRun()
     checkpoint: Path | None = None
     while True:
         outcome.attempts += 1
@@ -218,7 +218,7 @@ def attempt(
     checkpoint: Path | None,
     threads: int,
     draw: random.Random,
-    outcome: RunOutcome,
+    outcome: EqualRun,
     *,
     untold: bool,
     disturbed_steps: int,
@@ -262,7 +262,7 @@ def surroundings(draw: random.Random) -> dict[str, str]:
 
 
 def disturb(
-    process: subprocess.Popen[bytes], run_dir: Path, draw: random.Random, outcome: RunOutcome, steps: int
+    process: subprocess.Popen[bytes], run_dir: Path, draw: random.Random, outcome: EqualRun, steps: int
 ) -> None:
     """Hold, kill or pause the process somewhere in its first steps, or while it starts or ends."""
     fate = draw.random()
@@ -300,7 +300,7 @@ def result_of(run_dir: Path) -> tuple[str, str]:
     return digest, str(told["resume"]["guarantee"])
 
 
-def report(outcomes: list[tuple[str, RunOutcome]], *, wanted_exact: int, smoke: bool) -> bool:
+def report(outcomes: list[tuple[str, EqualRun]], *, wanted_exact: int, smoke: bool) -> bool:
     """Print a line per job, and the goal's; return whether it is met.
 
     Args:

@@ -54,7 +54,7 @@ LAST_EVENT = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class MeasuredEndpoint:
     """URL, key and model of requests."""
 
     url: str
@@ -62,15 +62,15 @@ class Endpoint:
     model: str
 
 
-class Connection:
+class KeptConnection:
     """One kept-alive HTTP/1.1 connection that reads chunked responses."""
 
-    async def open(self, endpoint: Endpoint) -> Connection:
+    async def open(self, endpoint: MeasuredEndpoint) -> KeptConnection:
         address = urlsplit(endpoint.url)
         self._reader, self._writer = await asyncio.open_connection(address.hostname, address.port)
         return self
 
-    async def post(self, endpoint: Endpoint, path: str, body: bytes) -> AsyncIterator[bytes]:
+    async def post(self, endpoint: MeasuredEndpoint, path: str, body: bytes) -> AsyncIterator[bytes]:
         """Yield the response's chunks as they arrive.
 
         Raises:
@@ -90,7 +90,7 @@ class Connection:
         self._writer.close()
 
 
-async def stream(endpoint: Endpoint, tokens: int, connection: Connection) -> tuple[float, int, float]:
+async def stream(endpoint: MeasuredEndpoint, tokens: int, connection: KeptConnection) -> tuple[float, int, float]:
     """Request one streamed completion.
 
     Returns:
@@ -112,7 +112,7 @@ async def stream(endpoint: Endpoint, tokens: int, connection: Connection) -> tup
     return first, events - 1, seconds
 
 
-class Gateway:
+class GatewayComparison:
     """Measures the same requests at several endpoints.
 
     Args:
@@ -120,7 +120,7 @@ class Gateway:
         options: options of the command line.
     """
 
-    def __init__(self, endpoints: dict[str, Endpoint], options: argparse.Namespace) -> None:
+    def __init__(self, endpoints: dict[str, MeasuredEndpoint], options: argparse.Namespace) -> None:
         self._endpoints, self._options = endpoints, options
 
     async def measure(self) -> bool:
@@ -143,7 +143,7 @@ class Gateway:
 
     async def first_tokens(self) -> dict[str, list[float]]:
         """Measure milliseconds to the first token, one request at a time."""
-        connections = {name: await Connection().open(endpoint) for name, endpoint in self._endpoints.items()}
+        connections = {name: await KeptConnection().open(endpoint) for name, endpoint in self._endpoints.items()}
         found: dict[str, list[float]] = {name: [] for name in self._endpoints}
         for number in range(self._options.requests + self._options.warm_up):
             for name in self._in_turn(number):
@@ -154,9 +154,9 @@ class Gateway:
             connection.close()
         return found
 
-    async def throughput(self, endpoint: Endpoint, streams: int) -> float:
+    async def throughput(self, endpoint: MeasuredEndpoint, streams: int) -> float:
         """Measure tokens per second of several concurrent streams."""
-        connections = [await Connection().open(endpoint) for _ in range(streams)]
+        connections = [await KeptConnection().open(endpoint) for _ in range(streams)]
         started = time.perf_counter()
         counts = await asyncio.gather(*(stream(endpoint, self._options.tokens, one) for one in connections))
         seconds = time.perf_counter() - started
@@ -224,7 +224,7 @@ def percentile(values: list[float], at: int) -> float:
 
 
 @contextmanager
-def fake_endpoints(pace: float, foreign_names: int) -> Iterator[dict[str, Endpoint]]:
+def fake_endpoints(pace: float, foreign_names: int) -> Iterator[dict[str, MeasuredEndpoint]]:
     """Yield the fake replica, the API in front of it, called with an alias, the bare proxy, and an API with foreign
     names.
     """
@@ -235,20 +235,20 @@ def fake_endpoints(pace: float, foreign_names: int) -> Iterator[dict[str, Endpoi
             )
             for names in ([0, foreign_names] if foreign_names else [0])
         )
-        direct = Endpoint(made.replica_url, "", made.adapter)
+        direct = MeasuredEndpoint(made.replica_url, "", made.adapter)
         endpoints = {
             "direct": direct,
-            "gateway": Endpoint(made.api_url, made.key, made.alias),
+            "gateway": MeasuredEndpoint(made.api_url, made.key, made.alias),
             "bare": replace(direct, url=stack.enter_context(bare_proxy(made.replica_url))),
         }
         for other in named:
-            endpoints["names"] = Endpoint(other.api_url, other.key, other.alias)
+            endpoints["names"] = MeasuredEndpoint(other.api_url, other.key, other.alias)
             endpoints["foreign"] = replace(endpoints["names"], model=other.foreign_name)
         yield endpoints
 
 
 @contextmanager
-def vllm_endpoints(base: str, *, smoke: bool) -> Iterator[dict[str, Endpoint]]:
+def vllm_endpoints(base: str, *, smoke: bool) -> Iterator[dict[str, MeasuredEndpoint]]:
     """Run a new installation around one of ``BASES``, the bare proxy, and with the real base a plain vLLM."""
     from bench.serving.hotload_variants import cache_of, installation, plain_vllm
 
@@ -265,16 +265,16 @@ def vllm_endpoints(base: str, *, smoke: bool) -> Iterator[dict[str, Endpoint]]:
 
 
 @contextmanager
-def running_endpoints(environment: Mapping[str, str]) -> Iterator[dict[str, Endpoint]]:
+def running_endpoints(environment: Mapping[str, str]) -> Iterator[dict[str, MeasuredEndpoint]]:
     """Yield a running installation, and the bare proxy.
 
     Args:
         environment: contains ``RUNNING``.
     """
     api, key, replica, replica_key, base = (environment[name] for name in RUNNING)
-    direct = Endpoint(replica, replica_key, base)
+    direct = MeasuredEndpoint(replica, replica_key, base)
     with bare_proxy(replica) as url:
-        yield {"direct": direct, "gateway": Endpoint(api, key, base), "bare": replace(direct, url=url)}
+        yield {"direct": direct, "gateway": MeasuredEndpoint(api, key, base), "bare": replace(direct, url=url)}
 
 
 def running_installation(*more: str) -> dict[str, str]:
@@ -289,7 +289,7 @@ def running_installation(*more: str) -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
-def started(options: argparse.Namespace) -> AbstractContextManager[dict[str, Endpoint]]:
+def started(options: argparse.Namespace) -> AbstractContextManager[dict[str, MeasuredEndpoint]]:
     """Start the servers that the command line requests.
 
     Raises:
@@ -306,7 +306,7 @@ def measure(options: argparse.Namespace) -> bool:
     """Start everything and measure; return whether the goal is met."""
     require("aiohttp", "uvicorn", *(["vllm"] if options.vllm else []))
     with started(options) as endpoints:
-        return asyncio.run(Gateway(endpoints, options).measure())
+        return asyncio.run(GatewayComparison(endpoints, options).measure())
 
 
 def main() -> int:

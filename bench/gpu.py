@@ -21,7 +21,7 @@ from typing import Any
 from bench.harness.command import BenchFailed, PeerMissing, bench_parser, parse_options, print_goal, run_bench
 from bench.harness.peers import peers_python
 from bench.harness.processes import VariantFailed, variant_processes
-from bench.training.recipe import InputsRequest, Outcome, Trainers, largest_relative_difference
+from bench.training.recipe import InputsRequest, TrainerOutcome, Trainers, largest_relative_difference
 from bench.training.roofline import Roofline
 from bench.training.shapes import SHAPES
 
@@ -78,7 +78,7 @@ def compare(options: argparse.Namespace) -> bool:
     ):
         trainers = Trainers(processes, Path(folder), request, threads=1)
         probed = json.loads(trainers.run("bench.training.gpu_variants", "probe", options.device))
-        bench = Comparison(trainers, options)
+        bench = GpuComparison(trainers, options)
         outcomes = bench.measure()
         limit = Roofline(SHAPES[options.size], trainers.recipe, probed)
         return bench.report(outcomes, limit) and not bench.failures
@@ -98,7 +98,7 @@ def check_device(device: str) -> None:
         raise PeerMissing("no CUDA device that torch can use; `--device cpu --size tiny` runs the variants on a CPU.")
 
 
-class Comparison:
+class GpuComparison:
     """The variants of one comparison.
 
     Args:
@@ -114,13 +114,13 @@ class Comparison:
         self._recomputing: set[str] = set()
         self.failures: dict[str, str] = {}
 
-    def measure(self) -> dict[str, list[Outcome]]:
+    def measure(self) -> dict[str, list[TrainerOutcome]]:
         """Return outcomes of the variants, run in turns; a failed variant takes no further part.
 
         Raises:
             VariantFailed: in a smoke run, a variant has failed.
         """
-        outcomes: dict[str, list[Outcome]] = {}
+        outcomes: dict[str, list[TrainerOutcome]] = {}
         for number in range(self._options.rounds):
             for variant in [name for name in self._options.variants if name not in self.failures]:
                 try:
@@ -136,7 +136,7 @@ class Comparison:
                     print(f"  {variant:<18} {speed:9.0f} tokens/s", flush=True)
         return outcomes
 
-    def train(self, variant: str, run_name: str) -> Outcome:
+    def train(self, variant: str, run_name: str) -> TrainerOutcome:
         """Make one run of a variant.
 
         A peer runs as fast as it can: its activations are recomputed only once it has run out of memory without that.
@@ -159,7 +159,7 @@ class Comparison:
                 print(f"  {variant} recomputes activations from here on", flush=True)
         return self._trainers.train_peer(variant, f"{run_name}-again", module, recompute=True)
 
-    def report(self, outcomes: dict[str, list[Outcome]], limit: Roofline) -> bool:
+    def report(self, outcomes: dict[str, list[TrainerOutcome]], limit: Roofline) -> bool:
         """Print the table and the goals.
 
         Returns:
@@ -207,7 +207,7 @@ class Comparison:
             met.append(self._goal("G1-naive", speed["mens"] / speed["hf"], 4.0))
         return met
 
-    def against_bf16(self, outcomes: dict[str, list[Outcome]], speed: dict[str, float]) -> list[bool]:
+    def against_bf16(self, outcomes: dict[str, list[TrainerOutcome]], speed: dict[str, float]) -> list[bool]:
         """Judge G3: time of an NF4 step as a multiple of the same weights in bf16; the first step's loss shows equal
         logits.
         """
@@ -219,7 +219,7 @@ class Comparison:
                 met.append(self._goal(goal, ratio, target, at_most=True, first_loss_identical=same) and same)
         return met
 
-    def memory(self, ours: Outcome, limit: Roofline) -> list[bool]:
+    def memory(self, ours: TrainerOutcome, limit: Roofline) -> list[bool]:
         """Judge G4: the peak compared with the floor with its activations, and with the trainer's own prediction at its
         start.
         """
@@ -233,7 +233,7 @@ class Comparison:
             met.append(self._goal("G4-estimate", error, 0.1, at_most=True, **facts))
         return met
 
-    def overhead(self, outcomes: dict[str, list[Outcome]]) -> list[bool]:
+    def overhead(self, outcomes: dict[str, list[TrainerOutcome]]) -> list[bool]:
         """Judge G5: share of a step's time for metrics and, spread over the usual number of steps, for checkpoints."""
         if "mens-quiet" not in outcomes:
             return []
@@ -244,7 +244,7 @@ class Comparison:
         return [self._goal("G5", share, 0.02, at_most=True, step_seconds=[quiet, loud], checkpoint_seconds=checkpoint)]
 
 
-def check_first_losses(outcomes: dict[str, list[Outcome]]) -> None:
+def check_first_losses(outcomes: dict[str, list[TrainerOutcome]]) -> None:
     """Check that the variants whose steps have the same rows start with the same loss.
 
     Raises:

@@ -29,12 +29,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.gateway import RUNNING, Connection, Endpoint, percentile, running_installation, stream
+from bench.gateway import RUNNING, KeptConnection, MeasuredEndpoint, percentile, running_installation, stream
 from bench.harness.bases import BASES
 from bench.harness.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
 from bench.harness.peers import require
 from bench.harness.smollm2 import SMOLLM2
-from bench.serving.hotload_variants import AdapterFactory, StoredAdapter, Worker, cache_of, installation, plain_vllm
+from bench.serving.hotload_variants import (
+    AdapterFactory,
+    FinishingWorker,
+    TrainedAdapter,
+    cache_of,
+    installation,
+    plain_vllm,
+)
 from shared.settings import Settings
 
 MAX_SHARE_MS = 50.0
@@ -48,10 +55,10 @@ KNOWN_SECONDS = 5.0
 SMOKE = {"adapters": 2, "warm_up": 1}
 
 
-class ReplicaConnection(Connection):
+class ReplicaConnection(KeptConnection):
     """A connection to a replica, for requests besides completions."""
 
-    async def call(self, endpoint: Endpoint, method: str, path: str, body: bytes = b"") -> bytes:
+    async def call(self, endpoint: MeasuredEndpoint, method: str, path: str, body: bytes = b"") -> bytes:
         """Return the body of a response that is not streamed.
 
         Raises:
@@ -75,12 +82,12 @@ class BackgroundRequests:
     sent: int = 0
     failures: list[str] = field(default_factory=list)
 
-    async def repeat(self, endpoint: Endpoint) -> None:
+    async def repeat(self, endpoint: MeasuredEndpoint) -> None:
         """Request one adapter repeatedly, until cancelled."""
         while True:
             self.sent += 1
             try:
-                connection = await Connection().open(endpoint)
+                connection = await KeptConnection().open(endpoint)
                 try:
                     while True:
                         await stream(endpoint, OTHER_TOKENS, connection)
@@ -103,13 +110,13 @@ class Bench:
         times: milliseconds by row of the table.
     """
 
-    gateway: Endpoint
-    replica: Endpoint
-    plain: Endpoint
+    gateway: MeasuredEndpoint
+    replica: MeasuredEndpoint
+    plain: MeasuredEndpoint
     adapters: AdapterFactory
-    worker: Worker
+    worker: FinishingWorker
     times: dict[str, list[float]] = field(default_factory=dict)
-    _connections: list[Connection] = field(default_factory=list)
+    _connections: list[KeptConnection] = field(default_factory=list)
 
     async def measure(self, adapters: int, warm_up: int) -> BackgroundRequests:
         """Run all variants in turns, with requests to other adapters meanwhile.
@@ -140,14 +147,14 @@ class Bench:
         """
         for connection in self._connections:
             connection.close()
-        self._to_gateway, self._to_replica, self._to_plain = Connection(), ReplicaConnection(), ReplicaConnection()
+        self._to_gateway, self._to_replica, self._to_plain = KeptConnection(), ReplicaConnection(), ReplicaConnection()
         self._connections = [
             await self._to_gateway.open(self.gateway),
             await self._to_replica.open(self.replica),
             await self._to_plain.open(self.plain),
         ]
 
-    async def _other_endpoints(self) -> list[Endpoint]:
+    async def _other_endpoints(self) -> list[MeasuredEndpoint]:
         """Return other adapters, published, known to the API and loaded at the plain vLLM."""
         endpoints = []
         for number in range(OTHERS):
@@ -165,7 +172,7 @@ class Bench:
         await stream(replace(self.plain, model=stored.adapter_id), 1, self._to_plain)
         self._record("direct", time.perf_counter() - began)
 
-    async def load(self, stored: StoredAdapter) -> None:
+    async def load(self, stored: TrainedAdapter) -> None:
         """Load an adapter by vLLM's own route."""
         body = {"lora_name": stored.adapter_id, "lora_path": str(stored.folder)}
         await self._to_plain.call(self.plain, "POST", "/v1/load_lora_adapter", json.dumps(body).encode())
@@ -184,7 +191,7 @@ class Bench:
         self._record("replica loads", first)
         await self._finish_and_request("certified", name, stored)
 
-    async def _finish_and_request(self, row: str, name: str, stored: StoredAdapter) -> None:
+    async def _finish_and_request(self, row: str, name: str, stored: TrainedAdapter) -> None:
         # In a thread, so that the requests to other adapters continue. It reads the same clock as this one.
         lease = await asyncio.to_thread(self.worker.begin, name)
         committed, seconds = await asyncio.to_thread(self.worker.finish, lease, stored, ALIAS)
@@ -194,7 +201,7 @@ class Bench:
         self._record("transaction", seconds)
         self._record("alias", await self._alias_resolved(stored) - committed)
 
-    async def _alias_resolved(self, stored: StoredAdapter) -> float:
+    async def _alias_resolved(self, stored: TrainedAdapter) -> float:
         """Return when the alias, which pointed to another adapter before, first resolved to this one.
 
         Raises:
@@ -292,12 +299,16 @@ def running(options: argparse.Namespace) -> Iterator[Bench]:
     """Yield everything, started."""
     with started(options) as found:
         settings, key, base = Settings(home=Path(found[HOME])), found["MENS_SERVING_KEY"], found["MENS_SERVING_BASE"]
-        worker = Worker(settings, base)
+        worker = FinishingWorker(settings, base)
         with plain_vllm(settings.home, base, key, capacity(options)) as plain:
-            gateway = Endpoint(found["MENS_API_URL"], found["MENS_API_KEY"], ALIAS)
+            gateway = MeasuredEndpoint(found["MENS_API_URL"], found["MENS_API_KEY"], ALIAS)
             adapters = AdapterFactory(settings, base, options.rank)
             yield Bench(
-                gateway, Endpoint(found["MENS_SERVING_URLS"], key, ""), Endpoint(plain, key, ""), adapters, worker
+                gateway,
+                MeasuredEndpoint(found["MENS_SERVING_URLS"], key, ""),
+                MeasuredEndpoint(plain, key, ""),
+                adapters,
+                worker,
             )
         worker.close()
 

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from bench.gateway import percentile
 from bench.harness.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
 from bench.harness.peers import require
-from bench.serving.poll_variants import Installation, busy_installation, constant_server
+from bench.serving.poll_variants import PolledInstallation, busy_installation, constant_server
 
 MIN_RATIO, MAX_P99_RATIO = 2.0, 3.0
 STEADY_SECONDS = 0.005
@@ -113,7 +113,7 @@ def measure_speeds(pollers: dict[str, Poller], options: argparse.Namespace) -> b
     return print_goal("C5", **facts, target=MIN_RATIO, met=ratio >= MIN_RATIO, smoke=options.smoke)
 
 
-def measure_load(installation: Installation, options: argparse.Namespace) -> bool:
+def measure_load(installation: PolledInstallation, options: argparse.Namespace) -> bool:
     """Measure the 99th percentile of polls, alone and during an upload and validations; return whether it is within the
     limit.
     """
@@ -137,7 +137,7 @@ def measure_load(installation: Installation, options: argparse.Namespace) -> boo
     return print_goal("C5-load", **facts, target=MAX_P99_RATIO, met=ratio <= MAX_P99_RATIO, smoke=options.smoke)
 
 
-def measure_all(installation: Installation, constant_url: str, options: argparse.Namespace) -> bool:
+def measure_all(installation: PolledInstallation, constant_url: str, options: argparse.Namespace) -> bool:
     """Make both measurements; return whether both goals are met."""
     authorization = {"authorization": installation.poll_headers["authorization"]}
     pollers = {
@@ -152,7 +152,7 @@ def measure_all(installation: Installation, constant_url: str, options: argparse
 
 
 @contextmanager
-def servers(options: argparse.Namespace) -> Iterator[tuple[Installation, str]]:
+def servers(options: argparse.Namespace) -> Iterator[tuple[PolledInstallation, str]]:
     """Yield the API with a running job and files, and the constant's URL."""
     with (
         tempfile.TemporaryDirectory() as folder,

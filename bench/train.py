@@ -23,7 +23,7 @@ from bench.harness.command import BenchFailed, bench_parser, parse_options, prin
 from bench.harness.peers import peers_python
 from bench.harness.processes import variant_processes
 from bench.harness.smollm2 import SMOLLM2, smollm2_folder
-from bench.training.recipe import InputsRequest, Outcome, Trainers, largest_relative_difference
+from bench.training.recipe import InputsRequest, TrainerOutcome, Trainers, largest_relative_difference
 from bench.training.shapes import Shape
 
 
@@ -128,10 +128,10 @@ def compare(options: argparse.Namespace) -> bool:
         return report(outcomes, losses, options)
 
 
-def measure(trainers: Trainers, options: argparse.Namespace) -> dict[str, list[Outcome]]:
+def measure(trainers: Trainers, options: argparse.Namespace) -> dict[str, list[TrainerOutcome]]:
     """Return outcomes of all variants, run in turns; the fastest TRL setting is found first."""
     trl = f"trl-{fastest_trl(trainers, options.trl_settings, options.tried_steps)}"
-    outcomes: dict[str, list[Outcome]] = {"mens": [], "hf": [], "trl": []}
+    outcomes: dict[str, list[TrainerOutcome]] = {"mens": [], "hf": [], "trl": []}
     for number in range(options.rounds):
         for name, ones in outcomes.items():
             run_name = f"{name}-{number}"
@@ -158,7 +158,7 @@ def fastest_trl(trainers: Trainers, settings: list[str], steps: int) -> str:
     return best
 
 
-def report(outcomes: dict[str, list[Outcome]], losses: dict[str, float], options: argparse.Namespace) -> bool:
+def report(outcomes: dict[str, list[TrainerOutcome]], losses: dict[str, float], options: argparse.Namespace) -> bool:
     """Print the table and the goals.
 
     Returns:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.sections import url_path
 from shared.datasets.conversation_text import digest64
 from shared.hashing import digest_json
@@ -45,7 +45,7 @@ class Prompt(msgspec.Struct, frozen=True):
     request: Request
 
 
-class Choice(msgspec.Struct, frozen=True):
+class PromptChoice(msgspec.Struct, frozen=True):
     """The prompts of a model.
 
     Attributes:
@@ -59,8 +59,14 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def choose_prompts(
-    contents: Contents, project: str, model: str, *, limit: int, own: Path | None = None, trained: Iterable[Path] = ()
-) -> Choice:
+    contents: ArchiveContents,
+    project: str,
+    model: str,
+    *,
+    limit: int,
+    own: Path | None = None,
+    trained: Iterable[Path] = (),
+) -> PromptChoice:
     """Choose the prompts for a model: the user's own first, then the others in an order that depends only on them.
 
     Args:
@@ -93,7 +99,7 @@ def choose_prompts(
     ordered = sorted(chosen.values(), key=lambda prompt: (prompt.source != "yours", prompt.id))
     if ordered[limit:]:
         left_out[f"over the limit of {limit}"] = len(ordered) - limit
-    return Choice(ordered[:limit], dict(left_out), notes)
+    return PromptChoice(ordered[:limit], dict(left_out), notes)
 
 
 def model_of(name: str) -> str:
@@ -194,7 +200,7 @@ def _set_aside(path: Path) -> Iterator[Prompt]:
 
 
 def _candidates(
-    contents: Contents, project: str, model: str, jobs: list[dict[str, Any]], own: Path | None
+    contents: ArchiveContents, project: str, model: str, jobs: list[dict[str, Any]], own: Path | None
 ) -> Iterator[tuple[str, Request]]:
     if own:
         yield from (("yours", request) for request in file_requests(own))
@@ -211,7 +217,7 @@ def _candidates(
         yield from (("batch", request) for request in file_requests(file, model))
 
 
-def _eval_requests(contents: Contents, project: str) -> Iterator[Request]:
+def _eval_requests(contents: ArchiveContents, project: str) -> Iterator[Request]:
     for evaluation in contents.items(project, "evals"):
         runs = url_path("evals", str(evaluation["id"]), "runs")
         for run in contents.items(project, runs):

@@ -20,7 +20,7 @@ LARGE_MARGIN = 0.1
 """A loss above this is more than a reader expects from the word passed."""
 
 
-class Gate(msgspec.Struct, frozen=True):
+class MigrationGate(msgspec.Struct, frozen=True):
     """One measure in which the new model must not be worse.
 
     Attributes:
@@ -119,7 +119,7 @@ class Noise(msgspec.Struct, frozen=True):
     similarity: float | None
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class MigrationReceipt(msgspec.Struct, frozen=True):
     """``gate/MODEL.json``.
 
     Attributes:
@@ -149,7 +149,7 @@ class Receipt(msgspec.Struct, frozen=True):
     margin: float
     confidence: float
     counts: Counts
-    gates: list[Gate]
+    gates: list[MigrationGate]
     graders: list[GraderCheck]
     noise: Noise
     inputs: dict[str, str]
@@ -171,7 +171,7 @@ def receipt_file(model: str) -> str:
     return f"{GATE}/{safe_name(model)}.json"
 
 
-def write_receipt(folder: Path, receipt: Receipt) -> Path:
+def write_receipt(folder: Path, receipt: MigrationReceipt) -> Path:
     """Write a receipt, replacing an earlier one; return its path."""
     path = folder / receipt_file(receipt.foreign_model)
     make_private(path.parent, folder)
@@ -179,7 +179,7 @@ def write_receipt(folder: Path, receipt: Receipt) -> Path:
     return path
 
 
-def read_receipt(folder: Path, model: str) -> Receipt | None:
+def read_receipt(folder: Path, model: str) -> MigrationReceipt | None:
     """Read the receipt of a tuned model; return None if no gate was run.
 
     Raises:
@@ -189,7 +189,7 @@ def read_receipt(folder: Path, model: str) -> Receipt | None:
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Receipt)
+        return msgspec.json.decode(path.read_bytes(), type=MigrationReceipt)
     except msgspec.DecodeError as error:
         message = f"The receipt {path} cannot be read: {error}."
         raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Run `mens migrate openai gate` again.") from None

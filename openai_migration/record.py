@@ -26,7 +26,7 @@ from openai_migration.archive.folder import (
 from openai_migration.archive.openai_client import OpenAIClient
 from openai_migration.archive.pages import NOT_JSON
 from openai_migration.archive.shutdown_dates import parse_name
-from openai_migration.prompts import Choice, Prompt
+from openai_migration.prompts import Prompt, PromptChoice
 from shared.hashing import digest_json
 
 CHARACTERS_PER_TOKEN = 4
@@ -38,7 +38,7 @@ GONE = ("model_not_found", "model_not_available", "deployment_not_found")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RecordedQuestion:
     """One request: one sample of a prompt from a model."""
 
     model: str
@@ -58,7 +58,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class RecordedSampling:
     """Sampling settings of the requests.
 
     Attributes:
@@ -79,8 +79,8 @@ class ModelPlan:
 
     project: str
     model: str
-    choice: Choice
-    questions: list[Question]
+    choice: PromptChoice
+    questions: list[RecordedQuestion]
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class RecordingEstimate:
     """Upper bound on the cost of the requests that are still to be sent. Prompt tokens are estimated at 4 characters
     each.
     """
@@ -144,7 +144,7 @@ class Estimate:
     answer_tokens: int
 
 
-def questions(model: str, choice: Choice, sampling: Sampling) -> Iterator[Question]:
+def questions(model: str, choice: PromptChoice, sampling: RecordedSampling) -> Iterator[RecordedQuestion]:
     """Yield the requests for a model, prompt by prompt: model and base, at temperature 0 and then the samples."""
     models = [model, parse_name(model).base] if sampling.control else [model]
     for prompt in choice.prompts:
@@ -152,23 +152,23 @@ def questions(model: str, choice: Choice, sampling: Sampling) -> Iterator[Questi
             for sample in range(1 + sampling.samples):
                 how = GREEDY if sample == 0 else {"temperature": sampling.temperature, "seed": SEED + sample}
                 bound = {"max_completion_tokens": sampling.max_answer_tokens}
-                yield Question(
+                yield RecordedQuestion(
                     asked, prompt, sample, {"model": asked, **prompt.request, **how, **bound, **WITH_LOGPROBS}
                 )
 
 
-def sum_estimates(archive: Archive, plans: list[ModelPlan]) -> Estimate:
+def sum_estimates(archive: Archive, plans: list[ModelPlan]) -> RecordingEstimate:
     """Return the cost of the questions that the archive has no answer to."""
     left = [
         question for plan in plans for question in plan.questions if not archive.find(key_of(plan.project, question))
     ]
     characters = sum(len(msgspec.json.encode(question.prompt.request)) for question in left)
     bounds = sum(question.body["max_completion_tokens"] for question in left)
-    return Estimate(len(left), characters // CHARACTERS_PER_TOKEN, bounds)
+    return RecordingEstimate(len(left), characters // CHARACTERS_PER_TOKEN, bounds)
 
 
 def describe_plans(
-    plans: list[ModelPlan], cost: Estimate, price_in: float | None, price_out: float | None
+    plans: list[ModelPlan], cost: RecordingEstimate, price_in: float | None, price_out: float | None
 ) -> Iterator[str]:
     """Describe the requests to be sent, for the person who pays. Prices are the user's own, per million tokens."""
     for plan in plans:
@@ -184,7 +184,7 @@ def describe_plans(
         yield f"at your prices at most about {price:,.2f}"
 
 
-def key_of(project: str, question: Question) -> str:
+def key_of(project: str, question: RecordedQuestion) -> str:
     """Return a question's key in the archive."""
     return request_key(project, "POST", "chat/completions", question.query)
 
@@ -224,7 +224,7 @@ def record_answers(
                 done.tokens += _tokens(archive, entry)
 
 
-def _ask(client: OpenAIClient, archive: Archive, question: Question) -> Entry:
+def _ask(client: OpenAIClient, archive: Archive, question: RecordedQuestion) -> Entry:
     with archive.body() as body:
         reply = client.send("POST", "chat/completions", body, body=question.body)
         if reply.status == 400 and "logprobs" in reply.message:

@@ -20,7 +20,7 @@ SKIPPED_FOLDERS = frozenset(
 """Folders with other people's code, in addition to those whose name begins with a dot."""
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """API that a place in the code uses; the members' order is that of the report."""
 
     TUNED_MODEL = "tuned model"
@@ -46,84 +46,88 @@ class Kind(StrEnum):
 class Pattern:
     """How a kind is recognised, and the advice for it."""
 
-    kind: Kind
+    kind: FindingKind
     expression: re.Pattern[str]
     advice: str
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CodeFinding:
     """A line of a file; ``text`` is its beginning, without keys."""
 
     path: Path
     line: int
-    kind: Kind
+    kind: FindingKind
     text: str
 
 
-def _pattern(kind: Kind, expression: str, advice: str) -> Pattern:
+def _pattern(kind: FindingKind, expression: str, advice: str) -> Pattern:
     return Pattern(kind, re.compile(expression), advice)
 
 
 PATTERNS = (
     _pattern(
-        Kind.TUNED_MODEL,
+        FindingKind.TUNED_MODEL,
         r"\bft:[\w.-]+:[\w.-]*:[\w.-]*:",
         "keep the name: `switch` maps it to the successor; until then it is unknown",
     ),
     _pattern(
-        Kind.MODEL,
+        FindingKind.MODEL,
         r"(?<![\w:.-])(?:gpt-(?:3\.5|4|5)[\w.-]*|o[134](?:-mini|-pro)?(?:-\d{4}-\d\d-\d\d)?(?=[\"'])|(?:babbage|davinci)-002)",
         "name a base, an adapter or an alias of your installation: `mens models`",
     ),
-    _pattern(Kind.BASE_URL, r"api\.openai\.com", "read it from OPENAI_BASE_URL; your installation's ends in /v1"),
-    _pattern(Kind.MODERATION, r"\bmoderations\b|omni-moderation", "not available; run a guard model of your own"),
-    _pattern(Kind.BATCHES, r"\bbatches\.\w+\(|/v1/batches", "not available; send the requests from a loop"),
     _pattern(
-        Kind.ASSISTANTS,
+        FindingKind.BASE_URL, r"api\.openai\.com", "read it from OPENAI_BASE_URL; your installation's ends in /v1"
+    ),
+    _pattern(
+        FindingKind.MODERATION, r"\bmoderations\b|omni-moderation", "not available; run a guard model of your own"
+    ),
+    _pattern(FindingKind.BATCHES, r"\bbatches\.\w+\(|/v1/batches", "not available; send the requests from a loop"),
+    _pattern(
+        FindingKind.ASSISTANTS,
         r"\bbeta\.(?:assistants|threads)\b|/v1/(?:assistants|threads)",
         "not available; keep the conversation in your program",
     ),
-    _pattern(Kind.VECTOR_STORES, r"\bvector_?[sS]tores\b", "not available; use a database of your own"),
+    _pattern(FindingKind.VECTOR_STORES, r"\bvector_?[sS]tores\b", "not available; use a database of your own"),
     _pattern(
-        Kind.EVALS,
+        FindingKind.EVALS,
         r"\bevals\.(?:create|runs|list|retrieve)\b|/v1/evals|\balpha\.graders\b",
         "not available here; OpenAI's end on 30 November 2026",
     ),
     _pattern(
-        Kind.FILE_PURPOSE,
+        FindingKind.FILE_PURPOSE,
         r"purpose[\"']?\s*[=:]\s*[\"'](?!fine-tune[\"'])[\w-]+[\"']",
         "the purpose fine-tune is the only one",
     ),
     _pattern(
-        Kind.STORED,
+        FindingKind.STORED,
         r"\bprevious_response_id\b|\bstore[\"']?\s*[=:]\s*[tT]rue\b|\bbackground[\"']?\s*[=:]\s*[tT]rue\b|\bconversations\.create\b",
         "responses are not stored: RESPONSE_NOT_STORED; send the whole conversation",
     ),
-    _pattern(Kind.PROMPT_ID, r"\bpmpt_\w+|/v1/prompts\b", "not available; put the text into the request"),
+    _pattern(FindingKind.PROMPT_ID, r"\bpmpt_\w+|/v1/prompts\b", "not available; put the text into the request"),
     _pattern(
-        Kind.IMAGE_OR_AUDIO,
+        FindingKind.IMAGE_OR_AUDIO,
         r"[\"'](?:image_url|input_image|input_audio|input_file)[\"']|\bimages\.(?:generate|edit)\b|\baudio\.(?:transcriptions|translations|speech)\b",
         "text only",
     ),
-    _pattern(Kind.REALTIME, r"\brealtime\b", "not available"),
+    _pattern(FindingKind.REALTIME, r"\brealtime\b", "not available"),
     _pattern(
-        Kind.EMBEDDINGS,
+        FindingKind.EMBEDDINGS,
         r"\bembeddings\.create\b|text-embedding-",
         "not available with a base that generates text: TASK_UNSUPPORTED",
     ),
     _pattern(
-        Kind.LEGACY_FUNCTIONS,
+        FindingKind.LEGACY_FUNCTIONS,
         r"\bfunction_call[\"']?\s*[=:]|\bfunctions[\"']?\s*[=:]\s*\[",
         "use tools and tool_choice",
     ),
     _pattern(
-        Kind.HOSTED_TOOL,
+        FindingKind.HOSTED_TOOL,
         r"[\"'](?:web_search(?:_preview)?|file_search|code_interpreter|computer_use(?:_preview)?)[\"']",
         "no tool runs on the server: TOOL_UNSUPPORTED",
     ),
     _pattern(
-        Kind.TOKEN_BOUND,
+        FindingKind.TOKEN_BOUND,
         r"\bmax_(?:completion_|output_)?tokens[\"']?\s*[=:]\s*\d+",
         "another tokenizer's counts differ by tens of per cent: check that the limit is still high enough",
     ),
@@ -131,7 +135,7 @@ PATTERNS = (
 ADVICE = {pattern.kind: pattern.advice for pattern in PATTERNS}
 
 
-def scan(paths: Iterable[Path]) -> Iterator[Finding]:
+def scan(paths: Iterable[Path]) -> Iterator[CodeFinding]:
     """Yield the findings of files, line by line; a line may have several. Binary and too large files are skipped."""
     for path in paths:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -142,7 +146,7 @@ def scan(paths: Iterable[Path]) -> Iterator[Finding]:
         for number, line in enumerate(content.decode(errors="replace").splitlines(), start=1):
             for pattern in PATTERNS:
                 if pattern.expression.search(line):
-                    yield Finding(path, number, pattern.kind, SECRET.sub("(key)", line.strip())[:MAX_SHOWN])
+                    yield CodeFinding(path, number, pattern.kind, SECRET.sub("(key)", line.strip())[:MAX_SHOWN])
 
 
 def source_files(root: Path) -> Iterator[Path]:

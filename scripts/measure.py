@@ -23,7 +23,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class SourceFile:
+class MeasuredFile:
     """A module of the source.
 
     Attributes:
@@ -50,7 +50,7 @@ class SourceFile:
         return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def read_source(path: str, text: str) -> SourceFile:
+def read_source(path: str, text: str) -> MeasuredFile:
     """Measure a module."""
     nodes = list(ast.walk(ast.parse(text)))
     functions = [node for node in nodes if isinstance(node, Function)]
@@ -60,7 +60,7 @@ def read_source(path: str, text: str) -> SourceFile:
         if isinstance(node, ast.Name | ast.Attribute)
     )
     private = [node.name for node in functions if re.match(r"_(?!_)", node.name)]
-    return SourceFile(
+    return MeasuredFile(
         path=path,
         lines=len(text.splitlines()),
         comments=sum(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(text).readline)),
@@ -80,7 +80,7 @@ def _imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def repeated_classes(files: Iterable[SourceFile]) -> dict[str, list[str]]:
+def repeated_classes(files: Iterable[MeasuredFile]) -> dict[str, list[str]]:
     """Return the names that several classes have, with the paths of these."""
     paths = defaultdict(list)
     for file in files:
@@ -89,7 +89,7 @@ def repeated_classes(files: Iterable[SourceFile]) -> dict[str, list[str]]:
     return {name: places for name, places in paths.items() if len(places) > 1}
 
 
-def tiers_of_shared(files: Iterable[SourceFile]) -> dict[str, set[str]]:
+def tiers_of_shared(files: Iterable[MeasuredFile]) -> dict[str, set[str]]:
     """Return the tiers that reach each module of `shared/`, directly or through other modules."""
     modules = {file.module: file for file in files}
     reached: dict[str, set[str]] = {name: set() for name in modules if name.startswith("shared.")}
@@ -101,7 +101,7 @@ def tiers_of_shared(files: Iterable[SourceFile]) -> dict[str, set[str]]:
     return {name: tiers for name, tiers in reached.items() if not modules[name].path.endswith("__init__.py")}
 
 
-def _closure(modules: Mapping[str, SourceFile], *packages: str) -> set[str]:
+def _closure(modules: Mapping[str, MeasuredFile], *packages: str) -> set[str]:
     """Return the modules that those of packages import, and so on."""
     waiting = [name for name in modules if name.partition(".")[0] in packages]
     reached: set[str] = set()
@@ -113,13 +113,13 @@ def _closure(modules: Mapping[str, SourceFile], *packages: str) -> set[str]:
     return reached
 
 
-def sources() -> list[SourceFile]:
+def sources() -> list[MeasuredFile]:
     """Return every module of the source: no tests, no generated files."""
     paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     return [read_source(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
 
 
-def table(files: list[SourceFile]) -> Iterator[str]:
+def table(files: list[MeasuredFile]) -> Iterator[str]:
     """Yield a line of measures per package, and one of all."""
     yield f"{'package':17}{'files':>7}{'lines':>9}{'functions':>11}{'median/p90':>12}{'one caller':>12}{'comments':>10}"
     for name in (*PACKAGES, "all"):
@@ -137,7 +137,7 @@ def _middle(lengths: list[int]) -> str:
     return f"{statistics.median(lengths):.0f}/{statistics.quantiles(lengths, n=10)[-1]:.0f}"
 
 
-def lists(files: list[SourceFile]) -> Iterator[str]:
+def lists(files: list[MeasuredFile]) -> Iterator[str]:
     """Yield the measures that are lists, each with its target and its members."""
     long = [f"{file.path} {file.lines}" for file in files if file.lines > LONGEST_FILE]
     yield from _listed(f"files over {LONGEST_FILE} lines", "none", long)

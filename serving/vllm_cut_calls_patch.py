@@ -22,7 +22,7 @@ MOST_PIECES = 32
 """Parsers of streams read all arguments so far again at each piece, and other requests wait meanwhile."""
 
 
-class Piece(NamedTuple):
+class CallPiece(NamedTuple):
     """Text of some tokens of an answer that follow one another."""
 
     text: str
@@ -71,7 +71,7 @@ def read_as_stream(
     if pieces is None:
         if parser.tool_parser_cls.engine_based_streaming:
             return None, None
-        pieces = [Piece(letter) for letter in written or ""]
+        pieces = [CallPiece(letter) for letter in written or ""]
     return streamed(type(parser)(parser.model_tokenizer, request.tools), list(joined(pieces)), request)
 
 
@@ -97,7 +97,7 @@ def is_json(text: str) -> bool:
     return True
 
 
-def pieces_of(tokenizer: Any, tokens: Sequence[int], output: str, content: str) -> list[Piece] | None:
+def pieces_of(tokenizer: Any, tokens: Sequence[int], output: str, content: str) -> list[CallPiece] | None:
     """Return an answer's content in the pieces of its stream, its tokens; None if the tokens do not give its text.
 
     Args:
@@ -113,29 +113,29 @@ def pieces_of(tokenizer: Any, tokens: Sequence[int], output: str, content: str) 
     return None
 
 
-def _decoded(tokenizer: Any, tokens: Sequence[int], skips_special: bool) -> Iterator[Piece]:
+def _decoded(tokenizer: Any, tokens: Sequence[int], skips_special: bool) -> Iterator[CallPiece]:
     stream = DecodeStream(skip_special_tokens=skips_special)
     for token in tokens:
-        yield Piece(stream.step(tokenizer._tokenizer, token) or "", (token,))  # noqa: SLF001
+        yield CallPiece(stream.step(tokenizer._tokenizer, token) or "", (token,))  # noqa: SLF001
 
 
-def _last_letters(pieces: Sequence[Piece], letters: int) -> Iterator[Piece]:
+def _last_letters(pieces: Sequence[CallPiece], letters: int) -> Iterator[CallPiece]:
     left_out = sum(len(piece.text) for piece in pieces) - letters
     for piece in pieces:
         if len(piece.text) > left_out or (not piece.text and left_out <= 0):
-            yield Piece(piece.text[max(left_out, 0) :], piece.tokens)
+            yield CallPiece(piece.text[max(left_out, 0) :], piece.tokens)
         left_out -= len(piece.text)
 
 
-def joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
+def joined(pieces: Sequence[CallPiece]) -> Iterator[CallPiece]:
     """Join neighbours until there are at most `MOST_PIECES`."""
     size = -(-len(pieces) // MOST_PIECES)
     for start in range(0, len(pieces), size or 1):
         part = pieces[start : start + size]
-        yield Piece("".join(piece.text for piece in part), tuple(token for piece in part for token in piece.tokens))
+        yield CallPiece("".join(piece.text for piece in part), tuple(token for piece in part for token in piece.tokens))
 
 
-def streamed(parser: Any, pieces: Sequence[Piece], request: Any) -> tuple[str | None, list[FunctionCall]]:
+def streamed(parser: Any, pieces: Sequence[CallPiece], request: Any) -> tuple[str | None, list[FunctionCall]]:
     """Return the content and the calls of an answer without reasoning, as a stream gives them.
 
     Args:

@@ -122,8 +122,12 @@ def test_nothing_imports_from_tests_but_support() -> None:
     assert not {path: found for path, found in faults.items() if found}
 
 
-@pytest.mark.parametrize("folder", [*TIERS, *TEST_FOLDERS])
-def test_class_names_are_unique_in_a_tier(folder: str) -> None:
+def test_class_names_are_unique_over_all_tiers() -> None:
+    assert not repeated_classes({path: text for tier in TIERS for path, text in sources(tier).items()})
+
+
+@pytest.mark.parametrize("folder", TEST_FOLDERS)
+def test_class_names_are_unique_in_a_folder_of_tests(folder: str) -> None:
     assert not repeated_classes(sources(folder))
 
 

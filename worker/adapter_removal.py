@@ -21,7 +21,7 @@ from shared.database.connection import Database
 from shared.database.deletions import Deletions, DeletionStep, PendingDeletion
 from shared.errors import Code, MensError, Unavailable
 from shared.replicas import discover
-from worker.replica_client import ReplicaClient
+from worker.replica_client import BlockingReplicaClient
 from worker.settings import WorkerSettings
 
 REQUEST_SECONDS = 10.0
@@ -123,7 +123,7 @@ class AdapterRemover:
     def _unload_from(self, url: str, ids: Sequence[str]) -> Outcomes:
         outcomes: Outcomes = {}
         deadline = time.monotonic() + ROUND_SECONDS
-        with ReplicaClient(url, self.settings.serving_key.get_secret_value(), REQUEST_SECONDS) as replica:
+        with BlockingReplicaClient(url, self.settings.serving_key.get_secret_value(), REQUEST_SECONDS) as replica:
             for adapter_id in ids:
                 if time.monotonic() > deadline:
                     break

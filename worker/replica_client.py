@@ -60,12 +60,12 @@ class _Completions(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    class Completion(BaseModel):
+    class RenderedCompletion(BaseModel):
         index: int
         text: str
         finish_reason: str | None
 
-    choices: list[Completion]
+    choices: list[RenderedCompletion]
 
 
 class _Tokens(BaseModel):
@@ -80,7 +80,7 @@ class _PromptIds(BaseModel):
     prompt_token_ids: list[int]
 
 
-class ReplicaClient:
+class BlockingReplicaClient:
     """One serving replica.
 
     Args:
@@ -93,7 +93,7 @@ class ReplicaClient:
         self.url, self.name = url, replica_name(url)
         self._client = keyed_client(url, key, read_seconds=timeout_seconds, connect_seconds=CONNECT_SECONDS)
 
-    def __enter__(self) -> ReplicaClient:
+    def __enter__(self) -> BlockingReplicaClient:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -202,7 +202,7 @@ class Gateway:
         return admission
 
     def _offer_to_shadow(
-        self, choice: Choice, tenant: str, path: str, forwarded: dict[str, Any]
+        self, choice: ModelChoice, tenant: str, path: str, forwarded: dict[str, Any]
     ) -> tuple[Callable[[], Awaitable[None]] | None, PassingAnswer | None]:
         """Return a function that offers a copy of the request to the alias's shadow once the caller has its answer, and
         the object that keeps the answer until then.
@@ -290,7 +290,7 @@ async def read_body(request: Request, limit: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ModelChoice:
     """The model that answers a request. A base model has neither ``adapter`` nor ``routing``.
 
     Attributes:
@@ -308,7 +308,7 @@ class Choice:
 
 async def choose_model(
     lookup: LookupCache, tenant: str, body: dict[str, Any], headers: Mapping[str, str] = MappingProxyType({})
-) -> Choice:
+) -> ModelChoice:
     """Resolve a request's ``model``: a base, an alias, an adapter, or the target of a foreign name.
 
     Args:
@@ -328,7 +328,7 @@ async def choose_model(
         )
     if lookup.is_base(model):
         await lookup.check_offered(model)
-        return Choice(lookup.served.of(model), model)
+        return ModelChoice(lookup.served.of(model), model)
     # PostgreSQL rejects NUL characters in strings, and no name of ours has an unprintable one.
     found = await lookup.find(tenant, model) if model.isprintable() else None
     if found is None or found.routing is None:
@@ -336,7 +336,7 @@ async def choose_model(
         # Not `is_base`, which may be a moment old: the base may have been added or removed since.
         if any(base.name == name for base in lookup.catalog().bases):
             await lookup.check_offered(name)
-            return Choice(lookup.served.of(name), name, is_foreign=found is not None)
+            return ModelChoice(lookup.served.of(name), name, is_foreign=found is not None)
         raise NotFound(
             Code.MODEL_NOT_FOUND,
             f"{model!r} stands for the base {name!r}, which no longer exists."
@@ -349,7 +349,7 @@ async def choose_model(
     if len(found.routing.targets) > 1:
         key = sticky_key(body, headers.get(SESSION_HEADER, ""))
         adapter_id = found.routing.choose(sticky_point(found.name, key))
-    return Choice(lookup.served.of(adapter_id), found.name, adapter_id, found.routing, found.is_foreign)
+    return ModelChoice(lookup.served.of(adapter_id), found.name, adapter_id, found.routing, found.is_foreign)
 
 
 def sticky_key(body: dict[str, Any], session: str = "") -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from api.ollama.types import ChatRequest, GenerateRequest, Message, OllamaRequest
+from api.ollama.types import ChatRequest, GenerateRequest, OllamaMessage, OllamaRequest
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 JsonObject = dict[str, Any]
@@ -57,7 +57,7 @@ def _common(request: OllamaRequest) -> JsonObject:
     return body
 
 
-def _messages(messages: Iterable[Message]) -> Iterator[JsonObject]:
+def _messages(messages: Iterable[OllamaMessage]) -> Iterator[JsonObject]:
     """Yield OpenAI's messages, in which tool calls have ids, and a tool's result names its call."""
     open_calls: dict[str, str] = {}
     made = 0

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from api.openai.types import Closed
+from api.openai.types import ClosedObject
 from shared.datasets.rows import Role
 
 RUNNER_OPTIONS = frozenset(
@@ -36,7 +36,7 @@ Small = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Options(Closed):
+class Options(ClosedObject):
     """Sampling options. The model's own generation settings decide those that are left out."""
 
     temperature: Finite | None = None
@@ -67,7 +67,7 @@ class Options(Closed):
         return {RENAMED.get(name, name): value for name, value in given.items()}
 
 
-class OllamaRequest(Closed):
+class OllamaRequest(ClosedObject):
     """Fields of both kinds of request. Ollama's clients may write ``:latest`` after a name; it is cut off."""
 
     model: Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
@@ -101,7 +101,7 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
-class Message(Closed):
+class OllamaMessage(ClosedObject):
     """One message of a chat. A tool's result names its call by ``tool_name``; without it, it belongs to the oldest open call."""
 
     role: Role
@@ -115,7 +115,7 @@ class Message(Closed):
 class ChatRequest(OllamaRequest):
     """Body of POST /api/chat. Without messages the model is only loaded."""
 
-    messages: list[Message] = []
+    messages: list[OllamaMessage] = []
     tools: list[dict[str, Any]] | None = None
 
     @property

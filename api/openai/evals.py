@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, StringConstraints
 
-from api.openai.types import Closed, EvalApiError, Metadata, unix_seconds
+from api.openai.types import ClosedObject, EvalApiError, Metadata, unix_seconds
 from shared.database.evaluation.evals import Eval
 from shared.database.evaluation.runs import EvalRun
 from shared.database.job_states import JobState
@@ -44,7 +44,7 @@ class CreateEval(EvalSpec):
         return EvalSpec(data_source_config=self.data_source_config, testing_criteria=self.testing_criteria)
 
 
-class UpdateEval(Closed):
+class UpdateEval(ClosedObject):
     """Change of an eval's name or metadata; what it judges stays."""
 
     name: ObjectName | None = None

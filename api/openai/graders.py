@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from api.openai.types import Closed
+from api.openai.types import ClosedObject
 from shared.errors import Code, MensError
 from shared.graders.grading import Grade
 from shared.graders.types import Grader, LabelModel, ScoreModel
@@ -35,7 +35,7 @@ DETAILS_OF = {
 """The field next to a flag that gives the details."""
 
 
-class ValidateGrader(Closed):
+class ValidateGrader(ClosedObject):
     """Request for a grader to be looked at."""
 
     grader: Grader
@@ -47,7 +47,7 @@ class ValidatedGrader(BaseModel):
     grader: dict[str, Any]
 
 
-class RunGrader(Closed):
+class RunGrader(ClosedObject):
     """Request for a grader to be run on one answer."""
 
     grader: Grader

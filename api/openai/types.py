@@ -32,13 +32,13 @@ Metadata = Annotated[
 Status = Literal["validating_files", "queued", "running", "succeeded", "failed", "cancelled"]
 
 
-class Closed(BaseModel):
+class ClosedObject(BaseModel):
     """Part of a request that refuses unknown keys, because a misspelt setting that is ignored costs a GPU-hour."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Hyperparameters(Closed):
+class Hyperparameters(ClosedObject):
     """OpenAI's hyperparameters. ``auto`` is resolved by the rules of docs/openai.md, and returned resolved."""
 
     batch_size: Auto | Annotated[StrictInt, Field(ge=1, le=256)] = "auto"
@@ -46,7 +46,7 @@ class Hyperparameters(Closed):
     n_epochs: Auto | Annotated[StrictInt, Field(ge=1, le=50)] = "auto"
 
 
-class Supervised(Closed):
+class Supervised(ClosedObject):
     hyperparameters: Hyperparameters = Hyperparameters()
 
 
@@ -56,11 +56,11 @@ class PreferenceHyperparameters(Hyperparameters):
     beta: Auto | Annotated[StrictFloat, Field(gt=0, le=2)] = "auto"
 
 
-class Preference(Closed):
+class Preference(ClosedObject):
     hyperparameters: PreferenceHyperparameters = PreferenceHyperparameters()
 
 
-class TrainingMethod(Closed):
+class TrainingMethod(ClosedObject):
     """The training method, and the block that is named after it; the other block has no effect and must be left out."""
 
     type: Literal["supervised", "dpo"]
@@ -82,7 +82,7 @@ class TrainingMethod(Closed):
         return (self.supervised or Supervised()).hyperparameters
 
 
-class ContractOverrides(Closed):
+class ContractOverrides(ClosedObject):
     """Sections of the fine-tune contract (GET /v1/contract/schema) that OpenAI's request has no fields for."""
 
     provenance: dict[str, Any] = {}
@@ -113,7 +113,7 @@ class MensBlock(ContractOverrides, QueueTerms):
         return QueueTerms.model_validate(self.model_dump(include=set(QueueTerms.model_fields)))
 
 
-class CreateFineTuningJob(Closed):
+class CreateFineTuningJob(ClosedObject):
     """Request for a fine-tuning job (POST /v1/fine_tuning/jobs)."""
 
     model: str | None = Field(

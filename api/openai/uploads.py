@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, StrictInt, StringConstraints
 
 from api.openai.fine_tuning import file_view
-from api.openai.types import Closed, FileObject
+from api.openai.types import ClosedObject, FileObject
 from shared.database.files.files import File
 from shared.database.files.uploads import MAX_PARTS, Upload, UploadPart, UploadStatus
 from shared.errors import Code, InvalidRequest
@@ -17,14 +17,14 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 3600, 2_592_000
 """Shortest and longest lifetime of a file that expires: an hour to 30 days."""
 
 
-class ExpiresAfter(Closed):
+class ExpiresAfter(ClosedObject):
     """When a file is to be deleted."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[StrictInt, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS)]
 
 
-class CreateUpload(Closed):
+class CreateUpload(ClosedObject):
     """Request for an upload in parts (POST /v1/uploads)."""
 
     bytes: Annotated[StrictInt, Field(ge=1, le=2**62)]
@@ -36,7 +36,7 @@ class CreateUpload(Closed):
     expires_after: ExpiresAfter | None = None
 
 
-class CompleteUpload(Closed):
+class CompleteUpload(ClosedObject):
     """Request that makes an upload's parts, in this order, a file."""
 
     part_ids: Annotated[

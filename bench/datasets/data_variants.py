@@ -99,7 +99,7 @@ def pydantic() -> Variant:
 
     from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, model_validator
 
-    class Message(BaseModel):
+    class BenchMessage(BaseModel):
         role: Literal["system", "developer", "user", "assistant", "tool"]
         content: str | None = None
         name: str | None = None
@@ -120,8 +120,8 @@ def pydantic() -> Variant:
         weight: Annotated[float, Field(ge=0)]
         kind: str | None = None
 
-    class Row(BaseModel):
-        messages: list[Message] | None = Field(None, validation_alias=AliasChoices("messages", "turns"))
+    class BenchRow(BaseModel):
+        messages: list[BenchMessage] | None = Field(None, validation_alias=AliasChoices("messages", "turns"))
         prompt: str | None = Field(None, validation_alias=AliasChoices("prompt", "instruction"))
         response: str | None = Field(None, validation_alias=AliasChoices("response", "output", "completion"))
         tools: list[dict[str, Any]] | None = None
@@ -141,7 +141,7 @@ def pydantic() -> Variant:
                 raise ValueError("nothing to learn")
             return self
 
-    validate = TypeAdapter(Row).validate_json
+    validate = TypeAdapter(BenchRow).validate_json
 
     def read(path: Path) -> int:
         count = 0

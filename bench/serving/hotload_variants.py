@@ -48,7 +48,7 @@ vLLM."""
 
 
 @dataclass(frozen=True)
-class StoredAdapter:
+class TrainedAdapter:
     """An adapter as its training leaves it: in the storage, unknown to the database and to replicas."""
 
     adapter_id: str
@@ -72,7 +72,7 @@ class AdapterFactory:
         self._storage, self._work, self._rank = open_storage(settings), settings.home / "bench", rank
         self._random = np.random.default_rng(0)
 
-    def make(self, name: str) -> StoredAdapter:
+    def make(self, name: str) -> TrainedAdapter:
         """Make a new adapter."""
         folder = self._work / name
         folder.mkdir(parents=True)
@@ -89,7 +89,7 @@ class AdapterFactory:
         (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
         names = [WEIGHTS_NAME, CONFIG_NAME]
         self._storage.put_folder("adapters", manifest.digest, folder, names, MANIFEST_NAME)
-        return StoredAdapter(manifest.adapter_id, folder, (folder / WEIGHTS_NAME).stat().st_size)
+        return TrainedAdapter(manifest.adapter_id, folder, (folder / WEIGHTS_NAME).stat().st_size)
 
     def _manifest(self, name: str, folder: Path) -> AdapterManifest:
         return AdapterManifest(
@@ -111,7 +111,7 @@ class AdapterFactory:
         )
 
 
-class Worker:
+class FinishingWorker:
     """Finishes jobs as the worker does, in a process that is not the API's.
 
     Args:
@@ -131,7 +131,7 @@ class Worker:
         assert lease
         return lease
 
-    def finish(self, lease: Lease, stored: StoredAdapter, alias: str) -> tuple[float, float]:
+    def finish(self, lease: Lease, stored: TrainedAdapter, alias: str) -> tuple[float, float]:
         """Commit the transaction that makes the job succeed, publishes its adapter and moves the alias.
 
         Returns:

@@ -24,7 +24,7 @@ PIECE = (json.dumps({"prompt": "What is Mens?" * 20, "response": "A fine-tuning 
 
 
 @dataclass(frozen=True)
-class Installation:
+class PolledInstallation:
     """A served API.
 
     Attributes:
@@ -79,7 +79,7 @@ def _multipart(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 @contextmanager
-def busy_installation(home: Path, rows: int, *, smoke: bool) -> Iterator[Installation]:
+def busy_installation(home: Path, rows: int, *, smoke: bool) -> Iterator[PolledInstallation]:
     """Run an API around the tiny base, with a running job and a training file of `rows` rows."""
     import httpx
 
@@ -122,7 +122,7 @@ def busy_installation(home: Path, rows: int, *, smoke: bool) -> Iterator[Install
         contract = {"model": {"hf_repo": TINY}, "data": {"train_file": file["id"]}, "artifact": {"publish": False}}
         path = f"/v1/jobs/{job.id}"
         etag = client.get(path).headers["etag"]
-        yield Installation(url, path, authorization | {"if-none-match": etag}, contract)
+        yield PolledInstallation(url, path, authorization | {"if-none-match": etag}, contract)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import torch
 
-from bench.training.recipe import Outcome, Recipe
+from bench.training.recipe import Recipe, TrainerOutcome
 
 if TYPE_CHECKING:
     from worker.training.reporting.telemetry import Telemetry
@@ -108,7 +108,7 @@ def held_events() -> Callable[[Telemetry, str, object], None]:
     return emit
 
 
-def unsloth(recipe: Recipe, folder: Path) -> Outcome:
+def unsloth(recipe: Recipe, folder: Path) -> TrainerOutcome:
     """Run Unsloth as in its notebooks, with packing; not tried without a GPU."""
     # It patches trl, transformers and peft, so it is imported before them.
     model_class = importlib.import_module("unsloth").FastLanguageModel

@@ -102,7 +102,7 @@ class InputsRequest:
 
 
 @dataclass
-class Outcome:
+class TrainerOutcome:
     """Result of one trainer.
 
     Attributes:
@@ -148,7 +148,7 @@ class Trainers:
         """Return the standard output of a module, run in this environment."""
         return self._processes.run(Path(sys.executable), module, *arguments, OMP_NUM_THREADS=self._threads)
 
-    def train(self, run_name: str, module: str = "bench.training.timed_trainer", *arguments: str) -> Outcome:
+    def train(self, run_name: str, module: str = "bench.training.timed_trainer", *arguments: str) -> TrainerOutcome:
         """Train with the product, and read its telemetry.
 
         Args:
@@ -167,7 +167,7 @@ class Trainers:
         events = [json.loads(line) for line in (run_folder / "telemetry.jsonl").read_text().splitlines()]
         return self._outcome(run_folder, events)
 
-    def _outcome(self, run_folder: Path, events: list[dict[str, Any]]) -> Outcome:
+    def _outcome(self, run_folder: Path, events: list[dict[str, Any]]) -> TrainerOutcome:
         steps = [event for event in events if event["event"] == "step"]
         reports = [step["payload"] for step in steps]
         if [report["valid_tokens"] for report in reports] != [self.recipe.targets(at) for at in range(len(reports))]:
@@ -180,7 +180,7 @@ class Trainers:
         step_ms, checkpoint_ms = step_and_checkpoint_ms(events)
         cpu = [report.get("cpu_seconds", math.nan) for report in reports]
         tokens = self.recipe.tokens(UNTIMED_STEPS)
-        return Outcome(
+        return TrainerOutcome(
             tokens_per_second=tokens / sum(step_ms) * 1e3,
             tokens_per_cpu_second=tokens / (cpu[-1] - cpu[UNTIMED_STEPS - 1]),
             losses=[report["loss"] for report in reports],
@@ -203,7 +203,7 @@ class Trainers:
         *,
         recompute: bool = False,
         steps: int | None = None,
-    ) -> Outcome:
+    ) -> TrainerOutcome:
         """Train with a peer.
 
         Args:
@@ -220,7 +220,7 @@ class Trainers:
         recipe = self.recipe if steps is None else self.recipe.first(steps)
         written = replace(recipe, checkpointing=recompute).write(run_folder / "recipe.json")
         output = self._run_peer(module, variant, str(written), str(run_folder))
-        return Outcome(**json.loads(output.splitlines()[-1]))
+        return TrainerOutcome(**json.loads(output.splitlines()[-1]))
 
     def evaluate(self, adapters: dict[str, str]) -> dict[str, float]:
         """Return the mean loss per supervised token of each adapter over training and held-out rows, all by the same

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TrainerCallback
 
 from bench.harness.peak_memory import peak_bytes
-from bench.training.recipe import UNTIMED_STEPS, EncodedRow, Outcome, Recipe
+from bench.training.recipe import UNTIMED_STEPS, EncodedRow, Recipe, TrainerOutcome
 
 TRL_SETTINGS: dict[str, dict[str, Any]] = {
     # Several documents in one sequence of seq_len tokens: transformers masks them from each other by position ids.
@@ -138,7 +138,7 @@ def optimizer_of(model: torch.nn.Module, recipe: Recipe) -> tuple[torch.optim.Op
     return optimizer, LambdaLR(optimizer, lambda step: rates[min(step, len(rates) - 1)])
 
 
-def hugging_face(recipe: Recipe, folder: Path) -> Outcome:
+def hugging_face(recipe: Recipe, folder: Path) -> TrainerOutcome:
     """Train with `transformers.Trainer` and peft, the usual first choice."""
     clock, tokenizer, model = StepClock(), AutoTokenizer.from_pretrained(recipe.base), adapted(recipe)
     trainer = counting(transformers.Trainer, clock)(
@@ -153,7 +153,7 @@ def hugging_face(recipe: Recipe, folder: Path) -> Outcome:
     return outcome_of(model, recipe, clock, folder, same_steps=True)
 
 
-def trl(recipe: Recipe, folder: Path, setting: str) -> Outcome:
+def trl(recipe: Recipe, folder: Path, setting: str) -> TrainerOutcome:
     """Run TRL's SFTTrainer at one of its settings, on rows that are already encoded and cut."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
@@ -188,12 +188,12 @@ def packed_steps(recipe: Recipe, packs: int) -> dict[str, int]:
     return {"gradient_accumulation_steps": accumulated, "max_steps": max(UNTIMED_STEPS + 1, steps)}
 
 
-def outcome_of(model: PeftModel, recipe: Recipe, clock: StepClock, folder: Path, *, same_steps: bool) -> Outcome:
+def outcome_of(model: PeftModel, recipe: Recipe, clock: StepClock, folder: Path, *, same_steps: bool) -> TrainerOutcome:
     """Save the adapter, and describe the run."""
     if recipe.quant == "nf4":
         check_gradients_were_real(model)
     model.save_pretrained(folder / "adapter")
-    return Outcome(
+    return TrainerOutcome(
         tokens_per_second=clock.speed(clock.ends),
         tokens_per_cpu_second=clock.speed(clock.cpu_ends),
         losses=clock.losses if same_steps else [],

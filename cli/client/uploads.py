@@ -48,7 +48,7 @@ def check_files(data: DataSection, files: Mapping[str, Path], *, keep_all: bool,
             raise
 
 
-class Uploads:
+class RequestUploads:
     """Files that one request names. Each upload is a separate file, so those of a refused request serve no other."""
 
     def __init__(self) -> None:

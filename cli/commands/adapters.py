@@ -14,7 +14,7 @@ from cli.client.completion import complete_model
 from cli.client.connection import call, fail, fail_with, note
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.start_command import note_base
-from cli.client.uploads import Uploads
+from cli.client.uploads import RequestUploads
 from cli.commands.jobs import watch_job
 from cli.commands.verify import NEEDS_CRYPTOGRAPHY, verify
 from cli.export import hub
@@ -163,7 +163,7 @@ def import_command(
         fail_with(error)
     contract: dict[str, Any] = {"model": model, "name": name, "publish": publish, "alias": alias}
     contract |= {"template_arguments": arguments} if arguments else {}
-    uploads = Uploads()
+    uploads = RequestUploads()
     contract |= {"weights_file": uploads.add(files.weights), "sidecar_file": uploads.add(files.description)}
     if files.template is not None:
         contract["template_file"] = uploads.add_text("chat_template.jinja", files.template)

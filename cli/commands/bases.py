@@ -51,7 +51,7 @@ TINY_LEARNING_RATE = 4e-3
 CORPUS = PROJECT / "examples" / "base_corpus.jsonl"
 
 
-class Family(StrEnum):
+class TinyFamily(StrEnum):
     """Architectures of which a tiny base can be built."""
 
     QWEN2 = "qwen2"
@@ -69,7 +69,7 @@ class Family(StrEnum):
 @app.command("build")
 def build_command(
     name: Annotated[str, typer.Argument(help="Name in the catalogue.")],
-    family: Annotated[Family, typer.Option(help="Shape of the model.")] = Family.QWEN3,
+    family: Annotated[TinyFamily, typer.Option(help="Shape of the model.")] = TinyFamily.QWEN3,
     composite: Annotated[
         bool,
         typer.Option("--composite", help="Qwen3.5: include a vision part, as models on the hub have; it is not tuned."),
@@ -81,7 +81,7 @@ def build_command(
     """Build a tiny chat model from the bundled text in seconds, and add it to the catalogue."""
     if not re.fullmatch(NAME, name):
         fail(f"{name!r} is not a valid name for a base: use at most 64 lower-case letters, digits, `.`, `_` and `-`.")
-    if composite and family is not Family.QWEN3_5:
+    if composite and family is not TinyFamily.QWEN3_5:
         fail(f"a {family} model has no vision part; leave --composite out.")
     settings = read_settings(Settings)
     folder = settings.home / "bases" / name
@@ -260,7 +260,7 @@ def build(
     settings: Settings,
     name: str,
     *,
-    family: Family = Family.QWEN3,
+    family: TinyFamily = TinyFamily.QWEN3,
     composite: bool = False,
     steps: int | None = None,
     seed: int = 0,

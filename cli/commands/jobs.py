@@ -22,7 +22,7 @@ from cli.client.json_errors import Json, note_json
 from cli.client.parents import find_manifest
 from cli.client.self_evaluation import describe_evaluation
 from cli.client.start_command import note_base
-from cli.client.uploads import Uploads, check_files
+from cli.client.uploads import RequestUploads, check_files
 from cli.commands.aliases import describe_hiding
 from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import lay_over, read_sections
@@ -167,7 +167,7 @@ def train(
         fail(f"{describe_error(found)}\nnothing was uploaded", found)
     sections["model"].setdefault("hf_repo", base["id"])
     rules = {} if preset or domain else _auto_rules(file, base, pairs=parsed.has_pairs)
-    uploads = Uploads()
+    uploads = RequestUploads()
     for field, path in files.items():
         sections["data"][field] = uploads.add(path)
     body: dict[str, Any] = {"kind": "finetune", "contract": sections, "name": name, "preset": preset, "domain": domain}

@@ -14,9 +14,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from cli.conversion.file_report import FileReport
+from cli.conversion.file_report import ConversionReport
 from cli.conversion.forms import Dropped, Tags, to_chat
-from cli.conversion.outcomes import Change, Method, Note, Outcome, Reason, Row, RowOptions
+from cli.conversion.outcomes import ConvertedMethod, DropReason, Note, Row, RowChange, RowOptions, RowOutcome
 from cli.conversion.rows import convert_row, is_preference
 from cli.conversion.sources import SourceFile, SourceRow, open_source, read_rows
 from shared.datasets.forms.recognition import RowForm, recognise
@@ -48,7 +48,7 @@ class Rules:
     options: RowOptions = field(default_factory=RowOptions)
 
 
-class Account(msgspec.Struct, frozen=True, omit_defaults=True):
+class RowAccount(msgspec.Struct, frozen=True, omit_defaults=True):
     """Outcome of one row: a line of the account."""
 
     line: int
@@ -69,7 +69,7 @@ def convert_file(
     account: BinaryIO | None = None,
     strict: bool = False,
     progress: Callable[[int], None] = lambda _: None,
-) -> FileReport:
+) -> ConversionReport:
     """Convert a file or folder; ``output`` exists only if the whole file was read and a row was written.
 
     Args:
@@ -82,7 +82,7 @@ def convert_file(
         InvalidRequest: the file cannot be read.
     """
     source = open_source(path, split, is_table=bool(rules.columns))
-    report = FileReport(str(path), Method.SUPERVISED, file_form=source.form)
+    report = ConversionReport(str(path), ConvertedMethod.SUPERVISED, file_form=source.form)
     encoder = msgspec.json.Encoder()
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
@@ -110,28 +110,28 @@ def convert_file(
 
 def _convert(
     row: SourceRow, source: SourceFile, rules: Rules, encoder: msgspec.json.Encoder
-) -> tuple[Outcome, RowForm | None, list[bytes]]:
+) -> tuple[RowOutcome, RowForm | None, list[bytes]]:
     """Return the outcome of a row, its form, and the lines to write."""
     if row.value is None:
-        return Outcome(reason=row.fault), None, []
+        return RowOutcome(reason=row.fault), None, []
     if not (rules.form or rules.columns) and (kept := _kept(row, source, encoder)):
-        outcome = Outcome(rows=[{}])
+        outcome = RowOutcome(rows=[{}])
         if row.had_mark:
-            outcome.change(Change.BYTE_ORDER_MARK_REMOVED)
+            outcome.change(RowChange.BYTE_ORDER_MARK_REMOVED)
         return outcome, RowForm.MESSAGES, [kept]
     mapped, left_out = _mapped(row.value, rules.columns)
     form = rules.form or recognise(mapped)
-    outcome = Outcome(unused_keys=left_out)
+    outcome = RowOutcome(unused_keys=left_out)
     try:
         outcome = _converted(mapped, form, rules, outcome)
         lines = [encoder.encode(converted) for converted in outcome.rows]
     except Dropped as dropped:
-        outcome, lines = Outcome(reason=dropped.reason), []
+        outcome, lines = RowOutcome(reason=dropped.reason), []
     except (*FAILURES, UnicodeEncodeError, OverflowError, TypeError) as error:
         code = RowCode.ROW_LONE_SURROGATE if isinstance(error, UnicodeEncodeError) else RowCode.ROW_FIELD_TYPE
-        outcome, lines = Outcome(reason=RowCode.ROW_TOO_DEEP if isinstance(error, RecursionError) else code), []
+        outcome, lines = RowOutcome(reason=RowCode.ROW_TOO_DEEP if isinstance(error, RecursionError) else code), []
     if row.had_mark and lines:
-        outcome.change(Change.BYTE_ORDER_MARK_REMOVED)
+        outcome.change(RowChange.BYTE_ORDER_MARK_REMOVED)
     return outcome, form, lines
 
 
@@ -157,18 +157,18 @@ def _mapped(row: Row, columns: Mapping[str, str]) -> tuple[Row, list[str]]:
     return mapped, sorted(key for key, value in row.items() if key not in columns and value not in (None, "", [], {}))
 
 
-def _converted(row: Row, form: RowForm | None, rules: Rules, outcome: Outcome) -> Outcome:
+def _converted(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome) -> RowOutcome:
     """Return the rows that a row is converted to.
 
     Raises:
         Dropped: the row is not converted.
     """
     if is_preference(row):
-        return convert_row(row, Method.SUPERVISED, rules.options)
+        return convert_row(row, ConvertedMethod.SUPERVISED, rules.options)
     if form is None:
-        raise Dropped(Reason.FORM_UNKNOWN)
+        raise Dropped(DropReason.FORM_UNKNOWN)
     chat = to_chat(row, form, rules.tags, outcome, chosen=rules.options.as_supervised)
-    converted = convert_row(chat, Method.SUPERVISED, replace(rules.options, as_supervised=False))
+    converted = convert_row(chat, ConvertedMethod.SUPERVISED, replace(rules.options, as_supervised=False))
     if converted.reason:
         return converted
     for change in outcome.changes:
@@ -178,8 +178,8 @@ def _converted(row: Row, form: RowForm | None, rules: Rules, outcome: Outcome) -
     return converted
 
 
-def _account(line: int, outcome: Outcome, form: RowForm | None) -> Account:
-    return Account(
+def _account(line: int, outcome: RowOutcome, form: RowForm | None) -> RowAccount:
+    return RowAccount(
         line,
         outcome.fate,
         form or "",

@@ -30,7 +30,7 @@ _ROLE_TAGS = {
 }
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _DatasetEntry(msgspec.Struct, frozen=True):
     file_name: str = ""
     formatting: Literal["alpaca", "sharegpt"] = "alpaca"
     ranking: bool = False
@@ -55,7 +55,7 @@ def read_dataset_info(path: Path, source: Path) -> DatasetInfo:
     """
     try:
         entries = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
-        names = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in entries.items()}
+        names = {name: msgspec.json.decode(entry, type=_DatasetEntry) for name, entry in entries.items()}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _invalid(
             f"{path} is not a valid dataset_info.json of LLaMA-Factory: {error}.",
@@ -70,7 +70,7 @@ def read_dataset_info(path: Path, source: Path) -> DatasetInfo:
     return _info(chosen[0])
 
 
-def _info(entry: _Entry) -> DatasetInfo:
+def _info(entry: _DatasetEntry) -> DatasetInfo:
     columns = {**_DEFAULT_COLUMNS[entry.formatting], **{name: name for name in _COMMON_COLUMNS}}
     columns = {ours: theirs for ours, theirs in (columns | entry.columns).items() if theirs}
     if entry.formatting == "sharegpt":

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cli.conversion.outcomes import Method, Outcome
+from cli.conversion.outcomes import ConvertedMethod, RowOutcome
 
 MAX_EXAMPLES = 5
 
 
-class FileReport(msgspec.Struct):
+class ConversionReport(msgspec.Struct):
     """Outcome of a file's lines: ``lines`` is ``kept`` + ``changed`` + ``dropped``.
 
     Attributes:
@@ -27,7 +27,7 @@ class FileReport(msgspec.Struct):
     """
 
     source: str
-    method: Method
+    method: ConvertedMethod
     lines: int = 0
     kept: int = 0
     changed: int = 0
@@ -47,7 +47,7 @@ class FileReport(msgspec.Struct):
     output: str = ""
     refused: str = ""
 
-    def count(self, outcome: Outcome, lines: Sequence[int]) -> None:
+    def count(self, outcome: RowOutcome, lines: Sequence[int]) -> None:
         """Count lines of one outcome, by ascending number."""
         self.lines += len(lines)
         self.rows += len(lines) * len(outcome.rows)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from cli.conversion.chat_markup import to_turns
-from cli.conversion.outcomes import Change, Outcome, Reason, Row
+from cli.conversion.outcomes import DropReason, Row, RowChange, RowOutcome
 from shared.datasets.forms.flags import FLAGS, ROW_FLAGS, is_excluded
 from shared.datasets.forms.recognition import (
     ANSWERS,
@@ -53,7 +53,7 @@ _EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
 class Dropped(Exception):
-    """A row that is not converted, and why: a :class:`Reason`, or the code of Mens' reader."""
+    """A row that is not converted, and why: a :class:`DropReason`, or the code of Mens' reader."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -86,7 +86,7 @@ class Reading:
 
     row: Row
     tags: Tags
-    outcome: Outcome
+    outcome: RowOutcome
     used: set[str] = field(default_factory=set)
     calls: int = 0
     open_calls: list[str] = field(default_factory=list)
@@ -107,14 +107,14 @@ class Reading:
         """
         value = self.take(*names)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            self.outcome.change(Change.NUMBER_TO_TEXT)
+            self.outcome.change(RowChange.NUMBER_TO_TEXT)
             return str(value)
         if value is not None and not isinstance(value, str):
             raise Dropped(RowCode.ROW_FIELD_TYPE)
         return value or ""
 
 
-def to_chat(row: Row, form: RowForm, tags: Tags, outcome: Outcome, *, chosen: bool = False) -> Row:
+def to_chat(row: Row, form: RowForm, tags: Tags, outcome: RowOutcome, *, chosen: bool = False) -> Row:
     """Convert a row in a known form to a chat; unused parts go to ``outcome.unused_keys``.
 
     Args:
@@ -125,13 +125,13 @@ def to_chat(row: Row, form: RowForm, tags: Tags, outcome: Outcome, *, chosen: bo
     """
     reading = Reading({key.lower(): value for key, value in row.items()}, tags, outcome)
     if form is RowForm.PREFERENCE and not chosen:
-        raise Dropped(Reason.PREFERENCE)
+        raise Dropped(DropReason.PREFERENCE)
     if reading.row.get("label") is False:
-        raise Dropped(Reason.LABEL_FALSE)
+        raise Dropped(DropReason.LABEL_FALSE)
     if any(is_excluded(name, reading.row.get(name)) for name in ROW_FLAGS):
         raise Dropped(RowCode.ROW_EXCLUDED)
     if any(reading.row.get(name) not in _EMPTY for name in MEDIA):
-        raise Dropped(Reason.IMAGE)
+        raise Dropped(DropReason.IMAGE)
     turns = _with_system(_READERS[form](reading), reading.take_text("system"))
     if reading.row.get("label") is True:
         reading.used.add("label")
@@ -140,7 +140,7 @@ def to_chat(row: Row, form: RowForm, tags: Tags, outcome: Outcome, *, chosen: bo
         chat["tools"] = tools
     if (functions := reading.take("functions")) is not None:
         chat["functions"] = functions
-    outcome.change(Change.FORM_TO_CHAT)
+    outcome.change(RowChange.FORM_TO_CHAT)
     outcome.unused_keys += sorted(
         key for key, value in reading.row.items() if key not in reading.used and value not in _EMPTY
     )
@@ -182,7 +182,7 @@ def _tools(reading: Reading) -> list[Row] | None:
     except RowError as error:
         raise Dropped(error.code) from None
     if done:
-        reading.outcome.change(Change.TOOLS_TO_FUNCTIONS)
+        reading.outcome.change(RowChange.TOOLS_TO_FUNCTIONS)
     return translated
 
 
@@ -275,7 +275,7 @@ def _parts(reading: Reading, place: str, content: Any) -> str:
     if not isinstance(parts, list) or any(
         not isinstance(part, dict) or part.keys() != {"text"} or not isinstance(part["text"], str) for part in parts
     ):
-        raise Dropped(Reason.OTHER_PART)
+        raise Dropped(DropReason.OTHER_PART)
     return "".join(part["text"] for part in parts)
 
 
@@ -289,7 +289,7 @@ def _alpaca(reading: Reading) -> list[Row]:
         if not isinstance(history, list) or not all(isinstance(turn, list) and len(turn) == _PAIR for turn in history):
             raise Dropped(RowCode.ROW_FIELD_TYPE)
         turns = [turn for question, answer in history for turn in _exchange(question, answer)]
-        reading.outcome.change(Change.HISTORY_TO_TURNS)
+        reading.outcome.change(RowChange.HISTORY_TO_TURNS)
     return [*turns, *_pair(reading)]
 
 
@@ -335,7 +335,7 @@ def _preference(reading: Reading) -> list[Row]:
     """
     chosen = reading.take("chosen")
     reading.take("rejected")
-    reading.outcome.change(Change.PREFERRED_ANSWER_TAKEN)
+    reading.outcome.change(RowChange.PREFERRED_ANSWER_TAKEN)
     if isinstance(chosen, str) and "prompt" not in reading.row and (divided := to_turns(chosen)):
         return divided
     answer = _said(chosen, "assistant", reading)
@@ -354,8 +354,8 @@ def _preference(reading: Reading) -> list[Row]:
 def _text(reading: Reading) -> list[Row]:
     turns = to_turns(reading.take_text("text", "content"))
     if turns is None:
-        raise Dropped(Reason.TEXT_WITHOUT_TURNS)
-    reading.outcome.change(Change.TEXT_TO_TURNS)
+        raise Dropped(DropReason.TEXT_WITHOUT_TURNS)
+    reading.outcome.change(RowChange.TEXT_TO_TURNS)
     return turns
 
 

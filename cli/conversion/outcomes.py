@@ -9,7 +9,7 @@ from typing import Any
 Row = dict[str, Any]
 
 
-class Change(StrEnum):
+class RowChange(StrEnum):
     """A change made to a row."""
 
     TEXT_PARTS_JOINED = "text_parts_joined"
@@ -33,7 +33,7 @@ class Change(StrEnum):
     BYTE_ORDER_MARK_REMOVED = "byte_order_mark_removed"
 
 
-class Reason(StrEnum):
+class DropReason(StrEnum):
     """Reason for dropping a row; a row that Mens' reader refuses is dropped with that reader's code."""
 
     IMAGE = "image"
@@ -64,7 +64,7 @@ class Note(StrEnum):
     SCHEMA_REFUSED = "schema_refused"
 
 
-class Method(StrEnum):
+class ConvertedMethod(StrEnum):
     """Training method of a job."""
 
     SUPERVISED = "supervised"
@@ -100,7 +100,7 @@ class RowOptions:
 
 
 @dataclass(slots=True)
-class Outcome:
+class RowOutcome:
     """Outcome of a row: dropped if ``reason`` is not empty, changed if ``changes`` is not empty, otherwise kept.
 
     Attributes:
@@ -109,7 +109,7 @@ class Outcome:
     """
 
     rows: list[Row] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
+    changes: list[RowChange] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     reason: str = ""
     schemas: dict[str, str] = field(default_factory=dict)
@@ -120,6 +120,6 @@ class Outcome:
         """Outcome of the row: ``dropped``, ``changed`` or ``kept``."""
         return "dropped" if self.reason else "changed" if self.changes else "kept"
 
-    def change(self, change: Change) -> None:
+    def change(self, change: RowChange) -> None:
         if change not in self.changes:
             self.changes.append(change)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from cli.conversion.outcomes import Change, Markers, Method, Note, Outcome, Reason, Row, RowOptions
+from cli.conversion.outcomes import ConvertedMethod, DropReason, Markers, Note, Row, RowChange, RowOptions, RowOutcome
 from cli.conversion.schemas import refused_schemas
 from shared.datasets.row_validation import decode_line
 from shared.datasets.rows import RowError
@@ -27,25 +27,27 @@ class _Dropped(Exception):
 DEFAULTS = RowOptions()
 
 
-def convert_row(row: Row, method: Method = Method.SUPERVISED, options: RowOptions = DEFAULTS) -> Outcome:
+def convert_row(
+    row: Row, method: ConvertedMethod = ConvertedMethod.SUPERVISED, options: RowOptions = DEFAULTS
+) -> RowOutcome:
     """Convert one row in place."""
-    outcome = Outcome()
+    outcome = RowOutcome()
     try:
-        if method is Method.REINFORCEMENT:
+        if method is ConvertedMethod.REINFORCEMENT:
             outcome.rows = [_task(row)]
-        elif method is Method.DPO and not options.as_supervised:
+        elif method is ConvertedMethod.DPO and not options.as_supervised:
             outcome.rows = [_preference(row)]
         else:
             outcome.rows = _supervised(row, options, outcome)
     except _Dropped as dropped:
-        return Outcome(reason=dropped.reason)
+        return RowOutcome(reason=dropped.reason)
     return outcome
 
 
 def _task(row: Row) -> Row:
     messages = row.get("messages")
     if not _is_chat(messages) or row["messages"][-1].get("role") == "assistant":
-        raise _Dropped(Reason.NOT_A_TASK)
+        raise _Dropped(DropReason.NOT_A_TASK)
     return row
 
 
@@ -59,16 +61,16 @@ _PREFERRED = ("preferred_output", "preferred_completion")
 
 def _preference(row: Row) -> Row:
     if not (is_preference(row) and _is_chat(row["input"].get("messages"))):
-        raise _Dropped(Reason.NOT_A_PREFERENCE)
+        raise _Dropped(DropReason.NOT_A_PREFERENCE)
     return row
 
 
-def _supervised(row: Row, options: RowOptions, outcome: Outcome) -> list[Row]:
+def _supervised(row: Row, options: RowOptions, outcome: RowOutcome) -> list[Row]:
     if is_preference(row):
         if not options.as_supervised:
-            raise _Dropped(Reason.PREFERENCE)
+            raise _Dropped(DropReason.PREFERENCE)
         row = _preferred(_preference(row))
-        outcome.change(Change.PREFERRED_ANSWER_TAKEN)
+        outcome.change(RowChange.PREFERRED_ANSWER_TAKEN)
     if _is_chat(row.get("messages")):
         _convert_chat(row, row["messages"], options, outcome)
     elif options.strip and isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str):
@@ -76,7 +78,7 @@ def _supervised(row: Row, options: RowOptions, outcome: Outcome) -> list[Row]:
     rows = [row]
     if options.split_answers and Note.SEVERAL_ANSWERS in outcome.notes:
         rows = _one_row_an_answer(row)
-        outcome.change(Change.SPLIT_INTO_ANSWERS)
+        outcome.change(RowChange.SPLIT_INTO_ANSWERS)
         outcome.notes.remove(Note.SEVERAL_ANSWERS)
     try:
         for converted in rows:
@@ -86,15 +88,15 @@ def _supervised(row: Row, options: RowOptions, outcome: Outcome) -> list[Row]:
     return rows
 
 
-def _convert_chat(row: Row, messages: list[Row], options: RowOptions, outcome: Outcome) -> None:
+def _convert_chat(row: Row, messages: list[Row], options: RowOptions, outcome: RowOutcome) -> None:
     _convert_functions(row, outcome)
     for message in messages:
         _convert_message(message, options, outcome)
     if not any(message.get("role") == "assistant" for message in messages):
-        raise _Dropped(Reason.NO_ANSWER)
+        raise _Dropped(DropReason.NO_ANSWER)
     while messages[-1].get("role") != "assistant":
         messages.pop()
-        outcome.change(Change.TRAILING_TURNS_CUT)
+        outcome.change(RowChange.TRAILING_TURNS_CUT)
     _take_notes(row, outcome)
 
 
@@ -109,11 +111,11 @@ def _preferred(row: Row) -> Row:
     return {"messages": [*asked["messages"], *(answer for answer in answers if isinstance(answer, dict))], **more}
 
 
-def _convert_functions(row: Row, outcome: Outcome) -> None:
+def _convert_functions(row: Row, outcome: RowOutcome) -> None:
     """Convert OpenAI's older form of tools: ``functions``, ``function_call`` and the role ``function``."""
     functions = row.pop("functions", None)
     if row.pop("function_call", None) is not None or functions:
-        outcome.change(Change.FUNCTIONS_TO_TOOLS)
+        outcome.change(RowChange.FUNCTIONS_TO_TOOLS)
     if functions:
         described = functions if isinstance(functions, list) else [functions]
         row["tools"] = [*(row.get("tools") or []), *({"type": "function", "function": each} for each in described)]
@@ -126,12 +128,12 @@ def _convert_functions(row: Row, outcome: Outcome) -> None:
             waiting = name
             del message["function_call"]
             message["tool_calls"] = [*_calls(message), {"id": name, "type": "function", "function": call}]
-            outcome.change(Change.FUNCTION_CALL_TO_TOOL_CALL)
+            outcome.change(RowChange.FUNCTION_CALL_TO_TOOL_CALL)
         elif message.get("role") == "function":
             if not waiting:
-                raise _Dropped(Reason.FUNCTION_WITHOUT_CALL)
+                raise _Dropped(DropReason.FUNCTION_WITHOUT_CALL)
             message["role"], message["tool_call_id"], waiting = "tool", waiting, ""
-            outcome.change(Change.FUNCTION_ROLE_TO_TOOL)
+            outcome.change(RowChange.FUNCTION_ROLE_TO_TOOL)
 
 
 def _calls(message: Row) -> list[Row]:
@@ -139,59 +141,59 @@ def _calls(message: Row) -> list[Row]:
     return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
 
 
-def _convert_message(message: Row, options: RowOptions, outcome: Outcome) -> None:
+def _convert_message(message: Row, options: RowOptions, outcome: RowOutcome) -> None:
     if message.get("audio"):
-        raise _Dropped(Reason.AUDIO)
+        raise _Dropped(DropReason.AUDIO)
     if isinstance(message.get("content"), list):
         message["content"] = _joined(message["content"], options, outcome)
-        outcome.change(Change.TEXT_PARTS_JOINED)
+        outcome.change(RowChange.TEXT_PARTS_JOINED)
     if message.get("refusal") and not message.get("content"):
         message["content"] = _refusal(message.pop("refusal"), options, outcome)
     if message.get("role") == "developer" and options.developer_as_system:
         message["role"] = "system"
-        outcome.change(Change.DEVELOPER_TO_SYSTEM)
+        outcome.change(RowChange.DEVELOPER_TO_SYSTEM)
     if "weight" in message:
         _convert_weight(message, outcome)
 
 
-def _joined(parts: list[Any], options: RowOptions, outcome: Outcome) -> str:
+def _joined(parts: list[Any], options: RowOptions, outcome: RowOutcome) -> str:
     """Return the content of a message that is a list of parts, joined as chat templates do: with nothing in between."""
     texts = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else ""
         if kind in {"image_url", "input_image", "image"}:
             # Never the text alone: the model would learn to guess the answer.
-            raise _Dropped(Reason.IMAGE)
+            raise _Dropped(DropReason.IMAGE)
         if kind in {"input_audio", "audio"}:
-            raise _Dropped(Reason.AUDIO)
+            raise _Dropped(DropReason.AUDIO)
         if kind == "refusal":
             texts.append(_refusal(part.get("refusal"), options, outcome))
         elif kind == "text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
         else:
-            raise _Dropped(Reason.OTHER_PART)
+            raise _Dropped(DropReason.OTHER_PART)
     return "".join(texts)
 
 
-def _refusal(text: object, options: RowOptions, outcome: Outcome) -> str:
+def _refusal(text: object, options: RowOptions, outcome: RowOutcome) -> str:
     if not (options.keep_refusals and isinstance(text, str)):
-        raise _Dropped(Reason.REFUSAL)
-    outcome.change(Change.REFUSAL_AS_ANSWER)
+        raise _Dropped(DropReason.REFUSAL)
+    outcome.change(RowChange.REFUSAL_AS_ANSWER)
     return text
 
 
-def _convert_weight(message: Row, outcome: Outcome) -> None:
+def _convert_weight(message: Row, outcome: RowOutcome) -> None:
     weight = message["weight"]
     if message.get("role") != "assistant":
         del message["weight"]
-        outcome.change(Change.WEIGHT_OF_OTHER_ROLE_REMOVED)
+        outcome.change(RowChange.WEIGHT_OF_OTHER_ROLE_REMOVED)
     # `True` and 1.0 equal 1 in Python, but are not integers in JSON.
     elif isinstance(weight, bool | float) and weight in {0, 1}:
         message["weight"] = int(weight)
-        outcome.change(Change.WEIGHT_TO_INTEGER)
+        outcome.change(RowChange.WEIGHT_TO_INTEGER)
 
 
-def _strip(row: Row, markers: Markers, outcome: Outcome) -> None:
+def _strip(row: Row, markers: Markers, outcome: RowOutcome) -> None:
     prompt, completion = row["prompt"], row["completion"]
     while markers.separator and row["prompt"].endswith(markers.separator):
         row["prompt"] = row["prompt"].removesuffix(markers.separator)
@@ -200,14 +202,14 @@ def _strip(row: Row, markers: Markers, outcome: Outcome) -> None:
     # OpenAI's guide of that time had each completion begin with a space.
     row["completion"] = row["completion"].lstrip(" ")
     if (prompt, completion) != (row["prompt"], row["completion"]):
-        outcome.change(Change.MARKERS_STRIPPED)
+        outcome.change(RowChange.MARKERS_STRIPPED)
 
 
 def _is_learnt(message: Row) -> bool:
     return message.get("role") == "assistant" and message.get("weight") != 0
 
 
-def _take_notes(row: Row, outcome: Outcome) -> None:
+def _take_notes(row: Row, outcome: RowOutcome) -> None:
     tools = row.get("tools") if isinstance(row.get("tools"), list) else []
     functions = [
         tool["function"] for tool in tools or [] if isinstance(tool, dict) and isinstance(tool.get("function"), dict)

@@ -21,7 +21,7 @@ REQUESTS_AT_ONCE = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class AnswerComparison:
     """Greedy answers of both models to a lesson's items, in the items' order."""
 
     lesson: Lesson
@@ -60,7 +60,7 @@ class Comparison:
         return shown + [index for index, wrong in enumerate(is_wrong) if wrong and index not in shown][:1]
 
 
-def compare(client: OpenAI, lesson: Lesson, tuned: str) -> Comparison:
+def compare(client: OpenAI, lesson: Lesson, tuned: str) -> AnswerComparison:
     """Send every item to both models, and return their answers.
 
     Args:
@@ -80,4 +80,4 @@ def compare(client: OpenAI, lesson: Lesson, tuned: str) -> Comparison:
     requests = [(model, item) for model in (lesson.base, tuned) for item in lesson.items]
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
         answers = list(threads.map(ask, requests))
-    return Comparison(lesson, answers[: len(lesson.items)], answers[len(lesson.items) :])
+    return AnswerComparison(lesson, answers[: len(lesson.items)], answers[len(lesson.items) :])

@@ -28,7 +28,7 @@ class ScoredPair:
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class PairedItems:
     """Items of two models, by criterion.
 
     Attributes:
@@ -66,12 +66,12 @@ def incumbent(item: OutputItem) -> OutputItem | None:
     return found if isinstance(found, dict) else None
 
 
-def pairs_within(items: Iterable[OutputItem]) -> Pairs:
+def pairs_within(items: Iterable[OutputItem]) -> PairedItems:
     """Return the pairs of one run with two models."""
     return _paired((item, incumbent(item), item) for item in items)
 
 
-def pairs_between(old: Iterable[OutputItem], new: Iterable[OutputItem]) -> Pairs:
+def pairs_between(old: Iterable[OutputItem], new: Iterable[OutputItem]) -> PairedItems:
     """Return the pairs of two runs, item by item.
 
     Raises:
@@ -87,10 +87,10 @@ def pairs_between(old: Iterable[OutputItem], new: Iterable[OutputItem]) -> Pairs
             remedy="Run the same file with both models.",
         )
     found = _paired(common)
-    return Pairs(found.by_criterion, found.unpaired + len(before) + len(after) - 2 * len(common))
+    return PairedItems(found.by_criterion, found.unpaired + len(before) + len(after) - 2 * len(common))
 
 
-def _paired(triples: Iterable[tuple[OutputItem, OutputItem | None, OutputItem]]) -> Pairs:
+def _paired(triples: Iterable[tuple[OutputItem, OutputItem | None, OutputItem]]) -> PairedItems:
     by_criterion: dict[str, list[ScoredPair]] = {}
     unpaired = 0
     for item, old, new in triples:
@@ -99,14 +99,14 @@ def _paired(triples: Iterable[tuple[OutputItem, OutputItem | None, OutputItem]])
         unpaired += not both
         for name in (name for name in after if name in both):
             by_criterion.setdefault(name, []).append(ScoredPair(item, name, before[name], after[name]))
-    return Pairs(by_criterion, unpaired)
+    return PairedItems(by_criterion, unpaired)
 
 
 def _key(item: OutputItem) -> tuple[str, int]:
     return digest_json(item["datasource_item"]), int((item.get("mens") or {}).get("sample_index") or 0)
 
 
-def lost(pairs: Pairs) -> list[ScoredPair]:
+def lost(pairs: PairedItems) -> list[ScoredPair]:
     """Return pairs in which the new model is worse, the largest loss first."""
     worse = [pair for found in pairs.by_criterion.values() for pair in found if pair.new < pair.old]
     return sorted(worse, key=lambda pair: (pair.new - pair.old, pair.item["datasource_item_id"]))

@@ -13,7 +13,7 @@ import typer
 from cli.evaluation.comparison_table import COLUMNS, cells, notes
 from cli.evaluation.run_items import (
     OutputItem,
-    Pairs,
+    PairedItems,
     answer,
     errors,
     incumbent,
@@ -58,7 +58,7 @@ def print_run(run: Mapping[str, Any], items: Sequence[OutputItem], shown: int = 
 def print_comparison(
     old: str,
     new: str,
-    pairs: Pairs,
+    pairs: PairedItems,
     margin: float,
     shown: int = SHOWN_ITEMS,
     noise_floors: Mapping[str, float | None] | None = None,
@@ -102,7 +102,7 @@ def _interval(items: Sequence[OutputItem], criterion: str, passed: int, judged: 
     return f"{found[0]:.3f} … {found[1]:.3f}"
 
 
-def _print_wrong(pairs: Pairs) -> None:
+def _print_wrong(pairs: PairedItems) -> None:
     """Print a wrong answer of the new model where the old one is not better: a rate does not show how it is wrong."""
     items = {id(pair.item): pair.item for found in pairs.by_criterion.values() for pair in found}
     if failed := worst(items.values()):

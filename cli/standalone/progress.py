@@ -14,7 +14,7 @@ LEAST_CPU_SECONDS = 0.05
 
 
 @dataclass
-class Progress:
+class StartProgress:
     """Progress of one program's start.
 
     Attributes:

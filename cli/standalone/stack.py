@@ -34,7 +34,7 @@ from cli.standalone.programs import (
     supervisor_config,
     valkey_config,
 )
-from cli.standalone.progress import Progress
+from cli.standalone.progress import StartProgress
 from cli.standalone.restarts import RestartLog
 from cli.standalone.supervisor import Supervisor
 from shared.errors import Code, Conflict
@@ -145,7 +145,9 @@ class Stack:
         Raises:
             StackFailed: a program keeps dying, makes no progress, or is not ready in time; with the cause from its log.
         """
-        waiting = {name: Progress(partial(self._log_size, name), partial(self.pid, name)) for name in self._programs}
+        waiting = {
+            name: StartProgress(partial(self._log_size, name), partial(self.pid, name)) for name in self._programs
+        }
         starts: dict[str, set[int]] = defaultdict(set)
         began = reported = time.monotonic()
         while waiting and not (stop and stop.is_set()):
@@ -160,7 +162,7 @@ class Stack:
             self._raise_if_dying(waiting, starts)
             time.sleep(0.1)
 
-    def _raise_if_stuck(self, waiting: Mapping[str, Progress], elapsed: float, seconds: float | None) -> None:
+    def _raise_if_stuck(self, waiting: Mapping[str, StartProgress], elapsed: float, seconds: float | None) -> None:
         for name, progress in waiting.items():
             if seconds is not None and elapsed > seconds:
                 raise self.failure(name, f"is not ready after {seconds:.0f} s")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from openai_migration.archive.folder import Entry, is_archive, read_entries
+from openai_migration.archive.folder import ArchiveEntry, is_archive, read_entries
 from openai_migration.archive.pages import Item
 from openai_migration.archive.sections import url_path
 from openai_migration.archive.shutdown_dates import is_tuned, parse_name
@@ -16,7 +16,7 @@ from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
 
 
-class Contents:
+class ArchiveContents:
     """The objects of an archive, by project.
 
     Raises:
@@ -28,8 +28,8 @@ class Contents:
             remedy = "Create one: `mens migrate openai export FOLDER`."
             raise ArtifactInvalid(Code.ARCHIVE_INVALID, f"{folder} is not an archive.", remedy=remedy)
         self.folder = folder
-        self._entries: dict[tuple[str, str], list[Entry]] = {}
-        self._refused: list[Entry] = []
+        self._entries: dict[tuple[str, str], list[ArchiveEntry]] = {}
+        self._refused: list[ArchiveEntry] = []
         for entry in sorted(read_entries(folder).values(), key=lambda entry: entry.file):
             if entry.file:
                 self._entries.setdefault((entry.project, entry.path), []).append(entry)
@@ -40,7 +40,7 @@ class Contents:
         """Return the projects, by the variables of their keys."""
         return sorted({project for project, _ in self._entries})
 
-    def refused(self) -> list[Entry]:
+    def refused(self) -> list[ArchiveEntry]:
         """Requests that OpenAI refused."""
         return list(self._refused)
 
@@ -58,7 +58,7 @@ class Contents:
                         seen.add(item.get("id"))
                         yield item
 
-    def body(self, entry: Entry) -> dict[str, Any]:
+    def body(self, entry: ArchiveEntry) -> dict[str, Any]:
         """Return the JSON object in a request's response."""
         value: dict[str, Any] = msgspec.json.decode((self.folder / entry.file).read_bytes())
         return value

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from openai_migration.archive.folder import Archive, Entry
+from openai_migration.archive.folder import Archive, ArchiveEntry
 from openai_migration.archive.openai_client import OpenAIClient
 from openai_migration.archive.pages import Reader
 from openai_migration.archive.sections import FETCH, Section
@@ -27,7 +27,7 @@ class ProjectExport:
 
     project: str
     objects: Counter[str] = field(default_factory=Counter)
-    refused: list[Entry] = field(default_factory=list)
+    refused: list[ArchiveEntry] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sent: int = 0
     failure: str = ""

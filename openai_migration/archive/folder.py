@@ -31,7 +31,7 @@ SECRECY = (
 )
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+class ArchiveEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request and its outcome.
 
     Attributes:
@@ -69,7 +69,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     finished_at: str
     unfinished: dict[str, str]
-    requests: list[Entry]
+    requests: list[ArchiveEntry]
     format: Literal["mens-openai-archive/1"] = "mens-openai-archive/1"
 
 
@@ -93,7 +93,7 @@ class Archive:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, ArchiveEntry] = {}
 
     def __enter__(self) -> Archive:
         if self.folder.exists() and any(self.folder.iterdir()) and not is_archive(self.folder):
@@ -120,7 +120,7 @@ class Archive:
         self._journal.close()
         os.close(self._lock)
 
-    def find(self, key: str) -> Entry | None:
+    def find(self, key: str) -> ArchiveEntry | None:
         """Return the entry of a request whose body is here; None if it was never sent, was refused or lost its body."""
         entry = self._entries.get(key)
         if entry is None or entry.is_refused:
@@ -128,7 +128,7 @@ class Archive:
         path = self.folder / entry.file
         return entry if path.is_file() and path.stat().st_size == entry.bytes else None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ArchiveEntry]:
         """Return every request, by project, path and page."""
         return sorted(self._entries.values(), key=lambda entry: (entry.key, entry.file))
 
@@ -143,7 +143,7 @@ class Archive:
             # A refusal may quote a part of the key.
             path.unlink(missing_ok=True)
 
-    def add(self, entry: Entry, body: BinaryIO | None) -> Entry:
+    def add(self, entry: ArchiveEntry, body: BinaryIO | None) -> ArchiveEntry:
         """Store a body under the entry's file, and then the entry, with the body's size and digest."""
         if body is not None:
             body.flush()
@@ -183,7 +183,7 @@ def is_finished(folder: Path) -> bool:
     return not _read_manifest(folder).unfinished
 
 
-def read_entries(folder: Path) -> dict[str, Entry]:
+def read_entries(folder: Path) -> dict[str, ArchiveEntry]:
     """Return the entries of an archive by request; the journal is newer than the manifest.
 
     Raises:
@@ -194,7 +194,7 @@ def read_entries(folder: Path) -> dict[str, Entry]:
         # A line without its end was being written when its process was killed.
         lines = (folder / JOURNAL).read_bytes().rpartition(b"\n")[0].splitlines()
         try:
-            entries += [msgspec.json.decode(line, type=Entry) for line in lines]
+            entries += [msgspec.json.decode(line, type=ArchiveEntry) for line in lines]
         except msgspec.DecodeError as error:
             raise _unreadable(folder / JOURNAL, error) from None
     return {entry.key: entry for entry in entries}

@@ -62,7 +62,7 @@ class ProjectInventory(msgspec.Struct, frozen=True):
     refused: list[str]
 
 
-class Inventory(msgspec.Struct, frozen=True):
+class ArchiveInventory(msgspec.Struct, frozen=True):
     """``inventory.json``."""
 
     format: str
@@ -72,9 +72,9 @@ class Inventory(msgspec.Struct, frozen=True):
     projects: list[ProjectInventory]
 
 
-def make_inventory(projects: list[ProjectInventory], today: date) -> Inventory:
+def make_inventory(projects: list[ProjectInventory], today: date) -> ArchiveInventory:
     """Make the inventory of several projects."""
-    return Inventory(FORMAT, today, EVALS_END, TRAINING_ENDS, projects)
+    return ArchiveInventory(FORMAT, today, EVALS_END, TRAINING_ENDS, projects)
 
 
 def inspect_project(reader: Reader, today: date, requests: Mapping[str, int] | None = None) -> ProjectInventory:

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from openai_migration.archive.folder import Archive, Entry, file_name, now, request_key
+from openai_migration.archive.folder import Archive, ArchiveEntry, file_name, now, request_key
 from openai_migration.archive.openai_client import OpenAIClient, Query
 
 PAGES = {"limit": "100"}
@@ -19,7 +19,7 @@ NOT_JSON = "not_json"
 Item = dict[str, Any]
 
 
-class Page(msgspec.Struct):
+class ArchivePage(msgspec.Struct):
     """A page of a list. ``last_id`` is not read: OpenAI's own value is wrong on some lists."""
 
     data: list[Item]
@@ -39,11 +39,13 @@ class Reader:
     client: OpenAIClient
     archive: Archive
     advance: Callable[[str], None] = lambda _: None
-    refused: list[Entry] = field(default_factory=list)
+    refused: list[ArchiveEntry] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sent: int = 0
 
-    def fetch(self, path: str, parts: tuple[str, ...], query: Query | None = None, *, page: bool = False) -> Entry:
+    def fetch(
+        self, path: str, parts: tuple[str, ...], query: Query | None = None, *, page: bool = False
+    ) -> ArchiveEntry:
         """Return the entry of a GET request, which is sent only if the archive lacks its body.
 
         Args:
@@ -58,7 +60,9 @@ class Reader:
         self.sent += 1
         with self.archive.body() as body:
             reply = self.client.send("GET", path, body, wanted)
-            entry = Entry(project, "GET", path, wanted, reply.status, now(), "", code=reply.code, message=reply.message)
+            entry = ArchiveEntry(
+                project, "GET", path, wanted, reply.status, now(), "", code=reply.code, message=reply.message
+            )
             if reply.status != 200:
                 return self.archive.add(entry, None)
             if page and not _is_page(body):
@@ -85,7 +89,7 @@ class Reader:
                     continue
                 self.refused.append(entry)
                 return
-            page = msgspec.json.decode((self.archive.folder / entry.file).read_bytes(), type=Page)
+            page = msgspec.json.decode((self.archive.folder / entry.file).read_bytes(), type=ArchivePage)
             new = [item for item in page.data if item.get("id") not in seen]
             for item in new:
                 if limit is not None and len(seen) >= limit:
@@ -108,7 +112,7 @@ def _following(query: Query, after: list[str]) -> Query:
 def _is_page(body: BinaryIO) -> bool:
     body.seek(0)
     try:
-        msgspec.json.decode(body.read(), type=Page)
+        msgspec.json.decode(body.read(), type=ArchivePage)
     except msgspec.DecodeError:
         return False
     return True

@@ -40,7 +40,7 @@ class TunedName:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ModelEnding:
     """When a model ends, and the source of that date; ``day`` is None if neither OpenAI nor the table has one."""
 
     day: date | None
@@ -63,15 +63,15 @@ def parse_name(model: str) -> TunedName:
     return TunedName(found["base"], found["suffix"], int(found["step"]) if found["step"] else None)
 
 
-def ending_of(model: str, shutdown_date: object) -> Ending:
+def ending_of(model: str, shutdown_date: object) -> ModelEnding:
     """Return when a tuned model ends: the date in OpenAI's entry takes precedence over the table."""
     try:
-        return Ending(date.fromisoformat(str(shutdown_date)), MODEL_SOURCE)
+        return ModelEnding(date.fromisoformat(str(shutdown_date)), MODEL_SOURCE)
     except ValueError:
         pass
     base = parse_name(model).base
     day = TUNED_MODELS_END.get(base) or TUNED_MODELS_END.get(re.sub(r"-(\d{4}-\d\d-\d\d|\d{4})$", "", base))
-    return Ending(day, TABLE_SOURCE if day else "not announced")
+    return ModelEnding(day, TABLE_SOURCE if day else "not announced")
 
 
 def describe_days(days: int | None) -> str:

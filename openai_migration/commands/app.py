@@ -12,7 +12,7 @@ import typer
 from cli.client.connection import fail, note
 from cli.options import existing_file
 from cli.output import counted, print_table
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.export import ProjectExport, export_project
 from openai_migration.archive.folder import (
     INVENTORY,
@@ -23,7 +23,7 @@ from openai_migration.archive.folder import (
     read_entries,
     write_json,
 )
-from openai_migration.archive.inventory import Inventory, ProjectInventory, inspect_project, make_inventory
+from openai_migration.archive.inventory import ArchiveInventory, ProjectInventory, inspect_project, make_inventory
 from openai_migration.archive.pages import Reader
 from openai_migration.archive.sections import Section
 from openai_migration.archive.shutdown_dates import TABLE_SOURCE, describe_days
@@ -35,8 +35,8 @@ from openai_migration.prompts import choose_prompts
 from openai_migration.record import (
     Bounds,
     ModelPlan,
+    RecordedSampling,
     Recording,
-    Sampling,
     describe_plans,
     golden_file,
     questions,
@@ -213,7 +213,7 @@ def record(
     Prompts are validation rows, stored chats, eval items, batches and your own, without those trained on. Shows the number of
     requests and tokens, and asks for confirmation. You can interrupt it: answered prompts are not sent again. Writes golden/.
     """
-    contents, sampling = Contents(archive), Sampling(samples, temperature, max_answer_tokens, control)
+    contents, sampling = ArchiveContents(archive), RecordedSampling(samples, temperature, max_answer_tokens, control)
     plans = [
         ModelPlan(project, name, choice, list(questions(name, choice, sampling)))
         for project in key_env
@@ -261,7 +261,7 @@ def _listed(variables: list[str]) -> str:
     return f"the key{'s' if variables[1:] else ''} in {', '.join(variables)}"
 
 
-def _show_inventory(found: Inventory) -> None:
+def _show_inventory(found: ArchiveInventory) -> None:
     lines: list[tuple[str, ...]] = []
     for what, end in (("evals", found.evals_end_on), ("new fine-tuning jobs", found.training_ends_on)):
         lines.append((str(end), describe_days((end - found.day).days), f"OpenAI's {what}", "", "", TABLE_SOURCE))

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cli.client.connection import connect, fail, note
 from cli.client.json_errors import note_json
 from cli.output import counted
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive, safe_name
 from openai_migration.gate.answers import Candidate, answers_file, ask, pending, read_answers, resolve
 from openai_migration.gate.compare import make_receipt, questions_to_judges
@@ -36,7 +36,7 @@ from openai_migration.gate.judges import (
 )
 from openai_migration.gate.receipt_page import print_receipt
 from openai_migration.gate.recorded import recorded_models, recorded_prompts
-from openai_migration.receipts import Receipt, write_receipt
+from openai_migration.receipts import MigrationReceipt, write_receipt
 from shared.errors import MensError
 from shared.settings import Settings, read_settings
 from shared.statistics.paired import Status
@@ -125,13 +125,13 @@ def gate(
             f"{archive} has no recorded answers of {names}. Record them before OpenAI switches the model off: `mens migrate openai record`."
         )
     chosen, failures = _candidates(archive, list(known), candidate)
-    receipts: list[Receipt] = []
+    receipts: list[MigrationReceipt] = []
     chosen_judges = {asked: name for asked, _, name in (text.rpartition("=") for text in judge)}
     for name, named in chosen.items() if dry_run else ():
         _show_dry_run(archive, known[name], name, named, max_judge_requests)
     if not dry_run:
         connection, settings = connect(), read_settings(Settings)
-        contents = Contents(archive)
+        contents = ArchiveContents(archive)
         with Archive(archive), connection.client(TIMEOUT_SECONDS) as client:
             for name, named in chosen.items():
                 try:
@@ -178,7 +178,7 @@ def _margins(given: list[str], min_prompts: int) -> Margins:
     return Margins(default, by_gate, min_prompts)
 
 
-def _note_unused(margins: Margins, receipts: list[Receipt]) -> None:
+def _note_unused(margins: Margins, receipts: list[MigrationReceipt]) -> None:
     """Name the margins that match no gate: a mistyped name would otherwise go unnoticed."""
     names = sorted({gate.name for receipt in receipts for gate in receipt.gates})
     for pattern in margins.by_gate if names else ():
@@ -221,7 +221,7 @@ def _show_dry_run(archive: Path, project: str, model: str, named: str, max_judge
         f"{model}: {at_most}{left} of {counted(len(prompts), 'recorded prompt')} would be sent to {named}; "
         f"{counted(kept, 'answer')} of earlier runs kept, and what {named} has answered is not sent again"
     )
-    contents = Contents(archive)
+    contents = ArchiveContents(archive)
     if names := judge_models(contents, project):
         questions = questions_to_judges(contents, project, model, None, Judges(""), read_settings(Settings).sandbox)
         typer.echo(f"  judges ({', '.join(names)}): {_cost(questions[:max_judge_requests])}")
@@ -239,7 +239,7 @@ def _ask(client: httpx.Client, archive: Path, project: str, model: str, name: st
 
 def _ask_judges(
     client: httpx.Client,
-    contents: Contents,
+    contents: ArchiveContents,
     project: str,
     model: str,
     candidate: Candidate,
@@ -277,7 +277,7 @@ def _send(client: httpx.Client, archive: Path, file: str, bodies: list[Body], la
         ask(client, archive, file, bodies, concurrency=concurrency, advance=lambda: bar.advance(task))
 
 
-def _show_all(archive: Path, receipts: list[Receipt], *, as_json: bool) -> None:
+def _show_all(archive: Path, receipts: list[MigrationReceipt], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(msgspec.to_builtins(receipts), indent=2))
         return

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from cli.client.connection import fail, note
-from cli.conversion.outcomes import Method, RowOptions
+from cli.conversion.outcomes import ConvertedMethod, RowOptions
 from cli.options import existing_file
 from cli.output import counted
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive
 from openai_migration.commands.options import EXPORT, ExportFolder
 from openai_migration.conversion.redaction import Redaction
@@ -94,7 +94,7 @@ def convert(
     """
     import shared.datasets.fingerprints  # noqa: F401 - numpy is slow to import; once, before processes are forked
 
-    contents = Contents(archive)
+    contents = ArchiveContents(archive)
     files = find_files(contents, original)
     if dry_run:
         for file in files:
@@ -182,8 +182,12 @@ def _show(archive: Path, converted: ConvertedFile) -> None:
     if report.separator or report.stop:
         what = "were removed" if report.stripped else "are still there; to remove them: --strip"
         typer.echo(f"  prompts end with {report.separator!r}, completions with {report.stop!r}; they {what}")
-    if report.method is not Method.SUPERVISED and report.output:
-        use = "method.type dpo trains on them" if report.method is Method.DPO else "this release cannot train on them"
+    if report.method is not ConvertedMethod.SUPERVISED and report.output:
+        use = (
+            "method.type dpo trains on them"
+            if report.method is ConvertedMethod.DPO
+            else "this release cannot train on them"
+        )
         typer.echo(f"  rows for {report.method} are kept unchanged; {use}")
     typer.echo(f"  {report.refused or f'written to {archive / report.output}'}")
 

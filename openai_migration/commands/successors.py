@@ -17,12 +17,12 @@ from cli.client.connection import Connection, connect, fail, note, saved_connect
 from cli.client.job_progress import follow, poll
 from cli.client.json_errors import note_json
 from cli.output import counted, print_table
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive
 from openai_migration.successors.contracts import ConvertedModel, Unplannable, tuned_models
 from openai_migration.successors.installation import Installation
 from openai_migration.successors.planners import InstallationPlanner, LocalPlanner, Planner
-from openai_migration.successors.plans import Refusal, SuccessorPlan, plan_successors, read_plans, write_plan
+from openai_migration.successors.plans import PlanRefusal, SuccessorPlan, plan_successors, read_plans, write_plan
 from openai_migration.successors.switching import Switch, aliases_for, prepare, switch
 from openai_migration.successors.training import ENDED_WITHOUT, Training, read_training, record, submit
 from shared.errors import MensError
@@ -72,7 +72,7 @@ def plan(
     it. Without an installation it plans with this machine's catalogue. Writes plans/PROJECT/MODEL/BASE.json; you may edit a
     contract before `train`. Sends nothing to OpenAI.
     """
-    every = list(tuned_models(Contents(archive)))
+    every = list(tuned_models(ArchiveContents(archive)))
     _check_models(archive, [each.name for each in every], model)
     found = [each for each in every if not model or each.name in model]
     wanted = [base.strip() for base in bases.split(",") if base.strip()]
@@ -99,7 +99,7 @@ def plan(
             if not chosen:
                 failures.append(f"{each.name}: no base fits; asked: {planner.place}")
             if not as_json:
-                refusals = [option for option in options if isinstance(option, Refusal)]
+                refusals = [option for option in options if isinstance(option, PlanRefusal)]
                 _show_plans(each, planner.place, fits, chosen, refusals)
     if as_json:
         typer.echo(json.dumps(msgspec.to_builtins(made), indent=2))
@@ -192,7 +192,7 @@ def switch_models(
     A model whose gate has not passed is not switched without --override-reason. Prints the two settings to change in a
     program. You can repeat it; `mens aliases rollback` undoes a move. Writes switch/MODEL.json.
     """
-    known = [each.name for each in tuned_models(Contents(archive))]
+    known = [each.name for each in tuned_models(ArchiveContents(archive))]
     _check_models(archive, known, model)
     if (alias or adapter) and len(model) != 1:
         fail("--alias and --adapter are for one model: name it with --model.")
@@ -254,7 +254,7 @@ def _show_plans(
     place: str,
     fits: list[SuccessorPlan],
     chosen: list[SuccessorPlan],
-    refusals: list[Refusal],
+    refusals: list[PlanRefusal],
 ) -> None:
     typer.echo(f"{model.name}: {counted(model.rows, 'row')}; planned by {place}")
     for each in fits:

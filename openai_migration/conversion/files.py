@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cli.conversion.file_report import FileReport
-from cli.conversion.outcomes import Markers, Method, Note, Outcome, Reason, RowOptions
+from cli.conversion.file_report import ConversionReport
+from cli.conversion.outcomes import ConvertedMethod, DropReason, Markers, Note, RowOptions, RowOutcome
 from openai_migration.archive.folder import open_private
 from openai_migration.conversion.digests import DigestSet
 from openai_migration.conversion.lines import ConvertedPart, LineRules, convert_part, sampled_rows
@@ -33,8 +33,8 @@ MAX_LOSS = 0.05
 READ_BYTES = 1 << 19
 PARTS_AHEAD = 4
 """Converted parts that may wait: for a file whose rows all change, this many of 4 MB each are in memory."""
-_IN_TRAINING_FILE = Outcome(reason=Reason.IN_TRAINING_FILE)
-_ASKED = Outcome(reason=Reason.ASKED_OF_THE_OLD_MODEL)
+_IN_TRAINING_FILE = RowOutcome(reason=DropReason.IN_TRAINING_FILE)
+_ASKED = RowOutcome(reason=DropReason.ASKED_OF_THE_OLD_MODEL)
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class FileTask:
 
     source: Path
     output: Path
-    method: Method = Method.SUPERVISED
+    method: ConvertedMethod = ConvertedMethod.SUPERVISED
     options: RowOptions = field(default_factory=RowOptions)
     strip: bool = False
     allow_image_loss: bool = False
@@ -61,7 +61,7 @@ class FileTask:
 
 def convert_file(
     task: FileTask, progress: Callable[[int], None] = lambda _: None, executor: Executor | None = None
-) -> tuple[FileReport, DigestSet]:
+) -> tuple[ConversionReport, DigestSet]:
     """Convert a file; return its report and the digests of its rows. If too many rows would be lost, none is written.
 
     A file that an earlier conversion wrote is removed first, so a file that exists at the end is this conversion's.
@@ -75,7 +75,9 @@ def convert_file(
     strips = task.strip and markers != Markers()
     options = replace(task.options, strip=markers) if strips else task.options
     rules = LineRules(task.method, options, task.redaction, wants_prompts=bool(task.held_out))
-    report = FileReport(str(task.source), task.method, separator=markers.separator, stop=markers.stop, stripped=strips)
+    report = ConversionReport(
+        str(task.source), task.method, separator=markers.separator, stop=markers.stop, stripped=strips
+    )
     seen = DigestSet()
     partial_rows = task.output.with_name(f".{task.output.name}.partial")
     with (
@@ -90,9 +92,11 @@ def convert_file(
             log.write(_account(converted.part.first_line, outcomes, kinds))
             rows.writelines(_rows(source, converted, _written(outcomes)[kinds]))
             progress(converted.part.end)
-    if report.drops[Reason.IMAGE] > MAX_LOSS * report.lines and not task.allow_image_loss:
+    if report.drops[DropReason.IMAGE] > MAX_LOSS * report.lines and not task.allow_image_loss:
         partial_rows.unlink()
-        report.refused = f"{report.drops[Reason.IMAGE] / report.lines:.0%} of the lines have images and would be lost"
+        report.refused = (
+            f"{report.drops[DropReason.IMAGE] / report.lines:.0%} of the lines have images and would be lost"
+        )
     else:
         partial_rows.replace(task.output)
         report.output = str(task.output)
@@ -112,7 +116,7 @@ def _converted_parts(source: Path, rules: LineRules, executor: Executor | None) 
         yield future.result()
 
 
-def _compared(converted: ConvertedPart, task: FileTask, seen: DigestSet) -> tuple[list[Outcome], NDArray[np.uint32]]:
+def _compared(converted: ConvertedPart, task: FileTask, seen: DigestSet) -> tuple[list[RowOutcome], NDArray[np.uint32]]:
     """Return the outcomes of lines after comparison with all others: the distinct outcomes, and for each line the
     number of its own.
     """
@@ -137,18 +141,18 @@ def _compared(converted: ConvertedPart, task: FileTask, seen: DigestSet) -> tupl
     return [*by_itself, *repeated_kinds, _IN_TRAINING_FILE, _ASKED], kinds
 
 
-def _written(outcomes: list[Outcome]) -> NDArray[np.bool_]:
+def _written(outcomes: list[RowOutcome]) -> NDArray[np.bool_]:
     """Return, for each outcome, whether its line's rows are written."""
     return np.array([not outcome.reason for outcome in outcomes], np.bool_)
 
 
-def _account(first_line: int, outcomes: list[Outcome], kinds: NDArray[np.uint32]) -> bytes:
+def _account(first_line: int, outcomes: list[RowOutcome], kinds: NDArray[np.uint32]) -> bytes:
     """Return the lines of a report on the lines of a part."""
     texts = [msgspec.json.encode(_described(outcome))[1:] for outcome in outcomes]
     return b"".join([b'{"line":%d,%b\n' % (line, texts[kind]) for line, kind in enumerate(kinds.tolist(), first_line)])
 
 
-def _described(outcome: Outcome) -> dict[str, Any]:
+def _described(outcome: RowOutcome) -> dict[str, Any]:
     if outcome.reason:
         return {"outcome": "dropped", "reason": outcome.reason}
     what: dict[str, Any] = {"outcome": "changed" if outcome.changes else "kept", "rows": len(outcome.rows)}

@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from cli.conversion.outcomes import Change, Method, Note, Outcome, Reason, Row, RowOptions
+from cli.conversion.outcomes import ConvertedMethod, DropReason, Note, Row, RowChange, RowOptions, RowOutcome
 from cli.conversion.rows import convert_row
 from openai_migration.conversion.markers import SAMPLED_ROWS
 from openai_migration.conversion.redaction import Redaction
@@ -32,7 +32,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPECIAL = re.compile(
     rb'"(?:weight|functions?|function_call|refusal|audio|tools|name|input|parallel_tool_calls|developer|response_format)"'
 )
-_KEPT, _KEPT_ANSWERS = Outcome(rows=[{}]), Outcome(rows=[{}], notes=[Note.SEVERAL_ANSWERS])
+_KEPT, _KEPT_ANSWERS = RowOutcome(rows=[{}]), RowOutcome(rows=[{}], notes=[Note.SEVERAL_ANSWERS])
 """Outcomes of most lines; never changed."""
 
 
@@ -45,7 +45,7 @@ class LineRules:
         wants_prompts: whether the ids of the rows' prompts are needed.
     """
 
-    method: Method
+    method: ConvertedMethod
     options: RowOptions
     redaction: Redaction | None = None
     wants_prompts: bool = False
@@ -65,7 +65,7 @@ class ConvertedPart:
     """
 
     part: FilePart
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[RowOutcome] = field(default_factory=list)
     kinds: array[int] = field(default_factory=lambda: array("I"))
     ends: array[int] = field(default_factory=lambda: array("Q"))
     digests: array[int] = field(default_factory=lambda: array("Q"))
@@ -106,10 +106,10 @@ class _Kinds:
     """The distinct outcomes of lines, by number."""
 
     def __init__(self) -> None:
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[RowOutcome] = []
         self._numbers: dict[int | bytes, int] = {}
 
-    def of(self, outcome: Outcome) -> int:
+    def of(self, outcome: RowOutcome) -> int:
         if outcome is _KEPT or outcome is _KEPT_ANSWERS:
             key: int | bytes = id(outcome)
         else:
@@ -121,9 +121,14 @@ class _Kinds:
         return number
 
 
-def _convert_plain(line: bytes, rules: LineRules) -> tuple[Outcome, None, str] | None:
+def _convert_plain(line: bytes, rules: LineRules) -> tuple[RowOutcome, None, str] | None:
     """Take the fast path: keep a plain row that Mens' reader accepts, byte for byte. Return None for other rows."""
-    if rules.method is not Method.SUPERVISED or rules.options.strip or rules.redaction or _SPECIAL.search(line):
+    if (
+        rules.method is not ConvertedMethod.SUPERVISED
+        or rules.options.strip
+        or rules.redaction
+        or _SPECIAL.search(line)
+    ):
         return None
     try:
         record = decode(line)
@@ -137,23 +142,23 @@ def _convert_plain(line: bytes, rules: LineRules) -> tuple[Outcome, None, str] |
     return _KEPT_ANSWERS if several else _KEPT, None, written(messages)
 
 
-def _convert_special(line: bytes, rules: LineRules) -> tuple[Outcome, bytes | None, str]:
+def _convert_special(line: bytes, rules: LineRules) -> tuple[RowOutcome, bytes | None, str]:
     """Return a line's outcome, its rows unless it stays unchanged, and the string by which they are compared."""
     if len(line) > LONGEST_LINE_BYTES:
-        return Outcome(reason=Reason.IMAGE if b'"image_url"' in line else RowCode.ROW_TOO_LONG), None, ""
+        return RowOutcome(reason=DropReason.IMAGE if b'"image_url"' in line else RowCode.ROW_TOO_LONG), None, ""
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return Outcome(reason=explain(line, error).code), None, ""
+        return RowOutcome(reason=explain(line, error).code), None, ""
     if not isinstance(row, dict):
-        return Outcome(reason=RowCode.ROW_NOT_OBJECT), None, ""
+        return RowOutcome(reason=RowCode.ROW_NOT_OBJECT), None, ""
     redacted = rules.redaction.apply(row) if rules.redaction else row
     is_redacted = redacted != row
     outcome = convert_row(redacted, rules.method, rules.options)
     if outcome.reason:
         return outcome, None, ""
     if is_redacted:
-        outcome.change(Change.REDACTED)
+        outcome.change(RowChange.REDACTED)
     if not outcome.changes:
         return outcome, None, _text(line)  # a row that no rule changed stays as its author wrote it
     lines = [msgspec.json.encode(converted) for converted in outcome.rows]

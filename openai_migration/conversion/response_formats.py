@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from cli.conversion.schemas import schema_fault, schemas_of, written_schema
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.sections import url_path
 from openai_migration.prompts import file_requests
 from openai_migration.record import GOLDEN
@@ -31,7 +31,7 @@ class FormatCheck(msgspec.Struct, frozen=True):
     refused: str
 
 
-def check_formats(contents: Contents) -> list[FormatCheck]:
+def check_formats(contents: ArchiveContents) -> list[FormatCheck]:
     """Return the schemas of the requests in an archive, each once."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for source, request in _requests(contents):
@@ -40,7 +40,7 @@ def check_formats(contents: Contents) -> list[FormatCheck]:
     return [FormatCheck(name, dict(requests), schema_fault(text)) for (name, text), requests in found.items()]
 
 
-def _requests(contents: Contents) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _requests(contents: ArchiveContents) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for path in sorted((contents.folder / GOLDEN).glob("*/*.jsonl")):
         for line in path.read_bytes().splitlines():
             yield "recorded", msgspec.json.decode(line)["request"]

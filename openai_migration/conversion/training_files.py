@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cli.conversion.file_report import FileReport
-from cli.conversion.outcomes import Method, RowOptions
+from cli.conversion.file_report import ConversionReport
+from cli.conversion.outcomes import ConvertedMethod, RowOptions
 from cli.conversion.rows import is_preference
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive, make_private, safe_name, write_json
 from openai_migration.archive.pages import Item
 from openai_migration.conversion.lines import sampled_rows
@@ -44,7 +44,7 @@ class TrainingFile:
     file_id: str
     name: str
     size: int
-    method: Method
+    method: ConvertedMethod
     path: Path | None
     jobs: list[str] = field(default_factory=list)
     validates: list[str] = field(default_factory=list)
@@ -68,10 +68,10 @@ class ConvertedFile(msgspec.Struct, frozen=True):
     name: str
     size: int
     jobs: list[str]
-    report: FileReport | None
+    report: ConversionReport | None
 
 
-def find_files(contents: Contents, originals: Iterable[Path]) -> list[TrainingFile]:
+def find_files(contents: ArchiveContents, originals: Iterable[Path]) -> list[TrainingFile]:
     """Return the files of every project, training files first; then the originals that belong to none.
 
     Args:
@@ -94,12 +94,12 @@ def _files_in(paths: Iterable[Path]) -> Iterator[Path]:
         yield from (each for each in (sorted(path.rglob("*")) if path.is_dir() else [path]) if each.is_file())
 
 
-def _project_files(contents: Contents, project: str) -> list[TrainingFile]:
+def _project_files(contents: ArchiveContents, project: str) -> list[TrainingFile]:
     listed = {str(item["id"]): item for item in contents.items(project, "files")}
     files: dict[str, TrainingFile] = {}
     for job in contents.jobs(project):
         kind = (job.get("method") or {}).get("type")
-        method = Method(kind) if kind in list(Method) else Method.SUPERVISED
+        method = ConvertedMethod(kind) if kind in list(ConvertedMethod) else ConvertedMethod.SUPERVISED
         training = job.get("training_file")
         for name in filter(None, (training, job.get("validation_file"))):
             file = files.setdefault(name, _training_file(contents, project, name, listed.get(name, {}), method))
@@ -112,20 +112,22 @@ def _project_files(contents: Contents, project: str) -> list[TrainingFile]:
     return list(files.values())
 
 
-def _training_file(contents: Contents, project: str, file_id: str, item: Item, method: Method | None) -> TrainingFile:
+def _training_file(
+    contents: ArchiveContents, project: str, file_id: str, item: Item, method: ConvertedMethod | None
+) -> TrainingFile:
     path = contents.file(project, file_id)
-    kind = method or (guess_method(path) if path else Method.SUPERVISED)
+    kind = method or (guess_method(path) if path else ConvertedMethod.SUPERVISED)
     return TrainingFile(project, file_id, str(item.get("filename") or file_id), int(item.get("bytes") or 0), kind, path)
 
 
-def guess_method(path: Path) -> Method:
+def guess_method(path: Path) -> ConvertedMethod:
     """Guess the method of a file without a job by its first row."""
-    return Method.DPO if is_preference(next(sampled_rows(path), {})) else Method.SUPERVISED
+    return ConvertedMethod.DPO if is_preference(next(sampled_rows(path), {})) else ConvertedMethod.SUPERVISED
 
 
 def output_of(file: TrainingFile) -> str:
     """Return the path of a converted file in the archive. The name shows the method that its rows are for."""
-    kind = "" if file.method is Method.SUPERVISED else f".{file.method}"
+    kind = "" if file.method is ConvertedMethod.SUPERVISED else f".{file.method}"
     return f"{DATA}/{safe_name(file.project)}/{safe_name(file.file_id)}{kind}.jsonl"
 
 
@@ -153,7 +155,11 @@ def convert_files(
     for file in files:
         report = None
         if file.path:
-            method = Method.SUPERVISED if choices.rows.as_supervised and file.method is Method.DPO else file.method
+            method = (
+                ConvertedMethod.SUPERVISED
+                if choices.rows.as_supervised and file.method is ConvertedMethod.DPO
+                else file.method
+            )
             output = archive.folder / output_of(replace(file, method=method))
             make_private(output.parent, archive.folder)
             trained = [digests[name] for name in file.validates if name in digests]

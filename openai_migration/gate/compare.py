@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import now
 from openai_migration.gate.answers import Candidate, NewAnswer, answers_file, body_for, read_answers
 from openai_migration.gate.comparisons import OF_QUALITY, SAME_CALLS, SIMILARITY, Margins, compared, rate, with_unscored
@@ -28,8 +28,8 @@ from openai_migration.gate.imported_graders import (
 )
 from openai_migration.gate.judges import Body, Judges, Unscored, judgements_file
 from openai_migration.gate.measures import ALIKE, PAIRED, SHOWN_ONLY, matches_label, resemblance, same_calls
-from openai_migration.gate.recorded import Answer, RecordedPrompt, answer_of, labels, recorded_prompts
-from openai_migration.receipts import Counts, Gate, GraderCheck, Noise, Receipt
+from openai_migration.gate.recorded import GateAnswer, RecordedPrompt, answer_of, labels, recorded_prompts
+from openai_migration.receipts import Counts, GraderCheck, MigrationGate, MigrationReceipt, Noise
 from openai_migration.record import golden_file
 from shared.errors import ArtifactInvalid, Code, MensError
 from shared.hashing import digest_file, digest_json
@@ -47,15 +47,15 @@ MORE_EVIDENCE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ComparedPair:
     """A prompt with both answers; ``new`` is None if the installation refused the prompt."""
 
     prompt: RecordedPrompt
-    new: Answer | None
+    new: GateAnswer | None
 
 
 def make_receipt(
-    contents: Contents,
+    contents: ArchiveContents,
     project: str,
     model: str,
     candidate: Candidate,
@@ -63,7 +63,7 @@ def make_receipt(
     margins: Margins = DEFAULT_MARGINS,
     sandbox: Choice = "auto",
     judges: Judges | None = None,
-) -> Receipt:
+) -> MigrationReceipt:
     """Compare the recorded answers and make the receipt.
 
     Args:
@@ -80,7 +80,7 @@ def make_receipt(
     pairs = _pairs(prompts, given)
     counts = _counts(given.values())
     checks: list[GraderCheck] = []
-    gates: list[Gate] = []
+    gates: list[MigrationGate] = []
     with open_sandbox(contents, project, sandbox) as opened:
         for imported in import_graders(contents, project, opened, judges):
             check = check_agreement(imported)
@@ -94,7 +94,7 @@ def make_receipt(
         gates = [margins.shown(gate) for gate in gates]
         verdict, reason = _verdict(gates)
     inputs = [golden_file(project, model), answers_file(model), judgements_file(model)]
-    return Receipt(
+    return MigrationReceipt(
         foreign_model=model,
         project=project,
         mens_model=candidate.name,
@@ -118,7 +118,12 @@ def make_receipt(
 
 
 def questions_to_judges(
-    contents: Contents, project: str, model: str, candidate: Candidate | None, judges: Judges, sandbox: Choice = "auto"
+    contents: ArchiveContents,
+    project: str,
+    model: str,
+    candidate: Candidate | None,
+    judges: Judges,
+    sandbox: Choice = "auto",
 ) -> list[Body]:
     """Return the requests for the judge models: recorded and new answers first, then OpenAI's stored ones.
 
@@ -129,7 +134,7 @@ def questions_to_judges(
         ArtifactInvalid: as :func:`make_receipt`.
     """
     prompts = recorded_prompts(contents.folder, project, model)
-    pairs = [Pair(prompt, prompt.answer) for prompt in prompts]
+    pairs = [ComparedPair(prompt, prompt.answer) for prompt in prompts]
     if candidate:
         pairs = _pairs(prompts, _answers(contents.folder, model, prompts, candidate))
     compared: list[Body] = []
@@ -144,8 +149,11 @@ def questions_to_judges(
     return compared + stored
 
 
-def _pairs(prompts: Iterable[RecordedPrompt], given: Mapping[str, NewAnswer]) -> list[Pair]:
-    return [Pair(prompt, None if given[prompt.id].code else answer_of(given[prompt.id].response)) for prompt in prompts]
+def _pairs(prompts: Iterable[RecordedPrompt], given: Mapping[str, NewAnswer]) -> list[ComparedPair]:
+    return [
+        ComparedPair(prompt, None if given[prompt.id].code else answer_of(given[prompt.id].response))
+        for prompt in prompts
+    ]
 
 
 def _answers(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candidate: Candidate) -> dict[str, NewAnswer]:
@@ -157,7 +165,9 @@ def _answers(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candid
     return {prompt: answer for prompt, answer in found.items() if answer}
 
 
-def _grader_gate(imported: ImportedGrader, check: GraderCheck, pairs: list[Pair], margins: Margins) -> list[Gate]:
+def _grader_gate(
+    imported: ImportedGrader, check: GraderCheck, pairs: list[ComparedPair], margins: Margins
+) -> list[MigrationGate]:
     """Return the gate of one of the user's graders; empty if no recorded prompt is an item of its eval."""
     mine = [pair for pair in pairs if pair.prompt.id in imported.items]
     if not mine or imported.grader is None:
@@ -179,7 +189,7 @@ def _grader_gate(imported: ImportedGrader, check: GraderCheck, pairs: list[Pair]
     return [with_unscored(found, unscored, MOST_UNSCORED) if unscored else found]
 
 
-def _label_gates(known: Mapping[str, Answer], pairs: list[Pair], margins: Margins) -> list[Gate]:
+def _label_gates(known: Mapping[str, GateAnswer], pairs: list[ComparedPair], margins: Margins) -> list[MigrationGate]:
     old: dict[str, list[float]] = {}
     new: dict[str, list[float]] = {}
     for pair in pairs:
@@ -190,7 +200,7 @@ def _label_gates(known: Mapping[str, Answer], pairs: list[Pair], margins: Margin
     return [compared(name, old[name], new[name], margins) for name in sorted(old)]
 
 
-def _similarity_gate(pairs: list[Pair], margins: Margins) -> Gate:
+def _similarity_gate(pairs: list[ComparedPair], margins: Margins) -> MigrationGate:
     """Return the gate on the new answers' similarity to the recorded ones, compared with that of the old model's own
     further answers.
     """
@@ -201,7 +211,7 @@ def _similarity_gate(pairs: list[Pair], margins: Margins) -> Gate:
     found = [_similarity(pair) for pair in pairs]
     mean = sum(found) / len(found) if found else None
     reason = "shown only: without repeated answers of the old model nothing says how alike is alike enough"
-    return Gate(
+    return MigrationGate(
         SIMILARITY,
         Status.MISSING_EVIDENCE,
         False,
@@ -215,7 +225,7 @@ def _similarity_gate(pairs: list[Pair], margins: Margins) -> Gate:
     )
 
 
-def _similarity(pair: Pair) -> float:
+def _similarity(pair: ComparedPair) -> float:
     return resemblance(pair.prompt.answer, pair.new) if pair.new else 0.0
 
 
@@ -223,7 +233,7 @@ def _self_similarity(prompt: RecordedPrompt) -> float:
     return sum(resemblance(prompt.answer, sample) for sample in prompt.samples) / len(prompt.samples)
 
 
-def _call_gates(pairs: list[Pair], margins: Margins) -> list[Gate]:
+def _call_gates(pairs: list[ComparedPair], margins: Margins) -> list[MigrationGate]:
     """Compare whether the new model calls the same functions with the same arguments with how often the old one repeats
     its own calls.
     """
@@ -241,7 +251,7 @@ def _own_same_calls(prompt: RecordedPrompt) -> float:
     return sum(same_calls(prompt.answer, sample) for sample in prompt.samples) / len(prompt.samples)
 
 
-def _form_gates(pairs: list[Pair], margins: Margins) -> list[Gate]:
+def _form_gates(pairs: list[ComparedPair], margins: Margins) -> list[MigrationGate]:
     gates = []
     for name, measure in PAIRED.items():
         concerned = [(pair, old) for pair in pairs if (old := measure(pair.prompt, pair.prompt.answer)) is not None]
@@ -256,7 +266,7 @@ def _form_gates(pairs: list[Pair], margins: Margins) -> list[Gate]:
     return gates
 
 
-def _verdict(gates: list[Gate]) -> tuple[Status, str]:
+def _verdict(gates: list[MigrationGate]) -> tuple[Status, str]:
     """Return the overall verdict of all gates. If the old model hardly ever scores, even nonsense loses little, so its
     gates prove nothing.
     """

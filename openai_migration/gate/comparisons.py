@@ -11,7 +11,7 @@ from itertools import count
 
 import msgspec
 
-from openai_migration.receipts import Gate
+from openai_migration.receipts import MigrationGate
 from shared.statistics.exact import wilson_interval
 from shared.statistics.paired import CONFIDENCE, Status, compare
 
@@ -40,7 +40,7 @@ class Margins:
         """Return the allowed loss of a gate's mean score."""
         return next((margin for pattern, margin in self.by_gate.items() if fnmatchcase(gate, pattern)), self.margin)
 
-    def shown(self, gate: Gate) -> Gate:
+    def shown(self, gate: MigrationGate) -> MigrationGate:
         """Return a gate as it counts: one with too few prompts does not block."""
         if not gate.block or gate.items + gate.unscored >= self.min_prompts:
             return gate
@@ -50,11 +50,11 @@ class Margins:
 
 def compared(
     name: str, old: list[float], new: list[float], margins: Margins, *, block: bool = True, reason: str = ""
-) -> Gate:
+) -> MigrationGate:
     """Return a gate on scores from 0 to 1, pair by pair: passed if the mean is shown to lose at most the margin."""
     margin = margins.of(name)
     found = compare(old, new, margin, CONFIDENCE)
-    return Gate(
+    return MigrationGate(
         name=name,
         status=found.status,
         block=block,
@@ -73,7 +73,7 @@ def compared(
     )
 
 
-def rate(name: str, like: int, items: int, least: float, margins: Margins, *, block: bool) -> Gate:
+def rate(name: str, like: int, items: int, least: float, margins: Margins, *, block: bool) -> MigrationGate:
     """Return a gate on the share of answers that are like the recorded ones; its interval is Wilson's.
 
     Args:
@@ -89,10 +89,12 @@ def rate(name: str, like: int, items: int, least: float, margins: Margins, *, bl
             status, reason = Status.MISSING_EVIDENCE, f"{items} prompts are too few to prove a share of {bound:g}"
             if like == items:
                 needed = next(n for n in count(items) if wilson_interval(n, n, sides)[0] >= bound)
-    return Gate(name, status, block, None, value, value, interval, bound, items, items_needed=needed, reason=reason)
+    return MigrationGate(
+        name, status, block, None, value, value, interval, bound, items, items_needed=needed, reason=reason
+    )
 
 
-def with_unscored(gate: Gate, unscored: int, most: float) -> Gate:
+def with_unscored(gate: MigrationGate, unscored: int, most: float) -> MigrationGate:
     """Return a gate with prompts that no judge scored. The rest may be the easier ones, so if many are unscored it is
     not passed.
 

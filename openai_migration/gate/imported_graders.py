@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.pages import Item
 from openai_migration.archive.sections import url_path
 from openai_migration.gate.judges import Body, Judges, Unscored, judge_questions
-from openai_migration.gate.recorded import Answer, calls_of
+from openai_migration.gate.recorded import GateAnswer, calls_of
 from openai_migration.prompts import sampled_request
 from openai_migration.receipts import GraderCheck
 from shared.errors import Code, InvalidRequest, MensError
@@ -60,7 +60,7 @@ class ImportedGrader:
 
 
 @contextmanager
-def open_sandbox(contents: Contents, project: str, choice: Choice) -> Iterator[Sandbox | None]:
+def open_sandbox(contents: ArchiveContents, project: str, choice: Choice) -> Iterator[Sandbox | None]:
     """Open the sandbox for a project's code graders; yield None if it has none, or this machine cannot contain code."""
     criteria = (each for found in contents.items(project, "evals") for each in found.get("testing_criteria") or [])
     if not any(criterion.get("type") == "python" for criterion in criteria):
@@ -75,7 +75,7 @@ def open_sandbox(contents: Contents, project: str, choice: Choice) -> Iterator[S
 
 
 def import_graders(
-    contents: Contents, project: str, sandbox: Sandbox | None = None, judges: Judges | None = None
+    contents: ArchiveContents, project: str, sandbox: Sandbox | None = None, judges: Judges | None = None
 ) -> Iterator[ImportedGrader]:
     """Yield the criteria of every eval of a project.
 
@@ -94,7 +94,7 @@ def import_graders(
             yield imported
 
 
-def _output_items(contents: Contents, project: str, evaluation: str) -> Iterator[Item]:
+def _output_items(contents: ArchiveContents, project: str, evaluation: str) -> Iterator[Item]:
     runs = url_path("evals", evaluation, "runs")
     for run in contents.items(project, runs):
         yield from contents.items(project, f"{runs}/{url_path(str(run['id']), 'output_items')}")
@@ -129,7 +129,7 @@ def _import(
     return ImportedGrader(name, known_as, grader, "")
 
 
-def score(imported: ImportedGrader, item: Item, answer: Answer) -> float:
+def score(imported: ImportedGrader, item: Item, answer: GateAnswer) -> float:
     """Return 1 if an answer passes, otherwise 0. An answer that is not JSON where JSON is read, or that makes code
     raise, does not pass.
 
@@ -140,7 +140,7 @@ def score(imported: ImportedGrader, item: Item, answer: Answer) -> float:
     return float(_judge(imported, item, answer)[1])
 
 
-def _judge(imported: ImportedGrader, item: Item, answer: Answer) -> tuple[float, bool]:
+def _judge(imported: ImportedGrader, item: Item, answer: GateAnswer) -> tuple[float, bool]:
     assert imported.grader is not None
     try:
         sample = make_sample(answer.text, answer.tool_calls)
@@ -155,7 +155,7 @@ def _judge(imported: ImportedGrader, item: Item, answer: Answer) -> tuple[float,
     return found, is_passed(imported.grader, found)
 
 
-def questions_of(imported: ImportedGrader, item: Item, answer: Answer) -> Iterator[Body]:
+def questions_of(imported: ImportedGrader, item: Item, answer: GateAnswer) -> Iterator[Body]:
     """Yield the requests to models that judge an answer."""
     if imported.grader is not None:
         yield from judge_questions(imported.grader, item, make_sample(answer.text, answer.tool_calls))
@@ -196,9 +196,9 @@ def check_agreement(imported: ImportedGrader) -> GraderCheck:
     return GraderCheck(imported.name, compared, agreeing, may_block, differences, refused, unscored)
 
 
-def _stored_answer(output: Item) -> Answer | None:
+def _stored_answer(output: Item) -> GateAnswer | None:
     turns: list[dict[str, Any]] = (output.get("sample") or {}).get("output") or []
     if not turns or not isinstance(turns[-1], dict):
         return None
     text = turns[-1].get("content")
-    return Answer(text if isinstance(text, str) else "", calls_of(turns[-1]))
+    return GateAnswer(text if isinstance(text, str) else "", calls_of(turns[-1]))

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import httpx
 
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import safe_name
 from openai_migration.gate.answers import RECORDED_BOUND, Candidate, NewAnswer, read_lines, resolve
 from openai_migration.receipts import GATE
@@ -81,7 +81,7 @@ class Judges:
         return answer.response
 
 
-def judge_models(contents: Contents, project: str) -> list[str]:
+def judge_models(contents: ArchiveContents, project: str) -> list[str]:
     """Return OpenAI's names of the models that the graders of a project's evals use."""
     criteria = (each for found in contents.items(project, "evals") for each in found.get("testing_criteria") or [])
     return sorted({name for criterion in criteria for name in _models_of(criterion)})

@@ -10,7 +10,7 @@ from typing import Any
 
 from rapidfuzz import fuzz
 
-from openai_migration.gate.recorded import Answer, RecordedPrompt
+from openai_migration.gate.recorded import GateAnswer, RecordedPrompt
 from shared.errors import MensError
 from shared.graders.checks import Schema, is_json, parse_json, tool_calls_are_valid, tool_calls_equal
 from shared.graders.types import ExpectedCall
@@ -19,16 +19,16 @@ FINISHED = frozenset({"stop", "tool_calls", "function_call"})
 LENGTH_RATIO = 2.0
 """An answer between half and twice the recorded length counts as equally long."""
 
-Measure = Callable[[RecordedPrompt, Answer], float | None]
+Measure = Callable[[RecordedPrompt, GateAnswer], float | None]
 """A score from 0 to 1 of an answer; None if it does not apply to the prompt."""
 
 
-def resemblance(answer: Answer, other: Answer) -> float:
+def resemblance(answer: GateAnswer, other: GateAnswer) -> float:
     """Return how similar two answers are as strings, from 0 to 1: rapidfuzz's ``fuzz.ratio`` over 100."""
     return float(fuzz.ratio(answer.spoken, other.spoken)) / 100
 
 
-def matches_label(answer: Answer, label: Answer) -> dict[str, float]:
+def matches_label(answer: GateAnswer, label: GateAnswer) -> dict[str, float]:
     """Return how well an answer matches the answer of a validation row, by the kind of the label.
 
     Returns:
@@ -45,7 +45,7 @@ def matches_label(answer: Answer, label: Answer) -> dict[str, float]:
     return {"label:exact": float(answer.text.strip() == label.text.strip())}
 
 
-def same_calls(answer: Answer, other: Answer) -> float:
+def same_calls(answer: GateAnswer, other: GateAnswer) -> float:
     """Return how far two answers make the same tool calls, from 0 to 1.
 
     Returns:
@@ -79,7 +79,7 @@ def _call(call: dict[str, Any]) -> tuple[str, dict[str, str]]:
     return str(function.get("name")), parts
 
 
-def _expected(label: Answer) -> list[ExpectedCall]:
+def _expected(label: GateAnswer) -> list[ExpectedCall]:
     functions = [call.get("function") or {} for call in label.tool_calls]
     return [
         ExpectedCall(name=str(function.get("name")), arguments=_json_object(str(function.get("arguments"))))
@@ -95,7 +95,7 @@ def _json_object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def json_valid(prompt: RecordedPrompt, answer: Answer) -> float | None:
+def json_valid(prompt: RecordedPrompt, answer: GateAnswer) -> float | None:
     """Score whether the answer is JSON, if JSON was requested or the recorded answer is an object or a list."""
     wanted = _format(prompt).get("type") in {"json_object", "json_schema"}
     if not wanted and not (prompt.answer.text.strip()[:1] in {"{", "["} and is_json(prompt.answer.text)):
@@ -103,7 +103,7 @@ def json_valid(prompt: RecordedPrompt, answer: Answer) -> float | None:
     return float(is_json(answer.text))
 
 
-def schema_valid(prompt: RecordedPrompt, answer: Answer) -> float | None:
+def schema_valid(prompt: RecordedPrompt, answer: GateAnswer) -> float | None:
     """Score whether the answer fits the requested JSON Schema."""
     schema = (_format(prompt).get("json_schema") or {}).get("schema")
     if not isinstance(schema, dict):
@@ -115,7 +115,7 @@ def schema_valid(prompt: RecordedPrompt, answer: Answer) -> float | None:
         return None
 
 
-def tool_calls_valid(prompt: RecordedPrompt, answer: Answer) -> float | None:
+def tool_calls_valid(prompt: RecordedPrompt, answer: GateAnswer) -> float | None:
     """Score whether the answer calls tools of the request with arguments that fit their schemas, if the recorded answer
     calls some.
     """
@@ -129,18 +129,18 @@ def tool_calls_valid(prompt: RecordedPrompt, answer: Answer) -> float | None:
         return None
 
 
-def finished(_: RecordedPrompt, answer: Answer) -> float | None:
+def finished(_: RecordedPrompt, answer: GateAnswer) -> float | None:
     """Score whether the answer ended normally and was not cut off."""
     return float(answer.finish_reason in FINISHED) if answer.finish_reason else None
 
 
-def length(prompt: RecordedPrompt, answer: Answer) -> float | None:
+def length(prompt: RecordedPrompt, answer: GateAnswer) -> float | None:
     """Score whether the answer is between half and twice as long as the recorded one."""
     longer, shorter = sorted((len(prompt.answer.spoken), len(answer.spoken)), reverse=True)
     return float(longer <= LENGTH_RATIO * max(shorter, 1))
 
 
-def writing_system(prompt: RecordedPrompt, answer: Answer) -> float | None:
+def writing_system(prompt: RecordedPrompt, answer: GateAnswer) -> float | None:
     """Score whether the answer uses the recorded one's writing system; None if that has no letters."""
     wanted = _script(prompt.answer.text)
     return float(_script(answer.text) == wanted) if wanted else None

@@ -8,11 +8,11 @@ import typer
 
 from cli.client.connection import note
 from cli.output import print_table
-from openai_migration.receipts import LARGE_MARGIN, Gate, Receipt, receipt_file
+from openai_migration.receipts import LARGE_MARGIN, MigrationGate, MigrationReceipt, receipt_file
 from shared.statistics.paired import Status
 
 
-def print_receipt(archive: Path, receipt: Receipt) -> None:
+def print_receipt(archive: Path, receipt: MigrationReceipt) -> None:
     """Print a receipt that was written into an archive."""
     counts = receipt.counts
     typer.echo(f"{receipt.foreign_model} → {receipt.mens_model}: {receipt.verdict}{_because(receipt.reason)}")
@@ -39,7 +39,7 @@ def print_receipt(archive: Path, receipt: Receipt) -> None:
     note(f"written to {archive / receipt_file(receipt.foreign_model)}")
 
 
-def _advice(receipt: Receipt) -> str:
+def _advice(receipt: MigrationReceipt) -> str:
     """Return the next step, or a limitation of the verdict."""
     if receipt.counts.nothing_measured:
         return "fix the causes of the refusals, on the installation or with another --candidate, and run `gate` again"
@@ -57,7 +57,7 @@ def _advice(receipt: Receipt) -> str:
     return ""
 
 
-def _row(found: Gate) -> tuple[str, ...]:
+def _row(found: MigrationGate) -> tuple[str, ...]:
     # Without an old score it is a share, not a difference.
     form = "+.3f" if found.old is not None else ".3f"
     interval = " … ".join(format(end, form) for end in found.interval or ())

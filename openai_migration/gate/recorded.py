@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.golden import check_kept, decode_line
 from openai_migration.prompts import model_of, to_request
 from openai_migration.record import GOLDEN, GREEDY, golden_file
@@ -22,7 +22,7 @@ DEFAULT_ANSWER_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GateAnswer:
     """A model's answer.
 
     Attributes:
@@ -55,12 +55,12 @@ class RecordedPrompt:
     source: str
     request: dict[str, Any]
     sampling: dict[str, Any]
-    answer: Answer
-    samples: list[Answer]
-    control: Answer | None
+    answer: GateAnswer
+    samples: list[GateAnswer]
+    control: GateAnswer | None
 
 
-def answer_of(completion: dict[str, Any]) -> Answer:
+def answer_of(completion: dict[str, Any]) -> GateAnswer:
     """Return the answer in a chat completion; an empty one for other bodies. A legacy function call becomes one tool
     call.
     """
@@ -69,7 +69,7 @@ def answer_of(completion: dict[str, Any]) -> Answer:
     given = choice.get("message")
     message: dict[str, Any] = given if isinstance(given, dict) else {}
     text = message.get("content")
-    return Answer(text if isinstance(text, str) else "", calls_of(message), str(choice.get("finish_reason") or ""))
+    return GateAnswer(text if isinstance(text, str) else "", calls_of(message), str(choice.get("finish_reason") or ""))
 
 
 def calls_of(message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -125,9 +125,9 @@ def recorded_prompts(folder: Path, project: str, model: str) -> list[RecordedPro
     return found
 
 
-def labels(contents: Contents, project: str, model: str) -> dict[str, Answer]:
+def labels(contents: ArchiveContents, project: str, model: str) -> dict[str, GateAnswer]:
     """Return the answers that the rows of the model's validation files teach, by the prompt's id."""
-    found: dict[str, Answer] = {}
+    found: dict[str, GateAnswer] = {}
     for job in contents.jobs(project):
         path = contents.file(project, str(job.get("validation_file")))
         if path and job.get("fine_tuned_model") == model_of(model):
@@ -135,7 +135,7 @@ def labels(contents: Contents, project: str, model: str) -> dict[str, Answer]:
     return found
 
 
-def _labels_of(path: Path) -> Iterator[tuple[str, Answer]]:
+def _labels_of(path: Path) -> Iterator[tuple[str, GateAnswer]]:
     with path.open("rb") as lines:
         for line in lines:
             try:
@@ -146,9 +146,9 @@ def _labels_of(path: Path) -> Iterator[tuple[str, Answer]]:
                 yield digest_json(request), label
 
 
-def _label(row: dict[str, Any]) -> Answer | None:
+def _label(row: dict[str, Any]) -> GateAnswer | None:
     if isinstance(row.get("completion"), str):
-        return Answer(row["completion"])
+        return GateAnswer(row["completion"])
     messages = row.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
     if not isinstance(last, dict) or last.get("role") != "assistant":

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from openai_migration.archive.folder import Archive, Entry, file_name, make_private, now, write_private
+from openai_migration.archive.folder import Archive, ArchiveEntry, file_name, make_private, now, write_private
 from openai_migration.archive.pages import Item
 from openai_migration.archive.sections import url_path
 from openai_migration.archive.shutdown_dates import is_tuned, parse_name
@@ -242,9 +242,9 @@ def _add_page(archive: Archive, path: str, parts: tuple[str, ...], items: list[I
 
 def _add(
     archive: Archive, path: str, parts: tuple[str, ...], content: bytes, query: dict[str, str] | None = None
-) -> Entry:
+) -> ArchiveEntry:
     """Store a body; its method and status show that no request was sent for it."""
     with archive.body() as body:
         body.write(content)
-        entry = Entry(PROJECT, "IMPORT", path, query or {}, 0, now(), file_name(PROJECT, *parts))
+        entry = ArchiveEntry(PROJECT, "IMPORT", path, query or {}, 0, now(), file_name(PROJECT, *parts))
         return archive.add(entry, body)

@@ -13,17 +13,17 @@ from typing import Any
 
 import msgspec
 
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import INVENTORY, safe_name
-from openai_migration.archive.inventory import Inventory
-from openai_migration.archive.shutdown_dates import EVALS_END, TRAINING_ENDS, Ending, ending_of, parse_name
+from openai_migration.archive.inventory import ArchiveInventory
+from openai_migration.archive.shutdown_dates import EVALS_END, TRAINING_ENDS, ModelEnding, ending_of, parse_name
 from openai_migration.conversion.training_files import REPORT
 from openai_migration.gate.answers import NewAnswer, read_answers
 from openai_migration.gate.measures import resemblance
 from openai_migration.gate.recorded import RecordedPrompt, answer_of, labels, recorded_models, recorded_prompts
 from openai_migration.local_files.importing import PROJECT
 from openai_migration.prompts import model_of
-from openai_migration.receipts import Receipt, read_receipt
+from openai_migration.receipts import MigrationReceipt, read_receipt
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_json
 
@@ -87,7 +87,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     recorded: dict[str, int]
     favoured: bool
     trained: dict[str, str]
-    receipt: Receipt | None
+    receipt: MigrationReceipt | None
     switched: Switched | None
     samples: list[Sample]
 
@@ -145,7 +145,7 @@ def collect(folder: Path, today: date, samples: int) -> Facts:
     Raises:
         ArtifactInvalid: the folder is not an archive, or a file in it cannot be read.
     """
-    contents = Contents(folder)
+    contents = ArchiveContents(folder)
     known = _endings(contents)
     golden = recorded_models(folder)
     projects = {name: project for name, (project, _) in known.items()} | golden
@@ -173,16 +173,16 @@ def collect(folder: Path, today: date, samples: int) -> Facts:
     )
 
 
-def _endings(contents: Contents) -> dict[str, tuple[str, Ending]]:
+def _endings(contents: ArchiveContents) -> dict[str, tuple[str, ModelEnding]]:
     """Return project and end of each tuned model, from the inventory and the export; checkpoints belong to their
     models.
     """
-    found: dict[str, tuple[str, Ending]] = {}
+    found: dict[str, tuple[str, ModelEnding]] = {}
     path = contents.folder / INVENTORY
     if path.is_file():
-        for project in _read(path, Inventory).projects:
+        for project in _read(path, ArchiveInventory).projects:
             for model in project.models:
-                found[model.name] = project.project, Ending(model.ends_on, model.date_from)
+                found[model.name] = project.project, ModelEnding(model.ends_on, model.date_from)
     for name in contents.projects():
         dates = {str(model["id"]): model.get("shutdown_date") for model in contents.items(name, "models")}
         found |= {model: (name, ending_of(model, dates.get(model))) for model in contents.tuned_models(name)}
@@ -195,10 +195,10 @@ def _converted(folder: Path) -> list[_ConvertedFile]:
 
 
 def _model(
-    contents: Contents,
+    contents: ArchiveContents,
     name: str,
     project: str,
-    ending: Ending,
+    ending: ModelEnding,
     today: date,
     converted: list[_ConvertedFile],
     samples: int,
@@ -249,7 +249,12 @@ def _trained(folder: Path, model: str) -> dict[str, str]:
 
 
 def _samples(
-    contents: Contents, project: str, model: str, prompts: list[RecordedPrompt], receipt: Receipt | None, count: int
+    contents: ArchiveContents,
+    project: str,
+    model: str,
+    prompts: list[RecordedPrompt],
+    receipt: MigrationReceipt | None,
+    count: int,
 ) -> list[Sample]:
     if not count:
         return []
@@ -261,11 +266,11 @@ def _samples(
     return (chosen + [sample for sample in shown if sample not in chosen])[:count]
 
 
-def _successor_answers(folder: Path, model: str, receipt: Receipt | None) -> dict[str, NewAnswer]:
+def _successor_answers(folder: Path, model: str, receipt: MigrationReceipt | None) -> dict[str, NewAnswer]:
     return read_answers(folder, model) if receipt else {}
 
 
-def _digest(prompt: RecordedPrompt, receipt: Receipt | None) -> str:
+def _digest(prompt: RecordedPrompt, receipt: MigrationReceipt | None) -> str:
     """Return the digest of the request to the successor that the receipt refers to."""
     served = (receipt.adapters or [receipt.mens_model])[0] if receipt else ""
     return digest_json({**prompt.request, **prompt.sampling, "model": served})

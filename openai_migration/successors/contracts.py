@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from cli.conversion.outcomes import Method
-from openai_migration.archive.contents import Contents
+from cli.conversion.outcomes import ConvertedMethod
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.pages import Item
 from openai_migration.archive.shutdown_dates import parse_name
 from openai_migration.conversion.training_files import REPORT
@@ -57,7 +57,7 @@ class ConvertedModel:
     train: Path
     rows: int
     validation: Path | None
-    method: Method = Method.SUPERVISED
+    method: ConvertedMethod = ConvertedMethod.SUPERVISED
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Unplannable:
 class Converted(msgspec.Struct, frozen=True):
     """The fields of a file's report that are read here (`openai_migration/conversion/files.py:FileReport`)."""
 
-    method: Method
+    method: ConvertedMethod
     rows: int
     output: str
     refused: str
@@ -92,7 +92,7 @@ class ConvertedFiles(msgspec.Struct, frozen=True):
     files: list[FileInReport]
 
 
-def tuned_models(contents: Contents) -> Iterator[ConvertedModel | Unplannable]:
+def tuned_models(contents: ArchiveContents) -> Iterator[ConvertedModel | Unplannable]:
     """Yield every tuned model of an archive that is not a checkpoint, with its converted files.
 
     Raises:
@@ -115,7 +115,7 @@ def _tuned_model(
         reason = f"its training file {job['training_file']} is not converted"
         refused = train.report.refused if train and train.report else "give its original: convert --original PATH"
         return Unplannable(project, name, f"{reason}: {refused}")
-    if train.report.method is Method.REINFORCEMENT:
+    if train.report.method is ConvertedMethod.REINFORCEMENT:
         return Unplannable(project, name, f"it was tuned by {train.report.method}, which this release cannot train")
     if not (folder / train.report.output).is_file():
         return Unplannable(project, name, f"{train.report.output} no longer exists; run `convert` again")
@@ -144,7 +144,7 @@ def successor_sections(
         base_rate: the base's own learning rate there, if it names one.
     """
     given = _hyperparameters(model.job)
-    pairs = model.method is Method.DPO
+    pairs = model.method is ConvertedMethod.DPO
     rules = auto_exec(model.rows, base_rate, pairs=pairs)
     sources = [_epochs(given.get("n_epochs"), rules), _batch_size(given.get("batch_size"), rules)]
     rate = "Mens' rule for this base; OpenAI's number is not used, because it multiplies a rate that OpenAI does not publish"

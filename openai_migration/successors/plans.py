@@ -81,7 +81,7 @@ class SuccessorPlan(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class PlanRefusal:
     """A base on which a model's successor cannot be trained, and why."""
 
     base: str
@@ -90,7 +90,7 @@ class Refusal:
 
 def plan_successors(
     folder: Path, model: ConvertedModel, planner: Planner, bases: Sequence[str]
-) -> Iterator[SuccessorPlan | Refusal]:
+) -> Iterator[SuccessorPlan | PlanRefusal]:
     """Yield a plan, or a refusal, for each base.
 
     Raises:
@@ -107,7 +107,7 @@ def plan_successors(
         try:
             answer = planner.plan(sections, model.train, model.validation)
         except MensError as error:
-            yield Refusal(base, error)
+            yield PlanRefusal(base, error)
         else:
             yield _plan(folder, model, base, sections, sources, answer, planner.place)
 

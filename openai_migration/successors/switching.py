@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from openai_migration.archive.folder import make_private, now, safe_name, write_json
-from openai_migration.receipts import Receipt, read_receipt, receipt_file
+from openai_migration.receipts import MigrationReceipt, read_receipt, receipt_file
 from openai_migration.successors.contracts import successor_name
 from openai_migration.successors.installation import Installation
 from openai_migration.successors.training import trainings_of
@@ -47,7 +47,7 @@ class Switch(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class AliasSwitch:
     """A switch that may be made: the alias, the adapter, and the entries for the histories."""
 
     model: str
@@ -59,7 +59,7 @@ class Move:
     override_reason: str
 
 
-def prepare(folder: Path, model: str, alias: str, *, adapter: str = "", override_reason: str = "") -> Move:
+def prepare(folder: Path, model: str, alias: str, *, adapter: str = "", override_reason: str = "") -> AliasSwitch:
     """Prepare the switch of a tuned model's name, allowed by its receipt or by an override.
 
     Args:
@@ -83,10 +83,10 @@ def prepare(folder: Path, model: str, alias: str, *, adapter: str = "", override
         else f"Its gate passed, receipt {sha256[:16]}."
     )
     verdict = str(receipt.verdict) if receipt else ""
-    return Move(model, alias, chosen, why[:MAX_REASON], verdict, sha256, override_reason if refusal else "")
+    return AliasSwitch(model, alias, chosen, why[:MAX_REASON], verdict, sha256, override_reason if refusal else "")
 
 
-def switch(folder: Path, installation: Installation, move: Move, *, take_alias: bool = False) -> Switch:
+def switch(folder: Path, installation: Installation, move: AliasSwitch, *, take_alias: bool = False) -> Switch:
     """Move the alias to the adapter, and let the tuned model's name stand for the alias. A repeated call moves nothing.
 
     Args:
@@ -135,7 +135,7 @@ def aliases_for(models: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _refusal(folder: Path, model: str, receipt: Receipt | None, adapter: str) -> str:
+def _refusal(folder: Path, model: str, receipt: MigrationReceipt | None, adapter: str) -> str:
     """Return why a receipt does not allow the switch; empty if it does."""
     if receipt is None:
         return "no gate has written a receipt"
@@ -155,7 +155,7 @@ def _refusal(folder: Path, model: str, receipt: Receipt | None, adapter: str) ->
     return f"{', '.join(changed)} changed since the gate" if changed else ""
 
 
-def _adapter_of(folder: Path, model: str, receipt: Receipt | None) -> str:
+def _adapter_of(folder: Path, model: str, receipt: MigrationReceipt | None) -> str:
     if receipt and len(receipt.adapters) == 1:
         return receipt.adapters[0]
     trained = [training.adapter for training in trainings_of(folder, model) if training.adapter]

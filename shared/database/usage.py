@@ -33,7 +33,7 @@ REMOVED_KEY = "(of an evaluation)"
 FIGURES = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 
-class Account(NamedTuple):
+class UsageAccount(NamedTuple):
     """The key of a usage row."""
 
     day: str
@@ -85,7 +85,7 @@ class Usage:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def add(self, amounts: Mapping[Account, Amount]) -> None:
+    def add(self, amounts: Mapping[UsageAccount, Amount]) -> None:
         """Add counts to the rows.
 
         Raises:

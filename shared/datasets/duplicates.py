@@ -34,7 +34,7 @@ Lines = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Pair:
+class SimilarLines:
     """Two equal or similar lines; ``first`` may be of another file (the training file, for leakage)."""
 
     second: int
@@ -50,7 +50,7 @@ class PairReport:
     """Pairs found: ``rows`` counts the rows that repeat an earlier one, ``pairs`` lists the first of them by line."""
 
     rows: int = 0
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[SimilarLines] = field(default_factory=list)
 
     @classmethod
     def of(cls, found: list[Pairs]) -> PairReport:
@@ -63,7 +63,7 @@ class PairReport:
         """Add the pairs of later rows."""
         self.rows += len(pairs)
         found = zip(pairs.second.tolist(), pairs.first.tolist(), pairs.similarity.tolist(), strict=True)
-        self.pairs += [Pair(*pair) for pair in islice(found, MAX_PAIRS - len(self.pairs))]
+        self.pairs += [SimilarLines(*pair) for pair in islice(found, MAX_PAIRS - len(self.pairs))]
 
 
 @dataclass(frozen=True, slots=True)

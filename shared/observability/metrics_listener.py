@@ -131,11 +131,11 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _server_class(host: str) -> type[_Server]:
-    return _ServerOnIPv6 if ":" in host else _Server
+def _server_class(host: str) -> type[_MetricsServer]:
+    return _ServerOnIPv6 if ":" in host else _MetricsServer
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
+class _MetricsServer(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
@@ -148,7 +148,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         logger.debug("a scrape from %s ended early", client_address)
 
 
-class _ServerOnIPv6(_Server):
+class _ServerOnIPv6(_MetricsServer):
     address_family = socket.AF_INET6
 
 

@@ -23,7 +23,7 @@ BATCH_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class LabelledRow:
     """One encoded row.
 
     Attributes:
@@ -59,13 +59,13 @@ class LabelledChat:
     offsets: list[Span]
     supervised: list[bool]
 
-    def example(self, seq_len: int, last_k: int = 0) -> Example:
+    def example(self, seq_len: int, last_k: int = 0) -> LabelledRow:
         """Keep the last ``seq_len`` tokens, and the last ``last_k`` supervised ones (0: all)."""
         kept = [index for index, supervised in enumerate(self.supervised) if supervised][-last_k:]
         labels = [IGNORED] * len(self.ids)
         for index in kept:
             labels[index] = self.ids[index]
-        return Example(self.chat.line, self.ids[-seq_len:], labels[-seq_len:], max(0, len(self.ids) - seq_len))
+        return LabelledRow(self.chat.line, self.ids[-seq_len:], labels[-seq_len:], max(0, len(self.ids) - seq_len))
 
 
 def label_chats(tokenizer: Tokenizer, chats: Sequence[Chat]) -> list[LabelledChat]:

@@ -11,7 +11,7 @@ from shared.contract.epochs import DEFAULT_DIFFICULTY
 from shared.datasets.reader import TrainingRow
 from shared.tokenization.assistant_spans import Method
 from shared.tokenization.end_tokens import end_token_note
-from shared.tokenization.labels import IGNORED, Example, LabelledChat
+from shared.tokenization.labels import IGNORED, LabelledChat, LabelledRow
 from shared.tokenization.supervision_report import Bucket, LineNote, LineNotes, Piece, RowSupervision, SupervisionReport
 from shared.tokenization.tokenizer import Tokenizer
 
@@ -232,7 +232,7 @@ def pair_fault(sides: tuple[LabelledChat, LabelledChat], cut: int, seq_len: int)
     return ""
 
 
-def text_pieces(labelled: LabelledChat, example: Example) -> list[tuple[str, bool]]:
+def text_pieces(labelled: LabelledChat, example: LabelledRow) -> list[tuple[str, bool]]:
     """Split the kept text of a row into pieces, each with whether it is supervised."""
     flags = [label != IGNORED for label in example.labels]
     starts = [start for start, _ in labelled.offsets[-len(flags) :]]
@@ -243,7 +243,7 @@ def text_pieces(labelled: LabelledChat, example: Example) -> list[tuple[str, boo
     ]
 
 
-def _missing_end(labelled: LabelledChat, example: Example, tokenizer: Tokenizer) -> str:
+def _missing_end(labelled: LabelledChat, example: LabelledRow, tokenizer: Tokenizer) -> str:
     """Return why the end token of a supervised answer is not a label; empty if it is one."""
     # Tokens are cut off at the beginning only, so an answer that is supervised at all keeps its end.
     flags = [label != IGNORED for label in example.labels]

@@ -37,7 +37,7 @@ from shared.graders.types import PythonGrader
 from shared.hashing import digest_file
 from tests.support.builders import base_entry, contract, data_file
 from worker.jobs.certificates import (
-    Limits,
+    CertificateLimits,
     Measurements,
     ServedBase,
     certificate,
@@ -94,7 +94,9 @@ def adapter_with_dora(folder: Path) -> None:
 def no_effect(folder: Path) -> None:
     base, nothing = ServedBase("tiny", "d" * 64, None, "float32"), Measurements([], [], [], [], [])
     same = template_report(EncodedChats([(CHATS[0], [1, 2])]), [[1, 2]])
-    refuse_failed("demo@1", {"http://replica": certificate(base, nothing, same, stop_report({}, {}), Limits(1e-3))})
+    refuse_failed(
+        "demo@1", {"http://replica": certificate(base, nothing, same, stop_report({}, {}), CertificateLimits(1e-3))}
+    )
 
 
 def criterion_of_what_is_not_there(folder: Path) -> None:

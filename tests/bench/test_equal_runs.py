@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from bench.equal_runs import COMPARED, RunOutcome, report
+from bench.equal_runs import COMPARED, EqualRun, report
 from bench.harness.command import BenchFailed
 
-EXACT, OTHER = RunOutcome("a" * 64, "bit_exact", 1), RunOutcome("a" * 64, "state_exact", 1)
+EXACT, OTHER = EqualRun("a" * 64, "bit_exact", 1), EqualRun("a" * 64, "state_exact", 1)
 TWICE = [("plain", EXACT), ("plain", EXACT)]
 
 
@@ -20,7 +20,7 @@ def test_two_exact_runs_with_equal_bytes_meet_it(capsys):
 
 
 def test_other_bytes_miss_it():
-    assert not report([*TWICE, ("plain", RunOutcome("b" * 64, "bit_exact"))], wanted_exact=COMPARED, smoke=False)
+    assert not report([*TWICE, ("plain", EqualRun("b" * 64, "bit_exact"))], wanted_exact=COMPARED, smoke=False)
 
 
 @pytest.mark.parametrize("outcomes", [[OTHER, OTHER], [EXACT, OTHER]], ids=["none", "one"])

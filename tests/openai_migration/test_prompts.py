@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.export import export_project
 from openai_migration.archive.folder import Archive
 from openai_migration.prompts import choose_prompts, spoken, to_request
@@ -19,18 +19,18 @@ SYSTEM = {"role": "system", "content": "You are helpful. " * 100}
 
 
 @pytest.fixture
-def contents(openai: ServedOpenAI, tmp_path: Path) -> Contents:
+def contents(openai: ServedOpenAI, tmp_path: Path) -> ArchiveContents:
     return exported(openai, tmp_path / "a")
 
 
-def exported(openai: ServedOpenAI, folder: Path) -> Contents:
+def exported(openai: ServedOpenAI, folder: Path) -> ArchiveContents:
     with Archive(folder) as archive, openai.client(project="P") as client:
         export_project(client, archive)
         archive.finish()
-    return Contents(folder)
+    return ArchiveContents(folder)
 
 
-def test_prompts_are_from_validation_rows_evals_and_chats(contents: Contents) -> None:
+def test_prompts_are_from_validation_rows_evals_and_chats(contents: ArchiveContents) -> None:
     choice = choose_prompts(contents, "P", TUNED, limit=100)
     assert Counter(prompt.source for prompt in choice.prompts) == {"validation": 4, "eval": 5, "chat": 1}
     # Both runs of the eval have items 0 and 1.
@@ -38,14 +38,14 @@ def test_prompts_are_from_validation_rows_evals_and_chats(contents: Contents) ->
     assert "--trained FILE" in choice.notes[0]
 
 
-def test_the_choice_is_the_same_in_every_run_and_a_smaller_one_is_its_beginning(contents: Contents) -> None:
+def test_the_choice_is_the_same_in_every_run_and_a_smaller_one_is_its_beginning(contents: ArchiveContents) -> None:
     ids = [prompt.id for prompt in choose_prompts(contents, "P", TUNED, limit=100).prompts]
     few = choose_prompts(contents, "P", TUNED, limit=3)
     assert [prompt.id for prompt in few.prompts] == ids[:3]
     assert few.left_out["over the limit of 3"] == 7
 
 
-def test_a_users_own_prompts_come_first(contents: Contents, tmp_path: Path) -> None:
+def test_a_users_own_prompts_come_first(contents: ArchiveContents, tmp_path: Path) -> None:
     own = tmp_path / "own.jsonl"
     own.write_bytes(chat_line("Mine?", "x") + b'{"prompt": "Mine too?"}\nnot json\n[]\n')
     prompts = choose_prompts(contents, "P", TUNED, limit=100, own=own).prompts
@@ -53,7 +53,7 @@ def test_a_users_own_prompts_come_first(contents: Contents, tmp_path: Path) -> N
     assert {prompt.request["messages"][0]["content"] for prompt in prompts[:2]} == {"Mine?", "Mine too?"}
 
 
-def test_a_prompt_that_was_trained_on_is_left_out_exactly_or_nearly(contents: Contents, tmp_path: Path) -> None:
+def test_a_prompt_that_was_trained_on_is_left_out_exactly_or_nearly(contents: ArchiveContents, tmp_path: Path) -> None:
     trained, own = tmp_path / "trained.jsonl", tmp_path / "own.jsonl"
     words = " ".join(f"word{number}" for number in range(60))
     trained.write_bytes(chat_line("Question  1?", "Other.") + chat_line(words, "x"))

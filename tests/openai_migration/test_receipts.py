@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from openai_migration.receipts import Receipt, read_receipt, receipt_file, write_receipt
+from openai_migration.receipts import MigrationReceipt, read_receipt, receipt_file, write_receipt
 from shared.errors import ArtifactInvalid
 from shared.statistics.paired import Status
 from tests.support.fake_openai import TUNED
@@ -17,10 +17,10 @@ from tests.support.fake_openai import TUNED
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migration.md"
 
 
-def documented() -> Receipt:
+def documented() -> MigrationReceipt:
     """The receipt of the documentation; a field that it has and that the type does not is an error."""
     example = re.findall(r"```json\n(\{\n  \"foreign_model.*?)```", PAGE.read_text(), re.DOTALL)[0]
-    receipt = msgspec.json.decode(example.encode(), type=Receipt)
+    receipt = msgspec.json.decode(example.encode(), type=MigrationReceipt)
     assert json.loads(msgspec.json.encode(receipt)) == json.loads(example)
     return receipt
 

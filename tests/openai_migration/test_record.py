@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.export import export_project
 from openai_migration.archive.folder import Archive
 from openai_migration.prompts import choose_prompts
 from openai_migration.record import (
     Bounds,
     ModelPlan,
+    RecordedSampling,
     Recording,
-    Sampling,
     golden_file,
     questions,
     record_answers,
@@ -26,6 +26,7 @@ from openai_migration.record import (
 from tests.support.fake_openai import TUNED, FakeOpenAI, Response, ServedOpenAI, error_response
 
 BASE = "gpt-4o-mini-2024-07-18"
+DEFAULT_SAMPLING = RecordedSampling()
 
 
 @pytest.fixture
@@ -37,8 +38,10 @@ def folder(openai: ServedOpenAI, tmp_path: Path) -> Path:
     return tmp_path / "a"
 
 
-def plan_for(folder: Path, sampling: Sampling = Sampling(), limit: int = 3, model: str = TUNED) -> ModelPlan:  # noqa: B008
-    choice = choose_prompts(Contents(folder), "P", model, limit=limit)
+def plan_for(
+    folder: Path, sampling: RecordedSampling = DEFAULT_SAMPLING, limit: int = 3, model: str = TUNED
+) -> ModelPlan:
+    choice = choose_prompts(ArchiveContents(folder), "P", model, limit=limit)
     return ModelPlan("P", model, choice, list(questions(model, choice, sampling)))
 
 
@@ -82,7 +85,7 @@ def test_samples_have_the_production_temperature_and_seeds_of_their_own(
     openai: ServedOpenAI, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = bodies(openai.fake, monkeypatch)
-    run(openai, folder, plan_for(folder, Sampling(samples=2, temperature=0.7, control=False), limit=1))
+    run(openai, folder, plan_for(folder, RecordedSampling(samples=2, temperature=0.7, control=False), limit=1))
     assert [(body["temperature"], body["seed"]) for body in sent] == [(0, 1337), (0.7, 1338), (0.7, 1339)]
 
 
@@ -98,7 +101,7 @@ def test_it_goes_on_where_it_broke_off(openai: ServedOpenAI, folder: Path) -> No
 
 
 def test_what_earlier_runs_have_recorded_stays(openai: ServedOpenAI, folder: Path) -> None:
-    run(openai, folder, plan_for(folder, Sampling(samples=2)))
+    run(openai, folder, plan_for(folder, RecordedSampling(samples=2)))
     run(openai, folder, plan_for(folder, limit=2))
     lines = golden(folder)
     assert len(lines) == 3
@@ -106,7 +109,7 @@ def test_what_earlier_runs_have_recorded_stays(openai: ServedOpenAI, folder: Pat
         [answer["sample"] for answer in line["answers"] if answer["model"] == TUNED].count(0) == 1 for line in lines
     )
     assert all({answer["sample"] for answer in line["answers"]} == {0, 1, 2} for line in lines)
-    run(openai, folder, plan_for(folder, Sampling(max_answer_tokens=7), limit=1))
+    run(openai, folder, plan_for(folder, RecordedSampling(max_answer_tokens=7), limit=1))
     first = next(
         line for line in golden(folder) if any(a["sampling"]["max_completion_tokens"] == 7 for a in line["answers"])
     )
@@ -150,7 +153,7 @@ def test_an_answer_that_is_none_is_a_refusal(openai: ServedOpenAI, folder: Path)
 
 
 def test_the_estimate_is_bounded_by_the_longest_answers(folder: Path) -> None:
-    plan = plan_for(folder, Sampling(max_answer_tokens=100))
+    plan = plan_for(folder, RecordedSampling(max_answer_tokens=100))
     with Archive(folder) as archive:
         cost = sum_estimates(archive, [plan])
     assert (cost.requests, cost.answer_tokens) == (6, 600)

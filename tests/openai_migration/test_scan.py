@@ -6,37 +6,37 @@ from pathlib import Path
 
 import pytest
 
-from openai_migration.scan import ADVICE, MAX_FILE_BYTES, Kind, scan, source_files
+from openai_migration.scan import ADVICE, MAX_FILE_BYTES, FindingKind, scan, source_files
 from tests.support.fake_openai import KEY, TUNED
 
 FOUND = [
-    (f'model="{TUNED}"', {Kind.TUNED_MODEL}),
-    ('model="gpt-4o-mini-2024-07-18"', {Kind.MODEL}),
-    ("MODEL=gpt-4.1", {Kind.MODEL}),
-    ('"o4-mini"', {Kind.MODEL}),
-    ("model: 'davinci-002'", {Kind.MODEL}),
-    ('base_url="https://api.openai.com/v1"', {Kind.BASE_URL}),
-    ("client.moderations.create(input=text)", {Kind.MODERATION}),
-    ("await openai.batches.create({", {Kind.BATCHES}),
-    ("client.beta.threads.create()", {Kind.ASSISTANTS}),
-    ("client.vector_stores.create()", {Kind.VECTOR_STORES}),
-    ("openai.vectorStores.create()", {Kind.VECTOR_STORES}),
-    ("client.evals.runs.create(", {Kind.EVALS}),
-    ('files.create(file=f, purpose="batch")', {Kind.FILE_PURPOSE}),
-    ("purpose: 'assistants'", {Kind.FILE_PURPOSE}),
-    ("previous_response_id=response.id", {Kind.STORED}),
-    ("store=True", {Kind.STORED}),
-    ('{"store": true}', {Kind.STORED}),
-    ('prompt={"id": "pmpt_abc"}', {Kind.PROMPT_ID}),
-    ('{"type": "image_url"}', {Kind.IMAGE_OR_AUDIO}),
-    ("client.audio.transcriptions.create(", {Kind.IMAGE_OR_AUDIO}),
-    ("client.realtime.connect(", {Kind.REALTIME}),
-    ("client.embeddings.create(input=text)", {Kind.EMBEDDINGS}),
-    ('functions=[{"name": "f"}]', {Kind.LEGACY_FUNCTIONS}),
-    ('function_call="auto"', {Kind.LEGACY_FUNCTIONS}),
-    ('tools=[{"type": "web_search"}]', {Kind.HOSTED_TOOL}),
-    ("max_tokens=256", {Kind.TOKEN_BOUND}),
-    ('"max_completion_tokens": 100', {Kind.TOKEN_BOUND}),
+    (f'model="{TUNED}"', {FindingKind.TUNED_MODEL}),
+    ('model="gpt-4o-mini-2024-07-18"', {FindingKind.MODEL}),
+    ("MODEL=gpt-4.1", {FindingKind.MODEL}),
+    ('"o4-mini"', {FindingKind.MODEL}),
+    ("model: 'davinci-002'", {FindingKind.MODEL}),
+    ('base_url="https://api.openai.com/v1"', {FindingKind.BASE_URL}),
+    ("client.moderations.create(input=text)", {FindingKind.MODERATION}),
+    ("await openai.batches.create({", {FindingKind.BATCHES}),
+    ("client.beta.threads.create()", {FindingKind.ASSISTANTS}),
+    ("client.vector_stores.create()", {FindingKind.VECTOR_STORES}),
+    ("openai.vectorStores.create()", {FindingKind.VECTOR_STORES}),
+    ("client.evals.runs.create(", {FindingKind.EVALS}),
+    ('files.create(file=f, purpose="batch")', {FindingKind.FILE_PURPOSE}),
+    ("purpose: 'assistants'", {FindingKind.FILE_PURPOSE}),
+    ("previous_response_id=response.id", {FindingKind.STORED}),
+    ("store=True", {FindingKind.STORED}),
+    ('{"store": true}', {FindingKind.STORED}),
+    ('prompt={"id": "pmpt_abc"}', {FindingKind.PROMPT_ID}),
+    ('{"type": "image_url"}', {FindingKind.IMAGE_OR_AUDIO}),
+    ("client.audio.transcriptions.create(", {FindingKind.IMAGE_OR_AUDIO}),
+    ("client.realtime.connect(", {FindingKind.REALTIME}),
+    ("client.embeddings.create(input=text)", {FindingKind.EMBEDDINGS}),
+    ('functions=[{"name": "f"}]', {FindingKind.LEGACY_FUNCTIONS}),
+    ('function_call="auto"', {FindingKind.LEGACY_FUNCTIONS}),
+    ('tools=[{"type": "web_search"}]', {FindingKind.HOSTED_TOOL}),
+    ("max_tokens=256", {FindingKind.TOKEN_BOUND}),
+    ('"max_completion_tokens": 100', {FindingKind.TOKEN_BOUND}),
     ('files.create(file=f, purpose="fine-tune")', set()),
     ("client.chat.completions.create(model=MODEL, messages=messages)", set()),
     ("store=False", set()),
@@ -47,7 +47,7 @@ FOUND = [
 
 
 @pytest.mark.parametrize(("line", "kinds"), FOUND, ids=[line for line, _ in FOUND])
-def test_what_is_found(tmp_path: Path, line: str, kinds: set[Kind]) -> None:
+def test_what_is_found(tmp_path: Path, line: str, kinds: set[FindingKind]) -> None:
     source = tmp_path / "program.py"
     source.write_text(f"# first\n{line}\n")
     findings = list(scan([source]))
@@ -56,7 +56,7 @@ def test_what_is_found(tmp_path: Path, line: str, kinds: set[Kind]) -> None:
 
 
 def test_every_kind_has_a_case_and_an_advice() -> None:
-    assert set(Kind) == set(ADVICE) == set().union(*(kinds for _, kinds in FOUND))
+    assert set(FindingKind) == set(ADVICE) == set().union(*(kinds for _, kinds in FOUND))
 
 
 def test_a_key_in_the_source_is_not_shown(tmp_path: Path) -> None:

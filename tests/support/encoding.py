@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from shared.datasets.rows import TrainingRow
 from shared.tokenization.assistant_spans import find_assistant_spans
-from shared.tokenization.labels import Example, label_chats
+from shared.tokenization.labels import LabelledRow, label_chats
 from shared.tokenization.supervision_counts import text_pieces
 from shared.tokenization.tokenizer import Tokenizer
 
 
-def encode_row(tokenizer: Tokenizer, row: TrainingRow, seq_len: int, last_k: int = 0) -> Example:
+def encode_row(tokenizer: Tokenizer, row: TrainingRow, seq_len: int, last_k: int = 0) -> LabelledRow:
     """One encoded row: its last ``seq_len`` tokens, of which the last ``last_k`` supervised ones have labels (0: all)."""
     [labelled] = label_chats(tokenizer, [find_assistant_spans(tokenizer, row)])
     return labelled.example(seq_len, last_k)
@@ -19,7 +19,7 @@ def encode_row(tokenizer: Tokenizer, row: TrainingRow, seq_len: int, last_k: int
 
 def encode_rows(
     tokenizer: Tokenizer, rows: Iterable[TrainingRow], seq_len: int, last_k: int
-) -> tuple[list[Example], list[int]]:
+) -> tuple[list[LabelledRow], list[int]]:
     """Encoded rows, and the line numbers of those without a supervised token, which are left out."""
     labelled_rows = label_chats(tokenizer, [find_assistant_spans(tokenizer, row) for row in rows])
     examples = [labelled.example(seq_len, last_k) for labelled in labelled_rows]

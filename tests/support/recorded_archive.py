@@ -5,11 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.export import export_project
 from openai_migration.archive.folder import Archive
 from openai_migration.prompts import choose_prompts
-from openai_migration.record import Bounds, ModelPlan, Recording, Sampling, questions, record_answers, write_golden
+from openai_migration.record import (
+    Bounds,
+    ModelPlan,
+    RecordedSampling,
+    Recording,
+    questions,
+    record_answers,
+    write_golden,
+)
 from tests.support.fake_openai import KEY, TUNED, Object, ServedOpenAI, chat_line
 
 PROJECT = "OPENAI_API_KEY"
@@ -60,19 +68,19 @@ def _output_item(number: int, criteria: tuple[Object, ...], score: float) -> Obj
     }
 
 
-def record_archive(openai: ServedOpenAI, folder: Path, *, samples: int = 0, control: bool = False) -> Contents:
+def record_archive(openai: ServedOpenAI, folder: Path, *, samples: int = 0, control: bool = False) -> ArchiveContents:
     """Export the project and record its tuned model, and its base as a control."""
     with Archive(folder) as archive, openai.client(project=PROJECT) as client:
         export_project(client, archive)
         archive.finish()
-        choice = choose_prompts(Contents(folder), PROJECT, TUNED, limit=500)
+        choice = choose_prompts(ArchiveContents(folder), PROJECT, TUNED, limit=500)
         plan = ModelPlan(
-            PROJECT, TUNED, choice, list(questions(TUNED, choice, Sampling(samples=samples, control=control)))
+            PROJECT, TUNED, choice, list(questions(TUNED, choice, RecordedSampling(samples=samples, control=control)))
         )
         record_answers(client, archive, [plan], Bounds(), Recording())
         write_golden(archive, plan)
         archive.finish()
-    return Contents(folder)
+    return ArchiveContents(folder)
 
 
 def completion(text: str, finish_reason: str = "stop", **message: Any) -> Object:

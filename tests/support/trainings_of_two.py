@@ -24,7 +24,7 @@ from worker.run_folder import list_checkpoints
 from worker.training.distributed import DistributedContext
 from worker.training.model.fsdp import VARIABLE
 from worker.training.reproducibility import fix_order_of_sums
-from worker.training.supervised import Supervised
+from worker.training.supervised import SupervisedMethod
 
 PLAIN, DROPOUT = "plain.json", "dropout.json"
 WHOLE_BASE, IN_PARTS = "whole base", "base in parts"
@@ -38,7 +38,7 @@ class SmallDevice:
     """In place of the loss: in the second process there is no room for the second micro-batch of training."""
 
     def __init__(self, rank: int) -> None:
-        self._real, self._rank, self._calls = Supervised().loss, rank, 0
+        self._real, self._rank, self._calls = SupervisedMethod().loss, rank, 0
 
     def __call__(self, model: Any, batch: Any, device: torch.device, divisor: float = 1.0) -> Any:
         if model.training and self._rank == 1:
@@ -67,7 +67,7 @@ def main(folder: Path) -> int:
     ):
         with patch.dict(os.environ, {VARIABLE: "always"}):
             train(IN_PARTS, plain)
-        with patch.object(Supervised, "loss", staticmethod(SmallDevice(rank))):
+        with patch.object(SupervisedMethod, "loss", staticmethod(SmallDevice(rank))):
             train(SCARCE_MEMORY, plain)
         train(UNDISTURBED, dropout)
         with suppress(StopRequested):

@@ -25,11 +25,11 @@ from shared.tokenization.tokenizer import Tokenizer
 from tests.support.serving_installation import KEY, ServingInstallation
 from tests.support.vllm_server import VllmServer, start_server
 from worker.jobs.attempt import Attempt
-from worker.jobs.certificates import Limits, ServedBase
+from worker.jobs.certificates import CertificateLimits, ServedBase
 from worker.jobs.publish import REQUEST_SECONDS, ProbeSet, certify
 from worker.jobs.reference_scores import ReferenceScores
 from worker.probe_chats import encode_chats
-from worker.replica_client import ReplicaClient
+from worker.replica_client import BlockingReplicaClient
 from worker.settings import WorkerSettings
 
 TEXTS = ["user\nthe red fox runs near the forest", "a ship sails by the stars\nhello", "Ångström 数据 🙂 x_y():"]
@@ -98,7 +98,7 @@ def certificate(server: VllmServer, probes: ProbeSet) -> dict[str, Any]:
 @pytest.fixture
 def probes(tuned: Tuned, trainer: ReferenceScores, serving_installation: ServingInstallation) -> ProbeSet:
     entry = serving_installation.entry
-    base, limits = PlannedBase(name=entry.name, digests=entry.digests), Limits(effect_floor=1e-3)
+    base, limits = PlannedBase(name=entry.name, digests=entry.digests), CertificateLimits(effect_floor=1e-3)
     return ProbeSet(tuned.adapter_id, base, tuned.probes, trainer.encode_chats, trainer.scores, limits)
 
 
@@ -129,7 +129,7 @@ def test_certificate_on_the_twin_has_no_shift(twin_server, serving_installation,
 
 @pytest.mark.long
 def test_base_shift_limit_fails_the_base_and_passes_the_twin(vllm_server, twin_server, probes):
-    strict = replace(probes, limits=Limits(effect_floor=1e-3, base_shift=1e-4))
+    strict = replace(probes, limits=CertificateLimits(effect_floor=1e-3, base_shift=1e-4))
     assert certificate(twin_server, strict)["passed"]
     with pytest.raises(JobFailed) as failed:
         certificate(vllm_server, strict)
@@ -140,7 +140,7 @@ def test_base_shift_limit_fails_the_base_and_passes_the_twin(vllm_server, twin_s
 @pytest.mark.long
 def test_engine_with_other_weights_fails_the_engine_error(vllm_server, twin_server, probes, trainer):
     """The reference is of the twin's weights, the replica serves the base's: the engine seems to compute wrongly."""
-    with ReplicaClient(twin_server.url, KEY, REQUEST_SECONDS) as twin:
+    with BlockingReplicaClient(twin_server.url, KEY, REQUEST_SECONDS) as twin:
         found = twin.capabilities()
     wrong = ServedBase(found.base, found.served_digest, found.twin_of, str(found.dtype))
     with pytest.raises(JobFailed) as failed:
@@ -174,7 +174,10 @@ def test_twin_refuses_adapter_of_third_base(twin_server, serving_installation):
     unrelated = serving_installation.publish(
         "unrelated", seed=32, base_digests={**serving_installation.entry.digests, "config.json": "0" * 64}
     )
-    with pytest.raises(ArtifactInvalid) as refused, ReplicaClient(twin_server.url, KEY, REQUEST_SECONDS) as twin:
+    with (
+        pytest.raises(ArtifactInvalid) as refused,
+        BlockingReplicaClient(twin_server.url, KEY, REQUEST_SECONDS) as twin,
+    ):
         twin.check(unrelated.adapter_id)
     assert refused.value.code == Code.ADAPTER_BASE_MISMATCH
 

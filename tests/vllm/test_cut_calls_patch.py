@@ -123,10 +123,10 @@ def test_answer_that_is_no_forced_call_stays(tokenizer: Any) -> None:
 
 
 def test_long_answers_are_read_in_few_pieces() -> None:
-    from serving.vllm_cut_calls_patch import MOST_PIECES, Piece, joined
+    from serving.vllm_cut_calls_patch import MOST_PIECES, CallPiece, joined
 
     for length in (0, 1, MOST_PIECES, MOST_PIECES + 1, 1000):
-        pieces = [Piece(str(number), (number,)) for number in range(length)]
+        pieces = [CallPiece(str(number), (number,)) for number in range(length)]
         found = list(joined(pieces))
         assert len(found) <= MOST_PIECES
         assert "".join(piece.text for piece in found) == "".join(piece.text for piece in pieces)

@@ -37,7 +37,7 @@ from tests.support.scripted_base import ANSWER, END, OTHER_END, TOKENS, build_sc
 from tests.support.serving_installation import KEY, ServingInstallation, make_serving_installation
 from tests.support.template_families import CASES, FAMILIES, Family, make_base
 from tests.support.vllm_server import VllmServer, start_server
-from worker.jobs.certificates import Limits
+from worker.jobs.certificates import CertificateLimits
 from worker.jobs.publish import ProbeSet, certify
 from worker.probe_chats import EncodedChats, encode_chats
 
@@ -288,7 +288,7 @@ def certificate(installation: ServingInstallation, server: VllmServer, adapter: 
     base = PlannedBase(name=installation.entry.name, digests=installation.entry.digests)
     tokens = Tokenizer.load(installation.base).encode("hello hello").ids
     probes = [{"token_ids": tokens, "positions": list(range(1, len(tokens)))}]
-    asked = ProbeSet(adapter, base, probes, lambda: encoded, None, Limits(effect_floor=1e-6))
+    asked = ProbeSet(adapter, base, probes, lambda: encoded, None, CertificateLimits(effect_floor=1e-6))
     found = certify([server.url], KEY, asked, timeout_seconds=60, raise_if_stopped=lambda: None)
     return found[replica_name(server.url)]
 

@@ -21,7 +21,7 @@ from tests.support.serving_installation import KEY, ServingInstallation
 from tests.support.vllm_server import VllmServer
 from worker.jobs.certificates import differences, rms
 from worker.jobs.publish import REQUEST_SECONDS
-from worker.replica_client import ReplicaClient
+from worker.replica_client import BlockingReplicaClient
 
 LEAST_EFFECT, MOST_ERROR = 0.1, 1e-4
 TEXTS = ["the red fox runs near the forest", "a ship sails by the stars\nhello"]
@@ -109,7 +109,7 @@ def measure(
     ids = [tokenizer.encode(text).ids for text in TEXTS]
     probes = [{"token_ids": row, "positions": list(range(1, len(row)))} for row in ids]
     expected = predicted(base, folder / "merged", merged, probes)
-    with ReplicaClient(server.url, KEY, REQUEST_SECONDS) as replica:
+    with BlockingReplicaClient(server.url, KEY, REQUEST_SECONDS) as replica:
         replica.check(manifest.adapter_id)
         served, plain = (
             [replica.scores(model, probe) for probe in probes] for model in (manifest.adapter_id, entry.name)

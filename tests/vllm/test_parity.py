@@ -20,7 +20,7 @@ from worker.jobs.certificates import Scores, rms
 from worker.jobs.publish import REQUEST_SECONDS
 from worker.jobs.served_evaluation import ServedPair
 from worker.probe_chats import encode_chats
-from worker.replica_client import ReplicaClient
+from worker.replica_client import BlockingReplicaClient
 
 PROMPTS = [
     "the red fox",
@@ -109,7 +109,7 @@ def test_the_served_evaluation_is_what_transformers_and_peft_measure(
         source=RowSource.TRAINING, rows=8, rows_available=8, tokens=16, loss=None, token_accuracy=None, precision="nf4"
     )
     base = {"name": serving_installation.entry.name, "dtype": "float32", "twin_of": None}
-    with ReplicaClient(vllm_server.url, KEY, REQUEST_SECONDS) as replica:
+    with BlockingReplicaClient(vllm_server.url, KEY, REQUEST_SECONDS) as replica:
         models = ServedPair(replica, merged_adapter.adapter_id, base)
         found = models.measure(before, EvaluationRows(rows=tuple(rows), samples=tuple(samples)), 600.0)
     assert found.served is not None
@@ -165,13 +165,13 @@ def test_a_merged_model_has_the_numbers_of_its_adapters_certificates(
     def differences(one: Scores, other: Scores) -> float:
         return rms([b - a for mine, theirs in zip(one, other, strict=True) for a, b in zip(mine, theirs, strict=True)])
 
-    with ReplicaClient(merged_server.url, KEY, REQUEST_SECONDS) as replica:
+    with BlockingReplicaClient(merged_server.url, KEY, REQUEST_SECONDS) as replica:
         served = [replica.scores(merged.name, probe) for probe in probes]
         assert (replica.capabilities().base, replica.capabilities().served_digest) == (merged.name, merged.digest)
         encoded = encode_chats(tokenizer)
         for chat, expected in encoded.chats:
             assert replica.token_ids(merged.name, chat.messages, prompt=chat.prompt, tools=chat.tools) == expected
-    with ReplicaClient(vllm_server.url, KEY, REQUEST_SECONDS) as replica:
+    with BlockingReplicaClient(vllm_server.url, KEY, REQUEST_SECONDS) as replica:
         base, with_adapter = (
             [replica.scores(name, probe) for probe in probes]
             for name in (serving_installation.entry.name, merged_adapter.adapter_id)

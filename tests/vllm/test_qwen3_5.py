@@ -26,7 +26,7 @@ from tests.support.serving_installation import (
 from tests.support.vllm_server import VllmServer, start_server
 from worker.jobs.certificates import LOW_PRECISION_LIMIT, differences, rms
 from worker.jobs.publish import REQUEST_SECONDS
-from worker.replica_client import ReplicaClient
+from worker.replica_client import BlockingReplicaClient
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -131,7 +131,7 @@ def test_each_kind_of_layer_is_adapted_as_peft_adapts_it(
     probes = [{"token_ids": row, "positions": list(range(1, len(row)))} for row in ids]
     names = [*KINDS, "all of them"]
     adapters = [installation.publish(f"kind-{number}", seed=number) for number in range(len(names))]
-    with ReplicaClient(server.url, KEY, REQUEST_SECONDS) as client:
+    with BlockingReplicaClient(server.url, KEY, REQUEST_SECONDS) as client:
         assert client.capabilities().dtype == "bfloat16"
         base = [client.scores(installation.entry.name, probe) for probe in probes]
         served = {

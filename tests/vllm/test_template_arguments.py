@@ -24,7 +24,7 @@ from tests.support.doubles import FakeJobQueue
 from tests.support.serving_installation import KEY, ServingInstallation, build_base, make_serving_installation
 from tests.support.template_families import FAMILIES
 from tests.support.vllm_server import VllmServer, start_server
-from worker.jobs.certificates import Limits
+from worker.jobs.certificates import CertificateLimits
 from worker.jobs.publish import ProbeSet, certify
 from worker.probe_chats import CHATS, encode_chats
 
@@ -157,7 +157,7 @@ def test_certificates_have_the_arguments(
         probes=[{"token_ids": [5, 6, 7, 8], "positions": [2, 3]}],
         encode_chats=lambda: encode_chats(tokenizer),
         reference=None,
-        limits=Limits(1e-4),
+        limits=CertificateLimits(1e-4),
         template_arguments=ARGUMENTS[name],
     )
     [report] = certify([server.url], KEY, probes, timeout_seconds=60, raise_if_stopped=lambda: None).values()

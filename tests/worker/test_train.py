@@ -34,7 +34,7 @@ from worker.run_folder import (
 )
 from worker.training.reporting.telemetry import METRIC_COLUMNS
 from worker.training.reporting.trackers import Trackers
-from worker.training.supervised import Supervised
+from worker.training.supervised import SupervisedMethod
 from worker.watchdog.stall import StallWatch
 
 ADAPTER_FILES = (WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME)
@@ -202,8 +202,8 @@ class SlowValidation:
     def __init__(self, monkeypatch, run_dir: Path) -> None:
         self.seconds, self._run_dir, self._seen = 0.0, run_dir, 0
         self.watch = StallWatch(start_seconds=10, stall_seconds=60, clock=self.now)
-        self._real = Supervised().loss
-        monkeypatch.setattr(Supervised, "loss", self)
+        self._real = SupervisedMethod().loss
+        monkeypatch.setattr(SupervisedMethod, "loss", self)
         clock = SimpleNamespace(monotonic=self.now, time_ns=time.time_ns)
         monkeypatch.setattr(worker.training.reporting.telemetry, "time", clock)
 

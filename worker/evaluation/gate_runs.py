@@ -29,7 +29,7 @@ from shared.evaluation.types import (
 from shared.gates.evidence import AnswerPair, RunScores, ScoredAnswer
 from shared.gates.policy import GatePolicy, RunTemplate
 from shared.graders.types import ScoreModel
-from worker.evaluation.run import RunningJob, evaluate_model
+from worker.evaluation.run import EvaluatingJob, evaluate_model
 
 MOST_ITEMS = 100_000
 """Most answers of one run, as the API bounds them for runs by default (`MENS_MAX_EVAL_ITEMS`)."""
@@ -39,7 +39,7 @@ attempt, which is repeated."""
 
 
 def run_policy(
-    job: RunningJob, policy: GatePolicy, adapter_id: str, compared_with: str | None
+    job: EvaluatingJob, policy: GatePolicy, adapter_id: str, compared_with: str | None
 ) -> tuple[dict[str, RunScores], dict[str, str]]:
     """Run every evaluation that a gate of a policy reads; results that an earlier attempt stored are not requested
     again.
@@ -80,7 +80,7 @@ def answer_pairs(results: Iterable[ItemResult], criteria: list[Criterion]) -> It
         yield _pair(list(same_item), criteria)
 
 
-def _run(job: RunningJob, name: str, template: RunTemplate, adapter_id: str, compared_with: str | None) -> RunScores:
+def _run(job: EvaluatingJob, name: str, template: RunTemplate, adapter_id: str, compared_with: str | None) -> RunScores:
     database, tenant = job.leases.database, job.lease.job.tenant
     found = Evals(database, tenant).get(template.eval)
     spec = EvalSpec.model_validate(found.spec)
@@ -102,7 +102,7 @@ def _run(job: RunningJob, name: str, template: RunTemplate, adapter_id: str, com
 
 
 def _plan(
-    job: RunningJob, eval_id: str, spec: EvalSpec, template: RunTemplate, adapter_id: str, compared_with: str | None
+    job: EvaluatingJob, eval_id: str, spec: EvalSpec, template: RunTemplate, adapter_id: str, compared_with: str | None
 ) -> EvaluationPlan:
     file = Files(job.leases.database, job.lease.job.tenant).get(template.file, "file")
     prompt = _prompt(template)

@@ -51,7 +51,7 @@ Judge = Callable[[int, int, SourceItem], Judged]
 """Judges an item: its index, the index of the answer to it, and the item."""
 
 
-class RunningJob(Protocol):
+class EvaluatingJob(Protocol):
     """The interface that an evaluation needs from the attempt that runs it (`worker/jobs/attempt.py`)."""
 
     settings: WorkerSettings
@@ -66,7 +66,7 @@ class RunningJob(Protocol):
         """Raise LeaseLost, or the exception that ends a paused or cancelled attempt."""
 
 
-def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> RunOutcome:
+def evaluate_model(attempt: EvaluatingJob, plan: EvaluationPlan, run_id: str) -> RunOutcome:
     """Run and judge every item of a run that has no result yet, and return the outcome of the whole run.
 
     Args:
@@ -102,7 +102,7 @@ def evaluate_model(attempt: RunningJob, plan: EvaluationPlan, run_id: str) -> Ru
 class _Progress:
     """Results that wait to be stored, the totals up to them, and their rate."""
 
-    def __init__(self, attempt: RunningJob, plan: EvaluationPlan, run_id: str, items: EvalItems) -> None:
+    def __init__(self, attempt: EvaluatingJob, plan: EvaluationPlan, run_id: str, items: EvalItems) -> None:
         self._attempt, self._run_id, self._total = attempt, run_id, plan.answers
         self.totals = Totals.model_validate(items.totals(run_id) or Totals.of(plan))
         self._waiting: list[NewItem] = []
@@ -191,7 +191,7 @@ class _InFlight:
 
 
 def _judge_all(
-    attempt: RunningJob,
+    attempt: EvaluatingJob,
     judge: Judge,
     samples: int,
     door: FrontDoor,
@@ -241,7 +241,7 @@ def _add(found: list[tuple[int, Judged | BaseException]], progress: _Progress) -
             raise judged
 
 
-def _drain(attempt: RunningJob, door: FrontDoor, in_flight: _InFlight, progress: _Progress) -> None:
+def _drain(attempt: EvaluatingJob, door: FrontDoor, in_flight: _InFlight, progress: _Progress) -> None:
     """Send nothing more, and store results that arrive within the time that a stop allows."""
     door.stop_waiting()
     deadline = time.monotonic() + attempt.settings.stop_grace_seconds
@@ -274,7 +274,7 @@ def _open_sandbox(settings: WorkerSettings, plan: EvaluationPlan) -> Iterator[Sa
 
 
 @contextmanager
-def _open_door(attempt: RunningJob, plan: EvaluationPlan) -> Iterator[FrontDoor]:
+def _open_door(attempt: EvaluatingJob, plan: EvaluationPlan) -> Iterator[FrontDoor]:
     """Open the connection to the models, with a key of the job's tenant that is valid as long as this attempt."""
     url, threads = attempt.settings.api_url, attempt.settings.evaluation_concurrency
     if not plan.models and not any(

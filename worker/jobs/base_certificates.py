@@ -25,10 +25,10 @@ from shared.hashing import digest_file
 from shared.replicas import ReplicaCapabilities, discover
 from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
-from worker.jobs.certificates import Limits, Measurements, Scores, ServedBase, certificate
+from worker.jobs.certificates import CertificateLimits, Measurements, Scores, ServedBase, certificate
 from worker.jobs.publish import measure_stop, measure_template
 from worker.probe_chats import encode_chats
-from worker.replica_client import ReplicaClient
+from worker.replica_client import BlockingReplicaClient
 from worker.settings import WorkerSettings
 
 REQUEST_SECONDS = 60.0
@@ -59,7 +59,7 @@ class BaseCertifier:
             return []
         names, measured = [], []
         for url in discover(self.settings.serving_urls, self.settings.serving_dns):
-            with ReplicaClient(url, self.settings.serving_key.get_secret_value(), REQUEST_SECONDS) as replica:
+            with BlockingReplicaClient(url, self.settings.serving_key.get_secret_value(), REQUEST_SECONDS) as replica:
                 names.append(replica.name)
                 try:
                     found = replica.capabilities()
@@ -71,7 +71,7 @@ class BaseCertifier:
         self.certificates.keep_only(names)
         return measured
 
-    def _measure(self, replica: ReplicaClient, entry: BaseModelEntry, found: ReplicaCapabilities) -> bool:
+    def _measure(self, replica: BlockingReplicaClient, entry: BaseModelEntry, found: ReplicaCapabilities) -> bool:
         """Measure one replica, unless this start of it was measured already; return whether it was measured."""
         earlier = {one.replica: one for one in self.certificates.of(entry.digest)}.get(replica.name)
         if earlier and earlier.instance == found.instance:
@@ -80,7 +80,7 @@ class BaseCertifier:
         folder = locate_base(entry, self.settings)
         probes = read_probes(entry, folder / PROBES_NAME)
         tokenizer = Tokenizer.load(folder, ChatOptions(entry.template_arguments))
-        report = measure(replica, served, probes, tokenizer, Limits(self.settings.effect_floor))
+        report = measure(replica, served, probes, tokenizer, CertificateLimits(self.settings.effect_floor))
         self.certificates.store(entry.digest, replica.name, found.instance, report)
         verdict = "passed" if report["passed"] else f"failed {', '.join(report['failed'])}"
         logger.info("%s on the serving %s: %s", entry.name, replica.name, verdict)
@@ -108,7 +108,11 @@ def read_probes(entry: BaseModelEntry, path: Path) -> MergeProbes:
 
 
 def measure(
-    replica: ReplicaClient, served: ServedBase, probes: MergeProbes, tokenizer: Tokenizer, limits: Limits
+    replica: BlockingReplicaClient,
+    served: ServedBase,
+    probes: MergeProbes,
+    tokenizer: Tokenizer,
+    limits: CertificateLimits,
 ) -> dict[str, Any]:
     """Return the certificate of a merged model on a replica that serves it as its base; it may have failed.
 

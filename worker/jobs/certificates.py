@@ -55,7 +55,7 @@ class ServedBase:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CertificateLimits:
     """The limits that a certificate is judged by.
 
     Attributes:
@@ -137,7 +137,7 @@ def stop_report(ends: Mapping[int, str], stopped: Mapping[int, bool]) -> dict[st
 
 
 def certificate(
-    base: ServedBase, measured: Measurements, template: dict[str, Any], stop: dict[str, Any], limits: Limits
+    base: ServedBase, measured: Measurements, template: dict[str, Any], stop: dict[str, Any], limits: CertificateLimits
 ) -> dict[str, Any]:
     """Return the certificate that is stored with the adapter for one replica; ``failed`` names the failed parts."""
     effect = differences(measured.base, measured.served)

@@ -33,7 +33,7 @@ from shared.replicas import TrainedWeights, discover
 from worker.checkpoints.folders import adopt_checkpoints
 from worker.checkpoints.stored import StoredCheckpoints
 from worker.jobs.attempt import Attempt
-from worker.jobs.certificates import Limits
+from worker.jobs.certificates import CertificateLimits
 from worker.jobs.child_process import ChildProcess, count_processes, trainer_threads
 from worker.jobs.judge import judge_for_alias
 from worker.jobs.publish import ProbeSet, certify
@@ -273,7 +273,7 @@ def publish_adapter(
         probes=(read_json(run_dir / PROBES_NAME) or {"probes": []})["probes"],
         encode_chats=trainer.encode_chats,
         reference=trainer.scores if settings.parity == "full" else None,
-        limits=Limits(settings.effect_floor, settings.base_shift_limit, settings.shift_warning),
+        limits=CertificateLimits(settings.effect_floor, settings.base_shift_limit, settings.shift_warning),
         template_arguments=arguments,
         weights=TrainedWeights.of(adapter.manifest),
     )

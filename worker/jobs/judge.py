@@ -30,7 +30,7 @@ from shared.gates.training_gates import report_of
 from shared.replicas import Fit, ReplicaCapabilities, TrainedWeights, discover
 from worker.evaluation.gate_runs import run_policy
 from worker.jobs.attempt import Attempt
-from worker.replica_client import ReplicaClient
+from worker.replica_client import BlockingReplicaClient
 
 REQUEST_SECONDS = 10.0
 
@@ -176,7 +176,7 @@ def served_bases(attempt: Attempt, base_digest: str = "", trained: TrainedWeight
     settings, served_there = attempt.settings, list[ReplicaCapabilities]()
     for url in discover(settings.serving_urls, settings.serving_dns):
         try:
-            with ReplicaClient(url, settings.serving_key.get_secret_value(), REQUEST_SECONDS) as replica:
+            with BlockingReplicaClient(url, settings.serving_key.get_secret_value(), REQUEST_SECONDS) as replica:
                 served = replica.capabilities()
         except (Unavailable, JobFailed):
             continue  # its bases are unknown; the others respond

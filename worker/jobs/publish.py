@@ -15,7 +15,7 @@ from shared.contract.plan import PlannedBase
 from shared.errors import Code, JobFailed, Unavailable
 from shared.replicas import Fit, ReplicaCapabilities, ServedBaseName, TrainedWeights, describe_unserved, serving_remedy
 from worker.jobs.certificates import (
-    Limits,
+    CertificateLimits,
     Measurements,
     Scores,
     ServedBase,
@@ -25,7 +25,7 @@ from worker.jobs.certificates import (
     template_report,
 )
 from worker.probe_chats import EncodedChats
-from worker.replica_client import ReplicaClient
+from worker.replica_client import BlockingReplicaClient
 
 DEFAULT_CHAT = "default"
 """Name of the probe chat that is sent without template arguments."""
@@ -54,7 +54,7 @@ class ProbeSet:
     probes: list[dict[str, Any]]
     encode_chats: Callable[[], EncodedChats]
     reference: Callable[[ServedBase], Scores] | None
-    limits: Limits
+    limits: CertificateLimits
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     weights: TrainedWeights | None = None
 
@@ -99,7 +99,7 @@ def certify(
     others: set[ServedBaseName] = set()
     twins: list[str] = []
     for url in urls:
-        with ReplicaClient(url, key, REQUEST_SECONDS) as replica:
+        with BlockingReplicaClient(url, key, REQUEST_SECONDS) as replica:
             while True:
                 raise_if_stopped()
                 try:
@@ -138,7 +138,7 @@ def _other_weights(probes: ProbeSet, twins: list[str]) -> JobFailed:
     )
 
 
-def _certify_on(replica: ReplicaClient, found: ReplicaCapabilities, probes: ProbeSet) -> dict[str, Any]:
+def _certify_on(replica: BlockingReplicaClient, found: ReplicaCapabilities, probes: ProbeSet) -> dict[str, Any]:
     """Measure the adapter on a replica that serves its base; the certificate may have failed."""
     replica.check(probes.adapter_id)
     # An engine that chose its dtype itself and does not report it: every such engine uses 16 bits.
@@ -156,7 +156,7 @@ def _certify_on(replica: ReplicaClient, found: ReplicaCapabilities, probes: Prob
     return certificate(served, measured, template, stop, probes.limits)
 
 
-def measure_stop(replica: ReplicaClient, model: str, encoded: EncodedChats) -> dict[str, Any]:
+def measure_stop(replica: BlockingReplicaClient, model: str, encoded: EncodedChats) -> dict[str, Any]:
     """Test, token by token, that the replica's answers end where training ends a turn; see
     `worker/jobs/certificates.py`.
 
@@ -172,7 +172,7 @@ def measure_stop(replica: ReplicaClient, model: str, encoded: EncodedChats) -> d
 
 
 def measure_template(
-    replica: ReplicaClient, model: str, encoded: EncodedChats, arguments: Mapping[str, Any]
+    replica: BlockingReplicaClient, model: str, encoded: EncodedChats, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the template certificate of a model on a replica: the probe chats by its ``/tokenize``, and with template
     arguments also a chat that sets none of them, as the gateway sends it.

@@ -31,7 +31,7 @@ from shared.model_card.evaluation_rows import (
 from shared.model_card.self_evaluation import AnswerSource, SelfEvaluation, ServedEvaluation, shift_warning
 from shared.replicas import discover, replica_name
 from worker.jobs.attempt import Attempt
-from worker.replica_client import ReplicaClient
+from worker.replica_client import BlockingReplicaClient
 from worker.run_folder import EVALUATION_NAME, EVALUATION_ROWS_NAME, SUMMARY_NAME, read_json, write_json
 
 REQUEST_SECONDS = 120.0
@@ -81,7 +81,7 @@ class ServedPair:
 
     def __init__(
         self,
-        replica: ReplicaClient,
+        replica: BlockingReplicaClient,
         adapter_id: str,
         base: Mapping[str, Any],
         advance: Callable[[str, int, int], None] = lambda *_: None,
@@ -153,7 +153,7 @@ def _teller(attempt: Attempt) -> Callable[[str, int, int], None]:
     return advance
 
 
-def _open_replica(attempt: Attempt, certificates: Mapping[str, Any], *, prefer_twin: bool) -> ReplicaClient:
+def _open_replica(attempt: Attempt, certificates: Mapping[str, Any], *, prefer_twin: bool) -> BlockingReplicaClient:
     """Open the first replica that has a certificate; if twins are preferred, as in the gateway, the first of these."""
     settings = attempt.settings
     key = settings.serving_key.get_secret_value()
@@ -163,7 +163,7 @@ def _open_replica(attempt: Attempt, certificates: Mapping[str, Any], *, prefer_t
         if (name := replica_name(url)) in certificates
     ]
     if certified:
-        return ReplicaClient(min(certified, key=itemgetter(0))[1], key, REQUEST_SECONDS)
+        return BlockingReplicaClient(min(certified, key=itemgetter(0))[1], key, REQUEST_SECONDS)
     raise Unavailable(
         Code.SERVING_UNAVAILABLE,
         "The replicas that were certified are no longer configured.",

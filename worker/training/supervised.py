@@ -17,7 +17,7 @@ from worker.training.method import BatchLoss, Method
 from worker.training.model.lm_head import head_loss
 
 
-class Supervised(Method[Row, MicroBatch]):
+class SupervisedMethod(Method[Row, MicroBatch]):
     """`worker/training/method.py:Method` for rows of token ids, in which each token has a weight as a target."""
 
     def read(self, run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, cache: Path) -> Data[Row]:

@@ -44,9 +44,9 @@ from worker.training.model.parent import start_from
 from worker.training.optimizer import build_optimizer
 from worker.training.preference.pairs import PreparedPairs
 from worker.training.reporting.events import identifier
-from worker.training.reporting.facts import RunFacts
+from worker.training.reporting.facts import FinishedRun
 from worker.training.reporting.telemetry import TELEMETRY_SCHEMA_VERSION, Telemetry
-from worker.training.reporting.throughput import Machine, PlannedWork, peak_bytes
+from worker.training.reporting.throughput import MeasuredDevice, PlannedWork, peak_bytes
 from worker.training.reproducibility import OUT_OF_MEMORY, environment
 from worker.training.schedule import learning_rate
 
@@ -126,13 +126,13 @@ class TrainingContext:
             validation_tokens=int(tokens_of(self.data.validation).sum()),
         )
 
-    def machine(self) -> Machine:
+    def machine(self) -> MeasuredDevice:
         """Return the properties of the device that telemetry needs."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         work = workload(self.config, self.plan.contract.adapter, checkpointing=self.budget.checkpointing)
         peak = dense_bf16_peak(name)
         of_all = peak and peak * self.distributed.size
-        return Machine(work=work, peak_flops=of_all, peak_memory=lambda: peak_bytes(self.device))
+        return MeasuredDevice(work=work, peak_flops=of_all, peak_memory=lambda: peak_bytes(self.device))
 
     def engine(self) -> dict[str, object]:
         """Return the trainer's own decisions, for reports."""
@@ -276,9 +276,9 @@ def gather_facts(
     progress: Progress,
     telemetry: Telemetry,
     evaluation: SelfEvaluation,
-) -> RunFacts:
+) -> FinishedRun:
     """Gather everything that the reports of a finished run are written from."""
-    return RunFacts(
+    return FinishedRun(
         run_id=progress.run_id,
         plan=context.plan,
         config=context.config,

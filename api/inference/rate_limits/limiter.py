@@ -17,12 +17,12 @@ from typing import Any, Self
 from api.errors import limit_headers
 from api.inference.rate_limits.stores import (
     HOLD_SECONDS,
-    Account,
+    LimitDecision,
+    LimitedAccount,
     LimitedRequest,
-    Refusal,
+    LimitReached,
     SharedStore,
     ValkeyStore,
-    Verdict,
 )
 from shared.database.keys import Key
 from shared.database.tenancy import SHARED, UNLIMITED, KeyLimits
@@ -118,7 +118,7 @@ class RateLimiter:
             verdict = await self._store.acquire(request)
             # A few tries here cost less than a retry by the client.
             for pause in self._pauses:
-                if verdict.refusal is not Refusal.SLOTS:
+                if verdict.refusal is not LimitReached.SLOTS:
                     break
                 await asyncio.sleep(pause)
                 verdict = await self._store.acquire(request)
@@ -154,7 +154,7 @@ class RateLimiter:
         """
         if per_minute is None or key.tenant == SHARED:
             return
-        account = Account(f"tenant:{key.tenant}:{action}", per_minute, None)
+        account = LimitedAccount(f"tenant:{key.tenant}:{action}", per_minute, None)
         verdict = await self._store.acquire(LimitedRequest("", (account,)))
         if verdict.refusal:
             wait = max(math.ceil(verdict.wait), 1)
@@ -172,16 +172,16 @@ class RateLimiter:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._store.close()
 
-    def _accounts(self, key: Key) -> tuple[Account, ...]:
+    def _accounts(self, key: Key) -> tuple[LimitedAccount, ...]:
         """Return the accounts of the key and its tenant that have limits."""
-        accounts: tuple[Account, ...] = ()
+        accounts: tuple[LimitedAccount, ...] = ()
         limits = key.requests_per_minute, key.concurrent_requests, key.tokens_per_minute
         if any(limit is not None for limit in limits):
-            accounts = (Account(key.id, *limits),)
+            accounts = (LimitedAccount(key.id, *limits),)
         if self._tenant_limits != UNLIMITED and key.tenant != SHARED:
             most = self._tenant_limits
             limits = most.requests_per_minute, most.concurrent_requests, most.tokens_per_minute
-            accounts += (Account(f"tenant:{key.tenant}", *limits),)
+            accounts += (LimitedAccount(f"tenant:{key.tenant}", *limits),)
         return accounts
 
     def _spend(self, request: LimitedRequest, tokens: int) -> None:
@@ -231,7 +231,7 @@ def make_limiter(broker_url: str, tenant_limits: KeyLimits = UNLIMITED) -> RateL
         return RateLimiter(SharedStore(None), tenant_limits=tenant_limits)
 
 
-def _limit_state(account: Account, verdict: Verdict) -> dict[str, Any]:
+def _limit_state(account: LimitedAccount, verdict: LimitDecision) -> dict[str, Any]:
     """Return an account's limits and what remains of them, for error details and headers."""
     state: dict[str, Any] = {}
     if account.requests_per_minute is not None:
@@ -245,21 +245,21 @@ def _limit_state(account: Account, verdict: Verdict) -> dict[str, Any]:
         state["remaining_tokens"] = max(account.tokens_per_minute - verdict.spent, 0)
         state["reset_tokens_seconds"] = round(verdict.spent_reset, 3)
     if verdict.refusal:
-        state["limit"] = "tokens" if verdict.refusal is Refusal.TOKENS else "requests"
-    if verdict.refusal in (Refusal.RATE, Refusal.TOKENS):
+        state["limit"] = "tokens" if verdict.refusal is LimitReached.TOKENS else "requests"
+    if verdict.refusal in (LimitReached.RATE, LimitReached.TOKENS):
         state["retry_after_seconds"] = max(math.ceil(verdict.wait), 1)
-    elif verdict.refusal is Refusal.SLOTS:
+    elif verdict.refusal is LimitReached.SLOTS:
         state["retry_after_seconds"] = SLOT_WAIT_SECONDS
     return state
 
 
-def _too_many(who: str, account: Account, refusal: Refusal, state: dict[str, Any]) -> TooMany:
-    if refusal is Refusal.TOKENS:
+def _too_many(who: str, account: LimitedAccount, refusal: LimitReached, state: dict[str, Any]) -> TooMany:
+    if refusal is LimitReached.TOKENS:
         message = f"The {who} has reached its limit of {account.tokens_per_minute} tokens per minute."
         return TooMany(
             Code.RATE_LIMITED, message, remedy=f"Try again in {state['retry_after_seconds']} s.", details=state
         )
-    if refusal is Refusal.RATE:
+    if refusal is LimitReached.RATE:
         code, limit, unit = Code.RATE_LIMITED, account.requests_per_minute, "per minute"
         remedy = f"Try again in {state['retry_after_seconds']} s."
     else:

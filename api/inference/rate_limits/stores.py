@@ -101,7 +101,7 @@ redis.call('EXPIRE', KEYS[1], ARGV[1])
 logger = logging.getLogger(__name__)
 
 
-class Account(NamedTuple):
+class LimitedAccount(NamedTuple):
     """An account with limits: a key, or a tenant with all of its keys. None means unlimited."""
 
     name: str
@@ -116,7 +116,7 @@ class LimitedRequest(NamedTuple):
     """
 
     slot: str
-    accounts: tuple[Account, ...]
+    accounts: tuple[LimitedAccount, ...]
 
     @property
     def holders(self) -> list[str]:
@@ -129,7 +129,7 @@ class LimitedRequest(NamedTuple):
         return [account.name for account in self.accounts if account.tokens_per_minute is not None]
 
 
-class Refusal(StrEnum):
+class LimitReached(StrEnum):
     """The limit that was reached."""
 
     RATE = "rate"
@@ -137,7 +137,7 @@ class Refusal(StrEnum):
     SLOTS = "slots"
 
 
-class Verdict(NamedTuple):
+class LimitDecision(NamedTuple):
     """Decision on a request, and the state of its key. Times are in seconds.
 
     Attributes:
@@ -150,7 +150,7 @@ class Verdict(NamedTuple):
         spent_reset: time until none of them counts.
     """
 
-    refusal: Refusal | None
+    refusal: LimitReached | None
     used: int
     reset: float
     wait: float
@@ -162,7 +162,7 @@ class Verdict(NamedTuple):
 class Store(Protocol):
     """Counts requests and holds slots."""
 
-    async def acquire(self, request: LimitedRequest) -> Verdict:
+    async def acquire(self, request: LimitedRequest) -> LimitDecision:
         """Count the request and take its slot, or neither."""
 
     async def spend(self, account: str, tokens: int) -> None:
@@ -203,15 +203,15 @@ class ValkeyStore:
         self._spend = self._client.register_script(SPEND)
         self._renew = self._client.register_script(RENEW)
 
-    async def acquire(self, request: LimitedRequest) -> Verdict:
+    async def acquire(self, request: LimitedRequest) -> LimitDecision:
         keys, limits = [], []
         for name, rate, slots, tokens in request.accounts:
             keys += [f"mens:limits:{{{name}}}:requests", _slots_name(name), _tokens_name(name)]
             limits += [rate or 0, slots or 0, tokens or 0]
         reply = await self._acquire(keys=keys, args=[request.slot, self._window, self.hold, *limits])
         refusal, used, reset, wait, account, spent, spent_reset = reply
-        known = Refusal(refusal) if refusal else None
-        return Verdict(known, used, reset / 1000, wait / 1000, account - 1, spent, spent_reset / 1000)
+        known = LimitReached(refusal) if refusal else None
+        return LimitDecision(known, used, reset / 1000, wait / 1000, account - 1, spent, spent_reset / 1000)
 
     async def spend(self, account: str, tokens: int) -> None:
         await self._spend(keys=[_tokens_name(account)], args=[tokens, self._window])
@@ -242,7 +242,7 @@ class ProcessStore:
         self._tokens: dict[str, dict[int, int]] = defaultdict(dict)
         self._slots: dict[str, set[str]] = defaultdict(set)
 
-    async def acquire(self, request: LimitedRequest) -> Verdict:
+    async def acquire(self, request: LimitedRequest) -> LimitDecision:
         now = self._clock()
         verdicts = [self._check(account, now)._replace(account=index) for index, account in enumerate(request.accounts)]
         if refused := next((verdict for verdict in verdicts if verdict.refusal), None):
@@ -256,19 +256,19 @@ class ProcessStore:
         reset = int(now) + self._window - now
         return verdicts[0]._replace(used=verdicts[0].used + 1, reset=reset)
 
-    def _check(self, account: Account, now: float) -> Verdict:
+    def _check(self, account: LimitedAccount, now: float) -> LimitDecision:
         name, rate, slots, most = account
         counts, tokens = self._current(self._counts, name, now), self._current(self._tokens, name, now)
         used, spent = sum(counts.values()), sum(tokens.values())
         reset = max(counts) + self._window - now if counts else 0.0
         spent_reset = max(tokens) + self._window - now if tokens else 0.0
-        state = Verdict(None, used, reset, 0.0, 0, spent, spent_reset)
+        state = LimitDecision(None, used, reset, 0.0, 0, spent, spent_reset)
         if rate is not None and used >= rate:
-            return state._replace(refusal=Refusal.RATE, wait=self._free_at(counts, rate) - now)
+            return state._replace(refusal=LimitReached.RATE, wait=self._free_at(counts, rate) - now)
         if most is not None and spent >= most:
-            return state._replace(refusal=Refusal.TOKENS, wait=self._free_at(tokens, most) - now)
+            return state._replace(refusal=LimitReached.TOKENS, wait=self._free_at(tokens, most) - now)
         if slots is not None and len(self._slots[name]) >= slots:
-            return state._replace(refusal=Refusal.SLOTS)
+            return state._replace(refusal=LimitReached.SLOTS)
         return state
 
     def _current(self, kept: dict[str, dict[int, int]], name: str, now: float) -> dict[int, int]:
@@ -314,7 +314,7 @@ class SharedStore:
         self._warn_again_at = 0.0
         self._pending = PendingReleases(valkey.release, hold=valkey.hold) if valkey else None
 
-    async def acquire(self, request: LimitedRequest) -> Verdict:
+    async def acquire(self, request: LimitedRequest) -> LimitDecision:
         valkey = self._reachable()
         if valkey is None:
             return await self._process.acquire(request)

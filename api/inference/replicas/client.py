@@ -146,7 +146,7 @@ class ReplicaResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReplicaAddress:
     """Destination of a request.
 
     Attributes:
@@ -283,7 +283,7 @@ def _is_fresh(connection: HttpConnection) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _target(url: str) -> Target:
+def _target(url: str) -> ReplicaAddress:
     """Raises:
     ValueError: not an address that a request can be sent to.
     """
@@ -294,7 +294,7 @@ def _target(url: str) -> Target:
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     host = parts.netloc.rpartition("@")[2]
     origin = (secure, parts.hostname, parts.port or (443 if secure else 80))
-    return Target(origin, f"{path} HTTP/1.1\r\nHost: {host}\r\nAccept: */*\r\n")
+    return ReplicaAddress(origin, f"{path} HTTP/1.1\r\nHost: {host}\r\nAccept: */*\r\n")
 
 
 @lru_cache(maxsize=1)

@@ -75,7 +75,7 @@ class Failover:
         self.pool.popularity.count(model, time.monotonic())
         request = with_template_arguments(path, {**body, "model": model.name}, model.template_arguments)
         content = msgspec.json.encode(request)
-        attempt = Attempt(self, model, path, content, body.get("stream") is True, request_id)
+        attempt = ReplicaAttempt(self, model, path, content, body.get("stream") is True, request_id)
         deadline = time.monotonic() + wait_seconds
         while attempt.disconnects < MAX_DISCONNECTS:
             if replica := self.pool.take(model, attempt.tried):
@@ -119,7 +119,7 @@ class Failover:
         return False
 
 
-class Attempt:
+class ReplicaAttempt:
     """One request that is tried on one replica after the other.
 
     Attributes:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from api.inference.response_shape import in_openais_shape, response_in_openais_shape
 from api.inference.usage.taps import CompletionEvents, ResponseEvents, Tap, WholeBody
 from shared.database.keys import Key
-from shared.database.usage import Account, Amount, Usage
+from shared.database.usage import Amount, Usage, UsageAccount
 
 FLUSH_SECONDS = 2.0
 CLOSE_SECONDS = 10.0
@@ -77,8 +77,8 @@ class Meter:
     def __init__(self, usage: Usage, interval: float = FLUSH_SECONDS) -> None:
         self._usage = usage
         self._interval = interval
-        self._counted: dict[Account, Amount] = {}
-        self._writing: dict[Account, Amount] = {}
+        self._counted: dict[UsageAccount, Amount] = {}
+        self._writing: dict[UsageAccount, Amount] = {}
         self._write_failed = False
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -160,11 +160,11 @@ class Meter:
             logger.error("usage that is lost, because the database did not accept it: %s", self._counted)
 
     def _count(self, key: Key, model: str, amount: Amount) -> None:
-        self._add(Account(datetime.now(UTC).date().isoformat(), key.id, model, key.tenant), amount)
+        self._add(UsageAccount(datetime.now(UTC).date().isoformat(), key.id, model, key.tenant), amount)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._keep_flushing())
 
-    def _add(self, account: Account, amount: Amount) -> None:
+    def _add(self, account: UsageAccount, amount: Amount) -> None:
         self._counted[account] = self._counted.get(account, Amount()) + amount
 
     async def _keep_flushing(self) -> None:

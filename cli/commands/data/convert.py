@@ -16,8 +16,8 @@ from cli.client.connection import fail, fail_with
 from cli.client.json_errors import Json, print_json_error
 from cli.conversion.convert import Rules, check_output, convert_file, parse_columns
 from cli.conversion.dataset_info import read_dataset_info
-from cli.conversion.file_report import FileReport
-from cli.conversion.outcomes import Reason, RowOptions
+from cli.conversion.file_report import ConversionReport
+from cli.conversion.outcomes import DropReason, RowOptions
 from cli.conversion.sources import FORMS_WITH_LINES
 from cli.options import existing_file
 from cli.output import counted
@@ -27,16 +27,16 @@ from shared.errors import Code, InvalidRequest, MensError
 
 SHOWN_KEYS = 20
 REASONS: dict[str, str] = {
-    Reason.PREFERENCE: "rows for DPO, which Mens does not support yet; --as-supervised trains on the chosen answers",
-    Reason.LABEL_FALSE: "marked as bad answers",
-    Reason.TEXT_WITHOUT_TURNS: "text without a known chat markup has no answer to learn",
-    Reason.FORM_UNKNOWN: "unknown form; name the columns: --columns question=prompt,answer=response",
-    Reason.IMAGE: "images, audio and video cannot be trained on, and the answer depends on them",
-    Reason.AUDIO: "audio cannot be trained on",
-    Reason.OTHER_PART: "a part of the content is not text",
-    Reason.NO_ANSWER: "no assistant turn",
-    Reason.COLUMNS_DIFFER: "the number of cells differs from the header's",
-    Reason.REFUSAL: "a refusal; --keep-refusals trains on it as the answer",
+    DropReason.PREFERENCE: "rows for DPO, which Mens does not support yet; --as-supervised trains on the chosen answers",
+    DropReason.LABEL_FALSE: "marked as bad answers",
+    DropReason.TEXT_WITHOUT_TURNS: "text without a known chat markup has no answer to learn",
+    DropReason.FORM_UNKNOWN: "unknown form; name the columns: --columns question=prompt,answer=response",
+    DropReason.IMAGE: "images, audio and video cannot be trained on, and the answer depends on them",
+    DropReason.AUDIO: "audio cannot be trained on",
+    DropReason.OTHER_PART: "a part of the content is not text",
+    DropReason.NO_ANSWER: "no assistant turn",
+    DropReason.COLUMNS_DIFFER: "the number of cells differs from the header's",
+    DropReason.REFUSAL: "a refusal; --keep-refusals trains on it as the answer",
     RowCode.ROW_EXCLUDED: "its own flag excludes it from training",
 }
 """Explanations of reasons; the codes of Mens' reader are in docs/data.md."""
@@ -127,7 +127,7 @@ def convert(
     raise typer.Exit(1 if refusal else 0)
 
 
-def show(found: FileReport, error: MensError | None) -> None:
+def show(found: ConversionReport, error: MensError | None) -> None:
     """Print the account of a file, and the next step."""
     forms = ", ".join(f"{form} {rows:,}" for form, rows in found.forms.most_common())
     typer.echo(f"{found.source}: {found.file_form}, {counted(found.lines, 'row')} ({forms})")
@@ -150,7 +150,7 @@ def show(found: FileReport, error: MensError | None) -> None:
         typer.echo(f"{counted(found.rows, 'row')} written to {found.output}; next: `mens data check {found.output}`")
 
 
-def _refusal(found: FileReport, source: Path) -> MensError:
+def _refusal(found: ConversionReport, source: Path) -> MensError:
     """Return the error for a file that was not written."""
     dropped = f"{counted(found.dropped, 'row')} of {found.lines:,}"
     reason, count = next(iter(found.drops.most_common(1)), ("", 0))

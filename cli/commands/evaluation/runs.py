@@ -23,7 +23,7 @@ from cli.evaluation import runs as api
 from cli.evaluation.checks import read_grader, to_criterion
 from cli.evaluation.comparison_table import as_json as comparison_as_json
 from cli.evaluation.eval_file import EvalFile, read
-from cli.evaluation.run_items import Pairs, pairs_between, pairs_within
+from cli.evaluation.run_items import PairedItems, pairs_between, pairs_within
 from cli.evaluation.run_page import SHOWN_ITEMS, print_comparison, print_run
 from cli.evaluation.served_models import base_of
 from cli.options import existing_file
@@ -294,7 +294,7 @@ def _is_whole(run: dict[str, Any]) -> bool:
 
 
 def _end_with(
-    pairs: Pairs,
+    pairs: PairedItems,
     old: str,
     new: str,
     margin: float,

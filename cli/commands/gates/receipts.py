@@ -15,7 +15,7 @@ from cli.client.completion import complete_adapter, complete_alias
 from cli.client.connection import call, fail
 from cli.client.id_prefixes import RECEIPTS, resolve_adapter_id
 from cli.client.json_errors import Json
-from cli.client.uploads import Uploads
+from cli.client.uploads import RequestUploads
 from cli.output import counted, format_minute, print_table
 from shared.errors import Code, Conflict
 from shared.gate_outcome import GateStatus, overall_outcome
@@ -80,7 +80,7 @@ def create(
 ) -> None:
     """Evaluate an adapter under the policy of an alias, and show which gates passed or failed and by how much."""
     body = {"adapter": resolve_adapter_id(adapter), "alias": alias} | ({"policy": policy} if policy else {})
-    uploads = Uploads()
+    uploads = RequestUploads()
     if cycles:
         body["cycles"] = uploads.add(cycles)
     job = uploads.send("/v1/receipts", json=body)

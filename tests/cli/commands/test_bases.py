@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cli.commands import bases
-from cli.commands.bases import Family, build
+from cli.commands.bases import TinyFamily, build
 from cli.main import app
 from cli.standalone import base_facts
 from shared.base_models.catalog import (
@@ -79,7 +79,7 @@ def names(settings: Settings) -> list[str]:
 
 
 def test_every_family_with_a_tiny_base_can_be_built() -> None:
-    assert [family.in_config for family in Family] == list(TINY_FAMILIES)
+    assert [family.in_config for family in TinyFamily] == list(TINY_FAMILIES)
 
 
 def test_only_qwen3_5_is_built_with_a_vision_part(settings: Settings) -> None:

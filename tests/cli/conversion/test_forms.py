@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.conversion.convert import Rules, convert_file
-from cli.conversion.file_report import FileReport
-from cli.conversion.outcomes import Reason, RowOptions
+from cli.conversion.file_report import ConversionReport
+from cli.conversion.outcomes import DropReason, RowOptions
 from shared.datasets.forms.recognition import RowForm, recognise
 from shared.datasets.reader import read_rows
 from shared.datasets.rows import RowCode
@@ -28,7 +28,7 @@ CHOSEN = Rules(options=RowOptions(as_supervised=True))
 
 def converted(
     folder: Path, *rows: Any, rules: Rules = CHOSEN
-) -> tuple[list[dict[str, Any]], FileReport, list[dict[str, Any]]]:
+) -> tuple[list[dict[str, Any]], ConversionReport, list[dict[str, Any]]]:
     """The rows that rows become, the report and the account."""
     source, output, account = folder / "in.jsonl", folder / "out.jsonl", io.BytesIO()
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -113,7 +113,7 @@ def test_accounts_of_the_samples_are_the_recorded_ones(tmp_path: Path) -> None:
 def test_preferences_are_not_trained_on_unless_asked_for(tmp_path: Path) -> None:
     rows = [row for form, row, _ in READABLE if form is RowForm.PREFERENCE]
     written, report, _ = converted(tmp_path, *rows, rules=Rules())
-    assert (written, report.drops) == ([], {Reason.PREFERENCE: len(rows)})
+    assert (written, report.drops) == ([], {DropReason.PREFERENCE: len(rows)})
 
 
 def test_row_that_the_reader_takes_stays_byte_for_byte(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_any_row_is_written_or_has_a_coded_reason(
     written, report, [account] = converted(folder, row, rules=Rules(form, options=CHOSEN.options))
     assert report.lines == 1
     if account["outcome"] == "dropped":
-        assert account["reason"] in {*Reason, *RowCode}
+        assert account["reason"] in {*DropReason, *RowCode}
         assert written == []
     else:
         assert len(list(read_rows((folder / "out.jsonl").read_bytes().splitlines()))) == account["rows"] >= 1

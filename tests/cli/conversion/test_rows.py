@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.conversion.outcomes import Change, Markers, Method, Note, Outcome, Reason, RowOptions
+from cli.conversion.outcomes import ConvertedMethod, DropReason, Markers, Note, RowChange, RowOptions, RowOutcome
 from cli.conversion.rows import convert_row
 from shared.datasets.row_validation import decode_line
 
 OF_FORMS = {
-    Change.FORM_TO_CHAT,
-    Change.TEXT_TO_TURNS,
-    Change.HISTORY_TO_TURNS,
-    Change.TOOLS_TO_FUNCTIONS,
-    Change.NUMBER_TO_TEXT,
-    Change.BYTE_ORDER_MARK_REMOVED,
+    RowChange.FORM_TO_CHAT,
+    RowChange.TEXT_TO_TURNS,
+    RowChange.HISTORY_TO_TURNS,
+    RowChange.TOOLS_TO_FUNCTIONS,
+    RowChange.NUMBER_TO_TEXT,
+    RowChange.BYTE_ORDER_MARK_REMOVED,
 }
 """Changes of rows of other programs: see `test_forms.py`."""
 USER = {"role": "user", "content": "Q"}
@@ -49,7 +49,7 @@ CHANGED = [
         chat({"role": "user", "content": parts("a", "b")}, ANSWER),
         RowOptions(),
         [chat({"role": "user", "content": "ab"}, ANSWER)],
-        [Change.TEXT_PARTS_JOINED],
+        [RowChange.TEXT_PARTS_JOINED],
     ),
     (
         chat(
@@ -74,57 +74,57 @@ CHANGED = [
                 tools=[{"type": "function", "function": FUNCTION}],
             )
         ],
-        [Change.FUNCTIONS_TO_TOOLS, Change.FUNCTION_CALL_TO_TOOL_CALL, Change.FUNCTION_ROLE_TO_TOOL],
+        [RowChange.FUNCTIONS_TO_TOOLS, RowChange.FUNCTION_CALL_TO_TOOL_CALL, RowChange.FUNCTION_ROLE_TO_TOOL],
     ),
     (
         chat(USER, {**ANSWER, "weight": 1.0}),
         RowOptions(),
         [chat(USER, {**ANSWER, "weight": 1})],
-        [Change.WEIGHT_TO_INTEGER],
+        [RowChange.WEIGHT_TO_INTEGER],
     ),
     (
         chat(USER, {**ANSWER, "weight": True}),
         RowOptions(),
         [chat(USER, {**ANSWER, "weight": 1})],
-        [Change.WEIGHT_TO_INTEGER],
+        [RowChange.WEIGHT_TO_INTEGER],
     ),
-    (chat({**USER, "weight": 1}, ANSWER), RowOptions(), [chat(USER, ANSWER)], [Change.WEIGHT_OF_OTHER_ROLE_REMOVED]),
+    (chat({**USER, "weight": 1}, ANSWER), RowOptions(), [chat(USER, ANSWER)], [RowChange.WEIGHT_OF_OTHER_ROLE_REMOVED]),
     (
         chat({"role": "developer", "content": "S"}, USER, ANSWER),
         RowOptions(developer_as_system=True),
         [chat({"role": "system", "content": "S"}, USER, ANSWER)],
-        [Change.DEVELOPER_TO_SYSTEM],
+        [RowChange.DEVELOPER_TO_SYSTEM],
     ),
     (
         chat(USER, {"role": "assistant", "content": None, "refusal": "No."}),
         RowOptions(keep_refusals=True),
         [chat(USER, {"role": "assistant", "content": "No."})],
-        [Change.REFUSAL_AS_ANSWER],
+        [RowChange.REFUSAL_AS_ANSWER],
     ),
     (
         chat(USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}),
         RowOptions(keep_refusals=True),
         [chat(USER, {"role": "assistant", "content": "No."})],
-        [Change.REFUSAL_AS_ANSWER, Change.TEXT_PARTS_JOINED],
+        [RowChange.REFUSAL_AS_ANSWER, RowChange.TEXT_PARTS_JOINED],
     ),
-    (chat(USER, ANSWER, USER, USER), RowOptions(), [chat(USER, ANSWER)], [Change.TRAILING_TURNS_CUT]),
+    (chat(USER, ANSWER, USER, USER), RowOptions(), [chat(USER, ANSWER)], [RowChange.TRAILING_TURNS_CUT]),
     (
         {"prompt": "Q\n\n###\n\n", "completion": " A END"},
         RowOptions(strip=Markers("\n\n###\n\n", " END")),
         [{"prompt": "Q", "completion": "A"}],
-        [Change.MARKERS_STRIPPED],
+        [RowChange.MARKERS_STRIPPED],
     ),
     (
         preference(),
         RowOptions(as_supervised=True),
         [chat(USER, ANSWER, tools=[], parallel_tool_calls=True)],
-        [Change.PREFERRED_ANSWER_TAKEN],
+        [RowChange.PREFERRED_ANSWER_TAKEN],
     ),
     (
         preference("completion"),
         RowOptions(as_supervised=True),
         [chat(USER, ANSWER, tools=[], parallel_tool_calls=True)],
-        [Change.PREFERRED_ANSWER_TAKEN],
+        [RowChange.PREFERRED_ANSWER_TAKEN],
     ),
     (
         chat(USER, ANSWER, USER, {**ANSWER, "weight": 0}, USER, ANSWER),
@@ -133,36 +133,36 @@ CHANGED = [
             chat(USER, ANSWER),
             chat(USER, {**ANSWER, "weight": 0}, USER, {**ANSWER, "weight": 0}, USER, ANSWER),
         ],
-        [Change.SPLIT_INTO_ANSWERS],
+        [RowChange.SPLIT_INTO_ANSWERS],
     ),
 ]
 
 
 @pytest.mark.parametrize(("row", "options", "rows", "changes"), CHANGED, ids=[str(case[3][0]) for case in CHANGED])
-def test_changes(row: dict[str, Any], options: RowOptions, rows: list[Any], changes: list[Change]) -> None:
+def test_changes(row: dict[str, Any], options: RowOptions, rows: list[Any], changes: list[RowChange]) -> None:
     outcome = convert_row(copy.deepcopy(row), options=options)
     assert (outcome.rows, outcome.changes, outcome.reason) == (rows, changes, "")
 
 
 def test_every_change_has_a_row() -> None:
-    assert {change for *_, changes in CHANGED for change in changes} == set(Change) - {Change.REDACTED, *OF_FORMS}
+    assert {change for *_, changes in CHANGED for change in changes} == set(RowChange) - {RowChange.REDACTED, *OF_FORMS}
 
 
-@pytest.mark.parametrize("rule", [*Change, *Reason, *Note], ids=str)
+@pytest.mark.parametrize("rule", [*RowChange, *DropReason, *Note], ids=str)
 def test_every_rule_is_documented(rule: str) -> None:
     docs = Path(__file__).resolve().parents[3] / "docs"
     assert any(f"`{rule}`" in (docs / page).read_text() for page in ("migration.md", "data.md"))
 
 
 DROPPED = [
-    (chat({"role": "user", "content": [*parts("What is this?"), IMAGE]}, ANSWER), Reason.IMAGE),
-    (chat({"role": "user", "content": [{"type": "input_audio"}]}, ANSWER), Reason.AUDIO),
-    (chat(USER, {"role": "assistant", "audio": {"id": "audio_1"}}), Reason.AUDIO),
-    (chat({"role": "user", "content": [{"type": "file"}]}, ANSWER), Reason.OTHER_PART),
-    (chat(USER, {"role": "assistant", "content": None, "refusal": "No."}), Reason.REFUSAL),
-    (chat(USER, {"role": "function", "name": "weather", "content": "sun"}, ANSWER), Reason.FUNCTION_WITHOUT_CALL),
-    (chat(USER), Reason.NO_ANSWER),
-    (preference(), Reason.PREFERENCE),
+    (chat({"role": "user", "content": [*parts("What is this?"), IMAGE]}, ANSWER), DropReason.IMAGE),
+    (chat({"role": "user", "content": [{"type": "input_audio"}]}, ANSWER), DropReason.AUDIO),
+    (chat(USER, {"role": "assistant", "audio": {"id": "audio_1"}}), DropReason.AUDIO),
+    (chat({"role": "user", "content": [{"type": "file"}]}, ANSWER), DropReason.OTHER_PART),
+    (chat(USER, {"role": "assistant", "content": None, "refusal": "No."}), DropReason.REFUSAL),
+    (chat(USER, {"role": "function", "name": "weather", "content": "sun"}, ANSWER), DropReason.FUNCTION_WITHOUT_CALL),
+    (chat(USER), DropReason.NO_ANSWER),
+    (preference(), DropReason.PREFERENCE),
     (chat(USER, {**ANSWER, "weight": 0}), "ROW_NOTHING_TO_LEARN"),
     (chat(USER, {**ANSWER, "weight": 2}), "ROW_WEIGHT_INVALID"),
     (chat(USER, {**ANSWER, "weight": [1]}), "ROW_WEIGHT_INVALID"),
@@ -174,7 +174,7 @@ DROPPED = [
 
 @pytest.mark.parametrize(("row", "reason"), DROPPED, ids=[str(case[1]) for case in DROPPED])
 def test_drops(row: dict[str, Any], reason: str) -> None:
-    assert convert_row(copy.deepcopy(row)) == Outcome(reason=reason)
+    assert convert_row(copy.deepcopy(row)) == RowOutcome(reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -214,15 +214,15 @@ def test_ids_of_calls_are_never_given_twice() -> None:
 @pytest.mark.parametrize(
     ("row", "method", "reason"),
     [
-        (preference(), Method.DPO, ""),
-        (preference("completion"), Method.DPO, ""),
-        (chat(USER, ANSWER), Method.DPO, Reason.NOT_A_PREFERENCE),
-        (chat(USER, reference={"a": [1]}), Method.REINFORCEMENT, ""),
-        (chat(USER, ANSWER), Method.REINFORCEMENT, Reason.NOT_A_TASK),
-        ({"messages": []}, Method.REINFORCEMENT, Reason.NOT_A_TASK),
+        (preference(), ConvertedMethod.DPO, ""),
+        (preference("completion"), ConvertedMethod.DPO, ""),
+        (chat(USER, ANSWER), ConvertedMethod.DPO, DropReason.NOT_A_PREFERENCE),
+        (chat(USER, reference={"a": [1]}), ConvertedMethod.REINFORCEMENT, ""),
+        (chat(USER, ANSWER), ConvertedMethod.REINFORCEMENT, DropReason.NOT_A_TASK),
+        ({"messages": []}, ConvertedMethod.REINFORCEMENT, DropReason.NOT_A_TASK),
     ],
 )
-def test_rows_of_other_methods_are_kept_whole(row: dict[str, Any], method: Method, reason: str) -> None:
+def test_rows_of_other_methods_are_kept_whole(row: dict[str, Any], method: ConvertedMethod, reason: str) -> None:
     outcome = convert_row(copy.deepcopy(row), method)
     assert (outcome.rows, outcome.changes, outcome.reason) == ([] if reason else [row], [], reason)
 
@@ -275,9 +275,9 @@ options = st.builds(
 )
 
 
-@given(row=rows, method=st.sampled_from(Method), options=options)
+@given(row=rows, method=st.sampled_from(ConvertedMethod), options=options)
 def test_converted_row_is_dropped_or_stays_as_it_is_when_converted_again(
-    row: dict[str, Any], method: Method, options: RowOptions
+    row: dict[str, Any], method: ConvertedMethod, options: RowOptions
 ) -> None:
     before = copy.deepcopy(row)
     outcome = convert_row(row, method, options)
@@ -285,7 +285,7 @@ def test_converted_row_is_dropped_or_stays_as_it_is_when_converted_again(
     if not outcome.reason and not outcome.changes and "functions" not in before:
         assert outcome.rows == [before]
     for converted in outcome.rows:
-        if method is Method.SUPERVISED or (method is Method.DPO and options.as_supervised):
+        if method is ConvertedMethod.SUPERVISED or (method is ConvertedMethod.DPO and options.as_supervised):
             decode_line(msgspec.json.encode(converted))
         again = convert_row(copy.deepcopy(converted), method, options)
         assert (again.rows, again.changes, again.reason) == ([converted], [], "")

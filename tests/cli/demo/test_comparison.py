@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli.demo.comparison import Comparison, compare
+from cli.demo.comparison import AnswerComparison, compare
 from cli.demo.lessons import Lesson, tickets
 
 
@@ -21,13 +21,13 @@ def answers(lesson: Lesson, right: int) -> list[str]:
 @pytest.mark.parametrize(("base", "tuned", "succeeded"), [(0, 24, True), (0, 15, True), (0, 14, False), (1, 24, False)])
 def test_tuned_model_must_be_right_and_the_base_never(base: int, tuned: int, succeeded: bool) -> None:
     lesson = tickets()
-    assert Comparison(lesson, answers(lesson, base), answers(lesson, tuned)).succeeded() == succeeded
+    assert AnswerComparison(lesson, answers(lesson, base), answers(lesson, tuned)).succeeded() == succeeded
 
 
 def test_counts_and_a_wrong_answer_are_shown() -> None:
     lesson, console = tickets(), Console(record=True, width=160, file=io.StringIO())
     wrong = answers(lesson, 20)
-    Comparison(lesson, ["Sorry!"] * 24, wrong).show(console)
+    AnswerComparison(lesson, ["Sorry!"] * 24, wrong).show(console)
     output = console.export_text()
     assert "0 of 24" in output
     assert "20 of 24" in output

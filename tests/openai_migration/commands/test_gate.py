@@ -16,7 +16,7 @@ from api.services import make_services
 from cli.main import app
 from openai_migration.gate.answers import answers_file
 from openai_migration.gate.judges import judgements_file
-from openai_migration.receipts import Receipt, read_receipt, receipt_file
+from openai_migration.receipts import MigrationReceipt, read_receipt, receipt_file
 from shared.sandbox.levels import LEVELS
 from shared.sandbox.probe import missing
 from shared.statistics.paired import Status
@@ -105,7 +105,7 @@ def gate(archive: Path, *options: str, code: int = 0) -> str:
     return result.output
 
 
-def receipt_of(archive: Path) -> Receipt:
+def receipt_of(archive: Path) -> MigrationReceipt:
     receipt = read_receipt(archive, TUNED)
     assert receipt
     return receipt

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import make_private
 from openai_migration.gate.answers import Candidate, NewAnswer, answers_file, body_for
 from openai_migration.gate.compare import make_receipt
@@ -64,7 +64,7 @@ def test_later_steps_take_what_was_imported(files: Path) -> None:
     folder = files / "a"
     assert {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()} == {0o600}
     assert "train.jsonl: 20 lines: 20 kept" in mens("convert", "a")
-    (model,) = tuned_models(Contents(folder))
+    (model,) = tuned_models(ArchiveContents(folder))
     assert isinstance(model, ConvertedModel)
     assert (model.name, model.rows, model.job["method"]["supervised"]["hyperparameters"]["n_epochs"]) == (TUNED, 20, 4)
     assert model.validation
@@ -77,7 +77,7 @@ def test_later_steps_take_what_was_imported(files: Path) -> None:
         for prompt in recorded_prompts(folder, PROJECT, TUNED)
     ]
     (folder / answers_file(TUNED)).write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in answers))
-    receipt = make_receipt(Contents(folder), PROJECT, TUNED, CANDIDATE, "http://mens")
+    receipt = make_receipt(ArchiveContents(folder), PROJECT, TUNED, CANDIDATE, "http://mens")
     assert receipt.verdict is Status.PASSED
     assert (receipt.graders[0].agreeing, receipt.graders[0].may_block) == (100, True)
     assert {gate.name for gate in receipt.gates} >= {"eval:imported/exact", "label:exact"}
@@ -94,8 +94,8 @@ def test_an_import_can_be_repeated_and_another_model_added(files: Path) -> None:
     import_all()
     other = TUNED.replace("acme", "other")
     mens("import", "a", "--model", other, "--training", "train.jsonl")
-    assert Contents(files / "a").last_models(PROJECT) == sorted([TUNED, other])
-    assert len(list(Contents(files / "a").files(PROJECT, "fine-tune"))) == 2
+    assert ArchiveContents(files / "a").last_models(PROJECT) == sorted([TUNED, other])
+    assert len(list(ArchiveContents(files / "a").files(PROJECT, "fine-tune"))) == 2
     assert len(recorded_prompts(files / "a", PROJECT, TUNED)) == 100
 
 

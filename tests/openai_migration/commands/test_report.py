@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive, make_private, write_json
 from openai_migration.gate.answers import Candidate, NewAnswer, answers_file, body_for
 from openai_migration.gate.compare import make_receipt
@@ -77,7 +77,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for prompt in recorded_prompts(folder, PROJECT, TUNED)
     ]
     (folder / answers_file(TUNED)).write_bytes(b"".join(msgspec.json.encode(answer) + b"\n" for answer in answers))
-    write_receipt(folder, make_receipt(Contents(folder), PROJECT, TUNED, CANDIDATE, "http://mens"))
+    write_receipt(folder, make_receipt(ArchiveContents(folder), PROJECT, TUNED, CANDIDATE, "http://mens"))
     make_private(folder / "switch", folder)
     switched = {"alias": "support", "adapter": "helper@1", "override_reason": HOSTILE, "switched_at": "today"}
     write_json(folder / "switch" / f"{answers_file(TUNED)[5:-14]}.json", switched)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from openai_migration.archive.folder import Archive
-from openai_migration.receipts import Counts, Noise, Receipt, write_receipt
+from openai_migration.receipts import Counts, MigrationReceipt, Noise, write_receipt
 from openai_migration.successors.switching import aliases_for
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, digest_model_folder, save_catalog
 from shared.database.leases import Leases
@@ -78,7 +78,7 @@ def finish_jobs(installation: CliInstallation) -> None:
 def gate(archive: Path, model: str = TUNED, **changes: Any) -> None:
     """A receipt, as `gate` writes it."""
     rows = "data/OPENAI_API_KEY/file-valid.jsonl"
-    receipt = Receipt(
+    receipt = MigrationReceipt(
         **{
             "foreign_model": model,
             "project": "OPENAI_API_KEY",

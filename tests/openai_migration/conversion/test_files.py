@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.conversion.file_report import FileReport
-from cli.conversion.outcomes import Method, Note, Reason, RowOptions
+from cli.conversion.file_report import ConversionReport
+from cli.conversion.outcomes import ConvertedMethod, DropReason, Note, RowOptions
 from openai_migration.conversion.files import FileTask, convert_file, report_of
 from openai_migration.conversion.redaction import Redaction
 from openai_migration.conversion.training_files import guess_method
@@ -36,7 +36,7 @@ PARTS_ROW = IMAGE_ROW.replace(
 )
 
 
-def convert(folder: Path, content: bytes, **options: Any) -> tuple[FileReport, bytes]:
+def convert(folder: Path, content: bytes, **options: Any) -> tuple[ConversionReport, bytes]:
     source = folder / "rows.jsonl"
     source.write_bytes(content)
     report, _ = convert_file(FileTask(source, folder / "out.jsonl", **options))
@@ -151,11 +151,11 @@ def test_what_is_no_marker_is_none(tmp_path: Path, ends: list[str]) -> None:
 def test_the_method_of_a_file_without_a_job_is_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\n{"input": {"messages": []}, "preferred_output": []}\n')
-    assert guess_method(path) is Method.DPO
+    assert guess_method(path) is ConvertedMethod.DPO
     path.write_bytes(chat_line("Q", "A"))
-    assert guess_method(path) is Method.SUPERVISED
+    assert guess_method(path) is ConvertedMethod.SUPERVISED
     path.write_bytes(b"")
-    assert guess_method(path) is Method.SUPERVISED
+    assert guess_method(path) is ConvertedMethod.SUPERVISED
 
 
 def test_a_line_that_is_far_too_long_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_several_processes_convert_as_one_does(tmp_path: Path, monkeypatch: pyte
         report.output = ""
         found.append((report, len(digests), task.output.read_bytes(), report_of(task.output).read_bytes()))
     assert found[0] == found[1]
-    assert found[0][0].drops[Reason.IN_TRAINING_FILE] and found[0][0].drops[Reason.ASKED_OF_THE_OLD_MODEL]
+    assert found[0][0].drops[DropReason.IN_TRAINING_FILE] and found[0][0].drops[DropReason.ASKED_OF_THE_OLD_MODEL]
     assert found[0][0].notes[Note.REPEATED]
 
 

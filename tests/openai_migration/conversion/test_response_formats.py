@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from cli.conversion.schemas import refused_schemas, schemas_of
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.export import export_project
 from openai_migration.archive.folder import Archive
 from openai_migration.conversion.response_formats import check_formats
@@ -107,7 +107,7 @@ def test_the_archives_requests_are_tried_each_schema_once(openai: ServedOpenAI, 
     golden = folder / "golden" / "P"
     golden.mkdir(parents=True)
     (golden / "model.jsonl").write_bytes(msgspec.json.encode({"request": asking(NAMED, "fine")}) + b"\n")
-    found = {each.name: each for each in check_formats(Contents(folder))}
+    found = {each.name: each for each in check_formats(ArchiveContents(folder))}
     assert found["response_format fine"].requests == {"recorded": 1, "batch": 1}
     assert found["response_format fine"].refused == ""
     assert found["response_format reply"].requests == {"chat": 3, "batch": 1}

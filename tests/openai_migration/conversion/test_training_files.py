@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.conversion.outcomes import Method, RowOptions
-from openai_migration.archive.contents import Contents
+from cli.conversion.outcomes import ConvertedMethod, RowOptions
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.export import export_project
 from openai_migration.archive.folder import Archive
 from openai_migration.conversion.training_files import Choices, convert_files, find_files, output_of
@@ -39,7 +39,7 @@ def hundred_bytes(question: str, answer: str) -> bytes:
 
 
 def test_files_of_jobs_are_found_training_files_first(folder: Path) -> None:
-    files = find_files(Contents(folder), [])
+    files = find_files(ArchiveContents(folder), [])
     assert [(file.file_id, file.path is not None, file.jobs) for file in files] == [
         ("file-train", False, ["ftjob-new", "ftjob-old", "ftjob-failed"]),
         ("file-valid", True, ["ftjob-new"]),
@@ -52,7 +52,7 @@ def test_an_original_takes_the_place_of_what_was_refused_by_name_and_size(folder
     (local / "deep").mkdir(parents=True)
     (local / "train.jsonl").write_bytes(b"another file of this name")
     (local / "deep" / "train.jsonl").write_bytes(hundred_bytes("Q", "A"))
-    files = find_files(Contents(folder), [local])
+    files = find_files(ArchiveContents(folder), [local])
     assert [file.path for file in files if file.file_id == "file-train"] == [local / "deep" / "train.jsonl"]
     assert len(files) == 2
 
@@ -60,14 +60,14 @@ def test_an_original_takes_the_place_of_what_was_refused_by_name_and_size(folder
 def test_an_original_that_belongs_to_no_job_is_converted_too(folder: Path, tmp_path: Path) -> None:
     own = tmp_path / "mine.jsonl"
     own.write_bytes(chat_line("Q", "A"))
-    file = find_files(Contents(folder), [own])[1]
+    file = find_files(ArchiveContents(folder), [own])[1]
     assert (file.project, file.path, output_of(file)) == ("originals", own, "data/originals/mine.jsonl")
 
 
 def test_rows_that_both_files_have_are_taken_out_of_the_validation_file(folder: Path, tmp_path: Path) -> None:
     train = tmp_path / "train.jsonl"
     train.write_bytes(hundred_bytes("Question 1?", "Answer 1."))
-    files = find_files(Contents(folder), [train])
+    files = find_files(ArchiveContents(folder), [train])
     with Archive(folder) as archive:
         done = convert_files(archive, files, ALL)
     reports = {file.file_id: file.report for file in done}
@@ -84,7 +84,7 @@ def test_the_report_names_converted_rows_by_their_place_in_the_archive(
     """The steps after it are run from elsewhere, and the folder is moved."""
     monkeypatch.chdir(folder.parent)
     with Archive(Path(folder.name)) as archive:
-        done = convert_files(archive, find_files(Contents(Path(folder.name)), []), ALL)
+        done = convert_files(archive, find_files(ArchiveContents(Path(folder.name)), []), ALL)
     assert [file.report.output for file in done if file.report] == ["data/P/file-valid.jsonl"]
 
 
@@ -97,7 +97,7 @@ def test_training_rows_that_were_asked_are_held_out(folder: Path, tmp_path: Path
     line = {"id": digest_json(asked), "source": "training", "request": asked, "model": "ft:m", "answers": []}
     (golden / "m.jsonl").write_text(json.dumps(line) + "\n")
     with Archive(folder) as archive:
-        report = convert_files(archive, find_files(Contents(folder), [own]), ALL)[1].report
+        report = convert_files(archive, find_files(ArchiveContents(folder), [own]), ALL)[1].report
     assert report is not None
     assert dict(report.drops) == {"asked_of_the_old_model": 1}
 
@@ -113,8 +113,8 @@ def test_rows_of_other_methods_go_to_files_that_say_so(openai: ServedOpenAI, tmp
     project.lists["files"].append(stored_file("file-dpo", "fine-tune", "dpo.jsonl"))
     project.contents["file-dpo"] = json.dumps(preference).encode()
     folder = export(openai, tmp_path / "b")
-    files = [file for file in find_files(Contents(folder), []) if file.file_id == "file-dpo"]
-    assert files[0].method is Method.DPO
+    files = [file for file in find_files(ArchiveContents(folder), []) if file.file_id == "file-dpo"]
+    assert files[0].method is ConvertedMethod.DPO
     with Archive(folder) as archive:
         convert_files(archive, files, ALL)
         convert_files(archive, files, Choices(RowOptions(as_supervised=True)))
@@ -123,8 +123,8 @@ def test_rows_of_other_methods_go_to_files_that_say_so(openai: ServedOpenAI, tmp
 
 
 def test_a_file_that_was_changed_since_is_refused(folder: Path) -> None:
-    path = Contents(folder).file("P", "file-valid")
+    path = ArchiveContents(folder).file("P", "file-valid")
     assert path is not None
     path.write_bytes(path.read_bytes().replace(b"Answer", b"Rumour"))
     with pytest.raises(ArtifactInvalid, match="was changed after the export"):
-        find_files(Contents(folder), [])
+        find_files(ArchiveContents(folder), [])

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from openai_migration.archive.contents import Contents
+from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import make_private
 from openai_migration.gate.answers import Candidate, NewAnswer, answers_file, body_for, pending
 from openai_migration.gate.compare import make_receipt
 from openai_migration.gate.comparisons import Margins
 from openai_migration.gate.recorded import recorded_prompts
-from openai_migration.receipts import Gate, Receipt
+from openai_migration.receipts import MigrationGate, MigrationReceipt
 from shared.errors import ArtifactInvalid
 from shared.hashing import digest_json
 from shared.statistics.paired import Status
@@ -34,8 +34,8 @@ CANDIDATE = Candidate("helper", "helper@1")
 
 
 def answered(
-    contents: Contents, text: Any = right_answer, code: str = "", margin: float = 0.03, **allowed: Any
-) -> Receipt:
+    contents: ArchiveContents, text: Any = right_answer, code: str = "", margin: float = 0.03, **allowed: Any
+) -> MigrationReceipt:
     """The receipt for answers that a function gives to the recorded requests, as texts or as messages."""
     path = contents.folder / answers_file(TUNED)
     make_private(path.parent, contents.folder)
@@ -49,7 +49,7 @@ def answered(
     return make_receipt(contents, PROJECT, TUNED, CANDIDATE, "http://mens", Margins(margin, **allowed))
 
 
-def gate_of(receipt: Receipt, name: str) -> Gate:
+def gate_of(receipt: MigrationReceipt, name: str) -> MigrationGate:
     return next(gate for gate in receipt.gates if gate.name == name)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.conversion.outcomes import Method
+from cli.conversion.outcomes import ConvertedMethod
 from openai_migration.successors.contracts import ConvertedModel, Source, successor_name, successor_sections
 from shared.contract.flat_keys import parse_contract
 from shared.contract.sections import describe_bad_name
@@ -19,7 +19,7 @@ AUTO = {"n_epochs": 10, "batch_size": 4}
 
 
 def planned(
-    rows: int = 64, validation: Path | None = None, kind: Method = Method.SUPERVISED, **job_: Any
+    rows: int = 64, validation: Path | None = None, kind: ConvertedMethod = ConvertedMethod.SUPERVISED, **job_: Any
 ) -> tuple[dict[str, Any], dict[str, Source]]:
     """Sections, and sources by field, of a successor of a job."""
     model = ConvertedModel("P", TUNED, job("ftjob-1", TUNED, **job_), Path("train.jsonl"), rows, validation, kind)
@@ -57,11 +57,11 @@ def test_job_of_2023_has_its_hyperparameters_at_the_top() -> None:
 
 
 def test_a_job_on_preferences_keeps_its_method_and_beta() -> None:
-    sections, sources = planned(kind=Method.DPO, method=method("dpo", n_epochs=2, beta=0.3))
+    sections, sources = planned(kind=ConvertedMethod.DPO, method=method("dpo", n_epochs=2, beta=0.3))
     assert (sections["method"], sections["preference"]) == ({"type": "dpo"}, {"beta": 0.3})
     assert sections["exec"]["learning_rate"] == pytest.approx(1e-4)
     assert "beta" not in sources
-    open_, _ = planned(kind=Method.DPO, method=method("dpo", beta="auto"))
+    open_, _ = planned(kind=ConvertedMethod.DPO, method=method("dpo", beta="auto"))
     assert open_["preference"] == {}
 
 

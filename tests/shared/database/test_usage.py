@@ -10,7 +10,7 @@ import pytest
 
 from shared.database.connection import Database
 from shared.database.keys import Keys
-from shared.database.usage import FIGURES, Account, Amount, Group, Period, Usage, UsageLine
+from shared.database.usage import FIGURES, Amount, Group, Period, Usage, UsageAccount, UsageLine
 from shared.errors import Unavailable
 
 ALWAYS = Period(date(2026, 1, 1), date(2026, 12, 31))
@@ -22,8 +22,8 @@ def usage(database: Database) -> Usage:
     return Usage(database)
 
 
-def account(day: int = 1, key: str = "key-a", model: str = "tiny", tenant: str = "acme") -> Account:
-    return Account(f"2026-11-{day:02}", key, model, tenant)
+def account(day: int = 1, key: str = "key-a", model: str = "tiny", tenant: str = "acme") -> UsageAccount:
+    return UsageAccount(f"2026-11-{day:02}", key, model, tenant)
 
 
 def figures(line: UsageLine) -> tuple[int, ...]:

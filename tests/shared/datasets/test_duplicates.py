@@ -17,9 +17,9 @@ from shared.datasets.duplicates import (
     SIMILAR,
     ExactIndex,
     NearIndex,
-    Pair,
     PairReport,
     Pairs,
+    SimilarLines,
     SketchedRows,
     similarity,
 )
@@ -33,7 +33,7 @@ def sketched(texts: list[str], first_line: int = 1) -> SketchedRows:
     return SketchedRows(bytearray(sketches), array("Q", digests), lines)
 
 
-def pairs_of(found: Pairs) -> list[Pair]:
+def pairs_of(found: Pairs) -> list[SimilarLines]:
     report = PairReport()
     report.extend(found)
     return report.pairs
@@ -45,7 +45,7 @@ def test_every_repeated_row_is_found_with_the_line_it_repeats(values: list[int])
     for line, value in enumerate(values, start=1):
         index.add([digest64(str(value))], [line])
         if value in first:
-            expected.append(Pair(line, first[value]))
+            expected.append(SimilarLines(line, first[value]))
         first.setdefault(value, line)
     found = index.repeats()
     assert found.rows == len(expected)
@@ -58,7 +58,9 @@ def test_every_leaked_row_is_found(training: list[int], validation: list[int]) -
     for index, values in ((there, training), (held_out, validation)):
         for line, value in enumerate(values, start=1):
             index.add([digest64(str(value))], [line])
-    leaked = [Pair(line, training.index(value) + 1) for line, value in enumerate(validation, 1) if value in training]
+    leaked = [
+        SimilarLines(line, training.index(value) + 1) for line, value in enumerate(validation, 1) if value in training
+    ]
     found = held_out.shared_with(there)
     assert (found.rows, found.pairs) == (len(leaked), leaked[:MAX_PAIRS])
 
@@ -87,13 +89,13 @@ class NaiveIndex:
         self.rows: list[tuple[bytes, int, int]] = []
         self.table: dict[tuple[int, int], int] = {}
 
-    def find(self, drawn: bytes, digest: int, line: int) -> Pair | None:
+    def find(self, drawn: bytes, digest: int, line: int) -> SimilarLines | None:
         candidates = {self.table[place] for place in places(drawn) if place in self.table}
         if any(self.rows[row][1] == digest for row in candidates):
             return None
         scores = [(similarity(drawn, self.rows[row][0]), -row) for row in candidates]
         best, row = max(scores, default=(0.0, 0))
-        return Pair(line, self.rows[-row][2], best) if best >= SIMILAR else None
+        return SimilarLines(line, self.rows[-row][2], best) if best >= SIMILAR else None
 
     def add(self, drawn: bytes, digest: int, line: int) -> None:
         if len(self.rows) < self.limit:

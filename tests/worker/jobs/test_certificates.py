@@ -13,7 +13,7 @@ from shared.errors import Code, JobFailed
 from worker.jobs.certificates import (
     ENGINE_ERROR_LIMITS,
     LOW_PRECISION_LIMIT,
-    Limits,
+    CertificateLimits,
     Measurements,
     ServedBase,
     certificate,
@@ -45,7 +45,7 @@ def measure(**changes):
 
 
 def judge(on=BASE, template=EQUAL, stop=ENDED, floor=1e-3, base_shift=None, **changes):
-    return certificate(on, measure(**changes), template, stop, Limits(floor, base_shift))
+    return certificate(on, measure(**changes), template, stop, CertificateLimits(floor, base_shift))
 
 
 def test_passed_certificate_is_json_with_every_number():
@@ -94,7 +94,7 @@ def test_verdicts(changes, failed):
 
 def test_empty_measurements_fail_the_effect():
     empty = Measurements([], [], [], [], [])
-    assert certificate(BASE, empty, EQUAL, ENDED, Limits(1e-3))["failed"] == ["effect"]
+    assert certificate(BASE, empty, EQUAL, ENDED, CertificateLimits(1e-3))["failed"] == ["effect"]
 
 
 def test_low_precision_has_its_own_limit():

@@ -24,7 +24,7 @@ from shared.worker_registry import WorkerMachine
 from tests.support.copying_storage import copied_file
 from tests.support.training_runs import PauseAfter
 from worker.child_runtime import StopRequested
-from worker.jobs.certificates import Limits
+from worker.jobs.certificates import CertificateLimits
 from worker.run_folder import list_checkpoints, read_json
 
 ROOT = Path(__file__).parents[3]
@@ -319,7 +319,7 @@ def test_published_adapter_gets_its_certificates_and_its_alias(installation, fin
     adapters = adapters_of(installation, job.id)
     assert all(adapter.published for adapter in adapters)
     assert adapters[-1].certificates == {"replica": {"effect_rms_nats": 1.0}}
-    assert calls == [([], adapters[-1].id, 2, Limits(installation.settings.effect_floor))]
+    assert calls == [([], adapters[-1].id, 2, CertificateLimits(installation.settings.effect_floor))]
     assert [(alias.name, alias.adapter_id) for alias in Aliases(installation.database).all()] == [
         ("support", adapters[-1].id)
     ]

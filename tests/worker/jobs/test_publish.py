@@ -17,7 +17,7 @@ from shared.contract.plan import PlannedBase
 from shared.errors import ArtifactInvalid, Code, JobFailed, Unavailable
 from shared.replicas import TrainedWeights, replica_name
 from tests.support.http_stub import http_stub
-from worker.jobs.certificates import Limits, ServedBase
+from worker.jobs.certificates import CertificateLimits, ServedBase
 from worker.jobs.publish import ProbeSet, certify
 from worker.probe_chats import CHATS, EncodedChats
 
@@ -120,7 +120,7 @@ def publish(
     raise_if_stopped=lambda: None,
     **more: Any,
 ):
-    fields = {"encode_chats": encode, "reference": None, "limits": Limits(floor), **more}
+    fields = {"encode_chats": encode, "reference": None, "limits": CertificateLimits(floor), **more}
     urls = [replica.url for replica in replicas]
     return certify(
         urls,

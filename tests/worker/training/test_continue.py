@@ -22,7 +22,7 @@ from worker.child_runtime import StopRequested
 from worker.run_folder import ADAPTER_FOLDER, METRICS_NAME, TELEMETRY_NAME, list_checkpoints
 from worker.training.model.load import attach_lora, load_base
 from worker.training.model.parent import start_from
-from worker.training.supervised import Supervised
+from worker.training.supervised import SupervisedMethod
 from worker.training.trainer import set_up
 
 STEPS = 10
@@ -106,7 +106,7 @@ def test_a_parent_over_nf4_starts_where_it_ended(tiny_llama, tmp_path):
     run = tiny_llama.plan_run(tmp_path / "first", FIRST, **sections)
     ended = tiny_llama.train(run, tmp_path / "first" / "run")
     again = tiny_llama.plan_run(tmp_path / "second", SECOND, parent=ended / ADAPTER_FOLDER, **sections)
-    model = set_up(again, tmp_path / "run", tmp_path / "cache", Supervised()).model
+    model = set_up(again, tmp_path / "run", tmp_path / "cache", SupervisedMethod()).model
     stored = load_file(ended / ADAPTER_FOLDER / WEIGHTS_NAME)
     for name, value in model.state_dict().items():
         if "lora_" in name:

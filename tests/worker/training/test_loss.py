@@ -18,11 +18,11 @@ from worker.training.loss import accumulate_gradients, mean_score, validation_su
 from worker.training.model.attention import DOCUMENTS
 from worker.training.model.load import attach_lora, load_base, trainable
 from worker.training.model.lora_fusion import fuse_lora
-from worker.training.supervised import Supervised
+from worker.training.supervised import SupervisedMethod
 
 CPU = torch.device("cpu")
 PAD = 0
-METHOD = Supervised()
+METHOD = SupervisedMethod()
 
 
 def example(seed: int, length: int, learnt: int, weight: float = 1.0) -> Row:

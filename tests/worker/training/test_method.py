@@ -22,7 +22,7 @@ from worker.training.data.batches import MicroBatch, empty_batch, pack_rows
 from worker.training.data.dataset import Data, read_data
 from worker.training.data.prepared import Row
 from worker.training.method import BatchLoss, Method
-from worker.training.supervised import Supervised
+from worker.training.supervised import SupervisedMethod
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class PairByPair(Method[Pair, PairBatch]):
 
     def margin(self, model: PeftModel, batch: PairBatch, device: torch.device) -> torch.Tensor:
         """Log-probability of the chosen answer less that of the rejected one, in nats."""
-        chosen, rejected = (Supervised().loss(model, one, device)[0] for one in (batch.chosen, batch.rejected))
+        chosen, rejected = (SupervisedMethod().loss(model, one, device)[0] for one in (batch.chosen, batch.rejected))
         return rejected - chosen
 
 

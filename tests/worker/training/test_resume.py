@@ -36,7 +36,7 @@ from worker.run_folder import (
     read_json,
 )
 from worker.training.data.batches import MicroBatch
-from worker.training.supervised import Supervised
+from worker.training.supervised import SupervisedMethod
 
 STEPS = 30
 RUN = {
@@ -218,8 +218,8 @@ class SmallDevice:
 
     def __init__(self, monkeypatch, *, from_call: int, share: float) -> None:
         self.calls, self.from_call, self.share, self.tokens = 0, from_call, share, 0.0
-        self.real = Supervised().loss
-        monkeypatch.setattr(Supervised, "loss", self)
+        self.real = SupervisedMethod().loss
+        monkeypatch.setattr(SupervisedMethod, "loss", self)
 
     def __call__(self, model, batch: MicroBatch, device, divisor: float = 1.0):
         self.calls += 1
@@ -274,7 +274,7 @@ def test_validation_that_runs_out_of_memory_is_done_again_in_smaller_pieces(tiny
         tmp_path, exec={"epochs": 2, "batch_size": 3, "seq_len": 64}, data={"validation_split_ratio": 0.5}
     )
     plenty = tiny.train(run, tmp_path / "plenty")
-    real, failed = Supervised().loss, []
+    real, failed = SupervisedMethod().loss, []
 
     def loss(model, batch: MicroBatch, device, divisor: float = 1.0):
         if not model.training and len(batch.boundaries) > 2:
@@ -282,7 +282,7 @@ def test_validation_that_runs_out_of_memory_is_done_again_in_smaller_pieces(tiny
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return real(model, batch, device, divisor)
 
-    monkeypatch.setattr(Supervised, "loss", staticmethod(loss))
+    monkeypatch.setattr(SupervisedMethod, "loss", staticmethod(loss))
     scarce = tiny.train(run, tmp_path / "scarce")
     assert failed
     assert losses(scarce) == losses(plenty), "training's own micro-batches stay as they are"

@@ -44,7 +44,7 @@ class Frozen(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class ProjectionLora:
     """LoRA of one projection: scale s, A and B; A and B are None for a projection without LoRA."""
 
     scale: float
@@ -56,12 +56,12 @@ class Adapter:
         return 0 if self.down is None else len(self.down)
 
 
-def pair_up(scales: Sequence[float], lora: Sequence[Tensor | None]) -> list[Adapter]:
+def pair_up(scales: Sequence[float], lora: Sequence[Tensor | None]) -> list[ProjectionLora]:
     """Return the adapters of projections whose tensors are given as A₀, B₀, A₁, B₁, …"""
-    return [Adapter(*three) for three in zip(scales, lora[::2], lora[1::2], strict=True)]
+    return [ProjectionLora(*three) for three in zip(scales, lora[::2], lora[1::2], strict=True)]
 
 
-def project(x: Tensor, frozen: Sequence[Frozen], adapters: Sequence[Adapter]) -> tuple[list[Tensor], Tensor]:
+def project(x: Tensor, frozen: Sequence[Frozen], adapters: Sequence[ProjectionLora]) -> tuple[list[Tensor], Tensor]:
     """Return outputs (..., out) of projections of the same x (..., in), and their ``x Aᵀ`` side by side, (tokens,
     ranks).
     """
@@ -76,7 +76,7 @@ def project(x: Tensor, frozen: Sequence[Frozen], adapters: Sequence[Adapter]) ->
 
 
 def input_gradient(
-    grads: Grads, x: Tensor, slim: Tensor, frozen: Sequence[Frozen], adapters: Sequence[Adapter]
+    grads: Grads, x: Tensor, slim: Tensor, frozen: Sequence[Frozen], adapters: Sequence[ProjectionLora]
 ) -> Tensor:
     """Return dx, the sum over all projections; `slim` holds their u's side by side, from `slim_gradients`."""
     stacked = _stacked_downs(adapters, x.dtype)
@@ -87,7 +87,7 @@ def input_gradient(
     return torch.zeros_like(x) if dx is None else dx.view(x.shape)
 
 
-def slim_gradients(grads: Grads, thin: Tensor, adapters: Sequence[Adapter]) -> Tensor:
+def slim_gradients(grads: Grads, thin: Tensor, adapters: Sequence[ProjectionLora]) -> Tensor:
     """Return ``u = s g B`` of all projections side by side, like `thin`: (tokens, ranks)."""
     slim = torch.empty_like(thin)
     for grad, adapter, part in zip(grads, adapters, _per_adapter(slim, adapters, 1), strict=True):
@@ -99,7 +99,7 @@ def slim_gradients(grads: Grads, thin: Tensor, adapters: Sequence[Adapter]) -> T
 
 
 def adapter_gradients(
-    grads: Grads, x: Tensor, thin: Tensor, slim: Tensor, adapters: Sequence[Adapter]
+    grads: Grads, x: Tensor, thin: Tensor, slim: Tensor, adapters: Sequence[ProjectionLora]
 ) -> list[Tensor | None]:
     """Return dA₀, dB₀, dA₁, dB₁, …; None without LoRA or if the loss does not depend on the output."""
     learnt = [adapter.down for adapter in adapters if adapter.down is not None]
@@ -120,13 +120,13 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _per_adapter(tensor: Tensor, adapters: Sequence[Adapter], dim: int) -> tuple[Tensor, ...]:
+def _per_adapter(tensor: Tensor, adapters: Sequence[ProjectionLora], dim: int) -> tuple[Tensor, ...]:
     """Return views of the parts that belong to each adapter; empty ones for layers without LoRA."""
     parts: tuple[Tensor, ...] = tensor.split([adapter.rank for adapter in adapters], dim)
     return parts
 
 
-def _stacked_downs(adapters: Sequence[Adapter], dtype: torch.dtype) -> Tensor | None:
+def _stacked_downs(adapters: Sequence[ProjectionLora], dtype: torch.dtype) -> Tensor | None:
     """Return all A's, one below the other: (ranks, in); None without LoRA."""
     downs = [adapter.down for adapter in adapters if adapter.down is not None]
     if not downs:
@@ -134,7 +134,7 @@ def _stacked_downs(adapters: Sequence[Adapter], dtype: torch.dtype) -> Tensor | 
     return (downs[0] if len(downs) == 1 else torch.cat(downs)).to(dtype)
 
 
-def _all_thin(rows: Tensor, adapters: Sequence[Adapter]) -> Tensor:
+def _all_thin(rows: Tensor, adapters: Sequence[ProjectionLora]) -> Tensor:
     stacked = _stacked_downs(adapters, rows.dtype)
     return rows.new_empty(len(rows), 0) if stacked is None else rows @ stacked.t()
 
@@ -204,7 +204,7 @@ class SwiGlu(torch.autograd.Function):
 
 
 def _through_down(
-    grad: Tensor, gate: Tensor, up: Tensor, thin: Tensor, frozen: Sequence[Frozen], adapters: Sequence[Adapter]
+    grad: Tensor, gate: Tensor, up: Tensor, thin: Tensor, frozen: Sequence[Frozen], adapters: Sequence[ProjectionLora]
 ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
     """Return dL/dgate, dL/dup and the gradients of down's A and B; uses at most three wide temporaries."""
     slim = slim_gradients((grad,), thin, adapters)

@@ -19,7 +19,7 @@ from worker.training.reporting.telemetry import TrainingSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
+class FinishedRun:
     """A finished run.
 
     Attributes:

@@ -16,7 +16,7 @@ from shared.model_card.common_sections import attribution, front_matter, heading
 from shared.model_card.evaluation_section import evaluation_section
 from shared.model_card.markdown import inline, started_from, table
 from shared.model_card.recipe import used_values
-from worker.training.reporting.facts import RunFacts
+from worker.training.reporting.facts import FinishedRun
 from worker.training.reporting.svg_charts import Panel, Series, smooth, svg
 from worker.training.reporting.tracker_clients import Value
 from worker.training.reporting.trackers import flatten
@@ -29,13 +29,13 @@ CURVE_SMOOTHING = 0.1
 ACCURACY = "valid_mean_token_accuracy"
 
 
-def write_model_card(run_dir: Path, facts: RunFacts, packages: Mapping[str, str]) -> None:
+def write_model_card(run_dir: Path, facts: FinishedRun, packages: Mapping[str, str]) -> None:
     """Write the card and its picture into the run folder."""
     (run_dir / CURVES_NAME).write_text(draw_curves(facts), encoding="utf-8")
     (run_dir / CARD_NAME).write_text(model_card(facts, packages), encoding="utf-8")
 
 
-def model_card(facts: RunFacts, packages: Mapping[str, str]) -> str:
+def model_card(facts: FinishedRun, packages: Mapping[str, str]) -> str:
     """Return the card's content."""
     provenance = facts.plan.contract.provenance
     sections = [
@@ -58,7 +58,7 @@ def model_card(facts: RunFacts, packages: Mapping[str, str]) -> str:
     return "\n".join(sections)
 
 
-def draw_curves(facts: RunFacts) -> str:
+def draw_curves(facts: FinishedRun) -> str:
     """Draw loss and learning rate over the steps, as SVG."""
     losses = facts.series("train_loss")
     loss = [
@@ -74,7 +74,7 @@ def draw_curves(facts: RunFacts) -> str:
     return svg(f"Training of {facts.manifest.name}", panels)
 
 
-def _preference_panels(facts: RunFacts) -> list[Panel]:
+def _preference_panels(facts: FinishedRun) -> list[Panel]:
     """Return the curves of a run on pairs: how far the answers have moved from each other, and how often rightly."""
     found = []
     for title, name in (("Reward margin", "reward_margin"), ("Pairs with a positive margin", "reward_accuracy")):
@@ -89,7 +89,7 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "none"
 
 
-def _base_model(facts: RunFacts) -> str:
+def _base_model(facts: FinishedRun) -> str:
     provenance, config = facts.plan.contract.provenance, facts.config
     rows: list[tuple[str, object]] = [
         ("name", facts.plan.base.name),
@@ -106,7 +106,7 @@ def _base_model(facts: RunFacts) -> str:
     return text
 
 
-def _data(facts: RunFacts) -> str:
+def _data(facts: FinishedRun) -> str:
     report, plan = facts.training, facts.plan
     skipped = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in facts.skips.items() if count)
     filters = flatten(plan.contract.data.model_dump(mode="json", include={"min_rating", "context_filter", "mode"}))
@@ -135,13 +135,13 @@ def _data(facts: RunFacts) -> str:
     return "\n## Data\n\n" + table(rows)
 
 
-def _validation_source(facts: RunFacts) -> str:
+def _validation_source(facts: FinishedRun) -> str:
     if facts.plan.validation:
         return "a file of its own"
     return "held out of the training file" if facts.validation_rows else "no validation"
 
 
-def _recipe(facts: RunFacts) -> str:
+def _recipe(facts: FinishedRun) -> str:
     shown = {"adapter", "quant", "exec", "trajectory", "optimizer", "curriculum"}
     shown |= {"method", "preference"} if facts.plan.contract.has_pairs else set()
     values: dict[str, Value] = flatten(
@@ -158,7 +158,7 @@ def _recipe(facts: RunFacts) -> str:
     return "\n## Recipe\n\n" + table(rows) + (f"\nNotes of the plan:\n{notes}\n" if notes else "")
 
 
-def _evaluation(facts: RunFacts) -> str:
+def _evaluation(facts: FinishedRun) -> str:
     losses, accuracies = facts.series("valid_loss"), dict(facts.series(ACCURACY))
     if not losses:
         return "\n## Evaluation\n\nThe job had no validation data; nothing was evaluated.\n"
@@ -173,7 +173,7 @@ def _evaluation(facts: RunFacts) -> str:
     return f"\n## Evaluation\n\n{table(rows, head)}\nThe adapter is the one of the last step.\n"
 
 
-def _reproduce(facts: RunFacts, packages: Mapping[str, str]) -> str:
+def _reproduce(facts: FinishedRun, packages: Mapping[str, str]) -> str:
     rows = [("plan", facts.plan.digest), ("contract", facts.plan.contract_digest), ("run", facts.run_id)]
     versions = [(name, version) for name, version in packages.items()]
     return (
@@ -183,7 +183,7 @@ def _reproduce(facts: RunFacts, packages: Mapping[str, str]) -> str:
     )
 
 
-def _guarantee(facts: RunFacts) -> str:
+def _guarantee(facts: FinishedRun) -> str:
     """Return a sentence on this run's interruptions and on how a second run would compare."""
     exact = facts.progress.guarantee is Guarantee.BIT_EXACT
     equal = (
@@ -198,7 +198,7 @@ def _guarantee(facts: RunFacts) -> str:
     return f"The run was interrupted and taken up from its checkpoints at step {steps}: {as_if}. {equal}"
 
 
-def _limits(facts: RunFacts) -> str:
+def _limits(facts: FinishedRun) -> str:
     points = [
         f"Rows were cut to {facts.plan.contract.exec.seq_len} tokens; longer contexts were not trained.",
         "The adapter belongs to the base model named above, byte for byte; on any other it means nothing.",
@@ -210,7 +210,7 @@ def _limits(facts: RunFacts) -> str:
     return limits(points)
 
 
-def _limits_of_pairs(facts: RunFacts) -> list[str]:
+def _limits_of_pairs(facts: FinishedRun) -> list[str]:
     if not facts.plan.contract.has_pairs:
         return []
     return [

@@ -32,7 +32,7 @@ from worker.training.data.prepared import PreparationReport
 from worker.training.lineage import git_sha, package_versions
 from worker.training.metrics import mean
 from worker.training.reporting.events import SKIP_REASONS
-from worker.training.reporting.facts import RunFacts, artifacts
+from worker.training.reporting.facts import FinishedRun, artifacts
 from worker.training.reporting.model_card import CARD_NAME, CURVES_NAME, write_model_card
 from worker.training.reporting.tracker_clients import TENSORBOARD_FOLDER
 
@@ -60,7 +60,7 @@ ARTIFACTS = {
 }
 
 
-def write_reports(run_dir: Path, facts: RunFacts) -> None:
+def write_reports(run_dir: Path, facts: FinishedRun) -> None:
     """Write skip statistics, ``training_manifest.json``, the model card, the self-evaluation, and last ``run_summary.json``."""
     packages = package_versions()
     write_json(run_dir / SKIP_STATS_NAME, skip_stats(facts))
@@ -71,7 +71,7 @@ def write_reports(run_dir: Path, facts: RunFacts) -> None:
     write_json(run_dir / SUMMARY_NAME, run_summary(facts) | {"artifacts": artifacts(run_dir, ARTIFACTS)})
 
 
-def skip_stats(facts: RunFacts) -> dict[str, Any]:
+def skip_stats(facts: FinishedRun) -> dict[str, Any]:
     """Return which rows were left out and why: line numbers, never their content."""
     return {
         "schema": SKIP_STATS_SCHEMA,
@@ -82,7 +82,7 @@ def skip_stats(facts: RunFacts) -> dict[str, Any]:
     }
 
 
-def training_manifest(facts: RunFacts, packages: Mapping[str, str]) -> dict[str, Any]:
+def training_manifest(facts: FinishedRun, packages: Mapping[str, str]) -> dict[str, Any]:
     """Describe the run, with the original schema's field names where they apply, and our own fields next to them."""
     plan, contract = facts.plan, facts.plan.contract
     return {
@@ -115,7 +115,7 @@ def training_manifest(facts: RunFacts, packages: Mapping[str, str]) -> dict[str,
     }
 
 
-def run_summary(facts: RunFacts) -> dict[str, Any]:
+def run_summary(facts: FinishedRun) -> dict[str, Any]:
     """Return the run's results: only measured values, null for values that were not measured."""
     progress, summary = facts.progress, facts.summary
     losses = [loss for _, loss in facts.series("train_loss")]
@@ -178,7 +178,7 @@ def _file_stats(report: PreparationReport, skips: Mapping[str, int]) -> dict[str
     }
 
 
-def _model_fields(facts: RunFacts) -> dict[str, Any]:
+def _model_fields(facts: FinishedRun) -> dict[str, Any]:
     config, targets = facts.config, facts.plan.contract.adapter.targets
     adapted = len(facts.manifest.layer_order)
     layers = {found[1] for name in facts.manifest.layer_order if (found := re.match(r"l(\d+)\.", name))}
@@ -199,7 +199,7 @@ def _model_fields(facts: RunFacts) -> dict[str, Any]:
     }
 
 
-def _data_fields(facts: RunFacts) -> dict[str, Any]:
+def _data_fields(facts: FinishedRun) -> dict[str, Any]:
     plan, data = facts.plan, facts.plan.contract.data
     return {
         "train_file": plan.train.file_id,
@@ -237,7 +237,7 @@ def _trajectory_fields(contract: FineTuneContract) -> dict[str, Any]:
     }
 
 
-def _run_fields(facts: RunFacts) -> dict[str, Any]:
+def _run_fields(facts: FinishedRun) -> dict[str, Any]:
     skips = facts.skips
     return {
         "training_steps_executed": facts.progress.step,
@@ -252,7 +252,7 @@ def _run_fields(facts: RunFacts) -> dict[str, Any]:
     }
 
 
-def _delta_note(facts: RunFacts) -> str | None:
+def _delta_note(facts: FinishedRun) -> str | None:
     """Describe how the validation loss changed; None before the second measurement."""
     validations = facts.series("valid_loss")
     if len(validations) < 2:

@@ -19,8 +19,9 @@ from worker.child_runtime import StopRequested
 from worker.run_folder import METRICS_NAME, PREFERENCE_METRICS, TELEMETRY_NAME
 from worker.training.metrics import Score, StepReport, finite, mean
 from worker.training.reporting.events import SKIP_REASONS, TRACKED, identifier, refuse_text, step_payload
-from worker.training.reporting.throughput import Machine, Pace, PlannedWork
-from worker.training.reporting.trackers import Status, Trackers
+from worker.training.reporting.throughput import MeasuredDevice, Pace, PlannedWork
+from worker.training.reporting.tracker_clients import TrackedStatus
+from worker.training.reporting.trackers import Trackers
 
 __all__ = ["METRIC_COLUMNS", "TELEMETRY_SCHEMA_VERSION", "Score", "StepReport", "Telemetry", "TrainingSummary"]
 
@@ -71,7 +72,7 @@ class Telemetry:
         total_steps: int,
         rows: list[dict[str, float]],
         *,
-        machine: Machine | None = None,
+        machine: MeasuredDevice | None = None,
         skips: Mapping[str, int] | None = None,
         trajectory_clamped: int = 0,
         trackers: Trackers | None = None,
@@ -80,7 +81,7 @@ class Telemetry:
     ) -> None:
         self._file = (Path(os.devnull) if quiet else run_dir / TELEMETRY_NAME).open("a", encoding="utf-8")
         self._metrics_path = Path(os.devnull) if quiet else run_dir / METRICS_NAME
-        self._machine = machine or Machine()
+        self._machine = machine or MeasuredDevice()
         self._trackers = trackers or Trackers([])
         self._total_steps = total_steps
         self._clamped = trajectory_clamped
@@ -101,7 +102,9 @@ class Telemetry:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         stopped = kind is not None and issubclass(kind, StopRequested)
-        self._trackers.finish(Status.FINISHED if kind is None else Status.STOPPED if stopped else Status.FAILED)
+        self._trackers.finish(
+            TrackedStatus.FINISHED if kind is None else TrackedStatus.STOPPED if stopped else TrackedStatus.FAILED
+        )
         try:
             self._tell_failures()
         finally:

@@ -36,7 +36,7 @@ def peak_bytes(device: torch.device | None = None) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MeasuredDevice:
     """Properties of the device that telemetry needs.
 
     Attributes:

@@ -26,7 +26,7 @@ WANDB_START_SECONDS = 20.0
 Value = str | int | float | bool | None
 
 
-class Status(StrEnum):
+class TrackedStatus(StrEnum):
     """How a run ended."""
 
     FINISHED = "finished"
@@ -63,7 +63,7 @@ class Tracker(Protocol):
 
     def start(self, run: TrackedRun) -> None: ...
     def write(self, points: Sequence[Point]) -> None: ...
-    def finish(self, status: Status) -> None: ...
+    def finish(self, status: TrackedStatus) -> None: ...
 
 
 class TensorBoard:
@@ -81,14 +81,14 @@ class TensorBoard:
             for name, value in point.metrics.items():
                 self._writer.add_scalar(name, value, point.step, walltime=point.ts_ms / 1000)
 
-    def finish(self, status: Status) -> None:  # noqa: ARG002 - an event file has no status
+    def finish(self, status: TrackedStatus) -> None:  # noqa: ARG002 - an event file has no status
         self._writer.close()
 
 
 class Mlflow:
     """A run in the experiment ``MLFLOW_EXPERIMENT_NAME`` at ``MLFLOW_TRACKING_URI``."""
 
-    _ENDED = {Status.FINISHED: "FINISHED", Status.FAILED: "FAILED", Status.STOPPED: "KILLED"}
+    _ENDED = {TrackedStatus.FINISHED: "FINISHED", TrackedStatus.FAILED: "FAILED", TrackedStatus.STOPPED: "KILLED"}
 
     def start(self, run: TrackedRun) -> None:
         if not os.environ.get("MLFLOW_TRACKING_URI"):  # otherwise MLflow creates a database in the working folder
@@ -118,7 +118,7 @@ class Mlflow:
         for start in range(0, len(values), MLFLOW_BATCH):
             self._client.log_batch(self._run_id, metrics=values[start : start + MLFLOW_BATCH])
 
-    def finish(self, status: Status) -> None:
+    def finish(self, status: TrackedStatus) -> None:
         self._client.set_terminated(self._run_id, self._ENDED[status])
 
     def _experiment(self, name: str) -> str:
@@ -159,8 +159,8 @@ class Wandb:
         for point in points:
             self._run.log(dict(point.metrics), step=point.step)
 
-    def finish(self, status: Status) -> None:
-        self._run.finish(exit_code=0 if status is Status.FINISHED else 1)
+    def finish(self, status: TrackedStatus) -> None:
+        self._run.finish(exit_code=0 if status is TrackedStatus.FINISHED else 1)
 
 
 CLIENTS: dict[TrackerName, Callable[[], Tracker]] = {

@@ -20,9 +20,17 @@ from typing import Any, NamedTuple
 
 from shared.contract.plan import ExecutionPlan
 from worker.settings import DEFAULT_TRACKERS, TrackerName, parse_trackers
-from worker.training.reporting.tracker_clients import CLIENTS, Point, Status, TrackedRun, Tracker, Value
+from worker.training.reporting.tracker_clients import CLIENTS, Point, TrackedRun, TrackedStatus, Tracker, Value
 
-__all__ = ["DEFAULT_TRACKERS", "Status", "TrackerName", "Trackers", "parse_trackers", "run_params", "trackers_of"]
+__all__ = [
+    "DEFAULT_TRACKERS",
+    "TrackedStatus",
+    "TrackerName",
+    "Trackers",
+    "parse_trackers",
+    "run_params",
+    "trackers_of",
+]
 FINISH_SECONDS = 30.0
 """Longest wait of a finished run for data that is still to be sent."""
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
@@ -49,7 +57,7 @@ class Trackers:
     def __init__(self, names: Iterable[TrackerName]) -> None:
         self._live: dict[str, Tracker] = {name.value: CLIENTS[name]() for name in names}
         self._failures: queue.SimpleQueue[Failure] = queue.SimpleQueue()
-        self._inbox: queue.SimpleQueue[TrackedRun | Point | Status] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[TrackedRun | Point | TrackedStatus] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self, plan: ExecutionPlan, run_dir: Path, run_id: str, params: Mapping[str, Value] | None = None) -> None:
@@ -67,7 +75,7 @@ class Trackers:
         if self._thread:
             self._inbox.put(Point(step, time.time_ns() // 1_000_000, dict(metrics)))
 
-    def finish(self, status: Status) -> None:
+    def finish(self, status: TrackedStatus) -> None:
         """End the trackers, waiting a bounded time for pending data. Later calls do nothing."""
         if self._thread:
             self._inbox.put(status)
@@ -93,7 +101,7 @@ class Trackers:
                 self._each(partial(_start, run))
             if points := [item for item in items if isinstance(item, Point)]:
                 self._each(partial(_write, points))
-            for status in (item for item in items if isinstance(item, Status)):
+            for status in (item for item in items if isinstance(item, TrackedStatus)):
                 self._each(partial(_finish, status))
                 return
 
@@ -156,5 +164,5 @@ def _write(points: list[Point], tracker: Tracker) -> None:
     tracker.write(points)
 
 
-def _finish(status: Status, tracker: Tracker) -> None:
+def _finish(status: TrackedStatus, tracker: Tracker) -> None:
     tracker.finish(status)

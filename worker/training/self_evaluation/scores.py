@@ -10,10 +10,10 @@ import torch
 from shared.model_card.evaluation_rows import MIN_ROWS, RowScore
 from worker.training.data.prepared import Row
 from worker.training.model.load import packs
-from worker.training.supervised import Supervised
+from worker.training.supervised import SupervisedMethod
 from worker.training.trainer import TrainingContext
 
-ANSWERS = Supervised()
+ANSWERS = SupervisedMethod()
 MAX_ROWS = 128
 MIN_TOKENS = 1_024
 MAX_TOKENS = 32_768

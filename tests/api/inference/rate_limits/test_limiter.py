@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from api.errors import error_response
 from api.inference.rate_limits.limiter import FREE, RateLimiter
 from api.inference.rate_limits.stores import (
-    Account,
+    LimitedAccount,
     LimitedRequest,
+    LimitReached,
     ProcessStore,
-    Refusal,
     SharedStore,
     ValkeyStore,
 )
@@ -86,7 +86,7 @@ def test_rate_is_never_exceeded_and_wait_is_exact(rate: int, steps: list[float])
         nonlocal now
         for step in steps:
             now += step
-            verdict = await store.acquire(LimitedRequest("slot", (Account("k", rate, None),)))
+            verdict = await store.acquire(LimitedRequest("slot", (LimitedAccount("k", rate, None),)))
             counting = [moment for moment in admitted if int(moment) > int(now) - 60]
             if verdict.refusal is None:
                 admitted.append(now)
@@ -112,16 +112,17 @@ def test_valkey_and_process_stores_return_the_same_verdicts(valkey: Valkey) -> N
             [(3, 2), (3, 2), (3, 2), (3, 5), (3, 5), (1, 5), (None, 3), (None, 9), (9, None)]
         ):
             verdicts = [
-                await store.acquire(LimitedRequest(f"slot-{number}", (Account("k", rate, slots),))) for store in stores
+                await store.acquire(LimitedRequest(f"slot-{number}", (LimitedAccount("k", rate, slots),)))
+                for store in stores
             ]
             refusals = [verdict.refusal for verdict in verdicts]
             assert refusals[0] is refusals[1], number
             if rate is not None:
                 assert verdicts[0].used == verdicts[1].used
-            if refusals[0] is Refusal.RATE:
+            if refusals[0] is LimitReached.RATE:
                 assert all(30 <= verdict.wait <= verdict.reset <= 60 for verdict in verdicts)
             if number == 2:
-                assert refusals == [Refusal.SLOTS, Refusal.SLOTS]
+                assert refusals == [LimitReached.SLOTS, LimitReached.SLOTS]
                 for store in stores:
                     await store.release("k", "slot-0")
                     await store.release("k", "slot-0")

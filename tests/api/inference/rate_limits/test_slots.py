@@ -8,10 +8,10 @@ import pytest
 
 from api.inference.rate_limits.limiter import RateLimiter
 from api.inference.rate_limits.stores import (
+    LimitDecision,
     LimitedRequest,
     SharedStore,
     ValkeyStore,
-    Verdict,
 )
 from shared.errors import Code
 from tests.support.rate_limits import SLOTS, key, limiter, refused, run
@@ -94,7 +94,7 @@ class SlowStore(SharedStore):
         super().__init__(valkey)
         self.taken = asyncio.Event()
 
-    async def acquire(self, request: LimitedRequest) -> Verdict:
+    async def acquire(self, request: LimitedRequest) -> LimitDecision:
         verdict = await super().acquire(request)
         self.taken.set()
         await asyncio.sleep(60)

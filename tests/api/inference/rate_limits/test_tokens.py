@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from api.inference.rate_limits.limiter import RateLimiter
 from api.inference.rate_limits.stores import (
-    Account,
+    LimitedAccount,
     LimitedRequest,
+    LimitReached,
     ProcessStore,
-    Refusal,
     SharedStore,
 )
 from cli.standalone.ports import free_port
@@ -93,7 +93,7 @@ def test_tokens_count_in_the_process_while_valkey_is_away() -> None:
 @given(steps=st.lists(st.tuples(st.floats(0, 40, allow_nan=False), st.integers(0, 9)), min_size=1, max_size=30))
 def test_wait_for_tokens_is_exact(steps: list[tuple[float, int]]) -> None:
     now = 0.0
-    store, request = ProcessStore(lambda: now), LimitedRequest("slot", (Account("k", None, None, 10),))
+    store, request = ProcessStore(lambda: now), LimitedRequest("slot", (LimitedAccount("k", None, None, 10),))
 
     async def check() -> None:
         nonlocal now
@@ -103,10 +103,10 @@ def test_wait_for_tokens_is_exact(steps: list[tuple[float, int]]) -> None:
             if verdict.refusal is None:
                 await store.spend("k", tokens)
                 continue
-            assert verdict.refusal is Refusal.TOKENS
+            assert verdict.refusal is LimitReached.TOKENS
             free = now + verdict.wait
             now = free - 0.01
-            assert (await store.acquire(request)).refusal is Refusal.TOKENS
+            assert (await store.acquire(request)).refusal is LimitReached.TOKENS
             now = free + 0.001
             assert (await store.acquire(request)).refusal is None
 

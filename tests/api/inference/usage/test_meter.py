@@ -17,7 +17,7 @@ from api.inference.usage.taps import CompletionEvents, ResponseEvents, WholeBody
 from shared.database.connection import Database
 from shared.database.keys import Key
 from shared.database.tenancy import Role
-from shared.database.usage import FIGURES, Account, Amount, Period, Usage
+from shared.database.usage import FIGURES, Amount, Period, Usage, UsageAccount
 
 CHAT = "/v1/chat/completions"
 RESPONSE = json.dumps({"usage": {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": None}}).encode()
@@ -42,10 +42,10 @@ class FakeUsage:
 
     def __init__(self) -> None:
         self.is_away = False
-        self.rows: dict[Account, Amount] = {}
+        self.rows: dict[UsageAccount, Amount] = {}
         self.attempts = 0
 
-    def add(self, amounts: dict[Account, Amount]) -> None:
+    def add(self, amounts: dict[UsageAccount, Amount]) -> None:
         self.attempts += 1
         if self.is_away:
             raise ConnectionError("connection refused")

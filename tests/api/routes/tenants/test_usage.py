@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from shared.database.keys import Key
 from shared.database.tenancy import KeyLimits, Role
-from shared.database.usage import Account, Amount
+from shared.database.usage import Amount, UsageAccount
 
 TODAY = datetime.now(UTC).date()
 Get = Callable[..., tuple[int, Any]]
@@ -29,7 +29,10 @@ def keys(app: FastAPI) -> dict[str, tuple[Key, str]]:
         "trainer": create("trainer", "acme", Role.TRAINER),
     }
     app.state.services.usage.add(
-        {Account(TODAY.isoformat(), key.id, name, key.tenant): Amount(1, 10, 4, 2) for name, (key, _) in keys.items()}
+        {
+            UsageAccount(TODAY.isoformat(), key.id, name, key.tenant): Amount(1, 10, 4, 2)
+            for name, (key, _) in keys.items()
+        }
     )
     return keys
 
@@ -105,7 +108,7 @@ def test_days_are_filtered(get_usage: Get, app: FastAPI, keys: dict[str, tuple[K
     key = keys["viewer"][0]
     for ago in (29, 30):
         day = (TODAY - timedelta(days=ago)).isoformat()
-        app.state.services.usage.add({Account(day, key.id, "old", "acme"): Amount(ago)})
+        app.state.services.usage.add({UsageAccount(day, key.id, "old", "acme"): Amount(ago)})
     assert {line["requests"] for line in get_usage("viewer", to=TODAY.isoformat())[1]} == {1, 29}
     before = (TODAY - timedelta(days=30)).isoformat()
     assert [line["requests"] for line in get_usage("viewer", **{"from": before, "to": before})[1]] == [30]

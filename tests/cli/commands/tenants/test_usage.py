@@ -9,7 +9,7 @@ import pytest
 from cli.commands.tenants import usage
 from shared.database.deletions import Deletions
 from shared.database.tenancy import SHARED, Role
-from shared.database.usage import Account, Amount
+from shared.database.usage import Amount, UsageAccount
 from tests.support.builders import new_adapter
 from tests.support.cli_installation import CliInstallation, Command
 
@@ -23,7 +23,7 @@ def mens(installation: CliInstallation) -> Command:
     """Runs ``mens usage`` with the key ci, which used two models on two days, and returns its output."""
     key = installation.become("ci")
     accounts = [
-        Account(f"2026-11-{day:02}", key.id, model, key.tenant) for day in (1, 2) for model in ("tiny", "demo@1")
+        UsageAccount(f"2026-11-{day:02}", key.id, model, key.tenant) for day in (1, 2) for model in ("tiny", "demo@1")
     ]
     installation.services.usage.add({account: Amount(1, 10, 4, 2) for account in accounts})
     return lambda *arguments, code=0: installation.mens("usage", *arguments, code=code).replace(key.id, "KEY")
@@ -49,7 +49,7 @@ def test_alias_stands_for_its_targets(mens: Command, installation: CliInstallati
     installation.mens("aliases", "split", "prod", "demo@1=90", "demo@2=10", "--shadow", "demo@3")
     key = installation.services.keys.all()[-1]
     for model in ("demo@2", "demo@3"):
-        installation.services.usage.add({Account("2026-11-02", key.id, model, key.tenant): Amount(1, 7, 0, 1)})
+        installation.services.usage.add({UsageAccount("2026-11-02", key.id, model, key.tenant): Amount(1, 7, 0, 1)})
     note, *lines = mens(*PERIOD, "--model", "prod", "--by", "day").splitlines()
     assert note.startswith("note: usage is recorded by adapter: this shows demo@1, demo@2 under any name")
     assert lines == ["2026-11-01\t1\t10\t4\t2", "2026-11-02\t2\t17\t4\t3"]
@@ -114,7 +114,7 @@ def test_adapter_prefix_is_resolved(mens: Command, installation: CliInstallation
 def test_operator_reads_usage_of_a_tenant(mens: Command, installation: CliInstallation) -> None:
     installation.services.keys.create("alias-of-nobody", "empty")
     bot, _ = installation.services.keys.create("bot", "acme")
-    installation.services.usage.add({Account("2026-11-01", bot.id, "theirs", "acme"): Amount(1, 5, 0, 5)})
+    installation.services.usage.add({UsageAccount("2026-11-01", bot.id, "theirs", "acme"): Amount(1, 5, 0, 5)})
     for named in ((), ("--key", "bot"), ("--model", "theirs")):
         assert mens(*PERIOD, *named, "--by", "", "--tenant", "acme") == "1\t5\t0\t5"
     assert "KEY_NOT_FOUND" in mens("--key", "bot", code=1)

@@ -20,7 +20,7 @@ from shared.contract.sections import AdapterMethod, BaseQuant, ProvenanceSection
 from worker.run_folder import read_json
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import PreparationReport
-from worker.training.reporting.facts import RunFacts
+from worker.training.reporting.facts import FinishedRun
 from worker.training.reporting.model_card import CARD_NAME, CURVES_NAME, draw_curves, model_card
 from worker.training.reporting.telemetry import TrainingSummary
 
@@ -41,10 +41,10 @@ def html(card: str) -> str:
 
 
 @pytest.fixture
-def facts(finished, tiny) -> RunFacts:
+def facts(finished, tiny) -> FinishedRun:
     """A run with validation, truncation and skipped rows."""
     raw = (finished.run_dir / "adapter" / "adapter_manifest.json").read_bytes()
-    return RunFacts(
+    return FinishedRun(
         run_id="01K9ZZZZZZZZZZZZZZZZZZZZZZ",
         plan=finished.run.plan,
         config=parse_model_config(json.loads((tiny.base / "config.json").read_bytes())),

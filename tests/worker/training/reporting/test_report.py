@@ -18,7 +18,7 @@ from shared.contract.sections import AdapterMethod, BaseQuant, DeploymentTarget
 from worker.run_folder import SUMMARY_NAME, TRAINING_MANIFEST_NAME, read_json
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import PreparationReport
-from worker.training.reporting.facts import RunFacts, new_run_id
+from worker.training.reporting.facts import FinishedRun, new_run_id
 from worker.training.reporting.model_card import CARD_NAME, CURVES_NAME
 from worker.training.reporting.report import (
     MOBILE_NOTE,
@@ -155,10 +155,10 @@ def test_one_run_has_one_id(finished):
 
 
 @pytest.fixture
-def facts(finished, tiny) -> RunFacts:
+def facts(finished, tiny) -> FinishedRun:
     """Facts of a run that is not needed for real."""
     raw = (finished.run_dir / "adapter" / "adapter_manifest.json").read_bytes()
-    return RunFacts(
+    return FinishedRun(
         run_id="01K9ZZZZZZZZZZZZZZZZZZZZZZ",
         plan=finished.run.plan,
         config=parse_model_config(json.loads((tiny.base / "config.json").read_bytes())),

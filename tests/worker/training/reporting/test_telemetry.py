@@ -20,8 +20,8 @@ from worker.child_runtime import StopRequested
 from worker.run_folder import EVALUATION_NAME, EVALUATION_ROWS_NAME, TELEMETRY_NAME, read_json
 from worker.training.reporting.events import SKIP_REASONS, TEXT_FIELDS
 from worker.training.reporting.telemetry import METRIC_COLUMNS, Score, StepReport, Telemetry
-from worker.training.reporting.throughput import Machine
-from worker.training.reporting.tracker_clients import Status
+from worker.training.reporting.throughput import MeasuredDevice
+from worker.training.reporting.tracker_clients import TrackedStatus
 from worker.training.reporting.trackers import Failure
 
 SPECIFIED_STEP_FIELDS = [
@@ -132,7 +132,9 @@ def test_step_event(tmp_path, open_telemetry):
 
 def test_mfu_and_memory_are_the_machines(tmp_path, open_telemetry):
     work = Workload(linears=1000, lora=10, attention=4, head=100, checkpointing=False)
-    telemetry = open_telemetry(tmp_path, 10, [], machine=Machine(work=work, peak_flops=1e9, peak_memory=lambda: 77))
+    telemetry = open_telemetry(
+        tmp_path, 10, [], machine=MeasuredDevice(work=work, peak_flops=1e9, peak_memory=lambda: 77)
+    )
     telemetry.step(report(1, attended_keys=320))
     step = payload(tmp_path)
     per_token = 4 * 1000 + 6 * 10 + 3 * 4 * 4 * 10 + 4 * 100 * 0.25
@@ -302,9 +304,9 @@ def test_trackers_get_scalars_and_their_failures_are_told_once(tmp_path):
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (None, Status.FINISHED),
-        (StopRequested(10), Status.STOPPED),
-        (JobFailed(Code.LOSS_NOT_FINITE, "no"), Status.FAILED),
+        (None, TrackedStatus.FINISHED),
+        (StopRequested(10), TrackedStatus.STOPPED),
+        (JobFailed(Code.LOSS_NOT_FINITE, "no"), TrackedStatus.FAILED),
     ],
 )
 def test_trackers_hear_how_it_ended(tmp_path, error, status):

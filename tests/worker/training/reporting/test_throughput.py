@@ -14,7 +14,7 @@ from shared.base_models.config import parse_model_config
 from shared.contract.sections import AdapterSection
 from shared.preflight.training_time import Workload, dense_bf16_peak, workload
 from tests.support.base_configs import QWEN3_8B
-from worker.training.reporting.throughput import STEPS_BEFORE_ETA, Machine, Pace, PlannedWork
+from worker.training.reporting.throughput import STEPS_BEFORE_ETA, MeasuredDevice, Pace, PlannedWork
 
 HYBRID = {
     "model_type": "qwen3_5_text",
@@ -210,8 +210,8 @@ def test_peaks_by_the_devices_own_names(name, peak):
 
 def test_mfu_of_a_step():
     work = Workload(linears=100, lora=0, attention=0, head=0, checkpointing=False)
-    machine = Machine(work=work, peak_flops=1e6)
+    machine = MeasuredDevice(work=work, peak_flops=1e6)
     assert machine.mfu(tokens=1000, attended_keys=0, targets=0, seconds=1.0) == pytest.approx(0.4)
     assert machine.mfu(tokens=0, attended_keys=0, targets=0, seconds=1.0) is None
-    assert Machine(work=work).mfu(tokens=9, attended_keys=0, targets=0, seconds=1.0) is None
-    assert Machine(peak_flops=1e6).mfu(tokens=9, attended_keys=0, targets=0, seconds=1.0) is None
+    assert MeasuredDevice(work=work).mfu(tokens=9, attended_keys=0, targets=0, seconds=1.0) is None
+    assert MeasuredDevice(peak_flops=1e6).mfu(tokens=9, attended_keys=0, targets=0, seconds=1.0) is None

@@ -15,7 +15,7 @@ from shared.contract.plan import plan_finetune
 from tests.support.training_runs import contract_for
 from worker.settings import TrackerName, WorkerSettings, parse_trackers
 from worker.training.reporting import trackers as module
-from worker.training.reporting.tracker_clients import CLIENTS, Mlflow, Point, Status, TrackedRun
+from worker.training.reporting.tracker_clients import CLIENTS, Mlflow, Point, TrackedRun, TrackedStatus
 from worker.training.reporting.trackers import Trackers, flatten, run_params, trackers_of, without_credentials
 
 RUN_ID = "01K9ZZZZZZZZZZZZZZZZZZZZZZ"
@@ -34,7 +34,7 @@ def plan():
     )
 
 
-def follow(names, plan, folder, losses=LOSSES, status=Status.FINISHED):
+def follow(names, plan, folder, losses=LOSSES, status=TrackedStatus.FINISHED):
     """A whole run as telemetry tells it; returns the failures."""
     trackers = Trackers(names)
     trackers.start(plan, folder, RUN_ID)
@@ -121,7 +121,7 @@ def mlflow_home(mlflow_store, request, tmp_path, monkeypatch):
 def test_mlflow_holds_what_was_told_and_a_resume_goes_on_with_the_run(plan, tmp_path, mlflow_home):
     from mlflow import MlflowClient
 
-    assert follow([TrackerName.MLFLOW], plan, tmp_path, status=Status.STOPPED) == []
+    assert follow([TrackerName.MLFLOW], plan, tmp_path, status=TrackedStatus.STOPPED) == []
     uri, name = mlflow_home
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name(name).experiment_id
@@ -145,7 +145,7 @@ def test_more_than_one_batch_arrives(plan, tmp_path, mlflow_home, monkeypatch):
     tracker = Mlflow()
     tracker.start(TrackedRun(RUN_ID, "tiny", tmp_path, {f"p{i}": i for i in range(130)}))
     tracker.write([Point(step, 1_700_000_000_000 + step, {"a": step, "b": -step}) for step in range(1, 121)])
-    tracker.finish(Status.FAILED)
+    tracker.finish(TrackedStatus.FAILED)
     uri, name = mlflow_home
     client = MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name(name).experiment_id])
@@ -216,10 +216,10 @@ def test_a_slow_tracker_slows_no_step_and_loses_nothing(plan, tmp_path, monkeypa
         trackers.log(step, {"train/loss": 1.0})
     assert time.monotonic() - began < 60
     slow.open.set()
-    trackers.finish(Status.STOPPED)
+    trackers.finish(TrackedStatus.STOPPED)
     assert [point.step for point in slow.written] == list(range(1, 1001))
     assert slow.asked < 1000
-    assert slow.status is Status.STOPPED
+    assert slow.status is TrackedStatus.STOPPED
     assert trackers.failures() == []
 
 
@@ -250,7 +250,7 @@ def test_a_failing_tracker_is_dropped_once_and_its_password_not_shown(plan, tmp_
     for step in (1, 2, 3):
         trackers.log(step, {"train/loss": 1.0})
         time.sleep(0.05)
-    trackers.finish(Status.FINISHED)
+    trackers.finish(TrackedStatus.FINISHED)
     assert failing.asked == 1
     assert trackers.failures() == [("wandb", "SystemExit")]
     assert trackers.failures() == []

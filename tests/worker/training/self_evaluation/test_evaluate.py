@@ -16,7 +16,7 @@ from worker.run_folder import ADAPTER_FOLDER, EVALUATION_NAME, SUMMARY_NAME, TEL
 from worker.training.loss import mean_score, validation_sums
 from worker.training.reporting.model_card import CARD_NAME
 from worker.training.self_evaluation.evaluate import MAX_TRIES, SAMPLES_VARIABLE, _Evaluation
-from worker.training.supervised import Supervised
+from worker.training.supervised import SupervisedMethod
 from worker.training.trainer import set_up
 
 
@@ -53,7 +53,7 @@ def test_the_tuned_model_scores_what_the_last_validation_did(finished):
 
 def test_the_base_scores_what_it_did_before_training(finished, tmp_path):
     """A fresh adapter is no adapter: B is zero."""
-    context = set_up(finished.run, tmp_path, tmp_path / "cache", Supervised())
+    context = set_up(finished.run, tmp_path, tmp_path / "cache", SupervisedMethod())
     before = mean_score(validation_sums(context.method, context.model, context.validation_batches(1), context.device))
     found = evaluation_of(finished.run_dir)
     assert found.loss.base == pytest.approx(before.loss, rel=1e-5)

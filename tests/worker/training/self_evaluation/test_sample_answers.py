@@ -15,7 +15,7 @@ from worker.training.self_evaluation.sample_answers import (
     prompt_of,
     read_prompts,
 )
-from worker.training.supervised import Supervised
+from worker.training.supervised import SupervisedMethod
 from worker.training.trainer import set_up
 
 CALL = {"id": "call00001", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "bug"}'}}
@@ -38,7 +38,7 @@ def labeller(tiny):
 
 @pytest.fixture
 def context(tiny, tmp_path):
-    method: Method = Supervised()
+    method: Method = SupervisedMethod()
     return set_up(tiny.plan_run(tmp_path), tmp_path / "run", tmp_path / "cache", method)
 
 
