@@ -36,6 +36,14 @@ RUNS = {
 }
 """By command: the goals of its JSON lines, and the first column of its tables. `tests/system/test_bench.py` has those that need
 an installation, beside the one that is there."""
+REAL = {
+    "bench.train --base smollm2": ("C1-real C1-real-trl C1-real-memory", "mens|hf|trl"),
+    "bench.train --base smollm2 --quant nf4": (
+        "C1-real-nf4 C1-real-nf4-trl C1-real-nf4-memory",
+        "mens|hf|trl",
+    ),
+}
+"""The same on the real base."""
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +62,9 @@ def servers() -> Iterator[Iterator[subprocess.Popen[bytes]]]:
         yield running()
 
 
-@pytest.mark.parametrize("command", RUNS)
+@pytest.mark.parametrize("command", [*RUNS, *(pytest.param(command, marks=pytest.mark.long) for command in REAL)])
 def test_smoke_run_has_every_variant_and_goal(
     tmp_path: Path, servers: Iterator[subprocess.Popen[bytes]], command: str
 ) -> None:
-    expected, rows = RUNS[command]
+    expected, rows = {**RUNS, **REAL}[command]
     check_printed(run_smoke(tmp_path, *command.split(), server=next(servers)), expected, rows)
