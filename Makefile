@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test long lint check format measure docs lock sbom clean
+.PHONY: help install demo up test long lint check format measure picture docs lock sbom clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -74,6 +74,9 @@ format: $(STAMP) ## format the code and apply the linter's fixes
 
 measure: $(STAMP) ## print the measures of the code, and their targets (CONTRIBUTING.md)
 	@$(BIN)/python -m scripts.measure
+
+picture: $(STAMP) ## make the docs' picture of the demo from a run of it
+	$(BIN)/python -m scripts.terminal_picture docs/pictures/demo.svg --shown "make demo" --omit '$(PROGRESS)' -- $(BIN)/mens demo
 
 # Sphinx has an environment of its own; only the pages from the code need the product (docs/decisions/0080).
 SITE := build/docs

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from cli.client.connection import Connection, connect, fail_with, fail_with_response, note
 from cli.client.gate_outcome import is_of_gates
+from shared.database.job_states import Stage
 from shared.errors import Code, Unavailable
 from shared.job_progress import (
     EvaluationProgress,
@@ -132,6 +133,9 @@ def describe_progress(job: dict[str, Any]) -> str:
         case TrainingProgress():
             parts, eta = [f"step {progress.step}/{progress.total_steps}"], progress.eta_seconds
             parts += [f"loss {progress.loss:.3f}"] if progress.loss is not None else []
+        # Its last count may be short of the end, and would look like a fault of a job that has gone on or succeeded.
+        case SelfEvaluationProgress() if job.get("stage") != Stage.SELF_EVALUATION:
+            parts = []
         case SelfEvaluationProgress():
             parts = [f"{progress.activity.replace('_', ' ')} {progress.items_done}/{progress.items_total}"]
         case EvaluationProgress():

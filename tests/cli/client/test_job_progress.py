@@ -127,7 +127,13 @@ def respond(monkeypatch: pytest.MonkeyPatch, *script: httpx.Response | Exception
     ],
 )
 def test_each_kind_of_progress_has_its_line(stored: dict[str, Any], line: str) -> None:
-    assert describe_progress({"state": "running", "progress": stored}) == line
+    assert describe_progress({"state": "running", "stage": "self_evaluation", "progress": stored}) == line
+
+
+@pytest.mark.parametrize(("state", "stage"), [("running", "publishing"), ("succeeded", None), ("failed", None)])
+def test_counts_of_the_self_evaluation_end_with_its_stage(state: str, stage: str | None) -> None:
+    stored = SelfEvaluationProgress(activity="sample_answers", items_done=0, items_total=8).model_dump()
+    assert describe_progress({"state": state, "stage": stage, "progress": stored}) == ""
 
 
 @pytest.mark.network
