@@ -72,6 +72,12 @@ def print_table(
         typer.echo(f"left out, as the terminal is narrow: {', '.join(left_out)}", err=True)
 
 
+def on_one_line(text: str, longest: int = 300) -> str:
+    """Return a model's or a user's text on one line, cut to at most ``longest`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
 def shorten_ids(text: str) -> str:
     """Return text with its long ids shortened."""
     for pattern, short in SHORT_IDS:

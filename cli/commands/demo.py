@@ -130,7 +130,7 @@ def run_loop(connection: Connection, lesson: Lesson) -> bool:
         suffix=lesson.alias,
         extra_body={"mens": {**lesson.contract, "artifact": {"alias": lesson.alias}}},
     )
-    console.print(f"created the job {job.id}: {lesson.base} learns examples/{lesson.train}")
+    console.print(f"created the job {job.id}: {lesson.base} learns examples/{lesson.train}", soft_wrap=True)
     finished = follow(job.id, console, connection)
     if finished["state"] != "succeeded":
         error = finished["error"] or {"code": finished["state"], "message": "", "remedy": ""}

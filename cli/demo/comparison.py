@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cli.demo.lessons import Item, Lesson
+from cli.output import on_one_line
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
 MAX_TOKENS = 64
+SHOWN_CHARACTERS = 160
 REQUESTS_AT_ONCE = 24
 """A replica on a CPU reads all weights for each token of a batch, so further concurrent answers cost little."""
 
@@ -43,7 +46,8 @@ class AnswerComparison:
         lesson = self.lesson
         table = Table("prompt", f"base: {lesson.base}", f"tuned: {lesson.alias}", show_lines=True)
         for index in self._shown():
-            table.add_row(lesson.items[index].question, self.base[index], self.tuned[index])
+            texts = (lesson.items[index].question, self.base[index], self.tuned[index])
+            table.add_row(*(Text(on_one_line(text, SHOWN_CHARACTERS)) for text in texts))
         console.print(table)
         items = len(lesson.items)
         counts = Table(f"{items} held-out prompts, greedy answers", "base", "tuned")

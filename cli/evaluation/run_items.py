@@ -14,7 +14,6 @@ from shared.hashing import digest_json
 from shared.statistics.paired import Comparison, compare, within_bounds
 
 OutputItem = Mapping[str, Any]
-MAX_TEXT = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +139,6 @@ def errors(item: OutputItem) -> list[str]:
     found = [(item.get("sample") or {}).get("error")]
     found += [(result.get("mens") or {}).get("error") for result in item["results"]]
     return list(dict.fromkeys(f"{error.get('code')}: {error.get('message')}" for error in found if error))
-
-
-def shortened(text: str) -> str:
-    """Return a string on one line, cut to a length that fits a terminal."""
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
 
 
 def as_line(item: OutputItem) -> dict[str, Any]:

@@ -20,10 +20,9 @@ from cli.evaluation.run_items import (
     lost,
     question,
     scores,
-    shortened,
     worst,
 )
-from cli.output import counted, print_table
+from cli.output import counted, on_one_line, print_table
 from shared.statistics.clustered import clustered_rate_interval
 from shared.statistics.exact import wilson_interval
 
@@ -117,14 +116,14 @@ def _print_item(item: OutputItem) -> None:
 
 
 def _print_texts(item: OutputItem) -> None:
-    typer.echo(f"  question  {shortened(question(item))}")
+    typer.echo(f"  question  {on_one_line(question(item))}")
     if isinstance(expected := item["datasource_item"].get("expected"), str):
-        typer.echo(f"  expected  {shortened(expected)}")
-    typer.echo(f"  answer    {shortened(answer(item))}")
+        typer.echo(f"  expected  {on_one_line(expected)}")
+    typer.echo(f"  answer    {on_one_line(answer(item))}")
     if second := incumbent(item):
-        typer.echo(f"  old       {shortened(answer(second))}")
+        typer.echo(f"  old       {on_one_line(answer(second))}")
 
 
 def _print_errors(items: Sequence[OutputItem]) -> None:
     for error, count in Counter(error for item in items for error in errors(item)).most_common(SHOWN_ITEMS):
-        typer.echo(f"{count} could not be judged: {shortened(error)}")
+        typer.echo(f"{count} could not be judged: {on_one_line(error)}")

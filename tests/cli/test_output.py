@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cli.output import counted, format_duration, format_minute, format_size, line_ranges, print_table
+from cli.output import counted, format_duration, format_minute, format_size, line_ranges, on_one_line, print_table
 
 ADAPTER = f"support@{'3f' * 32}"
 
@@ -87,3 +87,10 @@ def test_counts_agree_with_their_nouns() -> None:
 
 def test_runs_of_lines_are_shortened() -> None:
     assert line_ranges([1, 2, 3, 5, 8, 9]) == "1-3, 5, 8-9"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("", ""), (" a\n\tb ", "a b"), ("a" * 9, "a" * 9), ("a" * 10, "a" * 8 + "…")]
+)
+def test_text_is_shown_on_one_line(text: str, shown: str) -> None:
+    assert on_one_line(text, 9) == shown

@@ -34,6 +34,15 @@ def test_counts_and_a_wrong_answer_are_shown() -> None:
     assert '{"a": 1}' in output
 
 
+def test_answers_are_printed_as_they_are_and_cut() -> None:
+    lesson, console = tickets(), Console(record=True, width=160, file=io.StringIO())
+    AnswerComparison(lesson, ["[/b] no markup\n" + "so " * 200] * 24, answers(lesson, 24)).show(console)
+    output = console.export_text()
+    assert "[/b] no markup so" in output
+    assert "…" in output
+    assert output.count("so so") < 100
+
+
 def test_every_item_is_asked_of_both_models_in_order() -> None:
     lesson = tickets()
 
