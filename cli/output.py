@@ -53,7 +53,7 @@ def print_table(
         header: whether a pipe also gets the columns' names, for tables that people keep.
         spare: columns that a narrow terminal leaves out, the first of them first.
     """
-    console, lines = Console(), list(rows)
+    console, lines = plain_console(), list(rows)
     form = _fitting(columns, lines, spare, console.width) if console.is_terminal else None
     if form is None:
         if console.is_terminal or header:
@@ -70,6 +70,14 @@ def print_table(
     console.print(table)
     if left_out := [column for column in columns if column not in shown]:
         typer.echo(f"left out, as the terminal is narrow: {', '.join(left_out)}", err=True)
+
+
+def plain_console(*, stderr: bool = False) -> Console:
+    """Return a console that prints strings as they are.
+
+    Names, rows and answers are other people's: Rich would read ``[/b]`` in them as markup and fail, and replace ``:smile:``.
+    """
+    return Console(stderr=stderr, markup=False, emoji=False)
 
 
 def on_one_line(text: str, longest: int = 300) -> str:

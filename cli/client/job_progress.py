@@ -31,7 +31,12 @@ FINAL = ("succeeded", "failed", "cancelled")
 
 def follow(job_id: str, console: Console, connection: Connection | None = None) -> dict[str, Any]:
     """Show a job's progress until it has finished, and why it was queued again if it was; return the finished job."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}"))
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        # An explanation of the queue names models, which are others' words.
+        TextColumn("{task.fields[facts]}", markup=False),
+    )
     with Progress(*columns, console=console, transient=False, disable=not console.is_terminal) as bar:
         task = bar.add_task("waiting", total=None, facts="")
         job: dict[str, Any] = {}

@@ -12,13 +12,13 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from cli.client.connection import Connection, fail, fail_with, saved_connection
 from cli.client.job_progress import follow
 from cli.commands.up import ensure_base, start, start_failed
 from cli.demo.comparison import compare
 from cli.demo.lessons import EXAMPLES, REAL_BASE, TINY_BASE, Lesson, support, tickets
+from cli.output import plain_console
 from cli.standalone.gguf_bases import add_gguf
 from cli.standalone.smollm2 import LICENSE, fetch_smollm2
 from cli.standalone.stack import Stack, StackFailed
@@ -29,7 +29,7 @@ from shared.settings import Settings, read_settings
 if TYPE_CHECKING:
     from openai import OpenAI
 
-console = Console()
+console = plain_console()
 
 
 def demo(
@@ -83,7 +83,7 @@ def choose_lesson(settings: Settings, *, tiny: bool) -> Lesson:
             ensure_real_base(settings)
             return tickets()
         except Unavailable as error:
-            console.print(f"{error} {error.remedy}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{error} {error.remedy}", highlight=False, soft_wrap=True)
             console.print("Running the demo of the tiny base instead, which needs no download.")
     ensure_base(settings, TINY_BASE)
     return support()

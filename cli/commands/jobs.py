@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.console import Console
 
 from cli.client.api_errors import describe_error
 from cli.client.chat_hints import describe_chat
@@ -36,7 +35,7 @@ from cli.options import (
     method_sections,
     parse_template_arguments,
 )
-from cli.output import counted, print_table, shorten_ids
+from cli.output import counted, plain_console, print_table, shorten_ids
 from cli.times import past_time
 from shared.artifacts.merge_fidelity import shift_warning
 from shared.contract.auto_hyperparameters import auto_exec
@@ -52,7 +51,7 @@ from shared.replicas import ServedBaseName
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, logs, cancel, pause, resume, priority, merge.")
-console, errors = Console(), Console(stderr=True)
+console, errors = plain_console(), plain_console(stderr=True)
 
 LAST_EVENTS = 10
 INTERRUPTED = 130

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from cli.client.connection import fail_with
@@ -27,7 +26,7 @@ from cli.options import (
     method_sections,
     parse_template_arguments,
 )
-from cli.output import counted
+from cli.output import counted, plain_console
 from cli.standalone.base_facts import measured_rate
 from cli.this_machine import ORIGIN, this_machine
 from shared.base_models.catalog import BaseModelEntry, load_catalog
@@ -49,7 +48,7 @@ from shared.preflight.parents import planned_parent
 from shared.preflight.types import InputFile, JobRequest, Preflight, ServingLimits
 from shared.settings import Settings, read_settings
 
-console = Console()
+console = plain_console()
 
 GIB = 1 << 30
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from cli.client.connection import fail, fail_with
 from cli.commands.bases import build, merged_base
 from cli.commands.weights import ServedWeights, choose_weights, tuned_base
+from cli.output import plain_console
 from cli.standalone.home import installed_database
 from cli.standalone.programs import PROJECT, drain_seconds
 from cli.standalone.stack import Stack, StackFailed
@@ -33,7 +34,7 @@ DEFAULT_BASE = "mens-tiny"
 CHECK_SECONDS = 2.0
 SHOWN_ALIASES = 5
 
-console = Console()
+console = plain_console()
 
 
 def up(

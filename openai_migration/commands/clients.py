@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from cli.client.connection import note
+from cli.output import plain_console
 from openai_migration.archive.openai_client import DEFAULT_KEY_VARIABLE, OpenAIClient, ProjectKey, read_key
 
 SECONDS_PER_LINE = 10.0
@@ -68,7 +68,7 @@ class Activity:
 @contextmanager
 def activity(key: ProjectKey, total: int | None = None) -> Iterator[Activity]:
     """Yield a client with one key, closed at the end; ``total`` is the expected number of responses, if known."""
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         shown = Activity(key, bar, total)

@@ -13,12 +13,11 @@ from typing import Annotated
 import httpx
 import msgspec
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cli.client.connection import connect, fail, note
 from cli.client.json_errors import note_json
-from cli.output import counted
+from cli.output import counted, plain_console
 from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive, safe_name
 from openai_migration.gate.answers import Candidate, answers_file, ask, pending, read_answers, resolve
@@ -270,7 +269,7 @@ def _cost(bodies: list[Body]) -> str:
 
 def _send(client: httpx.Client, archive: Path, file: str, bodies: list[Body], label: str, concurrency: int) -> None:
     """Send requests, with a progress bar."""
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=len(bodies))

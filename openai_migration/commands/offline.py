@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from cli.client.connection import fail, note
 from cli.conversion.outcomes import ConvertedMethod, RowOptions
 from cli.options import existing_file
-from cli.output import counted
+from cli.output import counted, plain_console
 from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive
 from openai_migration.commands.options import EXPORT, ExportFolder
@@ -103,7 +102,7 @@ def convert(
     rows = RowOptions(keep_refusals, developer_as_system, as_supervised, split_answers)
     choices = Choices(rows, strip, allow_image_loss, Redaction(redact) if redact else None)
     formats = check_formats(contents)
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     try:
         with (

@@ -11,12 +11,11 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 
 from cli.client.connection import Connection, connect, fail, note, saved_connection
 from cli.client.job_progress import follow, poll
 from cli.client.json_errors import note_json
-from cli.output import counted, print_table
+from cli.output import counted, plain_console, print_table
 from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive
 from openai_migration.successors.contracts import ConvertedModel, Unplannable, tuned_models
@@ -31,7 +30,7 @@ from shared.settings import Settings, read_settings
 app = typer.Typer()
 switch_app = typer.Typer()
 """Separate, because `--help` lists steps in the order of their use, and `gate` comes before it."""
-console = Console(stderr=True)
+console = plain_console(stderr=True)
 GIB = 1 << 30
 NO_PROMISE = "A base may be worse than the model it replaces: compare them with `gate`."
 

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from cli.output import counted, format_duration, format_minute, format_size, line_ranges, on_one_line, print_table
+from cli.output import (
+    counted,
+    format_duration,
+    format_minute,
+    format_size,
+    line_ranges,
+    on_one_line,
+    plain_console,
+    print_table,
+)
 
+ROOT = Path(__file__).resolve().parents[2]
 ADAPTER = f"support@{'3f' * 32}"
 
 
@@ -94,3 +105,17 @@ def test_runs_of_lines_are_shortened() -> None:
 )
 def test_text_is_shown_on_one_line(text: str, shown: str) -> None:
     assert on_one_line(text, 9) == shown
+
+
+def test_console_prints_markup_and_emoji_codes_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    plain_console().print("[/b] [red]a[/red] :smile: \\[x]")
+    assert capsys.readouterr().out == "[/b] [red]a[/red] :smile: \\[x]\n"
+
+
+@pytest.mark.parametrize("package", ["cli", "openai_migration"])
+def test_every_console_is_plain(package: str) -> None:
+    files = [path for path in (ROOT / package).rglob("*.py") if path != ROOT / "cli" / "output.py"]
+    assert files
+    assert not [str(path) for path in files if re.search(r"(?<!\w)Console\(", path.read_text())]
+    text_columns = [line for path in files for line in re.findall(r"TextColumn\(\"\{.*\)", path.read_text())]
+    assert not [line for line in text_columns if "markup=False" not in line and "task.completed" not in line]

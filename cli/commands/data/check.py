@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -19,7 +17,7 @@ from cli.client.connection import fail, fail_with
 from cli.client.json_errors import note_json
 from cli.client.remedies import with_file
 from cli.options import TemplateArgument, existing_file, parse_template_arguments
-from cli.output import counted, line_ranges
+from cli.output import counted, line_ranges, plain_console
 from shared.base_models.catalog import load_catalog
 from shared.base_models.config import parse_model_config
 from shared.contract.flat_keys import parse_contract
@@ -36,8 +34,8 @@ if TYPE_CHECKING:
     from shared.tokenization.supervision_report import SupervisionReport
     from shared.tokenization.template_arguments import ChatOptions
 
-console = Console()
-errors = Console(stderr=True)
+console = plain_console()
+errors = plain_console(stderr=True)
 
 SHOWN_PAIRS = 5
 CheckedMethod = Literal["supervised", "dpo"]
@@ -119,11 +117,11 @@ def check(
         typer.echo(json.dumps(report.model_dump(mode="json") | found, indent=2))
     else:
         if trained_by is MethodType.DPO and not method:
-            console.print("the rows are pairs of answers, so they are checked for --method dpo", markup=False)
+            console.print("the rows are pairs of answers, so they are checked for --method dpo")
         show(report, file, validation, quarantine)
         for name, one in supervised.items():
             show_supervision(one, "validation " if name == "validation_supervision" else "")
-        console.print(_verdict(report, error), markup=False, soft_wrap=True)
+        console.print(_verdict(report, error), soft_wrap=True)
     raise typer.Exit(1 if error else 0)
 
 
@@ -227,7 +225,7 @@ def show(report: DataReport, file: Path, validation: Path | None, quarantine: Pa
             _show_errors(path.name, found)
     if quarantine and report.training.error_count:
         console.print(f"the bad lines of {file.name} are in {quarantine}")
-    table = Table("", escape(file.name), *([escape(validation.name)] if validation else []))
+    table = Table("", file.name, *([validation.name] if validation else []))
     columns = [_figures(found) for found in (report.training, report.validation) if found]
     for name in columns[0]:
         table.add_row(name, *(column[name] for column in columns))
@@ -238,7 +236,7 @@ def show(report: DataReport, file: Path, validation: Path | None, quarantine: Pa
     if report.leakage:
         _show_pairs("leakage", report.leakage.exact_pairs + report.leakage.near_pairs, "validation line")
     for note in report.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
 
 
 def show_supervision(found: SupervisionReport, kind: str = "") -> None:
@@ -247,7 +245,6 @@ def show_supervision(found: SupervisionReport, kind: str = "") -> None:
     console.print(
         f"{kind}tokens: {found.tokens:,} in {counted(found.rows, 'row')}{sample}, {found.supervised_tokens:,} of them supervised; "
         f"truncated rows: {found.truncated_rows:,} ({found.truncation_fraction:.1%} of all tokens)",
-        markup=False,
     )
     for what, notes in (
         ("cannot be written with the base's chat template", found.unsupported),
@@ -262,11 +259,9 @@ def show_supervision(found: SupervisionReport, kind: str = "") -> None:
     ):
         if notes.count:
             first = notes.first[0]
-            console.print(
-                f"{kind}rows that {what}: {notes.count:,}; the first is line {first.line}: {first.reason}", markup=False
-            )
+            console.print(f"{kind}rows that {what}: {notes.count:,}; the first is line {first.line}: {first.reason}")
     if found.end_token_note and not kind:
-        console.print(f"note: {found.end_token_note}", markup=False)
+        console.print(f"note: {found.end_token_note}")
 
 
 @contextmanager
@@ -293,24 +288,22 @@ def _opened(path: Path | None) -> Iterator[BinaryIO | None]:
 def _show_errors(name: str, found: FileReport) -> None:
     if found.advice:  # one sentence instead of a table of equal lines
         first = found.errors[0]
-        console.print(f"{name} {found.advice.finding}.", markup=False)
+        console.print(f"{name} {found.advice.finding}.")
         counts = ", ".join(f"{code} {count:,}" for code, count in found.errors_by_code.items())
-        console.print(f"bad lines: {counts}; the first is line {first.line}: {first.reason}", markup=False)
+        console.print(f"bad lines: {counts}; the first is line {first.line}: {first.reason}")
         return
     more = f", the first {len(found.errors)} of them" if found.error_count > len(found.errors) else ""
-    title = f"{counted(found.error_count, 'bad line')} in {escape(name)}{more}"
+    title = f"{counted(found.error_count, 'bad line')} in {name}{more}"
     table = Table("line", "code", "what is wrong", title=title)
     faults: dict[tuple[str, str], list[int]] = {}
     for problem in found.errors:
         faults.setdefault((problem.code, problem.reason), []).append(problem.line)
     for (code, reason), lines in faults.items():
-        table.add_row(line_ranges(lines), code, escape(reason))
+        table.add_row(line_ranges(lines), code, reason)
     console.print(table)
     if found.error_count > len(found.errors):
         counts = ", ".join(f"{code} {count}" for code, count in found.errors_by_code.items())
-        console.print(
-            f"all of them: {counts}; `mens data check {name} --quarantine BAD` lists them in BAD", markup=False
-        )
+        console.print(f"all of them: {counts}; `mens data check {name} --quarantine BAD` lists them in BAD")
 
 
 def _figures(found: FileReport) -> dict[str, str]:
@@ -344,14 +337,14 @@ def _pair_figures(pairs: PreferenceReport | None) -> dict[str, str]:
 
 
 def _counts(counts: dict[str, int], shown: int = 6) -> str:
-    parts = [f"{escape(name)} {count:,}" for name, count in list(counts.items())[:shown]]
+    parts = [f"{name} {count:,}" for name, count in list(counts.items())[:shown]]
     return ", ".join(parts) + (f" and {len(counts) - shown} more" if len(counts) > shown else "")
 
 
 def _show_pairs(title: str, pairs: list[LinePair], second: str) -> None:
     for pair in pairs[:SHOWN_PAIRS]:
         alike = "the same as" if pair.similarity == 1 else f"about {pair.similarity:.0%} the same as"
-        console.print(f"{title}: {second} {pair.second} is {alike} line {pair.first}", markup=False)
+        console.print(f"{title}: {second} {pair.second} is {alike} line {pair.first}")
 
 
 def _verdict(report: DataReport, error: MensError | None) -> str:

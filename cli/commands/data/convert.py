@@ -9,7 +9,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from cli.client.connection import fail, fail_with
@@ -20,7 +19,7 @@ from cli.conversion.file_report import ConversionReport
 from cli.conversion.outcomes import DropReason, RowOptions
 from cli.conversion.sources import FORMS_WITH_LINES
 from cli.options import existing_file
-from cli.output import counted
+from cli.output import counted, plain_console
 from shared.datasets.forms.recognition import RowForm
 from shared.datasets.rows import RowCode
 from shared.errors import Code, InvalidRequest, MensError
@@ -177,6 +176,6 @@ def _rules(source: Path, form: RowForm | None, columns: str, dataset_info: Path 
 
 
 def _progress() -> Progress:
-    errors = Console(stderr=True)
+    errors = plain_console(stderr=True)
     columns = (TextColumn("converting"), TextColumn("{task.completed:,} rows"))
     return Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from cli.client.connection import fail, fail_with, note
@@ -27,13 +26,13 @@ from cli.evaluation.run_items import PairedItems, pairs_between, pairs_within
 from cli.evaluation.run_page import SHOWN_ITEMS, print_comparison, print_run
 from cli.evaluation.served_models import base_of
 from cli.options import existing_file
-from cli.output import counted, format_minute, print_table
+from cli.output import counted, format_minute, plain_console, print_table
 from shared.errors import MensError
 
 ENDED = ("completed", "failed", "canceled")
 POLL_SECONDS = 0.5
 DEFAULT_MAX_TOKENS = 512
-errors = Console(stderr=True)
+errors = plain_console(stderr=True)
 RunId = Annotated[str, typer.Argument(help="Id of a run, from `mens eval list`, or a part that no other id has.")]
 Shown = Annotated[int, typer.Option("--worst", min=0, help="Number of the worst items to show.")]
 Margin = Annotated[
@@ -250,7 +249,7 @@ def _cost(request: api.RunRequest) -> str:
 def _follow(begun: dict[str, Any], request: api.RunRequest) -> dict[str, Any]:
     """Return the run once it has ended; requests are repeated while an API restarts."""
     total = len(request.file.items) * request.samples
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     run, lines = begun, PlainProgress(errors)
     with Progress(*columns, console=errors, disable=not errors.is_terminal) as bar:
         task = bar.add_task(begun["status"], total=total)

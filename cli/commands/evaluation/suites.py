@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from cli.client.connection import connect, fail, fail_with, note
@@ -22,7 +21,7 @@ from cli.evaluation.served_models import base_of
 from cli.evaluation.suites.environment import LOCK, environment_folder, install, python_of
 from cli.evaluation.suites.harness import SuiteRun, command, environment, run_suite
 from cli.evaluation.suites.samples import Metric, SuiteScores, paired, read_scores
-from cli.output import print_table
+from cli.output import plain_console, print_table
 from shared.base_models.catalog import load_catalog
 from shared.base_models.config import parse_model_config
 from shared.errors import MensError
@@ -35,7 +34,7 @@ app = typer.Typer(
     "The harness is a separate program. `install` puts it into its own environment; `run` starts it on this machine, as a "
     "client of the installation with your key.",
 )
-errors = Console(stderr=True)
+errors = plain_console(stderr=True)
 LockFile = Annotated[Path, typer.Option("--lock", help="Lock file with the packages to install.")]
 
 
@@ -173,7 +172,7 @@ class _Bar:
     """Shows answered requests on a terminal; elsewhere prints one line at the beginning."""
 
     def __init__(self, model: str) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
         self._bar = Progress(*columns, console=errors, disable=not errors.is_terminal)
         self._task = self._bar.add_task(model, total=None)
         self._model = model

@@ -50,6 +50,13 @@ def test_good_file_passes(tmp_path: Path) -> None:
     assert "ok: 2 rows to train on" in output
 
 
+@pytest.mark.parametrize("lines", [[pair("1")], [b"no json\n"], [pair("1"), pair("1")]])
+def test_names_are_printed_as_they_are(tmp_path: Path, lines: list[dict[str, Any] | bytes]) -> None:
+    path = write(tmp_path / "[red]:smile: [-b].jsonl", *lines)
+    bad = tmp_path / "[-bad]"
+    assert "[red]:smile: [-b].jsonl" in check(path, "--quarantine", str(bad))[1]
+
+
 def test_rows_that_a_job_holds_out_are_told(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *(pair(str(number)) for number in range(60)))
     told = "60 rows to train on; a job holds 10 of them out to validate, unless it has --validation"
