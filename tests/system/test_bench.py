@@ -18,7 +18,7 @@ RUNS = {
 }
 """By command: the goals of its JSON lines, and the first column of its tables."""
 REAL = {
-    "bench.gateway --base smollm2": ("C7-real", "direct|gateway|bare|plain"),
+    "bench.gateway --base smollm2": ("C7-real", "direct|gateway|plain"),
     "bench.hotload --base smollm2": ("C6-real", RUNS["bench.hotload"][1]),
 }
 """The same with an installation of their own around the real base."""
