@@ -22,6 +22,8 @@ SHORT_IDS = (
     (re.compile(r"\b(ftjob|file|receipt)(-)[0-9a-z]{20}([0-9a-z]{6})\b"), rf"\1\2{LEFT_OUT}\3"),
 )
 """Long ids of adapters and of rows, and what is shown of them where a terminal is narrow."""
+TERMINAL_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but the line break and the tab, and those that change the direction of a line."""
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
@@ -66,7 +68,7 @@ def print_table(
     for column, width in zip(shown, form.widths, strict=True):
         table.add_column(Text(column), width=width)
     for row in form.rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(value)) for value in row))
     console.print(table)
     if left_out := [column for column in columns if column not in shown]:
         typer.echo(f"left out, as the terminal is narrow: {', '.join(left_out)}", err=True)
@@ -80,9 +82,14 @@ def plain_console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, emoji=False)
 
 
+def printable(text: str) -> str:
+    """Return a model's or another user's text without the characters that control a terminal; line breaks and tabs stay."""
+    return TERMINAL_CONTROLS.sub("", text)
+
+
 def on_one_line(text: str, longest: int = 300) -> str:
-    """Return a model's or a user's text on one line, cut to at most ``longest`` characters."""
-    line = " ".join(text.split())
+    """Return printable text on one line, cut to at most ``longest`` characters."""
+    line = printable(" ".join(text.split()))
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ import typer
 
 from cli.client.chat_hints import describe_empty
 from cli.client.connection import connect, fail_with, fail_with_response, note, unreachable
-from cli.output import shorten_ids
+from cli.output import printable, shorten_ids
 
 ADAPTER_HEADER = "x-mens-adapter"
 
@@ -74,7 +75,9 @@ class Conversation:
         body = {"model": self.model, "messages": [*system, *self.turns, question], "stream": True}
         written, finish_reason = "", None
         for choice in self._choices(body | self.settings.fields(), begun):
-            typer.echo(part := choice.get("delta", {}).get("content") or "", nl=False)
+            part = choice.get("delta", {}).get("content") or ""
+            # Into a file or a pipe the answer goes as it is.
+            typer.echo(printable(part) if sys.stdout.isatty() else part, nl=False)
             written, finish_reason = written + part, choice.get("finish_reason") or finish_reason
         typer.echo()
         self.turns += [question, {"role": "assistant", "content": written}]

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from cli.client.connection import find
 from cli.client.self_evaluation import read_evaluation
+from cli.output import on_one_line
 from shared.model_card.evaluation_rows import MAX_CHARACTERS
 from shared.model_card.self_evaluation import RowSource, SampleAnswer, SelfEvaluation
 
@@ -74,8 +75,7 @@ def _fits(text: str, limit: int) -> bool:
 
 
 def _beginning(text: str) -> str:
-    line = "".join(character for character in " ".join(text.split()) if character.isprintable() and character != '"')
-    return line[:40]
+    return on_one_line(text).replace('"', "")[:40]
 
 
 def _file(evaluation: SelfEvaluation) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from cli.output import on_one_line
 from shared.model_card.self_evaluation import KEY, SampleAnswer, SelfEvaluation, summarize
 
 WIDTH = 160
@@ -74,6 +75,4 @@ def _describe_sample(number: int, sample: SampleAnswer) -> Iterator[str]:
 
 
 def _one_line(text: str) -> str:
-    """Return untrusted text on one line: control characters, which may steer a terminal, are left out."""
-    line = "".join(character for character in " ".join(text.split()) if character.isprintable())
-    return f"{line[: WIDTH - 1]}…" if len(line) > WIDTH else line or "(nothing)"
+    return on_one_line(text, WIDTH) or "(nothing)"

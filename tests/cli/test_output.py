@@ -119,3 +119,12 @@ def test_every_console_is_plain(package: str) -> None:
     assert not [str(path) for path in files if re.search(r"(?<!\w)Console\(", path.read_text())]
     text_columns = [line for path in files for line in re.findall(r"TextColumn\(\"\{.*\)", path.read_text())]
     assert not [line for line in text_columns if "markup=False" not in line and "task.completed" not in line]
+
+
+def test_cells_of_a_table_do_not_control_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table(["name"], [["a\x1b[2Jb"]])
+    assert "a[2Jb" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -63,6 +64,19 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr("builtins.input", read)
     return lines
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_answer_does_not_control_the_terminal(
+    models: Models, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
+) -> None:
+    answer = "a\n\tb\x1b]52;c;ZXZpbA==\x07\u202ec"
+    monkeypatch.setattr("tests.cli.chat.test_terminal.events", lambda _content, made=events(answer): made)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    conversation = Conversation("other", GREEDY)
+    conversation.ask("b")
+    assert capsys.readouterr().out == ("a\n\tb]52;c;ZXZpbA==c\n" if is_terminal else f"{answer}\n")
+    assert conversation.turns[-1]["content"] == answer, "the next request has what the model wrote"
 
 
 def sent(request: dict[str, Any]) -> list[str]:
