@@ -75,6 +75,8 @@ format: $(STAMP) ## format the code and apply the linter's fixes
 measure: $(STAMP) ## print the measures of the code, and their targets (CONTRIBUTING.md)
 	@$(BIN)/python -m scripts.measure
 
+# Without the lines that only show that it goes on.
+PROGRESS := ^( +\w.* is ready$$|[0-9:]+ waiting for|(running|preflight|training|publishing|self-evaluation)\b)
 picture: $(STAMP) ## make the docs' picture of the demo from a run of it
 	$(BIN)/python -m scripts.terminal_picture docs/pictures/demo.svg --shown "make demo" --omit '$(PROGRESS)' -- $(BIN)/mens demo
 
