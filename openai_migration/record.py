@@ -15,7 +15,7 @@ import msgspec
 from cli.output import counted
 from openai_migration.archive.folder import (
     Archive,
-    Entry,
+    ArchiveEntry,
     file_name,
     make_private,
     now,
@@ -224,14 +224,14 @@ def record_answers(
                 done.tokens += _tokens(archive, entry)
 
 
-def _ask(client: OpenAIClient, archive: Archive, question: RecordedQuestion) -> Entry:
+def _ask(client: OpenAIClient, archive: Archive, question: RecordedQuestion) -> ArchiveEntry:
     with archive.body() as body:
         reply = client.send("POST", "chat/completions", body, body=question.body)
         if reply.status == 400 and "logprobs" in reply.message:
             plain = {name: value for name, value in question.body.items() if name not in WITH_LOGPROBS}
             reply = client.send("POST", "chat/completions", body, body=plain)
         query = question.query
-        entry = Entry(
+        entry = ArchiveEntry(
             client.project,
             "POST",
             "chat/completions",
@@ -259,7 +259,7 @@ def _is_completion(body: BinaryIO) -> bool:
         return False
 
 
-def _tokens(archive: Archive, entry: Entry) -> int:
+def _tokens(archive: Archive, entry: ArchiveEntry) -> int:
     usage = msgspec.json.decode((archive.folder / entry.file).read_bytes()).get("usage") or {}
     return int(usage.get("total_tokens") or 0)
 
