@@ -71,7 +71,8 @@ def test_answer_does_not_control_the_terminal(
     models: Models, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
 ) -> None:
     answer = "a\n\tb\x1b]52;c;ZXZpbA==\x07\u202ec"
-    monkeypatch.setattr("tests.cli.chat.test_terminal.events", lambda _content, made=events(answer): made)
+    stream = events(answer)
+    monkeypatch.setattr("tests.cli.chat.test_terminal.events", lambda _content: stream)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     conversation = Conversation("other", GREEDY)
     conversation.ask("b")

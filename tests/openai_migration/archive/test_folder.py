@@ -13,7 +13,7 @@ from openai_migration.archive.folder import (
     JOURNAL,
     MANIFEST,
     Archive,
-    Entry,
+    ArchiveEntry,
     file_name,
     is_finished,
     now,
@@ -23,10 +23,10 @@ from openai_migration.archive.folder import (
 from shared.errors import ArtifactInvalid, Code, Conflict
 
 
-def add(archive: Archive, name: str, content: bytes = b"{}") -> Entry:
+def add(archive: Archive, name: str, content: bytes = b"{}") -> ArchiveEntry:
     with archive.body() as body:
         body.write(content)
-        return archive.add(Entry("P", "GET", name, {}, 200, now(), file_name("P", name)), body)
+        return archive.add(ArchiveEntry("P", "GET", name, {}, 200, now(), file_name("P", name)), body)
 
 
 def test_folders_and_files_are_their_owners_alone(tmp_path: Path) -> None:
