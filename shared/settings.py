@@ -99,7 +99,7 @@ class Settings(BaseSettings):
         description="Hosts and networks that webhooks may be sent to although not public, comma-separated; also over http://.",
     )
     log_format: LogFormat = Field(
-        "text", description="text: plain lines; json: an object a line, with the ids of request, job and tenant."
+        "text", description="text: plain lines; json: one object per line, with the ids of request, job and tenant."
     )
     otlp_endpoint: str = Field(
         "",

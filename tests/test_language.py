@@ -32,7 +32,7 @@ PHRASES = {
     r"(?i)\bso\s+(?:many|much)\b(?!\s+(?:that|as)\b)": "this many, as many",
     r"(?i)\b(?:told|tells)\b(?!\s+(?:\w+\s+){0,2}apart\b)": "reported, says",
     r"(?i)\b(?:is|are|was|were)\s+(?:not|already)\s+there\b": "does not exist, is missing, exists",
-    r"(?i)\b(?:one\s+a\s+line|a\s+(?:line|row)\s+each)\b": "one per line",
+    r"(?i)\b(?:one(?:\s+\w+)?\s+a\s+(?:line|process)|an?\s+(?:object|row)\s+a\s+line|a\s+(?:line|row)\s+each)\b": "one per line",
     r"(?i)\b(?:requests|tokens|bytes|rows)\s+a\s+(?:minute|second|row|token)\b": "per minute",
     r"(?i)\bany\s+more\b": "no longer",
     r"(?i)\b(?:go|goes|going|went)\s+on\b": "continue",

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             SubsetMerge(tuple(arguments.base_shard), arguments.adapter, arguments.meta, arguments.output)
         )
     if arguments.run_dir is None:
-        parser.error("give the run folder after the plan")
+        parser.error("the run folder is missing: give a plan and a run folder")
     StopSignals()  # a merge is short: it ends on its own, or by a kill after the grace time
     arguments.run_dir.mkdir(parents=True, exist_ok=True)
     run = MergeRun.model_validate_json(arguments.plan.read_bytes())

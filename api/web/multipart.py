@@ -98,7 +98,7 @@ async def receive_file(
         raise _invalid(f"The form has no part named `{name}` that has a file name.", name)
     if writer.size == 0:
         raise DatasetInvalid(
-            Code.DATASET_EMPTY, "The file is empty.", remedy="Upload a file with one row a line.", param=name
+            Code.DATASET_EMPTY, "The file is empty.", remedy="Upload a file with one row per line.", param=name
         )
     sha256 = await run_in_threadpool(writer.finish)
     values = {field: text.value.decode(errors="replace") for field, text in texts.items() if text.value}

@@ -450,7 +450,7 @@ def merge_subset(base_shards: list[Path], adapter: Path, meta: Path, output: Pat
     except MensError as error:
         fail_with(error)
     typer.echo(
-        f"{counted(len(merged['layers']), 'tensor')} in {output}, SHA-256 {merged['digest']}; {HANDOFF_NAME} is next to it"
+        f"wrote {counted(len(merged['layers']), 'tensor')} to {output} (SHA-256 {merged['digest']}), and {HANDOFF_NAME} to its folder"
     )
     if merged["skipped"]:
         typer.echo(f"not merged, because they are missing in base_key_map: {', '.join(merged['skipped'])}")

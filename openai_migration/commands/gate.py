@@ -189,9 +189,13 @@ def _candidates(archive: Path, models: list[str], given: list[str]) -> tuple[dic
     """Return the candidate of each model, and why some have none."""
     named = {tuned: name for tuned, _, name in (text.rpartition("=") for text in given)}
     if unknown := sorted(named.keys() - {"", *models}):
-        fail(f"--candidate names {', '.join(unknown)}, without recorded answers; recorded are {', '.join(models)}.")
+        fail(
+            f"--candidate names {', '.join(unknown)}, which has no recorded answers. Models with recorded answers: {', '.join(models)}."
+        )
     if "" in named and len(models) != 1:
-        fail(f"--candidate NAME is for one model; there are {len(models)}: --candidate 'TUNED=NAME' for each.")
+        fail(
+            f"--candidate NAME needs exactly one tuned model, and {len(models)} are compared. Give each one its own: --candidate 'TUNED=NAME'."
+        )
     found, failures = {}, []
     for model in models:
         trained = sorted(_trained(archive, model))

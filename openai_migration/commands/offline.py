@@ -129,7 +129,9 @@ def convert(
     _show_formats(formats)
     note(f"each file's .report.jsonl lists every line; the totals are in {archive / REPORT}")
     if refused := [converted.name for converted in done if converted.report and converted.report.refused]:
-        fail(f"not written: {', '.join(refused)}. To write them without the rows that have images: --allow-image-loss")
+        fail(
+            f"not written, because too many rows have images: {', '.join(refused)}. Use --allow-image-loss to leave these rows out."
+        )
     note(f"next: `mens migrate openai plan {archive}`")
 
 

@@ -157,7 +157,7 @@ def nothing_to_train_on(report: DatasetReport, filters: RowFilter, param: str = 
             if report.error_count
             else "is empty"
         )
-        message, remedy = f"The {_kind(param)} file {found}.", "Give a file with one row a line."
+        message, remedy = f"The {_kind(param)} file {found}.", "Give a file with one row per line."
         if report.advice:
             message, remedy = f"The {_kind(param)} file {report.advice.finding}. It {found}.", report.advice.remedy
     return DatasetInvalid(

@@ -259,7 +259,7 @@ def _missing(record: Record, prompt: str | None, answer: str | None, line: bytes
     if prompt is None and answer is None:
         for name in ("messages", "turns"):
             if getattr(record, name) is not None:
-                return RowError(RowCode.ROW_FIELD_MISSING, f"`{name}` is empty: it has no turn", name)
+                return RowError(RowCode.ROW_FIELD_MISSING, f"`{name}` is empty; it needs at least one turn", name)
         name, reason = "", "`messages`, or `prompt` with `response`, is missing"
     else:
         name = "prompt" if prompt is None else "response"

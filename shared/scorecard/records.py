@@ -57,7 +57,7 @@ class ScorecardEvent(ScorecardValue):
             "hir_error_count": (self.hir_error_count == 0) != self.compile_pass_n,
         }
         if found := [name for name, is_wrong in wrong.items() if is_wrong]:
-            raise ValueError(f"{' and '.join(found)} cannot be with the other fields of the row")
+            raise ValueError(f"these fields contradict others of the row: {', '.join(found)}")
         return self
 
 

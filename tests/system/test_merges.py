@@ -115,7 +115,7 @@ def test_an_imported_adapter_is_certified_served_and_merged(installation: Instal
         str(home / f"original-{BASE}" / V3_NAME),
     ]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    assert "tensors in" in told.stdout
+    assert "tensors to" in told.stdout
     assert_same_tensors(output, folder)
 
 

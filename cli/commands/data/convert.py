@@ -26,7 +26,7 @@ from shared.errors import Code, InvalidRequest, MensError
 
 SHOWN_KEYS = 20
 REASONS: dict[str, str] = {
-    DropReason.PREFERENCE: "rows for DPO, which Mens does not support yet; --as-supervised trains on the chosen answers",
+    DropReason.PREFERENCE: "pairs for DPO need no conversion (docs/preference.md); --as-supervised trains on the chosen answers",
     DropReason.LABEL_FALSE: "marked as bad answers",
     DropReason.TEXT_WITHOUT_TURNS: "text without a known chat markup has no answer to learn",
     DropReason.FORM_UNKNOWN: "unknown form; name the columns: --columns question=prompt,answer=response",
@@ -67,7 +67,11 @@ def convert(
     ] = None,
     split: Annotated[str, typer.Option(help="Split of the input, if it has several: train, test, …")] = "",
     as_supervised: Annotated[
-        bool, typer.Option("--as-supervised", help="Convert a preference (DPO) to a row with its chosen answer.")
+        bool,
+        typer.Option(
+            "--as-supervised",
+            help="Convert a pair for DPO to a row with its chosen answer. Default: drop it, because DPO needs no conversion.",
+        ),
     ] = False,
     keep_refusals: Annotated[
         bool, typer.Option("--keep-refusals", help="Keep a refusal as the answer's text. Default: drop its row.")

@@ -201,7 +201,7 @@ def _implicit(row: Row, chosen: _Side, rejected: _Side) -> _Written:
 
 def _written(prompt: list[Any], field: str, tools: Any, sides: Sequence[_Side], used: tuple[str, ...]) -> _Written:
     if not prompt:
-        raise RowError(RowCode.ROW_FIELD_MISSING, f"`{field}` is empty: it has no turn", field)
+        raise RowError(RowCode.ROW_FIELD_MISSING, f"`{field}` is empty; it needs at least one turn", field)
     chosen, rejected = sides
     return _Written(prompt, field, tools, chosen, rejected, used)
 

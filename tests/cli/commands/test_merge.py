@@ -30,7 +30,7 @@ def test_the_originals_merge_and_its_handoff(tmp_path: Path) -> None:
     result = runner.invoke(app, ["merge", "--base-shard", str(base / "model.safetensors"), *files])
     assert result.exit_code == 0, result.output
     assert set(read_tensors(output)) == set(made.layers.values())
-    assert f"{len(made.layers)} tensors in" in result.output and digest_file(output) in result.output
+    assert f"{len(made.layers)} tensors to" in result.output and digest_file(output) in result.output
     handoff = Handoff.model_validate_json((output.parent / HANDOFF_NAME).read_bytes())
     assert (handoff.backend_family, handoff.adapter_path) == ("other", "merged.safetensors")
     assert handoff.notes is not None and "a server cannot load this file" in handoff.notes

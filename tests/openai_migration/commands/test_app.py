@@ -230,7 +230,7 @@ def test_convert_refuses_to_lose_images_until_it_is_allowed_to(openai: ServedOpe
     (here / "mine.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     output = mens("convert", "a", "--original", "mine.jsonl", code=1)
     assert "dropped: image: 7 (line 1, 2, 3, 4, 5, …)" in output
-    assert "not written: mine.jsonl. To write them without the rows that have images: --allow-image-loss" in output
+    assert "not written, because too many rows have images: mine.jsonl. Use --allow-image-loss" in output
     assert not (here / "a/data/originals/mine.jsonl").exists()
     mens("convert", "a", "--original", "mine.jsonl", "--allow-image-loss")
     assert (here / "a/data/originals/mine.jsonl").read_text().count("\n") == 93

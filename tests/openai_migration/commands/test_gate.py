@@ -442,7 +442,7 @@ def test_the_successor_is_the_one_that_was_trained(successor: Successor, archive
     ("options", "words"),
     [
         (["--model", "ft:other"], "has no recorded answers of ft:other"),
-        (["--candidate", "ft:other=helper"], "names ft:other, without recorded answers"),
+        (["--candidate", "ft:other=helper"], "names ft:other, which has no recorded answers"),
     ],
 )
 def test_a_name_that_is_wrong_is_said(successor: Successor, archive: Path, options: list[str], words: str) -> None:

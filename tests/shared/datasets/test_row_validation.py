@@ -98,8 +98,8 @@ def careful(line: bytes) -> Verdict:
         ),
         (b'{"question": "a"}', "", "`messages`, or `prompt` with `response`, is missing"),
         (b'{"prompt\\u001b": "a"}', "", "`messages`, or `prompt` with `response`, is missing"),
-        (b'{"messages": []}', "messages", "`messages` is empty: it has no turn"),
-        (b'{"turns": [], "rating": 3}', "turns", "`turns` is empty: it has no turn"),
+        (b'{"messages": []}', "messages", "`messages` is empty; it needs at least one turn"),
+        (b'{"turns": [], "rating": 3}', "turns", "`turns` is empty; it needs at least one turn"),
     ],
 )
 def test_what_is_missing_is_named_on_both_paths(line: bytes, field: str, reason: str) -> None:

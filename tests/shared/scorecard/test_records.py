@@ -47,7 +47,7 @@ def test_another_reader_takes_what_is_written() -> None:
     ],
 )
 def test_a_row_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="cannot be with the other fields"):
+    with pytest.raises(ValidationError, match="these fields contradict others of the row"):
         scorecard_event("new", "a", **fields)
 
 

@@ -132,7 +132,9 @@ def test_file_without_trainable_rows_fails(tmp_path: Path) -> None:
 
 def test_an_empty_file_is_called_so_with_code_and_remedy(tmp_path: Path) -> None:
     empty = write(tmp_path / "a.jsonl")
-    assert "not usable: DATASET_EMPTY: The training file is empty. Give a file with one row a line." in check(empty)[1]
+    assert (
+        "not usable: DATASET_EMPTY: The training file is empty. Give a file with one row per line." in check(empty)[1]
+    )
     code, output = check(empty, "--json")
     error = json.loads(output)["error"]
     assert (code, error["code"], error["param"]) == (1, "DATASET_EMPTY", "data.train_file")
