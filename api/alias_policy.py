@@ -11,8 +11,9 @@ from typing import Any
 
 from api.services import Services
 from api.web.tenant_view import TenantView
+from shared.contract.contracts import ImportContract
 from shared.contract.parent import PlannedParent
-from shared.contract.sections import ArtifactSection, ImportContract
+from shared.contract.sections import ArtifactSection
 from shared.database.overview.named_adapter import first_comparison
 from shared.database.records import NewEvent
 from shared.errors import InvalidRequest, NotFound

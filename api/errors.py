@@ -27,7 +27,7 @@ from api.openai_vocabulary import openai_code, openai_type
 from shared import errors
 from shared.contract.faults import MISSING_FIELD, UNKNOWN_FIELD, reason_of, unknown_before_missing
 from shared.contract.field_names import nearest_field
-from shared.contract.sections import BAD_NAME, describe_bad_name
+from shared.contract.values import BAD_NAME, describe_bad_name
 from shared.errors import Code, InvalidRequest, MensError, Unavailable
 from shared.host import disk_fault
 

@@ -17,10 +17,11 @@ from shared.artifacts.manifests import AdapterManifest
 from shared.artifacts.original_layout import refuse_bin
 from shared.base_models.catalog import Catalog
 from shared.contract.auto_hyperparameters import auto_exec
+from shared.contract.contracts import FineTuneContract, ImportContract, MergeContract
 from shared.contract.flat_keys import from_flat, parse_contract
 from shared.contract.parent import PlannedParent
 from shared.contract.plan import ImportPlan, MergePlan, PlannedBase
-from shared.contract.sections import ArtifactSection, FineTuneContract, ImportContract, MergeContract
+from shared.contract.sections import ArtifactSection
 from shared.database.overview.named_adapter import find_to_continue
 from shared.database.records import DEFAULT_TERMS, Job, Kind, NewEvent, QueueTerms, Submission
 from shared.errors import Code, Conflict, ContractRejected, DatasetInvalid, Forbidden, NotFound

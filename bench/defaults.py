@@ -19,8 +19,8 @@ from typing import Any
 
 from bench.small_sets import GENERAL, SETS, write_rows, write_set
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
+from shared.contract.contracts import FineTuneContract
 from shared.contract.plan import DataFile, TrainingInputs, TrainingRun, plan_finetune
-from shared.contract.sections import FineTuneContract
 
 HELD_OUT = 24
 SAMPLES = 12

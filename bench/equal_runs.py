@@ -37,8 +37,8 @@ from bench.training.recipe import InputsRequest
 from bench.training.shapes import Shape
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.base_models.catalog import BaseModelEntry, LocalSource
+from shared.contract.contracts import FineTuneContract
 from shared.contract.plan import TrainingRun, plan_finetune
-from shared.contract.sections import FineTuneContract
 from shared.hashing import digest_file, digest_json
 from worker.child_runtime import EXIT_PAUSED, PAUSE_SIGNAL
 from worker.run_folder import (

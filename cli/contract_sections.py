@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from shared.contract.contracts import FineTuneContract
 from shared.contract.flat_keys import from_flat
-from shared.contract.sections import FineTuneContract
 from shared.errors import Code, ContractRejected
 
 Sections = dict[str, dict[str, Any]]

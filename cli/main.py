@@ -28,7 +28,7 @@ PLACES = (
     ),
     CommandPlace(
         "train",
-        "jobs:train",
+        "jobs.train:train",
         "Tune a base model on a JSONL file. Check it first with `mens data check FILE` and `mens plan FILE --model NAME`.",
         takes_unknown_options=True,
     ),
@@ -68,7 +68,7 @@ PLACES = (
         "models:app",
         "List every name that `model` accepts: bases, adapters, aliases; show one; delete an adapter.",
     ),
-    CommandPlace("jobs", "jobs:app", "Jobs: list, show, watch, logs, cancel, pause, resume, priority, merge."),
+    CommandPlace("jobs", "jobs.commands:app", "Jobs: list, show, watch, logs, cancel, pause, resume, priority, merge."),
     CommandPlace("aliases", "aliases:app", "Aliases: list, move, split between adapters, roll back, history."),
     CommandPlace("names", "names:app", "Names of another provider's models: map, list, remove, history."),
     CommandPlace(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shared.contract.sections import AdapterMethod
+from shared.contract.choices import AdapterMethod
 from shared.errors import Code, ContractRejected
 
 TemplateArgument = Annotated[

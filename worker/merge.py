@@ -35,8 +35,8 @@ from shared.artifacts.manifests import (
 from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME, MergeFidelity, MergeProbes
 from shared.artifacts.original_layout import refuse_bin
 from shared.base_models.weights import read_folder_tensors
+from shared.contract.choices import BaseQuant, BaseWeights
 from shared.contract.plan import MergeRun
-from shared.contract.sections import BaseQuant, BaseWeights
 from shared.errors import ArtifactInvalid, Code, ContractRejected, JobFailed, MensError
 from shared.hashing import digest_file, digest_json
 from worker.child_runtime import EXIT_FAILED, StopSignals, exit_with_worker, run_engine

@@ -20,9 +20,9 @@ from typing import Any
 import worker.libraries  # noqa: F401
 
 # isort: split
+from shared.contract.choices import Device
 from shared.contract.epochs import phase_of
 from shared.contract.plan import TrainingInputs, TrainingRun
-from shared.contract.sections import Device
 from shared.errors import Code, JobFailed, Unavailable
 from shared.hashing import digest_file
 from shared.host import disk_errors

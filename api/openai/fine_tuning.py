@@ -29,10 +29,12 @@ from shared.contract.auto_hyperparameters import (
     auto_learning_rate,
     auto_pair_epochs,
 )
+from shared.contract.choices import MethodType
+from shared.contract.contracts import FineTuneContract
 from shared.contract.faults import UNKNOWN_FIELD, unknown_before_missing
 from shared.contract.field_names import nearest_field
 from shared.contract.flat_keys import SCHEMA_REMEDY
-from shared.contract.sections import BAD_NAME, FineTuneContract, MethodType
+from shared.contract.values import BAD_NAME
 from shared.database.adapters import Adapter
 from shared.database.files.files import File
 from shared.database.job_results import CHECKPOINT_TIMES

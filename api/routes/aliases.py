@@ -22,7 +22,7 @@ from api.services import Services, ServicesDep
 from api.web.auth import TRAINER, Caller, CallerDep, check_role
 from api.web.params import Page, WholeList, page_of
 from api.web.tenant_view import TenantView, TenantViewDep
-from shared.contract.sections import Name
+from shared.contract.values import Name
 from shared.database.gates.policies import Author
 from shared.database.names.aliases import Actor, Alias, Move
 from shared.database.names.move_evidence import Terms

@@ -27,8 +27,9 @@ from api.web.auth import TRAINER, CallerDep
 from api.web.params import NO_NUL, After, Id, IdempotencyKey, Limit, Page, WholeList, page_of
 from api.web.tenant_rates import PLAN_LIMIT
 from api.web.tenant_view import TenantViewDep
+from shared.contract.contracts import FineTuneContract, ImportContract, MergeContract
 from shared.contract.plan import ExecutionPlan
-from shared.contract.sections import FineTuneContract, ImportContract, MergeContract, Name
+from shared.contract.values import Name
 from shared.database.adapters import Adapter
 from shared.database.job_states import JobState
 from shared.database.lists.job_filter import JobFilter

@@ -13,7 +13,7 @@ from api.services import ServicesDep
 from api.web.auth import TRAINER, Caller, CallerDep, check_role
 from api.web.params import Page, WholeList, page_of
 from api.web.tenant_view import TenantViewDep
-from shared.contract.sections import ForeignNameText, Name
+from shared.contract.values import ForeignNameText, Name
 from shared.database.names.aliases import Move
 from shared.database.names.foreign_names import ForeignName
 from shared.database.routing import AdapterId, StandsFor

@@ -49,7 +49,7 @@ def report(near: bool) -> Variant:
 
 def report_lenient() -> Variant:
     """Make the complete report on a file with bad lines."""
-    from shared.contract.sections import DataMode
+    from shared.contract.choices import DataMode
     from shared.datasets.file_parts import reading_processes
     from shared.datasets.report import inspect_file
 

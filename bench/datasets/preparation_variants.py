@@ -32,7 +32,7 @@ def mens(path: Path, base: Path, out: Path, *, fast: bool) -> Facts:
     """Counted: everything from the file's name to rows on disk and bins, including the tokenizer's loading and the
     check of every line.
     """
-    from shared.contract.sections import FineTuneContract
+    from shared.contract.contracts import FineTuneContract
     from shared.hashing import digest_file
     from shared.tokenization.tokenizer import Tokenizer
     from worker.training.data import prepare as preparation

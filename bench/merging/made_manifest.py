@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.artifacts.manifests import CONFIG_NAME, WEIGHTS_NAME, AdapterManifest, ManifestQuant
-from shared.contract.sections import AdapterMethod, BaseQuant
+from shared.contract.choices import AdapterMethod, BaseQuant
 
 ZERO = "0" * 64
 

@@ -21,8 +21,8 @@ from bench.datasets.chats import chat_mix, corpus
 from bench.training.recipe import EncodedRow, InputsRequest, Recipe
 from bench.training.shapes import Shape
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
+from shared.contract.contracts import FineTuneContract
 from shared.contract.plan import DataFile, TrainingInputs, TrainingRun, plan_finetune, warmup_steps
-from shared.contract.sections import FineTuneContract
 from worker import pretrain
 from worker.training.data.dataset import read_data
 from worker.training.data.prepare import Row

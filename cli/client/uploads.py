@@ -11,7 +11,8 @@ import httpx
 
 from cli.client.connection import connect, fail_with_response, note, send
 from cli.client.remedies import with_file
-from shared.contract.sections import DataMode, DataSection
+from shared.contract.choices import DataMode
+from shared.contract.sections import DataSection
 from shared.datasets.filters import RowFilter
 from shared.datasets.preferences.reader import read_pairs
 from shared.datasets.reader import check_dataset, read_records

@@ -15,7 +15,7 @@ from cli.client.connection import call, fail, fail_with, note
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.client.start_command import note_base
 from cli.client.uploads import RequestUploads
-from cli.commands.jobs import watch_job
+from cli.commands.jobs.watch import watch_job
 from cli.commands.verify import NEEDS_CRYPTOGRAPHY, verify
 from cli.export import hub
 from cli.export.download import download

@@ -15,7 +15,7 @@ from cli.client.id_prefixes import EVALS, resolve_adapter_id
 from cli.client.json_errors import Json
 from cli.client.remedies import LIST_MODELS
 from cli.output import print_table
-from shared.contract.sections import describe_bad_name
+from shared.contract.values import describe_bad_name
 from shared.errors import Code, InvalidRequest, NotFound
 
 app = typer.Typer(

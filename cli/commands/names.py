@@ -11,7 +11,7 @@ from cli.client.connection import call, fail_with, find_all
 from cli.client.id_prefixes import resolve_adapter_id
 from cli.commands.aliases import IfVersion, Override, Reason, if_match
 from cli.output import print_table
-from shared.contract.sections import describe_bad_foreign_name
+from shared.contract.values import describe_bad_foreign_name
 from shared.errors import Code, InvalidRequest
 
 app = typer.Typer(

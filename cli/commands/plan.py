@@ -31,17 +31,11 @@ from cli.standalone.base_facts import measured_rate
 from cli.this_machine import ORIGIN, this_machine
 from shared.base_models.catalog import BaseModelEntry, load_catalog
 from shared.contract.auto_hyperparameters import auto_exec
+from shared.contract.choices import DEVICE_NAMES, BaseQuant, DataMode, Device, MethodType
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import warmup_steps
-from shared.contract.sections import (
-    DEFAULT_MODEL_ID,
-    DEVICE_NAMES,
-    BaseQuant,
-    DataMode,
-    Device,
-    MethodType,
-    describe_arguments,
-)
+from shared.contract.sections import DEFAULT_MODEL_ID
+from shared.contract.values import describe_arguments
 from shared.datasets.reader import count_lines
 from shared.errors import Code, ContractRejected, MensError, NotFound
 from shared.preflight.parents import planned_parent

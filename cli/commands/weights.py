@@ -16,8 +16,8 @@ from shared.artifacts.base_folders import locate_base, locate_fetched_base
 from shared.base_models.catalog import BaseModelEntry, Catalog, load_catalog, model_files
 from shared.base_models.config import ModelConfig, parse_model_config
 from shared.base_models.weights import json_object
+from shared.contract.choices import BaseQuant
 from shared.contract.flat_keys import parse_contract
-from shared.contract.sections import BaseQuant
 from shared.errors import Code, InvalidRequest, MensError, Unavailable
 from shared.gpus.usable import find_gpus
 from shared.host import allowed_memory

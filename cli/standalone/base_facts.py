@@ -16,7 +16,7 @@ from shared.base_models.catalog import BaseModelEntry, HubSource, load_catalog
 from shared.base_models.config import ModelConfig, parse_model_config
 from shared.base_models.tensors import expected_tensors, parameter_count
 from shared.base_models.weights import json_object
-from shared.contract.sections import TokenizerMode
+from shared.contract.choices import TokenizerMode
 from shared.errors import ArtifactInvalid, Code, MensError, Unavailable
 from shared.preflight.base_model import preflight_model
 from shared.settings import Settings

@@ -16,7 +16,7 @@ from openai_migration.archive.pages import Item
 from openai_migration.archive.shutdown_dates import parse_name
 from openai_migration.conversion.training_files import REPORT
 from shared.contract.auto_hyperparameters import auto_exec
-from shared.contract.sections import describe_bad_name
+from shared.contract.values import describe_bad_name
 from shared.errors import ArtifactInvalid, Code
 
 MAX_EPOCHS = 10

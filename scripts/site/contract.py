@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from scripts.site.markdown import NONE, code, prose, table
+from shared.contract.contracts import FineTuneContract
 from shared.contract.field_names import flat_names
-from shared.contract.sections import FineTuneContract
 
 HEAD = """# Contract
 

@@ -22,7 +22,9 @@ from shared.base_models.config import ModelConfig, parse_model_config
 from shared.base_models.families import EMBEDDING_KEYS
 from shared.base_models.tensors import HEAD, detect_namespace
 from shared.base_models.weights import Tensors, read_folder_tensors
-from shared.contract.sections import FrozenDict, ProvenanceSection, TemplateArguments, TrainedMethod
+from shared.contract.choices import TrainedMethod
+from shared.contract.sections import ProvenanceSection
+from shared.contract.values import FrozenDict, TemplateArguments
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
 

@@ -19,19 +19,17 @@ from shared.artifacts.tensor_values import verify_products, verify_values
 from shared.base_models.catalog import Sha256
 from shared.base_models.families import is_transposed
 from shared.base_models.weights import TensorInfo, read_tensors
-from shared.contract.sections import (
-    MAX_ALPHA,
+from shared.contract.choices import (
     BaseQuant,
     BaseWeights,
     HeldBase,
     MethodType,
-    Name,
     PreferenceLoss,
-    ProvenanceSection,
     Smoothing,
-    TemplateArguments,
     TrainedMethod,
 )
+from shared.contract.sections import MAX_ALPHA, ProvenanceSection
+from shared.contract.values import Name, TemplateArguments
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import canonical_json, digest_file
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.base_models.catalog import Sha256
-from shared.contract.sections import BaseWeights
+from shared.contract.choices import BaseWeights
 
 FIDELITY_NAME = "merge_fidelity.json"
 PROBES_NAME = "merge_probes.json"

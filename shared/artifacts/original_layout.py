@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from shared.artifacts.manifests import ManifestQuant
 from shared.base_models.tensors import HEAD
-from shared.contract.sections import MAX_ALPHA, AdapterMethod, BaseQuant, ProvenanceSection, TrainedMethod
+from shared.contract.choices import AdapterMethod, BaseQuant, TrainedMethod
+from shared.contract.sections import MAX_ALPHA, ProvenanceSection
 from shared.errors import ArtifactInvalid, Code, InvalidRequest
 
 ORIGINAL_WEIGHTS = "candle_qlora_adapter.safetensors"

@@ -28,7 +28,7 @@ from shared.artifacts.tensor_values import verify_values
 from shared.base_models.families import join_name
 from shared.base_models.tensors import HEAD, default_namespace, detect_namespace, linear_layers
 from shared.base_models.weights import Tensors, read_tensors
-from shared.contract.sections import AdapterMethod, BaseQuant
+from shared.contract.choices import AdapterMethod, BaseQuant
 from shared.errors import ArtifactInvalid, Code
 
 PREFIX = ("base_model", "model")

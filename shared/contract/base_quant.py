@@ -8,15 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.contract.sections import (
-    AdapterMethod,
-    Backend,
-    BaseQuant,
-    FineTuneContract,
-    HeldBase,
-    Kernel,
-    TrainedMethod,
-)
+from shared.contract.choices import AdapterMethod, Backend, BaseQuant, HeldBase, Kernel, TrainedMethod
+from shared.contract.contracts import FineTuneContract
 
 METHODS: dict[HeldBase, TrainedMethod] = {BaseQuant.NF4: AdapterMethod.QLORA, BaseQuant.NONE: AdapterMethod.LORA}
 BASES: dict[TrainedMethod, HeldBase] = {AdapterMethod.QLORA: BaseQuant.NF4, AdapterMethod.LORA: BaseQuant.NONE}

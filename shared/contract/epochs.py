@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from shared.contract.sections import FineTuneContract
+from shared.contract.contracts import FineTuneContract
 from shared.errors import Code, ContractRejected
 
 EASIEST_CEILING = 3

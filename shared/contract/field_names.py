@@ -12,7 +12,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import AliasChoices
 
-from shared.contract.sections import ContractValue, FineTuneContract
+from shared.contract.contracts import FineTuneContract
+from shared.contract.values import ContractValue
 
 LONGEST_NAME = 100
 """Most characters of an unknown name that are compared."""

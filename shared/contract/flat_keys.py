@@ -12,9 +12,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from shared.contract.choices import BACKENDS, Backend, Kernel, backend_key
+from shared.contract.contracts import FineTuneContract
 from shared.contract.faults import UNKNOWN_FIELD, reason_of, unknown_before_missing
 from shared.contract.field_names import flat_names, nearest_field, other_spellings
-from shared.contract.sections import BACKENDS, BAD_NAME, Backend, FineTuneContract, Kernel, backend_key
+from shared.contract.values import BAD_NAME
 from shared.errors import Code, ContractRejected
 
 SCHEMA_REMEDY = "The contract's schema is at GET /v1/contract/schema; offline, `mens plan FILE --model BASE --json` prints every field."

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 from shared.base_models.catalog import Sha256
-from shared.contract.sections import AdapterSection, ContractValue, HeldBase, TemplateArguments
+from shared.contract.choices import HeldBase
+from shared.contract.sections import AdapterSection
+from shared.contract.values import ContractValue, TemplateArguments
 
 
 class PlannedParent(ContractValue):

@@ -17,29 +17,23 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from shared.base_models.catalog import BaseModelEntry, Sha256
 from shared.contract.base_quant import settled
-from shared.contract.epochs import Histogram, rows_per_epoch
-from shared.contract.parent import PlannedParent
-from shared.contract.refusals import UNKNOWN, RefusalContext, check_refusals
-from shared.contract.sections import (
+from shared.contract.choices import (
     AdapterMethod,
     AdapterTargets,
     BaseQuant,
-    ChatmlSection,
-    ContractValue,
     Device,
-    FineTuneContract,
-    FrozenDict,
-    ImportContract,
-    MergeContract,
     MethodType,
-    Name,
     OptimizerExperiment,
     PreferenceLoss,
-    PreferenceSection,
     ReferencePolicy,
     TokenizerMode,
-    contract_digest,
 )
+from shared.contract.contracts import FineTuneContract, ImportContract, MergeContract, contract_digest
+from shared.contract.epochs import Histogram, rows_per_epoch
+from shared.contract.parent import PlannedParent
+from shared.contract.refusals import UNKNOWN, RefusalContext, check_refusals
+from shared.contract.sections import ChatmlSection, PreferenceSection
+from shared.contract.values import ContractValue, FrozenDict, Name
 from shared.errors import Code, ContractRejected
 from shared.hashing import digest_json
 

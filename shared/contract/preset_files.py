@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import field_validator
 
-from shared.contract.sections import ContractValue
+from shared.contract.values import ContractValue
 
 Values = dict[str, Any]
 """Values by field path."""

@@ -25,11 +25,13 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 from shared.contract.base_quant import is_open, pair_values
+from shared.contract.choices import BaseQuant, DeploymentTarget, HeldBase
+from shared.contract.contracts import FineTuneContract
 from shared.contract.field_names import contract_paths
 from shared.contract.flat_keys import parse_contract
 from shared.contract.preset_files import AutoRow, Bound, SizeRow, Values, domain_file, ladder_file, preset_file
 from shared.contract.refusals import MOBILE_LIMITS
-from shared.contract.sections import BaseQuant, ContractValue, DeploymentTarget, FineTuneContract, HeldBase
+from shared.contract.values import ContractValue
 from shared.errors import Code, ContractRejected
 
 AUTO = "auto"

@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.contract.base_quant import pair_of
-from shared.contract.flat_keys import parse_backend
-from shared.contract.sections import (
-    MAX_CE_LAST_K,
+from shared.contract.choices import (
     AdapterMethod,
     BaseQuant,
     DeploymentTarget,
     Device,
-    FineTuneContract,
     Kernel,
     OptimizerExperiment,
     TokenizerMode,
 )
+from shared.contract.contracts import FineTuneContract
+from shared.contract.flat_keys import parse_backend
+from shared.contract.sections import MAX_CE_LAST_K
 from shared.errors import Code, ContractRejected
 
 MIN_CORPUS_PAIRS = 100

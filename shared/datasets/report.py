@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.contract.sections import DataMode, MethodType
+from shared.contract.choices import DataMode, MethodType
 from shared.datasets.dataset_report import DatasetReport, LineError, Quarantine, line_errors, nothing_to_train_on
 from shared.datasets.duplicates import MAX_NEAR_ROWS, ExactIndex, NearIndex, PairReport
 from shared.datasets.file_counts import LENGTHS, ROWS_AT_ONCE, Observer, RowCounts

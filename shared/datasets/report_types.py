@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from shared.contract.sections import DataMode
+from shared.contract.choices import DataMode
 from shared.datasets.rows import RowCode
 from shared.datasets.written_rows import Conversion
 

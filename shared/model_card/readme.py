@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shared.artifacts.manifests import AdapterManifest, ParentRef
-from shared.contract.sections import describe_arguments
+from shared.contract.values import describe_arguments
 from shared.hashing import digest_json
 from shared.model_card.common_sections import attribution, front_matter, heading, limits
 from shared.model_card.evaluation_section import evaluation_section

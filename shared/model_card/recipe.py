@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.artifacts.manifests import AdapterManifest
+from shared.contract.choices import BaseQuant
 from shared.contract.plan import warmup_steps
-from shared.contract.sections import BaseQuant
 
 Sections = dict[str, Any]
 

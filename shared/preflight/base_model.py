@@ -32,7 +32,7 @@ from shared.base_models.weights import (
     pickled_files,
     read_shards,
 )
-from shared.contract.sections import TokenizerMode
+from shared.contract.choices import TokenizerMode
 from shared.errors import Code, ContractRejected
 from shared.preflight.types import Coverage, ModelReport
 

@@ -11,7 +11,8 @@ import math
 
 from shared.base_models.config import ModelConfig
 from shared.contract.base_quant import is_open, pair_of, with_pair
-from shared.contract.sections import AdapterMethod, BaseQuant, FineTuneContract, HeldBase
+from shared.contract.choices import AdapterMethod, BaseQuant, HeldBase
+from shared.contract.contracts import FineTuneContract
 from shared.preflight.estimate import longest_row, memory_limit, vram_parts
 from shared.preflight.types import BasePrecision, Configuration, Machine
 

@@ -14,7 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from shared.contract.sections import DataMode, DataSection, FineTuneContract
+from shared.contract.choices import DataMode
+from shared.contract.contracts import FineTuneContract
+from shared.contract.sections import DataSection
 from shared.datasets.duplicates import ExactIndex, Lines
 from shared.datasets.filters import RowFilter
 from shared.datasets.preferences.findings import PreferenceFindings, refuse_contradictions

@@ -14,8 +14,9 @@ from statistics import NormalDist
 
 from shared.base_models.config import ModelConfig
 from shared.base_models.tensors import expected_tensors, linear_layers, parameter_count
+from shared.contract.choices import BaseQuant, OptimizerKind
+from shared.contract.contracts import FineTuneContract
 from shared.contract.plan import planned_steps, validation_split
-from shared.contract.sections import BaseQuant, FineTuneContract, OptimizerKind
 from shared.preflight.memory import (
     activation_bytes,
     adapter_file_bytes,

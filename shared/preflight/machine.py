@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.contract.sections import BaseQuant
+from shared.contract.choices import BaseQuant
 from shared.preflight.types import Machine, ServingLimits
 from shared.worker_registry import WorkerMachine
 

@@ -16,7 +16,8 @@ from shared.artifacts.manifests import peft_keys
 from shared.base_models.config import ModelConfig
 from shared.base_models.families import GATED_MLP, LINEAR
 from shared.base_models.tensors import Shape, expected_tensors, linear_layers, lora_modules, parameter_count
-from shared.contract.sections import BaseQuant, FineTuneContract
+from shared.contract.choices import BaseQuant
+from shared.contract.contracts import FineTuneContract
 
 NF4_BLOCK, NF4_GROUP = 64, 256
 NF4_CODE_BYTES, GROUP_CODE_BYTES, OFFSET_BYTES = 16 * 4, 256 * 4, 4

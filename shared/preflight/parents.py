@@ -8,8 +8,10 @@ from shared.artifacts.manifests import AdapterManifest
 from shared.base_models.catalog import BaseModelEntry
 from shared.base_models.config import ModelConfig
 from shared.base_models.tensors import lora_modules
+from shared.contract.choices import BaseQuant
+from shared.contract.contracts import FineTuneContract
 from shared.contract.parent import PlannedParent
-from shared.contract.sections import MAX_ALPHA, BaseQuant, FineTuneContract
+from shared.contract.sections import MAX_ALPHA
 from shared.errors import Code, ContractRejected
 from shared.hashing import digest_json
 

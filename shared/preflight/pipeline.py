@@ -17,12 +17,13 @@ from shared.base_models.catalog import BaseModelEntry, refuse_unknown_files
 from shared.base_models.config import ModelConfig
 from shared.contract.auto_hyperparameters import note_on_default_rate, note_on_epochs
 from shared.contract.base_quant import is_open, pair_of, settled
+from shared.contract.choices import BaseQuant, Device, HeldBase, TokenizerMode
+from shared.contract.contracts import FineTuneContract
 from shared.contract.epochs import Histogram, rows_per_epoch
 from shared.contract.flat_keys import parse_backend
 from shared.contract.plan import DataFile, ExecutionPlan, plan_finetune, reject_unsupported
 from shared.contract.presets import AUTO, Resolution, auto_row, resolve_contract
 from shared.contract.refusals import RefusalContext, check_refusals, target_device
-from shared.contract.sections import BaseQuant, Device, FineTuneContract, HeldBase, TokenizerMode
 from shared.errors import Code, ContractRejected
 from shared.preflight.base_model import check_targets, preflight_model, read_model_type
 from shared.preflight.base_precision import decide

@@ -10,10 +10,11 @@ import math
 from dataclasses import dataclass
 
 from shared.base_models.config import ModelConfig
+from shared.contract.choices import DeploymentTarget
+from shared.contract.contracts import FineTuneContract
 from shared.contract.preset_files import Values
 from shared.contract.presets import Resolution
 from shared.contract.refusals import MOBILE_LIMITS
-from shared.contract.sections import DeploymentTarget, FineTuneContract
 from shared.preflight.estimate import memory_limit, same_effective_batch, vram_parts
 from shared.preflight.memory import chunk_rows
 from shared.preflight.types import Configuration, JobRequest, Machine

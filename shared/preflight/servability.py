@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from shared.base_models.config import ModelConfig
 from shared.base_models.tensors import HEAD, lora_modules
 from shared.contract.base_quant import pair_of
-from shared.contract.sections import BaseQuant, FineTuneContract
+from shared.contract.choices import BaseQuant
+from shared.contract.contracts import FineTuneContract
 from shared.errors import Code, ContractRejected
 from shared.preflight.types import ServingLimits
 from shared.replicas import ServedBaseName, describe_unserved, rank_remedy, serving_remedy

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from shared.base_models.config import ModelConfig
 from shared.base_models.families import FULL
 from shared.base_models.tensors import linear_layers, parameter_count
-from shared.contract.sections import AdapterSection, FineTuneContract
+from shared.contract.contracts import FineTuneContract
+from shared.contract.sections import AdapterSection
 from shared.preflight.memory import lora_tensors
 from shared.preflight.types import Machine, TrainingTime
 

@@ -11,10 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.artifacts.manifests import Precision
 from shared.base_models.config import ModelConfig
 from shared.base_models.families import HEAD_FAMILIES, LORA_FAMILIES, Family
+from shared.contract.choices import BaseQuant, HeldBase
+from shared.contract.contracts import FineTuneContract
 from shared.contract.parent import PlannedParent
 from shared.contract.plan import ExecutionPlan
 from shared.contract.presets import Source
-from shared.contract.sections import BaseQuant, FineTuneContract, HeldBase
 from shared.datasets.report_types import DataReport
 from shared.replicas import ServedBaseName, Weights
 from shared.tokenization.supervision_report import SupervisionReport

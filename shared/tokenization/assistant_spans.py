@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from shared.contract.sections import ThoughtsRule
+from shared.contract.choices import ThoughtsRule
 from shared.datasets.rows import Message, TrainingRow
 from shared.errors import Code, InvalidRequest
 from shared.tokenization.chat_template import Rendered

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from shared.contract.sections import ThoughtsRule
+from shared.contract.choices import ThoughtsRule
 from shared.datasets.rows import Message
 
 _OURS = frozenset(("weight", "reasoning_content"))

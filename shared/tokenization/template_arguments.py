@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.contract.sections import ArgumentValue, DataSection, FrozenDict, ThoughtsRule, describe_arguments
+from shared.contract.choices import ThoughtsRule
+from shared.contract.sections import DataSection
+from shared.contract.values import ArgumentValue, FrozenDict, describe_arguments
 from shared.errors import Code, ContractRejected, InvalidRequest
 from shared.tokenization.chat_template import RESERVED_ARGUMENTS, ChatTemplate, Turn
 

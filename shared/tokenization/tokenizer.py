@@ -18,7 +18,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from shared.contract.sections import describe_arguments
+from shared.contract.values import describe_arguments
 from shared.errors import Code, InvalidRequest
 from shared.hashing import digest_json
 from shared.tokenization.chat_template import ChatTemplate, Rendered, Turn

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from shared.base_models.config import ModelValue
-from shared.contract.sections import ContractValue
+from shared.contract.values import ContractValue
 from shared.preflight.types import PreflightValue
 
 ROOT = Path(__file__).parents[2]

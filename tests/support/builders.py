@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from sqlalchemy import select
 
 from shared.base_models.catalog import BaseModelEntry, LocalSource
+from shared.contract.contracts import FineTuneContract
 from shared.contract.plan import DataFile
-from shared.contract.sections import FineTuneContract
 from shared.database.adapters import NewAdapter
 from shared.database.connection import Database
 from shared.database.job_states import JobState

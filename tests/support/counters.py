@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from shared.contract import refusals, sections
-from shared.contract.sections import FineTuneContract
+from shared.contract import refusals, values
+from shared.contract.contracts import FineTuneContract
 from shared.errors import Code
 
 ALIAS = "counted"
@@ -43,7 +43,7 @@ class Counts:
 def counting(patch: pytest.MonkeyPatch) -> Counts:
     """Count from now on."""
     counts = Counts()
-    real_open, describe = io.open, sections.describe_bad_name
+    real_open, describe = io.open, values.describe_bad_name
 
     def counted_open(file: Any, *args: Any, **kwargs: Any) -> Any:
         counts.add_open(file)
@@ -59,7 +59,7 @@ def counting(patch: pytest.MonkeyPatch) -> Counts:
 
     patch.setattr(io, "open", counted_open)
     patch.setattr(builtins, "open", counted_open)
-    patch.setattr(sections, "describe_bad_name", counted_name)
+    patch.setattr(values, "describe_bad_name", counted_name)
     first = refusals.Refusal(Code.GPU_REQUIRED, "device.device", counted_refusal, "", "")
     patch.setattr(refusals, "REFUSALS", (first, *refusals.REFUSALS))
     return counts

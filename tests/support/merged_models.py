@@ -16,7 +16,7 @@ from shared.artifacts.merge_fidelity import (
 )
 from shared.artifacts.signatures import MODEL_SIGNATURE_NAME
 from shared.base_models.catalog import BaseModelEntry
-from shared.contract.sections import BaseWeights
+from shared.contract.choices import BaseWeights
 from shared.hashing import digest_file
 from tests.support.tiny_base import write_base
 

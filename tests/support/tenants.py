@@ -14,7 +14,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME
-from shared.contract.sections import FineTuneContract
+from shared.contract.contracts import FineTuneContract
 from shared.database.adapters import NewAdapter
 from shared.database.evaluation.evals import Evals
 from shared.database.evaluation.items import NewItem

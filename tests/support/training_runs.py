@@ -10,9 +10,9 @@ from typing import Any
 
 from shared.artifacts.manifests import MANIFEST_NAME, AdapterManifest
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
+from shared.contract.contracts import FineTuneContract
 from shared.contract.parent import PlannedParent
 from shared.contract.plan import DataFile, TrainingInputs, TrainingRun, plan_finetune
-from shared.contract.sections import FineTuneContract
 from shared.preflight.parents import planned_parent
 
 CORPUS = Path(__file__).parents[2] / "examples" / "base_corpus.jsonl"

@@ -12,8 +12,8 @@ from shared.artifacts.manifests import MODEL_MANIFEST_NAME, AdapterManifest, Mod
 from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME
 from shared.artifacts.signatures import MERGED_MODEL, make_key, sign_folder
 from shared.base_models.catalog import BaseModelEntry, load_catalog
+from shared.contract.contracts import MergeContract
 from shared.contract.plan import MergeInputs, MergePlan, MergeRun, PlannedBase
-from shared.contract.sections import MergeContract
 from shared.settings import Settings
 from tests.support.serving_installation import ServingInstallation
 from tests.support.vllm_server import VllmServer, start_server

@@ -99,7 +99,7 @@ def follow_vllm(base: Path, folder: Path, command: str, model: str, work: Path) 
         stop()
 
 
-@pytest.mark.long  # what is handed off is in tests/cli/commands/test_merge.py, and merged models on vLLM in test_merged_models.py
+@pytest.mark.long  # what is handed off is in tests/cli/commands/jobs/test_merge.py, and merged models on vLLM in test_merged_models.py
 def test_vllm_and_transformers_answer_alike(
     serving_installation: ServingInstallation,
     adapter: AdapterManifest,

@@ -24,8 +24,8 @@ from shared.artifacts.manifests import (
 )
 from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME, MergeFidelity, MergeProbes
 from shared.base_models.weights import read_folder_tensors
+from shared.contract.contracts import MergeContract
 from shared.contract.plan import MergeInputs, MergePlan, MergeRun, PlannedBase
-from shared.contract.sections import MergeContract
 from shared.errors import ArtifactInvalid, Code, ContractRejected, InvalidRequest, JobFailed
 from shared.hashing import digest_file
 from worker.child_runtime import EXIT_FAILED

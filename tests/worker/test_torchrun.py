@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.contract.sections import FineTuneContract
+from shared.contract.contracts import FineTuneContract
 from shared.errors import Code, JobFailed, Unavailable
 from shared.gpus.torch_report import TorchGpu
 from shared.gpus.usable import MachineGpus

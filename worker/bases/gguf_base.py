@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from shared.base_models.gguf_conversion import MERGED_WHOLE, NORMALISED, check_convertible
 from shared.base_models.gguf_file import GgufHeader, invalid, read_gguf_header
-from shared.contract.sections import TokenizerMode
+from shared.contract.choices import TokenizerMode
 from shared.errors import MensError
 from shared.host import disk_errors
 from shared.preflight.base_model import preflight_model

@@ -16,7 +16,8 @@ from typing import IO, Any
 from shared.base_models.config import parse_model_config
 from shared.base_models.cpu_threads import cpu_threads
 from shared.base_models.weights import json_object
-from shared.contract.sections import Device, FineTuneContract
+from shared.contract.choices import Device
+from shared.contract.contracts import FineTuneContract
 from shared.errors import Code, JobFailed, MensError
 from shared.gpus.usable import find_gpus
 from shared.host import allowed_cores, storage_full, storage_unavailable

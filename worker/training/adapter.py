@@ -25,8 +25,9 @@ from shared.artifacts.manifests import (
 )
 from shared.artifacts.original_layout import base_key_map
 from shared.contract.base_quant import pair_of
+from shared.contract.choices import MethodType
 from shared.contract.plan import ExecutionPlan
-from shared.contract.sections import MethodType, PreferenceSection, ProvenanceSection
+from shared.contract.sections import PreferenceSection, ProvenanceSection
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
 from worker.training.lineage import lineage

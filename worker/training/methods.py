@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.contract.sections import FineTuneContract
+from shared.contract.contracts import FineTuneContract
 from worker.training.method import Method
 from worker.training.preference.direct import DirectPreference
 from worker.training.supervised import SupervisedMethod

@@ -15,7 +15,8 @@ import torch
 from bitsandbytes.optim import AdamW8bit
 from bitsandbytes.optim.optimizer import Optimizer8bit
 
-from shared.contract.sections import FineTuneContract, OptimizerKind
+from shared.contract.choices import OptimizerKind
+from shared.contract.contracts import FineTuneContract
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8

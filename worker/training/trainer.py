@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from shared.artifacts.manifests import AdapterManifest, Precision
 from shared.base_models.config import ModelConfig
+from shared.contract.choices import BaseQuant
 from shared.contract.plan import ExecutionPlan, TrainingRun, warmup_steps
-from shared.contract.sections import BaseQuant
 from shared.model_card.self_evaluation import SelfEvaluation
 from shared.preflight.training_time import dense_bf16_peak, workload
 from worker.training.checkpoint import Progress

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from api.web.auth import TRAINER
 from api.web.tenant_rates import GRADER_LIMIT
 from api.web.tenant_view import TenantView, TenantViewDep
-from shared.contract.sections import Name
+from shared.contract.values import Name
 from shared.gates.cycle_gates import PromotionResult, judge_cycles
 from shared.gates.evidence import MAX_CYCLES, MAX_EVENTS, PromotionCycle
 

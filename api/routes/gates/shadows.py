@@ -9,7 +9,7 @@ from pydantic import Field
 
 from api.web.params import WholeList
 from api.web.tenant_view import TenantViewDep
-from shared.contract.sections import Name
+from shared.contract.values import Name
 from shared.database.gates.shadow_comparisons import ShadowComparison
 from shared.statistics.sequential import anytime_interval, log_e_value
 

@@ -20,9 +20,10 @@ from cli.options import TemplateArgument, existing_file, parse_template_argument
 from cli.output import counted, line_ranges, plain_console
 from shared.base_models.catalog import load_catalog
 from shared.base_models.config import parse_model_config
+from shared.contract.choices import DataMode, MethodType, ThoughtsRule
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import validation_split
-from shared.contract.sections import ContextFilter, DataMode, DataSection, MethodType, ThoughtsRule
+from shared.contract.sections import ContextFilter, DataSection
 from shared.datasets.file_parts import reading_processes
 from shared.datasets.filters import RowFilter
 from shared.datasets.forms.recognition import RowForm, recognise

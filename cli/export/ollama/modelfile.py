@@ -17,7 +17,7 @@ from cli.export.ollama.chat_form import ChatForm, differences, find_form, takes_
 from cli.export.ollama.go_template import go_template
 from shared.artifacts.manifests import MODEL_MANIFEST_NAME, AdapterManifest, ModelManifest, verify_base
 from shared.base_models.catalog import digest_model_folder
-from shared.contract.sections import describe_arguments
+from shared.contract.values import describe_arguments
 from shared.errors import Code, InvalidRequest, MensError
 from shared.hashing import digest_file
 from shared.tokenization.end_tokens import end_token_texts

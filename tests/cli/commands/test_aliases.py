@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cli.client.connection import connect
-from shared.contract.sections import describe_bad_name
+from shared.contract.values import describe_bad_name
 from shared.database.gates.shadow_comparisons import PairCounts, ShadowComparisons, ShadowPair
 from shared.database.tenancy import Role
 from shared.statistics.sequential import is_worse

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from shared.contract.sections import describe_bad_foreign_name
+from shared.contract.values import describe_bad_foreign_name
 from tests.support.builders import new_adapter
 from tests.support.cli_installation import CliInstallation, Command
 

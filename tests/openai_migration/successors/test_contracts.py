@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cli.conversion.outcomes import ConvertedMethod
 from openai_migration.successors.contracts import ConvertedModel, Source, successor_name, successor_sections
 from shared.contract.flat_keys import parse_contract
-from shared.contract.sections import describe_bad_name
+from shared.contract.values import describe_bad_name
 from tests.support.fake_openai import NAMELESS, TUNED, job
 
 AUTO = {"n_epochs": 10, "batch_size": 4}

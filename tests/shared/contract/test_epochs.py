@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.contract.contracts import FineTuneContract
 from shared.contract.epochs import highest_difficulty, phase_of, replayed_rows, rows_per_epoch
-from shared.contract.sections import FineTuneContract
 from shared.errors import Code, ContractRejected
 from tests.support.builders import contract
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.contract.contracts import FineTuneContract
 from shared.contract.field_names import contract_paths, flat_names
 from shared.contract.flat_keys import from_flat, parse_backend, parse_contract
-from shared.contract.sections import DEFAULT_MODEL_ID, FineTuneContract
+from shared.contract.sections import DEFAULT_MODEL_ID
 from shared.errors import Code, ContractRejected
 
 DATA = {"data": {"train_file": "file-1"}}

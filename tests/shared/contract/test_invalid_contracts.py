@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.contract.contracts import FineTuneContract
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import plan_finetune
 from shared.contract.presets import resolve_contract
 from shared.contract.refusals import RefusalContext
-from shared.contract.sections import FineTuneContract
 from shared.errors import Code, ContractRejected
 from tests.support.builders import base_entry, data_file
 

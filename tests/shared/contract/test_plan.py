@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from shared.contract.base_quant import settled
+from shared.contract.contracts import FineTuneContract
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import (
     ExecutionPlan,
@@ -29,7 +30,6 @@ from shared.contract.plan import (
 )
 from shared.contract.presets import domain_names, resolve_contract
 from shared.contract.refusals import UNKNOWN
-from shared.contract.sections import FineTuneContract
 from shared.errors import Code, ContractRejected
 from shared.hashing import digest_json
 from tests.support.builders import base_entry, contract, data_file

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from shared.contract.contracts import FineTuneContract
 from shared.contract.field_names import contract_paths
 from shared.contract.flat_keys import parse_contract
 from shared.contract.preset_files import Bound, SmallDataset, domain_file, ladder_file, preset_file
@@ -25,7 +26,7 @@ from shared.contract.presets import (
     size_row,
 )
 from shared.contract.refusals import UNKNOWN, check_refusals
-from shared.contract.sections import DEFAULT_MODEL_ID, FineTuneContract
+from shared.contract.sections import DEFAULT_MODEL_ID
 from shared.errors import Code, ContractRejected
 
 DATA = {"data": {"train_file": "file-1"}}

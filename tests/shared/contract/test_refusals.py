@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.contract.contracts import FineTuneContract
 from shared.contract.flat_keys import Kernel
 from shared.contract.refusals import (
     MOBILE_LIMITS,
@@ -20,7 +21,7 @@ from shared.contract.refusals import (
     infer_kernel,
     target_device,
 )
-from shared.contract.sections import ExecSection, FineTuneContract
+from shared.contract.sections import ExecSection
 from shared.errors import Code, ContractRejected
 from tests.support.builders import contract
 

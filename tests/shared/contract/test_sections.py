@@ -16,17 +16,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from shared.contract.sections import (
-    DEFAULT_MODEL_ID,
-    AdapterSection,
-    ContextFilter,
-    ContractValue,
-    CurriculumSchedule,
-    FineTuneContract,
-    MergeContract,
-    contract_digest,
-    describe_bad_name,
-)
+from shared.contract.contracts import FineTuneContract, MergeContract, contract_digest
+from shared.contract.sections import DEFAULT_MODEL_ID, AdapterSection, ContextFilter, CurriculumSchedule
+from shared.contract.values import ContractValue, describe_bad_name
 from tests.support.builders import contract
 
 GOLDEN_SCHEMA = Path(__file__).parents[1] / "golden" / "contract.schema.json"

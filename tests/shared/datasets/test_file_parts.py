@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.contract.sections import DataMode
+from shared.contract.choices import DataMode
 from shared.datasets.file_parts import reading_processes, split_file
 from shared.datasets.filters import RowFilter
 from shared.datasets.reader import BYTE_ORDER_MARK, MAX_LINE_BYTES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.contract.sections import DataMode
+from shared.contract.choices import DataMode
 from shared.datasets.reader import READ_BYTES, count_lines
 from shared.datasets.report import inspect_file
 from shared.datasets.rows import Record

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared.contract.sections import DataMode
+from shared.contract.choices import DataMode
 from shared.datasets import plain_chats
 from shared.datasets.conversation_text import written, written_together
 from shared.datasets.dataset_report import DatasetReport

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shared.contract.sections import DataMode
+from shared.contract.choices import DataMode
 from shared.datasets.report import RowFilter, inspect_file, refusal
 from shared.datasets.report_types import DataReport
 from shared.errors import Code

@@ -10,7 +10,8 @@ import yaml
 from markdown_it import MarkdownIt
 
 from shared.artifacts.manifests import AdapterManifest, ParentRef
-from shared.contract.sections import AdapterMethod, ProvenanceSection
+from shared.contract.choices import AdapterMethod
+from shared.contract.sections import ProvenanceSection
 from shared.model_card.readme import AdapterRecord, CardReceipt, write_readme
 from shared.model_card.self_evaluation import KEY, PairedMeasure, RowSource, SampleAnswer, SelfEvaluation
 from tests.support.exported_adapter import LINEAGE, store_small_adapter

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.contract.contracts import FineTuneContract
 from shared.contract.plan import warmup_steps
-from shared.contract.sections import FineTuneContract
 from shared.model_card.recipe import used_values
 
 

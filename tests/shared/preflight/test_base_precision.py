@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.base_models.config import ModelConfig, parse_model_config
-from shared.contract.sections import BaseQuant
+from shared.contract.choices import BaseQuant
 from shared.preflight.base_precision import HEADROOM, decide, needed_bytes, room_bytes
 from shared.preflight.types import Machine, ServingLimits
 from tests.support.builders import contract

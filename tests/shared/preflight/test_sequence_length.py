@@ -11,9 +11,9 @@ import pytest
 
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
 from shared.base_models.config import ModelConfig, parse_model_config
+from shared.contract.contracts import FineTuneContract
 from shared.contract.flat_keys import parse_contract
 from shared.contract.presets import resolve_contract
-from shared.contract.sections import FineTuneContract
 from shared.hashing import digest_file
 from shared.preflight import data_files
 from shared.preflight.estimate import VRAM_FRACTION, estimate

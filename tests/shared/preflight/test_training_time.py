@@ -13,7 +13,7 @@ import pytest
 import cli.this_machine
 from cli.this_machine import this_machine
 from shared.base_models.config import parse_model_config
-from shared.contract.sections import FineTuneContract
+from shared.contract.contracts import FineTuneContract
 from shared.preflight.estimate import estimate, largest_step, vram_parts
 from shared.preflight.memory import cache_bytes
 from shared.preflight.training_time import CPU_CORE_FLOPS, GPU_SHARE, dense_bf16_peak, workload

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.contract.sections import ThoughtsRule
+from shared.contract.choices import ThoughtsRule
 from shared.datasets.reader import Message, TrainingRow
 from shared.errors import Code, ContractRejected, InvalidRequest
 from shared.tokenization.assistant_spans import find_assistant_spans

@@ -13,8 +13,8 @@ import worker.jobs.finetune
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, parse_manifest
 from shared.artifacts.original_layout import ORIGINAL_WEIGHTS, V3_NAME
 from shared.artifacts.signatures import SIGNATURE_NAME, make_key, verify_signature
+from shared.contract.contracts import ImportContract
 from shared.contract.plan import ImportPlan, PlannedBase
-from shared.contract.sections import ImportContract
 from shared.database.adapters import Adapters
 from shared.database.job_states import JobState
 from shared.database.names.aliases import Aliases

@@ -13,8 +13,8 @@ from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, MODEL_MANIFES
 from shared.artifacts.merge_fidelity import FIDELITY_NAME, PROBES_NAME
 from shared.artifacts.merged_models import verify_model_signature
 from shared.artifacts.signatures import MODEL_SIGNATURE_NAME, make_key
+from shared.contract.contracts import MergeContract
 from shared.contract.plan import MergePlan, PlannedBase
-from shared.contract.sections import MergeContract
 from shared.database.job_states import JobState
 from shared.database.records import Kind
 from shared.errors import Code

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
+from shared.contract.contracts import FineTuneContract
 from shared.contract.plan import DataFile, TrainingRun, validation_split
-from shared.contract.sections import FineTuneContract
 from shared.errors import Code, DatasetInvalid, JobFailed
 from shared.preflight.held_out import split_validation
 from shared.tokenization.agreement import TAKE_AS_IT_IS, first_difference

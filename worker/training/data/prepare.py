@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from shared.contract.sections import DataMode, FineTuneContract
+from shared.contract.choices import DataMode
+from shared.contract.contracts import FineTuneContract
 from shared.datasets.filters import RowFilter
 from shared.datasets.reader import DatasetReport, TrainingRow, read_rows
 from shared.datasets.row_weights import row_weight

@@ -17,6 +17,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+from shared.contract.contracts import FineTuneContract
 from shared.contract.epochs import (
     HARDEST,
     Histogram,
@@ -26,7 +27,6 @@ from shared.contract.epochs import (
     rows_per_epoch,
 )
 from shared.contract.plan import planned_steps
-from shared.contract.sections import FineTuneContract
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,9 @@ from transformers import (
 
 from shared.artifacts.manifests import TrainedDtype
 from shared.base_models.config import ModelConfig, parse_model_config
-from shared.contract.sections import AdapterSection, BaseQuant, Device, DeviceSection, FineTuneContract, QuantSection
+from shared.contract.choices import BaseQuant, Device
+from shared.contract.contracts import FineTuneContract
+from shared.contract.sections import AdapterSection, DeviceSection, QuantSection
 from shared.errors import Code, ContractRejected
 from shared.gpus.torch_program import read_torch
 from shared.gpus.torch_report import TorchReport

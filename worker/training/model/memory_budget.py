@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from shared.base_models.config import ModelConfig
-from shared.contract.sections import FineTuneContract
+from shared.contract.contracts import FineTuneContract
 from shared.host import allowed_memory, available_memory
 from shared.preflight.estimate import cpu_cache, cpu_tokens, longest_row, memory_limit, vram_parts
 from shared.preflight.memory import cache_bytes

@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from shared.contract.sections import PreferenceLoss, PreferenceSection
+from shared.contract.choices import PreferenceLoss
+from shared.contract.sections import PreferenceSection
 from shared.errors import Code, JobFailed
 from worker.training.model.load import compute_dtype_name
 from worker.training.preference.losses import first_loss

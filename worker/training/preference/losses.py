@@ -12,7 +12,8 @@ import math
 import torch
 from torch.nn.functional import softplus
 
-from shared.contract.sections import PreferenceLoss, PreferenceSection, Smoothing
+from shared.contract.choices import PreferenceLoss, Smoothing
+from shared.contract.sections import PreferenceSection
 
 
 def preference_loss(

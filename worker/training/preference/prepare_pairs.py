@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from shared.contract.sections import DataMode, FineTuneContract
+from shared.contract.choices import DataMode
+from shared.contract.contracts import FineTuneContract
 from shared.datasets.dataset_report import DatasetReport, line_errors
 from shared.datasets.filters import RowFilter
 from shared.datasets.preferences.reader import read_pairs

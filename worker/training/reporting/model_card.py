@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shared.base_models.tensors import expected_tensors, parameter_count
-from shared.contract.sections import ThoughtsRule, describe_arguments
+from shared.contract.choices import ThoughtsRule
+from shared.contract.values import describe_arguments
 from shared.hashing import digest_json
 from shared.model_card.common_sections import attribution, front_matter, heading, limits
 from shared.model_card.evaluation_section import evaluation_section

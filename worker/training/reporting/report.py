@@ -14,8 +14,9 @@ from typing import Any
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME
 from shared.base_models.families import FULL, LINEAR
 from shared.base_models.tensors import linear_layers
+from shared.contract.choices import AdapterTargets, DeploymentTarget
+from shared.contract.contracts import FineTuneContract
 from shared.contract.refusals import infer_kernel
-from shared.contract.sections import AdapterTargets, DeploymentTarget, FineTuneContract
 from worker.run_folder import (
     ADAPTER_FOLDER,
     EVALUATION_NAME,

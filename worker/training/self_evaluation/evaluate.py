@@ -20,8 +20,8 @@ from typing import Any, Protocol, overload
 
 import torch
 
+from shared.contract.choices import BaseQuant
 from shared.contract.plan import TrainingInputs
-from shared.contract.sections import BaseQuant
 from shared.datasets.preferences.rows import parse_chosen
 from shared.datasets.row_validation import parse_row
 from shared.errors import Code, MensError

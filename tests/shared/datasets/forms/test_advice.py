@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.contract.sections import DataMode
+from shared.contract.choices import DataMode
 from shared.datasets.forms.advice import CONVERT
 from shared.datasets.forms.files import FileForm, recognise_file
 from shared.datasets.reader import check_dataset

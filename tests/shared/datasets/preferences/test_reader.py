@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.contract.sections import DataMode, MethodType
+from shared.contract.choices import DataMode, MethodType
 from shared.datasets.dataset_report import DatasetReport, Quarantine
 from shared.datasets.preferences.reader import read_pairs
 from shared.datasets.reader import check_dataset

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.contract.contracts import FineTuneContract
 from shared.contract.epochs import highest_difficulty, rows_per_epoch
-from shared.contract.sections import FineTuneContract
 from tests.support.builders import contract
 from worker.training.data.row_order import Difficulties, admitted, epoch_order, histogram
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from shared.contract.sections import FineTuneContract
+from shared.contract.contracts import FineTuneContract
 from shared.errors import Code, DatasetInvalid
 from shared.tokenization.supervision import supervise_file
 from shared.tokenization.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.contract.sections import FineTuneContract
+from shared.contract.contracts import FineTuneContract
 from shared.datasets.reader import read_rows
 from shared.errors import Code, DatasetInvalid, InvalidRequest
 from shared.tokenization.labels import IGNORED
@@ -350,7 +350,7 @@ def test_what_a_killed_process_left_goes_after_a_day(preparing, tmp_path):
 PREPARING = """
 import sys
 from pathlib import Path
-from shared.contract.sections import FineTuneContract
+from shared.contract.contracts import FineTuneContract
 from shared.tokenization.tokenizer import Tokenizer
 from worker.training.data.prepare import prepare
 contract = FineTuneContract.model_validate_json(sys.argv[1])

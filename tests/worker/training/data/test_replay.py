@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.contract.contracts import FineTuneContract
 from shared.contract.epochs import rows_per_epoch
-from shared.contract.sections import FineTuneContract
 from shared.datasets.filters import RowFilter
 from tests.support.builders import contract
 from worker.training.data.row_order import epoch_order, histogram, mixed_order, replay_contract, replay_draw

@@ -16,7 +16,8 @@ from markdown_it import MarkdownIt
 from shared.artifacts.manifests import AdapterManifest
 from shared.base_models.config import parse_model_config
 from shared.contract.base_quant import with_pair
-from shared.contract.sections import AdapterMethod, BaseQuant, ProvenanceSection
+from shared.contract.choices import AdapterMethod, BaseQuant
+from shared.contract.sections import ProvenanceSection
 from worker.run_folder import read_json
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import PreparationReport

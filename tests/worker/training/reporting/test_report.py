@@ -14,7 +14,7 @@ import worker.training.reporting.report
 from shared.artifacts.manifests import AdapterManifest
 from shared.base_models.config import parse_model_config
 from shared.contract.base_quant import with_pair
-from shared.contract.sections import AdapterMethod, BaseQuant, DeploymentTarget
+from shared.contract.choices import AdapterMethod, BaseQuant, DeploymentTarget
 from worker.run_folder import SUMMARY_NAME, TRAINING_MANIFEST_NAME, read_json
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import PreparationReport

@@ -1,4 +1,4 @@
-"""``mens train`` and ``mens jobs`` against a real API on a real socket; the tests do what a worker would do."""
+"""``mens train`` against a real API on a real socket; the tests do what a worker would do."""
 
 from __future__ import annotations
 
@@ -11,41 +11,16 @@ import httpx
 import pytest
 
 from cli.client.connection import send
-from shared.base_models.catalog import (
-    BaseModelEntry,
-    Catalog,
-    LocalSource,
-    digest_model_folder,
-    load_catalog,
-    save_catalog,
-)
+from shared.base_models.catalog import Catalog, load_catalog, save_catalog
 from shared.contract.sections import DEFAULT_MODEL_ID
 from shared.database.leases import Leases
-from shared.database.records import NewEvent
 from shared.database.tenancy import Role
-from shared.errors import Code, JobFailed
 from shared.worker_registry import WorkerMachine
-from tests.support.builders import claimed, new_adapter, submission
+from tests.support.builders import new_adapter
 from tests.support.cli_installation import CliInstallation
-from tests.support.gate_rows import govern
 from tests.support.parents import add_adapter, manifest_of
-from tests.support.tiny_base import write_base
-
-KILLED = JobFailed(Code.TRAINER_KILLED, "The trainer\nwas killed.", retryable=True)
-AGAIN = "TRAINER_KILLED: The trainer was killed. Trying again in 1 s."
 
 pytestmark = pytest.mark.network
-
-
-@pytest.fixture
-def rows(tmp_path: Path, installation: CliInstallation) -> str:
-    """A file to tune the base ``tiny`` on, for a tier with a replica."""
-    folder, settings = write_base(tmp_path / "bases" / "tiny"), installation.services.settings
-    entry = BaseModelEntry(name="tiny", source=LocalSource(path=str(folder)), digests=digest_model_folder(folder))
-    save_catalog(settings.catalog_path, Catalog(bases=[entry]))
-    settings.serving_urls[:] = ["http://127.0.0.1:9"]
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n' * 40)
-    return str(tmp_path / "rows.jsonl")
 
 
 def test_train_notes_an_alias_that_will_be_hidden(installation: CliInstallation, rows: str) -> None:
@@ -202,46 +177,6 @@ def uploaded(installation: CliInstallation) -> list[Any]:
     return [file.id for file in installation.services.files.list(after=None, limit=10, purpose=None, newest_first=True)]
 
 
-def test_watch_prints_why_a_job_was_queued_again(installation: CliInstallation) -> None:
-    jobs = installation.services.jobs
-    leases = Leases(installation.services.database, 60)
-    job = leases.fail(claimed(jobs, leases), KILLED)
-    jobs.cancel(job.id)
-    assert installation.mens("jobs", "watch", job.id, code=1).splitlines()[0] == AGAIN
-
-
-def test_ctrl_c_ends_the_command_and_says_that_the_job_continues(installation: CliInstallation, rows: str) -> None:
-    def interrupt(*_arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    installation.patch.setattr("cli.client.job_progress.describe_wait", interrupt)
-    started = installation.invoke("train", rows, "--model", "tiny", "--no-publish", code=130)
-    job = installation.services.jobs.list()[0]
-    says = f"the job continues; follow it: `mens jobs watch {job.id}`; cancel it: `mens jobs cancel {job.id}`\n"
-    assert (started.stderr, job.state) == (says, "queued")
-    assert installation.invoke("jobs", "watch", job.id, code=130).stderr == says
-
-
-def test_a_job_that_succeeded_and_whose_alias_stayed_ends_with_3(installation: CliInstallation, rows: str) -> None:
-    installation.register(new_adapter("demo@1"))
-    installation.mens("aliases", "set", "prod", "demo@1")
-    digest = govern(installation.services.database, "alias:prod").policy.digest
-    installation.mens("train", rows, "--model", "tiny", "--no-watch")
-    job = installation.services.jobs.list(after=None, limit=1)[0]
-    leases = Leases(installation.services.database, 60)
-    lease = leases.claim(job.id, "test")
-    assert lease
-    leases.finish(lease, {}, adapters=[new_adapter("new@1")], alias="prod")
-    said = installation.mens("jobs", "watch", job.id, code=3)
-    assert said.count("has no receipt") == 1
-    assert f"governed by the policy strict ({digest[:12]})" in said
-    assert "`mens receipts create new@1 --alias prod`" in said and "/v1/" not in said
-    found = json.loads(installation.invoke("jobs", "watch", job.id, "--json", code=3).stdout)
-    assert (found["state"], found["result"]["alias"]["moved"]) == ("succeeded", False)
-    shown = installation.mens("jobs", "show", job.id)
-    assert shown.count("has no receipt") == 1 and "/v1/" not in shown
-
-
 def test_train_says_where_and_how_long(
     installation: CliInstallation, rows: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,131 +201,6 @@ def test_train_prints_the_job_as_json(installation: CliInstallation, rows: str) 
     made = installation.invoke("train", rows, "--model", "tiny", "--no-watch", "--json")
     assert json.loads(made.stdout)["id"].startswith("ftjob-")
     assert "created ftjob-" in made.stderr
-
-
-def test_log_of_a_failed_attempt_is_printed(installation: CliInstallation) -> None:
-    jobs, leases = installation.services.jobs, Leases(installation.services.database, 60)
-    lease = claimed(jobs, leases)
-    leases.fail(lease, JobFailed(Code.TRAINER_CRASHED, "It crashed."), "one\ntwo\n")
-    printed = installation.invoke("jobs", "logs", lease.job.id)
-    assert (printed.stdout, printed.stderr) == ("one\ntwo\n", "attempt 1\n")
-    assert installation.invoke("jobs", "logs", lease.job.id, "--bytes", "5").stdout == "two\n"
-    assert "no log is kept" in installation.invoke("jobs", "logs", lease.job.id, "--attempt", "2").stderr
-    installation.become("guest", "acme", Role.TRAINER)
-    assert "JOB_NOT_FOUND" in installation.mens("jobs", "logs", lease.job.id, code=1), "other tenants see the job alone"
-
-
-def test_list_filters_and_pages(installation: CliInstallation) -> None:
-    jobs = installation.services.jobs
-    made = [
-        jobs.submit(submission(name=f"n{number}", contract={"artifact": {"alias": "prod"}}))[0].id
-        for number in range(3)
-    ]
-    other = jobs.submit(submission(name="other", base_model="large"))[0].id
-    jobs.cancel(other)
-
-    def listed(*options: str) -> list[str]:
-        lines = installation.invoke("jobs", "list", *options).stdout.splitlines()
-        return [line.split("\t")[0] for line in lines]
-
-    assert listed() == [other, *reversed(made)]
-    assert listed("--alias", "prod", "--state", "queued", "--since", "2h") == made[::-1]
-    assert listed("--base", "large") == listed("--find", "other") == listed("--state", "cancelled") == [other]
-    assert listed("--by", "nobody") == listed("--since", "2100-01-01") == []
-    first = installation.invoke("jobs", "list", "--limit", "2")
-    assert first.stderr == f"older ones: the same command with --after ftjob-…{made[2][-6:]}\n"
-    assert listed("--limit", "2", "--after", made[2]) == [made[1], made[0]]
-    assert "is not a time: give 2h, 7d" in installation.invoke("jobs", "list", "--since", "soon", code=2).output
-
-
-def test_show_prints_the_last_events(installation: CliInstallation, rows: str) -> None:
-    installation.mens("train", rows, "--model", "tiny", "--no-watch")
-    (job,) = installation.services.jobs.list(after=None, limit=1)
-    leases = Leases(installation.services.database, 60)
-    lease = leases.claim(job.id, "test")
-    assert lease
-    for number in range(30):
-        leases.report(lease, events=[NewEvent(message=f"Event {number}.")])
-    messages = [line.split("  ")[-1] for line in installation.mens("jobs", "show", lease.job.id).splitlines()]
-    assert messages[-10:] == [f"Event {number}." for number in range(20, 30)]
-    assert "Event 19." not in messages
-
-
-def test_watch_prints_what_was_measured_of_a_merge(installation: CliInstallation) -> None:
-    jobs, leases = installation.services.jobs, Leases(installation.services.database, 60)
-    lease = claimed(jobs, leases)
-    far, near = ({"mean_kl_nats": kl, "max_kl_nats": kl, "max_logit_difference": 0.07} for kl in (0.3, 2.5e-5))
-    fidelity = {
-        "positions": 152,
-        "limit_nats": 1e-2,
-        "adapter_divergence": near,
-        "training_divergence": None,
-        "effect": far,
-    }
-    leases.finish(lease, {"model_digest": "a" * 64, "fidelity": fidelity})
-    lines = installation.mens("jobs", "watch", lease.job.id).splitlines()
-    assert lines[-2].endswith(f"`mens up --base {'a' * 12}` serves it as a base of its own")
-    assert "152 positions" in lines[-1] and "2.5e-05 from base + adapter (limit 1e-02" in lines[-1]
-    assert lines[-1].endswith("the adapter's effect is 3.0e-01")
-
-
-def test_watch_warns_of_a_merge_that_is_far_from_what_was_trained(installation: CliInstallation) -> None:
-    jobs, leases = installation.services.jobs, Leases(installation.services.database, 60)
-    lease = claimed(jobs, leases)
-    far, near = ({"mean_kl_nats": kl, "max_kl_nats": kl, "max_logit_difference": 0.07} for kl in (0.3, 2.5e-5))
-    fidelity = {
-        "positions": 152,
-        "limit_nats": 1e-2,
-        "adapter_divergence": near,
-        "training_divergence": far,
-        "effect": far,
-    }
-    leases.finish(lease, {"model_digest": "a" * 64, "fidelity": fidelity})
-    last = installation.mens("jobs", "watch", lease.job.id).splitlines()[-1]
-    assert last.startswith("warning: The merged model has lost a part of the training: ")
-
-
-def test_show_prints_both_models_and_their_answers(installation: CliInstallation, rows: str) -> None:
-    installation.mens("train", rows, "--model", "tiny", "--no-watch")
-    (job,) = installation.services.jobs.list(after=None, limit=1)
-    leases = Leases(installation.services.database, 60)
-    lease = leases.claim(job.id, "test")
-    assert lease
-    measured = {
-        "source": "held_out",
-        "rows": 9,
-        "rows_available": 10,
-        "tokens": 40,
-        "loss": {"base": 2.5, "tuned": 1.25, "row_difference": -1.2, "interval": [-1.4, -1.0]},
-        "token_accuracy": None,
-        "sample_answers": [
-            {
-                "line": 3,
-                "role": "user",
-                "prompt": "What is\na bug?\x1b[31m",
-                "turns": 1,
-                "reference": "A mistake.",
-                "base": "",
-                "tuned": "A mis",
-                "base_ended": True,
-                "tuned_ended": False,
-            }
-        ],
-    }
-    leases.finish(lease, {"adapter_id": "demo@1", "self_evaluation": measured})
-    shown = installation.mens("jobs", "show", job.id).splitlines()
-    at = next(number for number, line in enumerate(shown) if line.startswith("against base"))
-    change = "better by 1.2000 on an average row (1.0000 to 1.4000; each end holds with 95 %)"
-    assert shown[at : at + 8] == [
-        "against base  9 of 10 held-out rows; 40 supervised tokens",
-        f"              loss 2.5000 -> 1.2500 nats per token; {change}",
-        "              0 of 1 sample answers equal their reference",
-        "sample 1, line 3",
-        "  user      What is a bug?[31m",
-        "  reference A mistake.",
-        "  base      (nothing)",
-        "  tuned     A mis [cut]",
-    ]
 
 
 def test_train_continues_from_an_adapter(installation: CliInstallation, rows: str) -> None:

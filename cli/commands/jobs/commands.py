@@ -1,0 +1,173 @@
+"""``mens jobs``: the group of its commands, and those that show or change one job."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from cli.client.completion import complete_alias, complete_base
+from cli.client.connection import call, fail_with_response, note, send
+from cli.client.gate_outcome import describe_gates, is_of_gates
+from cli.client.id_prefixes import resolve_job_id
+from cli.client.job_progress import FINAL, describe_progress, describe_stage
+from cli.client.job_table import COLUMNS, SPARE_COLUMNS, describe_origin, job_rows
+from cli.client.json_errors import Json, note_json
+from cli.client.self_evaluation import describe_evaluation
+from cli.commands.jobs.descriptions import describe_outcome, describe_place, describe_plan
+from cli.commands.jobs.job_arguments import JobId, job_path
+from cli.commands.jobs.merge import merge
+from cli.commands.jobs.watch import watch_job
+from cli.output import plain_console, print_table, shorten_ids
+from cli.times import past_time
+from shared.database.job_states import JobState
+from shared.database.records import Kind
+from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
+
+app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, logs, cancel, pause, resume, priority, merge.")
+console = plain_console()
+
+LAST_EVENTS = 10
+
+
+@app.command("list")
+def list_jobs(
+    state: Annotated[
+        list[JobState] | None, typer.Option(help="Only in this state; may be given several times.")
+    ] = None,
+    kind: Annotated[Kind | None, typer.Option(help="Only of this kind.")] = None,
+    base: Annotated[str | None, typer.Option(autocompletion=complete_base, help="Only of this base model.")] = None,
+    alias: Annotated[
+        str | None, typer.Option(autocompletion=complete_alias, help="Only those that move this alias.")
+    ] = None,
+    created_by: Annotated[
+        str | None, typer.Option("--by", help="Only those that the key of this name submitted.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="WHEN", callback=past_time, help="Created since: 2h, 7d, 2027-01-31, 2027-01-31T18:00Z."),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option("--find", metavar="TEXT", help="Part of the name or base, or the beginning or end of the id."),
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="ID", help="The page after this job, the last of another.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Jobs of a page.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show jobs, newest first: when, how long, for which alias, from which base, by whom. `mens jobs show ID` has the rest."""
+    which = {
+        "state": [str(each) for each in state or ()],
+        "kind": kind and str(kind),
+        "base_model": base,
+        "alias": alias,
+        "created_by": created_by,
+        "created_after": since,
+        "q": text,
+        "after": after and resolve_job_id(after),
+    }
+    query = {"view": "summary", "limit": limit}
+    page = call("GET", "/v1/jobs", params=query | {name: value for name, value in which.items() if value})
+    found = page["data"]
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    print_table(COLUMNS, job_rows(found), spare=SPARE_COLUMNS)
+    if page["has_more"]:
+        note(f"older ones: the same command with --after {shorten_ids(found[-1]['id'])}")
+
+
+@app.command("show")
+def show(
+    job_id: JobId,
+    as_json: Annotated[
+        bool, typer.Option("--json", callback=note_json, help="Print the whole record as JSON.")
+    ] = False,
+) -> None:
+    """Show a job: state, progress, outcome and its last events."""
+    job = call("GET", job_path(job_id), params={"after": "0"} if as_json else {"last": LAST_EVENTS})
+    if as_json:
+        console.print_json(data=job)
+        return
+    state = job["state"] + (f" ({describe_stage(job)})" if job["stage"] else "")
+    requested = f", {job['requested']} requested" if job["requested"] else ""
+    lines = [f"{job['id']}  {job['kind']}  {state}{requested}  attempt {job['attempt']}"]
+    lines += [f"created  {describe_origin(job)}", f"base     {job['base_model']}", f"tenant   {job['tenant']}"]
+    lines += [f"plan     {describe_plan(job)}"] if job["kind"] == "finetune" else []
+    lines += describe_place(job.get("queue"))
+    lines += [f"progress {progress}"] if (progress := describe_progress(job)) else []
+    lines += [f"outcome  {describe_outcome(job)}"] if job["state"] in FINAL else []
+    lines += describe_evaluation(job["result"], "against base  ")
+    lines += describe_gates(job["result"])
+    told = [event for event in job["events"] if job["state"] not in FINAL or not is_of_gates(event)]
+    lines += [f"  {event['created_at'][11:19]}  {event['message']}" for event in told]
+    for line in lines:
+        typer.echo(line)
+
+
+app.command("watch")(watch_job)
+
+
+@app.command("logs")
+def logs(
+    job_id: JobId,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Number of the attempt. Default: the last that has a log.")
+    ] = None,
+    size: Annotated[int, typer.Option("--bytes", min=1, max=65536, help="At most this many, from the end.")] = 65536,
+) -> None:
+    """Print the end of an attempt's log: what the trainer wrote, up to the last 15 seconds while it runs."""
+    query = {"bytes": size} | ({"attempt": attempt} if attempt else {})
+    response = send("GET", f"{job_path(job_id)}/log", params=query)
+    if response.is_error:
+        fail_with_response(response)
+    if response.text:
+        note(f"attempt {response.headers['x-mens-attempt']}")
+        typer.echo(response.text, nl=not response.text.endswith("\n"))
+    else:
+        note("no log is kept: an attempt has one once its trainer has begun, until retention deletes it")
+
+
+@app.command("cancel")
+def cancel(job_id: JobId) -> None:
+    """Cancel a job."""
+    _print_state(call("POST", f"{job_path(job_id)}/cancel"))
+
+
+@app.command("pause")
+def pause(job_id: JobId) -> None:
+    """Pause a job; a running one writes a checkpoint first."""
+    _print_state(call("POST", f"{job_path(job_id)}/pause"))
+
+
+@app.command("resume")
+def resume(job_id: JobId) -> None:
+    """Resume a paused job from its checkpoint."""
+    _print_state(call("POST", f"{job_path(job_id)}/resume"))
+
+
+@app.command("priority")
+def priority(
+    job_id: JobId,
+    level: Annotated[
+        int,
+        typer.Argument(
+            min=LOWEST_PRIORITY, max=HIGHEST_PRIORITY, help="-5 to 5, higher runs first; above 0 only for operators."
+        ),
+    ],
+) -> None:
+    """Change the priority of an unfinished job. Write a negative number after `--`: `mens jobs priority ID -- -2`."""
+    job = call("PATCH", job_path(job_id), json={"priority": level})
+    typer.echo(f"{job['id']} is {job['state']} with priority {job['priority']}")
+
+
+app.command("merge")(merge)
+
+
+def _print_state(job: dict[str, Any]) -> None:
+    requested = job["requested"]
+    stopping = f"{job['id']}: {requested} requested; its worker is stopping"
+    typer.echo(stopping if requested else f"{job['id']} is {job['state']}")

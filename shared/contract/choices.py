@@ -1,0 +1,144 @@
+"""Fields of a contract that are one of a few values, and every accepted spelling of these."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+
+class TokenizerMode(StrEnum):
+    HF = "hf"
+    VOX = "vox"
+
+
+class AdapterMethod(StrEnum):
+    """Training method; ``auto``, which plans do not contain, follows the base's precision."""
+
+    AUTO = "auto"
+    LORA = "lora"
+    QLORA = "qlora"
+
+
+class AdapterTargets(StrEnum):
+    FULL_GRAPH = "full_graph"
+    LM_HEAD_PROXY = "lm_head_proxy"
+
+
+class BaseQuant(StrEnum):
+    """How the frozen base is held; ``auto``, which no plan holds, is decided by the machine's memory."""
+
+    AUTO = "auto"
+    NONE = "none"
+    NF4 = "nf4"
+
+
+class Kernel(StrEnum):
+    """A training kernel: the original's two, of which the first may be planned and is never run, and plain LoRA."""
+
+    BURN_LORA = "burn_lora"
+    CANDLE_QLORA = "candle_qlora"
+    PEFT_LORA = "peft_lora"
+
+
+TrainedMethod = Literal[AdapterMethod.LORA, AdapterMethod.QLORA]
+HeldBase = Literal[BaseQuant.NONE, BaseQuant.NF4]
+Backend = Literal[Kernel.BURN_LORA, Kernel.CANDLE_QLORA]
+BACKENDS: dict[str, Backend] = {
+    **dict.fromkeys(("lora", "burn", "burn-lora"), Kernel.BURN_LORA),
+    **dict.fromkeys(("qlora", "candle", "candle-qlora"), Kernel.CANDLE_QLORA),
+}
+"""Every accepted name of a backend, in any case, with ``_`` or ``-``."""
+
+
+class BaseWeights(StrEnum):
+    """Which of a base's weights a merge starts from."""
+
+    ORIGINAL = "original"
+    DEQUANT_NF4 = "dequant_nf4"
+
+
+class MethodType(StrEnum):
+    """The training method: on answers, or on pairs of a preferred and a rejected answer; the last two names are reserved."""
+
+    SUPERVISED = "supervised"
+    DPO = "dpo"
+    KTO = "kto"
+    REINFORCEMENT = "reinforcement"
+
+
+class PreferenceLoss(StrEnum):
+    """The loss of a pair: by the difference of log-probabilities, of their means by token, or IPO's squared distance."""
+
+    SIGMOID = "sigmoid"
+    SIGMOID_NORM = "sigmoid_norm"
+    IPO = "ipo"
+
+
+class Smoothing(StrEnum):
+    """How label smoothing enters the loss: cDPO's mixture, or its unbiased form (robust DPO)."""
+
+    CONSERVATIVE = "conservative"
+    ROBUST = "robust"
+
+
+class ReferencePolicy(StrEnum):
+    """The policy that a preference run is compared with; ``auto`` is the model as it stands before the first step."""
+
+    AUTO = "auto"
+    PARENT = "parent"
+    BASE = "base"
+
+
+class DeploymentTarget(StrEnum):
+    WORKSTATION = "workstation"
+    MOBILE_EDGE = "mobile_edge"
+
+
+class OptimizerKind(StrEnum):
+    """``paged_adamw_8bit`` keeps AdamW's moments in 8 bit, and on a GPU in memory that may be swapped to the host."""
+
+    ADAMW = "adamw"
+    PAGED_ADAMW_8BIT = "paged_adamw_8bit"
+
+
+class OptimizerExperiment(StrEnum):
+    OFF = "off"
+    MUON_CLIP_LIKE = "muon_clip_like"
+
+
+class Device(StrEnum):
+    """Where a job trains: ``auto`` takes the GPU when the worker has one."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+    METAL = "metal"
+
+
+DEVICE_NAMES: dict[str, Device] = {
+    **dict.fromkeys(("", "cpu"), Device.CPU),
+    **dict.fromkeys(("auto", "best", "default", "vulkan", "dx12", "d3d12"), Device.AUTO),
+    **dict.fromkeys(("cuda", "gpu", "nvidia"), Device.CUDA),
+    **dict.fromkeys(("metal", "mps"), Device.METAL),
+}
+"""Every accepted spelling of a device, in any case."""
+
+
+class DataMode(StrEnum):
+    """Handling of invalid lines in a data file: strict refuses the file, lenient skips and counts the line."""
+
+    STRICT = "strict"
+    LENIENT = "lenient"
+
+
+class ThoughtsRule(StrEnum):
+    """Use of an answer's thoughts (``reasoning_content``) in training."""
+
+    LEARN = "learn"
+    CONTEXT = "context"
+    DROP = "drop"
+
+
+def backend_key(name: str) -> str:
+    """Return a backend's name as :data:`BACKENDS` spells it."""
+    return name.strip().lower().replace("_", "-")
