@@ -207,6 +207,7 @@ class AdapterStore:
             folder.mkdir(mode=0o700)
             self._storage.fetch_folder("adapters", digest, sorted(manifest.files), folder)
             self._verify(folder, manifest)
+            # An invalid folder is moved away first: a rename does not replace a folder that has files.
             if os.path.lexists(target):
                 target.rename(private / "invalid")
             folder.rename(target)

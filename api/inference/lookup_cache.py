@@ -128,12 +128,14 @@ class LookupCache:
         cached = await self._current()
         digest = _digest(secret)
         if (key := cached.keys.get(digest)) is None:
+            # Until the lookup has found it again: it may have been revoked since.
             self._known.discard(digest)
             accepted = await run_in_threadpool(self._keys.accept, secret)
             key = cached.keys[digest] = accepted.key
             if accepted.until is not None:
                 cached.ends[digest] = accepted.until
             if len(self._known) >= MAX_KNOWN_KEYS:
+                # So rare that an order of use would cost more: the next lookup of each key counts as an unknown one's.
                 self._known.clear()
             self._known.add(digest)
         now = now_seconds()
@@ -225,6 +227,7 @@ class LookupCache:
         if (found := cached.rendered.get(what)) is not None:
             return found
         async with self._rendering:
+            # Again: another request may have rendered it while this one waited for its turn.
             cached = await self._current()
             if (found := cached.rendered.get(what)) is None:
                 found = await run_in_threadpool(render)
@@ -256,11 +259,13 @@ class LookupCache:
         change by another process.
         """
         with self._counting:
+            # Writers are threads, whose additions could otherwise count as one.
             self._writes += 1
 
     def start(self) -> None:
         """Start polling the counter in the running loop; the second call does nothing."""
         if self._polling is None or self._polling.done():
+            # A lock belongs to the loop in which it was first waited for, and this may be another one.
             self._refreshing, self._rendering = asyncio.Lock(), asyncio.Lock()
             # A thread of its own: a read that hangs blocks no thread of the pool.
             self._thread = ThreadPoolExecutor(1, "lookup-cache")
@@ -272,6 +277,7 @@ class LookupCache:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
             await self._write_use()
+            # Not waited for: its last read may hang.
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _read_destination(self, tenant: str, name: str) -> Destination | None:
@@ -354,6 +360,7 @@ class LookupCache:
                 if self._is_down:
                     logger.warning("the database answers again")
                 self._answered_at, self._is_down = began, False
+            # Also after a failure, which has emptied the cache: no lookup can find a value from before the write.
             self._writes_seen = writes
 
 

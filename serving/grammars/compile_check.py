@@ -92,6 +92,7 @@ class CompileCheck:
         turn = self._turns.setdefault(caller, asyncio.Lock())
         if digest not in self._is_affordable:
             async with turn, self._processes:
+                # Again: the grammar that this caller waited for may have been the same one.
                 if digest not in self._is_affordable:
                     self._remember(digest, affordable=await self._compile(grammar))
         if not self._is_affordable[digest]:
@@ -115,6 +116,7 @@ class CompileCheck:
             answer = await _ask(server.control, job)
             if answer.startswith(STARTED):
                 return answer.endswith(DONE)
+            # Unless another check has replaced it meanwhile.
             if self._server is server:
                 self._server = None
                 await asyncio.to_thread(server.end)

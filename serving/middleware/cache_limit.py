@@ -42,6 +42,7 @@ class CacheLimit:
         self._requested_at = {name: at for name, at in self._requested_at.items() if name in cached}
         if model in cached:
             self._requested_at[model] = time.monotonic()
+        # One request makes room for all; the others do not wait for it.
         if sum(cached.values()) <= self._max_bytes or self._making_room.locked():
             return
         async with self._making_room:

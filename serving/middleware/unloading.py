@@ -89,10 +89,12 @@ class Unloader:
             await engine.abort(adapter_id)
             await self._in_flight.wait_idle(adapter_id, WAIT_SECONDS)
         async with self._removing:
+            # Again: it may have been published while its requests were completed.
             await self._refuse_stored(adapter_id)
             requests = max(self._in_flight.count(adapter_id), engine.requests_of(adapter_id))
             if requests:
                 return UnloadProgress(id=adapter_id, state="draining", requests=requests)
+            # The engine first, so that it never has an adapter whose files are missing.
             await engine.unload(adapter_id)
             store = await asyncio.to_thread(self._open_store)
             await asyncio.to_thread(store.remove, adapter_id)
@@ -113,6 +115,7 @@ class Unloader:
         async with self._removing:
             if self._in_flight.is_closed(adapter_id):
                 return False
+            # Before the requests are counted: those that arrive from here on wait.
             self._in_flight.close(adapter_id)
             try:
                 if self._in_flight.count(adapter_id) or engine.requests_of(adapter_id):

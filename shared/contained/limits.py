@@ -30,6 +30,7 @@ def limit_added_processor_time(seconds: int) -> None:
     limit.
     """
     used = resource.getrusage(resource.RUSAGE_SELF)
+    # Only the soft limit is set: a hard one could not be replaced by the next call.
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + seconds, hard))
 

@@ -59,6 +59,7 @@ class ContainedProcess:
                     **streams,
                 )
             finally:
+                # Otherwise the read below would not end: this process would hold the pipe open itself.
                 os.close(info_end)
             self.first = self.process.pid
             # Without namespaces, or if they cannot be made, the pipe is closed without a report.
@@ -106,6 +107,7 @@ class ContainedProcess:
         self._wait(grace_seconds)
         if self.is_running() and self.first != self.process.pid:
             with suppress(ProcessLookupError):
+                # The kernel then ends every process of the namespaces, also one that has left the group.
                 os.kill(self.first, signal.SIGKILL)
             self._wait(EXIT_SECONDS)
         # While the process is not waited for, no other can have its number.

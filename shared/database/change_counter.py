@@ -46,6 +46,7 @@ def hold_queue(session: Session) -> None:
 
 def hold_policies(session: Session) -> None:
     """Block changes of policies until the caller's transaction ends; it must hold its alias's lock already."""
+    # A shared lock: moves of different aliases do not wait for each other.
     session.execute(select(ChangeRow).where(ChangeRow.what == "policies").with_for_update(read=True))
 
 

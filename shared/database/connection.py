@@ -62,6 +62,7 @@ class Database:
             self.engine = create_engine(
                 url,
                 pool_pre_ping=True,
+                # With the overflow at most 30 connections for each process: docs/operations.md sizes the server by it.
                 pool_size=10,
                 max_overflow=20,
                 pool_timeout=LOCK_SECONDS,

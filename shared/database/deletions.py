@@ -127,6 +127,7 @@ class Deletions:
 
     def _step(self, deletion: PendingDeletion, do: Callable[[], None], *, ends: bool) -> DeletionStep:
         with self._db.write() as session:
+            # Before the jobs are read: one that reserves the content now waits until this step has ended.
             lock_contents(session, [deletion.digest])
             is_reserved = any(_stores(job, deletion.digest) for job in open_jobs(session))
             # Read after the jobs: a job that has just finished has added its rows by now.
@@ -136,6 +137,7 @@ class Deletions:
                 return DeletionStep.OVER
             is_shared = any(row.deleting_at is None for row in rows)
             step = DeletionStep.OVER if is_shared else DeletionStep.KEPT if is_reserved else DeletionStep.ALONE
+            # Inside the transaction: the rows stay locked, so no job begins to store the folder while it is removed.
             if step is DeletionStep.ALONE:
                 do()
             if step is DeletionStep.OVER or (ends and step is DeletionStep.ALONE):

@@ -378,6 +378,7 @@ def transition(session: Session, row: JobRow, verb: Verb, now: datetime, *events
         Conflict: ``JOB_STATE_CONFLICT``.
     """
     state = next_state(row.id, JobState(row.state), verb)
+    # In the transaction that ends the attempt, so that its GPU time is neither lost nor counted twice.
     if row.state == JobState.RUNNING and state is not JobState.RUNNING:
         settle_hold(session, row, state, now)
     row.state = state

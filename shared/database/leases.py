@@ -68,8 +68,6 @@ class Leases:
         """Claim the next queued job by the rule of the queue (`shared/scheduling/fair_queue.py`), and hold its GPU
         time.
 
-        Claims are made one after the other, so that two workers together cannot exceed a quota.
-
         Args:
             worker: its name.
             gpus: that it gives to a job.
@@ -78,12 +76,15 @@ class Leases:
             None when no job may be taken now.
         """
         with self._db.write() as session:
+            # One claim at a time: two workers that read the same queue could together exceed a quota.
             hold_queue(session)
             now = self._db.now(session)
             queue = FairQueue(read_claimable(session, now, gpus))
             while job := queue.next(now.timestamp()):
                 if (row := _ready_row(session, job.id, now)) is not None:
                     return self._begin(session, row, worker, gpus, now)
+                # Another transaction has the row, or has changed it since the queue was read. Waiting for it would stop
+                # all claims, so the next job is tried.
                 queue.drop(job)
             return None
 
@@ -119,6 +120,7 @@ class Leases:
         """
         with self._db.write() as session:
             row = self._held(session, lease)
+            # By the database's clock, which the sweep also uses: clocks of workers may differ.
             row.lease_expires_at = self._db.now(session) + self._lease
             return Job.model_validate(row).requested
 
@@ -241,8 +243,7 @@ class Leases:
     ) -> None:
         """Register published adapters before the job has ended, so that the API serves them for their evaluation.
 
-        From here on the job has what it was made for: what failed until then no longer counts, and if judging never
-        comes to its end, the job succeeds without a receipt.
+        From here on the job has what it was made for: if judging never comes to its end, it succeeds without a receipt.
 
         Args:
             lease: of the job that made them.
@@ -258,6 +259,7 @@ class Leases:
             row = self._held(session, lease)
             now = self._db.now(session)
             register_adapters(session, row.tenant, row.id, adapters, now)
+            # Judging has all attempts for itself. A later attempt publishes again, and keeps the failures of judging.
             if not row.result:
                 row.failures = 0
             row.result = complete_result(session, row, result | {JUDGED_FOR: alias}, adapters, files or [])

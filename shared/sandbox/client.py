@@ -189,6 +189,7 @@ class Sandbox:
             send(channel, request)
             outcome = receive(channel, MAX_ANSWER_BYTES)
         except BaseException:
+            # Not used again: a late answer would be taken for that of the next request.
             if channel:
                 self._drop(channel)
             raise

@@ -56,9 +56,11 @@ def become(uid: int, *, read_everything: bool) -> None:
     Raises:
         OSError: this root may not change its user, as in a container without capabilities.
     """
+    # Groups first: after the change of user this process may no longer change them.
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     if read_everything:
+        # The change of user would otherwise drop all capabilities.
         _checked(_libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
     os.setresuid(uid, uid, uid)
     if read_everything:
@@ -74,6 +76,7 @@ def limit_server(limits: Limits) -> None:
     limit(resource.RLIMIT_NOFILE, limits.files)
     dump_nothing()
     limit(resource.RLIMIT_MEMLOCK, 0)
+    # Message queues are memory of the kernel, which the limit of the address space does not count.
     limit(resource.RLIMIT_MSGQUEUE, 0)
 
 

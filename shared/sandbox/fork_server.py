@@ -62,10 +62,12 @@ def serve(config: dict[str, Any]) -> None:
     folder = Path(tempfile.mkdtemp(prefix="mens-sandbox-"))
     children: set[int] = set()
     try:
+        # Graders are other users: each may enter its own folder below, and list no other.
         folder.chmod(0o711)
         inheritance = _make_inheritance(config, folder)
         control.send(json.dumps({"folder": str(folder)}).encode())
         while request := _next_request(control):
+            # Also reaps those that have ended, which would stay as zombies.
             children = {pid for pid in children if os.waitpid(pid, os.WNOHANG)[0] == 0}
             children.add(_fork(inheritance, control, request))
     finally:
@@ -103,7 +105,9 @@ def _next_request(control: socket.socket) -> Request | None:
 
 
 def _fork(inheritance: Inheritance, control: socket.socket, request: Request) -> int:
+    # Here and not in the fork, so that later forks have the packages already.
     import_all(PACKAGES.intersection(request.packages))
+    # A collection in the fork would otherwise write to, and so copy, the pages that it shares with this process.
     gc.freeze()
     parent = os.getpid()
     if pid := os.fork():

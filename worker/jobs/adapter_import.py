@@ -44,6 +44,7 @@ def run_import(attempt: Attempt) -> None:
     imported = convert(attempt, plan, base)
     attempt.report(events=[NewEvent(level="warn", message=note) for note in imported.notes])
     folder = attempt.run_dir / ADAPTER_FOLDER
+    # Before it is stored: the same content may be in storage already and pending deletion, and must then be kept.
     attempt.leases.keep_adapters(attempt.lease, [digest_file(folder / MANIFEST_NAME)])
     sign_adapters(attempt.settings, [folder])
     adapter = store_adapter(attempt.storage, folder, final=True)

@@ -76,6 +76,7 @@ def run_finetune(attempt: Attempt) -> None:
         attempt.run_dir,
         store=attempt.settings.stores_checkpoints,
     )
+    # An attempt that trained to the end may have failed while it published: its result is used, not trained again.
     run_dir = next((run for run in attempt.earlier_runs() if read_json(run / SUMMARY_NAME)), None)
     if run_dir is None:
         run_dir = attempt.run_dir
@@ -88,6 +89,7 @@ def run_finetune(attempt: Attempt) -> None:
     adapters = store_adapters(attempt.storage, run_dir)
     adapters[-1] = publish(attempt, plan, adapters[-1], run_dir)
     finish(attempt, plan, adapters, run_dir)
+    # Last: until the job has finished, another attempt may have to continue from them.
     checkpoints.discard()
 
 

@@ -31,6 +31,7 @@ class LeaseKeeper:
         self._lease = lease
         self._every = every_seconds
         self._done = threading.Event()
+        # In the caller's context, so that its log lines have the job's ids.
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._keep,), name=f"lease-{lease.job.id}", daemon=True
         )

@@ -152,7 +152,9 @@ class Worker:
         self._delete_expired()
         started = time.monotonic()
         ready = self.leases.sweep(self.metrics.expired)
+        # After the leases, so that it finds the keys of the attempts that have just been ended.
         Keys(self.leases.database).revoke_abandoned()
+        # Before the messages are sent: a job that a worker claims at once would have no estimate to compare with.
         QueueReader(self.leases.database).note_estimates(len(self.machines()), self.gpus)
         enqueued = [job_id for job_id in ready if enqueue and self.job_queue.enqueue(job_id)]
         self.metrics.swept(time.monotonic() - started, len(enqueued))

@@ -139,6 +139,7 @@ class DistributedContext:
             return
         digests = [int.from_bytes(hashlib.sha256(fact.encode()).digest()[:8], signed=True) for fact in facts.values()]
         mine = torch.tensor(digests)
+        # Every process gets all of them: each raises by itself, and none waits for one that has.
         of_all = [torch.empty_like(mine) for _ in range(self.size)]
         _with_peers(lambda: dist.all_gather(of_all, mine))
         differs = [name for index, name in enumerate(facts) if len({int(one[index]) for one in of_all}) > 1]

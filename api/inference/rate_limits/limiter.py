@@ -138,6 +138,7 @@ class RateLimiter:
         self._held.add(request)
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.create_task(self._renew())
+        # Shielded: a request that is cancelled while it waits for the release must not cancel it.
         return Admission(limit_headers(state), lambda: asyncio.shield(self._release(request)), spend)
 
     async def count(self, key: Key, action: str, per_minute: int | None) -> None:
@@ -200,6 +201,7 @@ class RateLimiter:
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
+        # The loop itself has only a weak reference to a task.
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
@@ -212,6 +214,7 @@ class RateLimiter:
         """Renew the held slots repeatedly until none is held."""
         while self._held:
             await asyncio.sleep(self._renew_seconds)
+            # One call for each account, however many of its requests are in flight.
             slots: dict[str, list[str]] = defaultdict(list)
             for request in self._held:
                 for account in request.holders:

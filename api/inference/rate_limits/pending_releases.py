@@ -36,6 +36,7 @@ class PendingReleases:
 
     def add(self, account: str, slot: str) -> None:
         """Release a slot soon."""
+        # Further ones end by themselves, because they are not renewed.
         if len(self._pending) < MAX_PENDING:
             self._pending[account, slot] = time.monotonic() + self._hold
         if self._retrying is None or self._retrying.done():

@@ -130,9 +130,11 @@ class Meter:
 
     async def flush(self) -> None:
         """Add the counts to the database; counts that the database does not accept are kept."""
+        # Taken out at once: requests that end during the write count for the next one.
         counted, self._counted = self._counted, {}
         if not counted:
             return
+        # Named in the log if the process ends before the database has answered.
         self._writing = counted
         try:
             await to_thread.run_sync(self._usage.add, counted)

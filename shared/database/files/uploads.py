@@ -110,6 +110,7 @@ class Uploads:
             Forbidden: ``QUOTA_EXCEEDED``. Conflict: ``IDEMPOTENCY_CONFLICT``.
         """
         with self._db.write() as session:
+            # Before the quota and the key are read: two equal requests could otherwise both find room, and no upload.
             lock_tenant(session, self._tenant)
             if idempotency_key:
                 query = select(UploadRow).where(UploadRow.idempotency_key == storable(idempotency_key.key))
@@ -189,11 +190,13 @@ class Uploads:
                 )
             if count >= MAX_PARTS:
                 raise size_mismatch(f"The upload has {MAX_PARTS} parts already.", "data")
+            # A transaction that removes the last other use of this content waits until the part counts as one.
             lock_content(session, sha256)
             now = whole_milliseconds(datetime.now(UTC))
             part = UploadPartRow(id=new_id("part"), upload_id=row.id, bytes=size, sha256=sha256, created_at=now)
             session.add(part)
             session.flush()
+            # Last: if the row cannot be written, no blob appears; if the blob cannot be stored, the row is rolled back.
             store()
             return UploadPart.model_validate(part)
 
@@ -230,6 +233,7 @@ class Uploads:
                 file.expires_at = file.created_at + timedelta(seconds=row.file_seconds)
             row.status, row.file_id, row.completion_digest = str(UploadStatus.COMPLETED), file.id, completion_digest
             session.flush()
+            # Last, as for a part.
             store()
             return _upload(row), File.model_validate(file)
 
@@ -248,15 +252,13 @@ class Uploads:
 
     def drop_parts(self, upload_id: str, remove: Remove = lambda _: None) -> Sequence[str]:
         """Delete the parts of an upload that has ended, with every blob that nothing else needs; return those blobs'
-        SHA-256.
-
-        Each part has a transaction of its own, which holds its content's lock. An interrupted call is continued by
-        :meth:`delete_expired`.
+        SHA-256. An interrupted call is continued by :meth:`delete_expired`.
         """
         removed = []
         with self._db.read() as session:
             parts = list(session.execute(select(UploadPartRow.id, UploadPartRow.sha256).filter_by(upload_id=upload_id)))
         for part_id, sha256 in parts:
+            # A transaction for each part: others that store this content wait for one removal, not for all of them.
             with self._db.write() as session:
                 lock_content(session, sha256)
                 if row := session.get(UploadPartRow, part_id):
@@ -284,6 +286,7 @@ class Uploads:
             ids = list(session.scalars(select(UploadRow.id).where(*late)))
         if ids:  # Mostly no upload is late, and a write would make others wait.
             with self._db.write() as session:
+                # The condition again: an upload may have been completed since it was read.
                 ended = update(UploadRow).where(UploadRow.id.in_(ids), *late)
                 session.execute(ended.values(status=str(UploadStatus.EXPIRED)))
 
@@ -295,6 +298,7 @@ class Uploads:
             ids = list(session.scalars(select(UploadRow.id).where(*old)))
         if ids:
             with self._db.write() as session:
+                # The condition again, as above.
                 session.execute(delete(UploadRow).where(UploadRow.id.in_(ids), *old))
 
     def _completed(self, session: Session, row: UploadRow, completion_digest: str) -> tuple[Upload, File | None] | None:

@@ -106,6 +106,7 @@ class Deliveries:
             # In the order of those that change endpoints: first the endpoint's row, then the delivery's.
             endpoint = session.get(WebhookEndpointRow, claimed.endpoint_id, with_for_update=True)
             row = session.get(WebhookDeliveryRow, claimed.id, with_for_update=True)
+            # The fence: this worker was presumed dead, and another has sent the delivery since.
             if endpoint is None or row is None or row.attempts != claimed.token or row.status != "pending":
                 return None
             now = self._db.now(session)
@@ -126,6 +127,7 @@ class Deliveries:
                 row.next_attempt_at = now + timedelta(seconds=delay)
                 return None
             _end(row, "failed", now)
+            # A receiver that refuses one kind of event still works for the others.
             took_something = endpoint.last_delivered_at is not None and endpoint.last_delivered_at >= row.created_at
             if row.is_test or took_something:
                 return None
@@ -143,6 +145,7 @@ class Deliveries:
         row.attempts += 1
         row.lease_expires_at = now + LEASE
         endpoint = session.get_one(WebhookEndpointRow, row.endpoint_id)
+        # Both signatures during a rotation: the receiver may know only one of the secrets yet.
         overlaps = endpoint.old_secret is not None and endpoint.old_secret_until and endpoint.old_secret_until > now
         old = (endpoint.old_secret,) if overlaps and endpoint.old_secret else ()
         return ClaimedDelivery(
