@@ -23,6 +23,11 @@ listed = {"pydantic", "httpx"} & sys.modules.keys() or [name for name in sys.mod
 assert not listed, listed
 """
 
+WITHOUT_PLURAL = {"data", "storage", "usage", "audit", "retention"}
+ACTS = {"up", "demo", "train", "plan", "chat", "migrate"}
+SINGULAR = {"base", "adapter", "eval", "scorecard"}
+"""Commands that are older than the rule of plurals in CONTRIBUTING.md."""
+
 
 def test_help_imports_no_command() -> None:
     """The migration is loaded by its entry point; `tests/openai_migration/commands/test_app.py` holds what it may import."""
@@ -43,6 +48,10 @@ def test_command_of_another_package_is_found_by_its_entry_point() -> None:
     with pytest.raises(Unavailable) as raised:
         load(CommandPlace("absent", ENTRY_POINT, "A command whose package is not installed."))
     assert raised.value.code == Code.PROGRAM_FAILED
+
+
+def test_nouns_are_plural_but_for_the_listed_ones() -> None:
+    assert {place.name for place in PLACES if not place.name.endswith("s")} == WITHOUT_PLURAL | ACTS | SINGULAR
 
 
 def test_help_lists_every_command_that_is_not_hidden() -> None:
