@@ -50,11 +50,10 @@ class BaseFetcher:
         for base in self._catalog().bases:
             if self._done.is_set():
                 return
-            if base.digest not in self._fetched and self._is_fetched_from_elsewhere(base):
+            if base.digest in self._fetched:
+                continue
+            if isinstance(base.source, HubSource) or is_elsewhere(base, self._settings.catalog_path):
                 self._fetch(base)
-
-    def _is_fetched_from_elsewhere(self, base: BaseModelEntry) -> bool:
-        return isinstance(base.source, HubSource) or is_elsewhere(base, self._settings.catalog_path)
 
     def _fetch(self, base: BaseModelEntry) -> None:
         try:

@@ -14,7 +14,7 @@ from cli.client.connection import find
 from cli.client.self_evaluation import read_evaluation
 from cli.output import on_one_line
 from shared.model_card.evaluation_rows import MAX_CHARACTERS
-from shared.model_card.self_evaluation import RowSource, SampleAnswer, SelfEvaluation
+from shared.model_card.self_evaluation import RowSource, SampleAnswer
 
 LONGEST_SYSTEM, LONGEST_MESSAGE = 200, 80
 """Most characters of an argument that is written out in a command."""
@@ -37,7 +37,8 @@ def describe_chat(job: Mapping[str, Any]) -> Iterator[str]:
     system = shlex.quote(sample.system) if whole else f'"{_beginning(sample.system)}…"'
     yield f"next: mens chat {shlex.quote(name)} --system {system} {_message(sample)}"
     if not whole:
-        yield f"      replace this with the complete system turn, from line {sample.line} of the {_file(evaluation)}"
+        file = "validation file" if evaluation.source is RowSource.VALIDATION_FILE else "training file"
+        yield f"      replace this with the complete system turn, from line {sample.line} of the {file}"
 
 
 def describe_empty(name: str, system: str | None, max_tokens: int, finish_reason: str | None) -> str:
@@ -76,7 +77,3 @@ def _fits(text: str, limit: int) -> bool:
 
 def _beginning(text: str) -> str:
     return on_one_line(text).replace('"', "")[:40]
-
-
-def _file(evaluation: SelfEvaluation) -> str:
-    return "validation file" if evaluation.source is RowSource.VALIDATION_FILE else "training file"

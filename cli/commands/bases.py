@@ -10,7 +10,7 @@ import shutil
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -19,7 +19,7 @@ from cli.client.connection import fail, fail_with, note
 from cli.client.json_errors import Json
 from cli.output import print_table
 from cli.standalone.base_changes import check_name, own_folder, refuse_copy, refuse_needed
-from cli.standalone.base_facts import BaseFacts, describe_base
+from cli.standalone.base_facts import describe_base
 from cli.standalone.base_sources import add, default_name, is_gguf, pinned, read_source
 from cli.standalone.gguf_bases import add_gguf
 from cli.standalone.worker_programs import PROJECT, run_worker_program
@@ -204,13 +204,16 @@ def list_command(as_json: Json = False) -> None:
     bases = load_catalog(settings.catalog_path).bases
     facts = {base.name: describe_base(base, settings.catalog_path) for base in bases}
     if as_json:
-        listed = [base.model_dump(mode="json") | {"facts": _as_dict(facts[base.name])} for base in bases]
+        known = {name: found and found.as_dict() for name, found in facts.items()}
+        listed = [base.model_dump(mode="json") | {"facts": known[base.name]} for base in bases]
         typer.echo(json.dumps(listed, indent=2))
         return
     columns = ("name", "family", "parameters", "context", "dtype", "size", "licence", "source", "digest")
-    rows = [
-        (base.name, *_columns(facts[base.name]), base.license or "", where(base), base.digest[:16]) for base in bases
-    ]
+    rows = []
+    for base in bases:
+        found = facts[base.name]
+        described = found.columns if found else ("not on this machine", "", "", "", "")
+        rows.append((base.name, *described, base.license or "", where(base), base.digest[:16]))
     print_table(columns, rows)
 
 
@@ -220,14 +223,6 @@ def where(base: BaseModelEntry) -> str:
     if isinstance(source, HubSource):
         return f"{source.repo}@{source.revision[:12]}"
     return f"{base.gguf.file} ({base.gguf.stored_type})" if base.gguf else source.path
-
-
-def _columns(facts: BaseFacts | None) -> tuple[str, ...]:
-    return facts.columns if facts else ("not on this machine", "", "", "", "")
-
-
-def _as_dict(facts: BaseFacts | None) -> dict[str, Any] | None:
-    return facts.as_dict() if facts else None
 
 
 @app.command("remove")

@@ -46,7 +46,8 @@ def print_run(run: Mapping[str, Any], items: Sequence[OutputItem], shown: int = 
         mean = f"{sum(found) / len(found):.3f}" if found else ""
         rows.append((name, str(passed), str(criterion["failed"]), rate, interval, mean))
     print_table(("criterion", "passed", "failed", "rate", "95 %", "mean score"), rows)
-    _print_errors(items)
+    for error, count in Counter(error for item in items for error in errors(item)).most_common(SHOWN_ITEMS):
+        typer.echo(f"{count} could not be judged: {on_one_line(error)}")
     failed = worst(items)
     for item in failed[:shown]:
         _print_item(item)
@@ -122,8 +123,3 @@ def _print_texts(item: OutputItem) -> None:
     typer.echo(f"  answer    {on_one_line(answer(item))}")
     if second := incumbent(item):
         typer.echo(f"  old       {on_one_line(answer(second))}")
-
-
-def _print_errors(items: Sequence[OutputItem]) -> None:
-    for error, count in Counter(error for item in items for error in errors(item)).most_common(SHOWN_ITEMS):
-        typer.echo(f"{count} could not be judged: {on_one_line(error)}")

@@ -48,7 +48,8 @@ def write(
         files.append(found.folder / HANDOFF_NAME)
         files[-1].write_text(text + "\n")
     if layout is Format.OCI:
-        tag = _tag(found.manifest)
+        # An adapter's id has an `@`, which a tag cannot contain.
+        tag = f"{found.manifest.name}-{found.manifest.digest[:12]}"
         digest = write_layout(files, target, tag, _annotations(found.manifest))
         return f"{digest}; push it with `oras copy --from-oci-layout {target}:{tag} REGISTRY/NAME:TAG`"
     if layout is Format.MLFLOW:
@@ -85,11 +86,6 @@ def _write_ollama(model: OllamaModel, manifest: AdapterManifest, target: Path) -
         shutil.copyfile(target / CONFIG_NAME, folder / CONFIG_NAME)
     said = "".join(f"\n  {sentence}" for sentence in model.differences)
     return f"make it with `ollama create {manifest.name.lower()} -f {target / MODELFILE_NAME}`{said}"
-
-
-def _tag(manifest: AdapterManifest) -> str:
-    """Return the tag for an adapter, without the ``@`` that tags cannot contain."""
-    return f"{manifest.name}-{manifest.digest[:12]}"
 
 
 def _annotations(manifest: AdapterManifest) -> dict[str, str]:

@@ -81,7 +81,8 @@ class Reader:
         after: list[str] = []
         number = 1
         while True:
-            entry = self.fetch(path, (*parts, f"page-{number:04}.json"), _following(query, after), page=True)
+            following = {**query, "after": after[-1]} if after else query
+            entry = self.fetch(path, (*parts, f"page-{number:04}.json"), following, page=True)
             if entry.is_refused:
                 # The last object of a page may be deleted by now: the one before it serves as well.
                 if after[1:] and entry.status in {400, 404}:
@@ -103,10 +104,6 @@ class Reader:
                 self.notes.append(f"{path}: page {number} announces more entries, but has no new ones")
                 return
             after, number = [str(item.get("id")) for item in page.data[-MAX_DELETED:]], number + 1
-
-
-def _following(query: Query, after: list[str]) -> Query:
-    return {**query, "after": after[-1]} if after else query
 
 
 def _is_page(body: BinaryIO) -> bool:

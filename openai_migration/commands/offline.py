@@ -24,7 +24,6 @@ from openai_migration.conversion.training_files import (
     REPORT,
     Choices,
     ConvertedFile,
-    TrainingFile,
     convert_files,
     find_files,
     output_of,
@@ -97,7 +96,8 @@ def convert(
     files = find_files(contents, original)
     if dry_run:
         for file in files:
-            typer.echo(f"{file.project} {file.name} ({file.file_id}): {_fate(file)}")
+            fate = f"to {output_of(file)}" if file.path else "missing; give its original: --original PATH"
+            typer.echo(f"{file.project} {file.name} ({file.file_id}): {fate}")
         return
     rows = RowOptions(keep_refusals, developer_as_system, as_supervised, split_answers)
     choices = Choices(rows, strip, allow_image_loss, Redaction(redact) if redact else None)
@@ -158,10 +158,6 @@ def scan_code(
                 typer.echo(f"  {finding.path}:{finding.line}: {finding.text}")
     files = len({finding.path for finding in findings})
     note(f"{counted(len(findings), 'finding')} in {counted(files, 'file')}")
-
-
-def _fate(file: TrainingFile) -> str:
-    return f"to {output_of(file)}" if file.path else "missing; give its original: --original PATH"
 
 
 def _show(archive: Path, converted: ConvertedFile) -> None:

@@ -37,7 +37,10 @@ class GateAnswer:
     @property
     def spoken(self) -> str:
         """The answer as one string: its content, or its tool calls as JSON."""
-        return self.text or (msgspec.json.encode(_functions(self.tool_calls)).decode() if self.tool_calls else "")
+        if self.text or not self.tool_calls:
+            return self.text
+        # Without the ids of calls, which are generated for every answer.
+        return msgspec.json.encode([call.get("function") for call in self.tool_calls]).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,6 @@ def calls_of(message: dict[str, Any]) -> list[dict[str, Any]]:
         return [call for call in message["tool_calls"] if isinstance(call, dict)]
     legacy = message.get("function_call")
     return [{"type": "function", "function": legacy}] if isinstance(legacy, dict) else []
-
-
-def _functions(calls: list[dict[str, Any]]) -> list[Any]:
-    """Return names and arguments of calls; their ids are generated for every answer."""
-    return [call.get("function") for call in calls]
 
 
 def recorded_models(folder: Path) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +146,11 @@ def read_graders_file(path: Path) -> list[Item]:
     try:
         value = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        found = [(f"line {number}", _decoded(path, number, line)) for number, line in _lines(content)]
+        found = [
+            (f"line {number}", _decoded(path, number, line))
+            for number, line in enumerate(content.splitlines(), start=1)
+            if line.strip()
+        ]
     else:
         criteria = value.get("testing_criteria", value) if isinstance(value, dict) else value
         criteria = criteria if isinstance(criteria, list) else [criteria]
@@ -165,10 +168,6 @@ def read_graders_file(path: Path) -> list[Item]:
             first = error.errors()[0]
             raise _bad_grader(f"{path}, {place}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
     return [grader for _, grader in found]
-
-
-def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    return ((number, line) for number, line in enumerate(content.splitlines(), start=1) if line.strip())
 
 
 def _decoded(path: Path, number: int, line: bytes) -> Any:

@@ -259,15 +259,11 @@ def _samples(
     if not count:
         return []
     known = labels(contents, project, model) if prompts else {}
-    answers = _successor_answers(contents.folder, model, receipt)
+    answers = read_answers(contents.folder, model) if receipt else {}
     shown = [_sample(prompt, known.get(prompt.id), answers.get(_digest(prompt, receipt))) for prompt in prompts]
     by_difference = sorted(shown, key=lambda sample: 1.0 if sample.alike is None else sample.alike)
     chosen = by_difference[: (count + 1) // 2]
     return (chosen + [sample for sample in shown if sample not in chosen])[:count]
-
-
-def _successor_answers(folder: Path, model: str, receipt: MigrationReceipt | None) -> dict[str, NewAnswer]:
-    return read_answers(folder, model) if receipt else {}
 
 
 def _digest(prompt: RecordedPrompt, receipt: MigrationReceipt | None) -> str:

@@ -81,7 +81,10 @@ def hopeless_gates(
     judged = _judged(gates, parts)
     for row, gate in gates.items():
         if isinstance(gate, RunGate):
-            reasons = [said for part in parts.get(row, ()) if (said := _reason(part, judged))]
+            found = (
+                _of_loss(part, judged) if isinstance(part, Loss) else _of_check(part) for part in parts.get(row, ())
+            )
+            reasons = [reason for reason in found if reason]
         else:
             reasons = _of_training(gate, training, is_imported=is_imported)
         if reasons:
@@ -138,10 +141,6 @@ def _judged(gates: Mapping[str, Gate], parts: Mapping[str, Sequence[GateCheck | 
 
 def _is_narrow(loss: Loss) -> bool:
     return loss.margin > 0 and len(loss.new) < ENOUGH_ITEMS
-
-
-def _reason(part: GateCheck | Loss, judged: _Judged) -> str | None:
-    return _of_loss(part, judged) if isinstance(part, Loss) else _of_check(part)
 
 
 def _of_check(check: GateCheck) -> str | None:

@@ -46,7 +46,7 @@ def decide(
     room = room_bytes(contract, machine, on_gpu=on_gpu)
     if not is_open(contract):
         base, reason = pair_of(contract)[1], "the contract says so"
-    elif contract.artifact.publish and _only_twins_serve(machine):
+    elif contract.artifact.publish and machine.limits and machine.limits.only_twins:
         base, reason = BaseQuant.NF4, "only the NF4 twin of this base is served"
     elif machine.quant_base is not BaseQuant.AUTO:
         base, reason = machine.quant_base, "MENS_QUANT_BASE says so"
@@ -80,10 +80,6 @@ def room_bytes(contract: FineTuneContract, machine: Machine, *, on_gpu: bool) ->
     if on_gpu and machine.free_bytes is not None:
         limit = min(limit, machine.free_bytes)
     return math.floor(HEADROOM * limit)
-
-
-def _only_twins_serve(machine: Machine) -> bool:
-    return machine.limits is not None and machine.limits.only_twins
 
 
 def _gib(size: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from shared.datasets.reader import count_lines
 from shared.datasets.rows import Record, TrainingRow
 from shared.errors import InvalidRequest
 from shared.tokenization.assistant_spans import Chat, find_assistant_spans
-from shared.tokenization.labels import BATCH_ROWS, LabelledChat, label_chats
+from shared.tokenization.labels import BATCH_ROWS, label_chats
 from shared.tokenization.supervision import sample_lines
 from shared.tokenization.supervision_counts import SupervisionCounts
 from shared.tokenization.supervision_report import SupervisionReport
@@ -102,13 +102,10 @@ class PairPass:
 
     def _label(self) -> None:
         labelled = label_chats(self._tokenizer, [chat for _, sides in self._batch for chat in sides])
-        for (row, _), sides in zip(self._batch, _in_pairs(labelled), strict=True):
+        pairs = zip(labelled[::2], labelled[1::2], strict=True)
+        for (row, _), sides in zip(self._batch, pairs, strict=True):
             self._counts.add_pair(sides, row, self._tokenizer)
         self._batch.clear()
-
-
-def _in_pairs(labelled: list[LabelledChat]) -> Iterator[tuple[LabelledChat, LabelledChat]]:
-    return zip(labelled[::2], labelled[1::2], strict=True)
 
 
 def _pair(record: Record) -> PairRecord:

@@ -96,7 +96,7 @@ def check_arguments(templates: Sequence[ChatTemplate], arguments: Mapping[str, A
             try:
                 template.render(chat, _tools(chat), prompt)
             except InvalidRequest as error:
-                if _renders(template.with_arguments({}), chat, prompt):
+                if _text(template.with_arguments({}), chat, prompt) is not None:
                     reason = error.message.partition(": ")[2]
                     message = f"The base's chat template refuses {describe_arguments(arguments)}: {reason}"
                     raise ContractRejected(
@@ -137,10 +137,6 @@ def _text(template: ChatTemplate, chat: Sequence[Turn], prompt: bool) -> str | N
         return template.render(chat, _tools(chat), prompt).text
     except InvalidRequest:
         return None
-
-
-def _renders(template: ChatTemplate, chat: Sequence[Turn], prompt: bool) -> bool:
-    return _text(template, chat, prompt) is not None
 
 
 def _invalid(name: str, what: str, remedy: str) -> ContractRejected:

@@ -132,13 +132,11 @@ def save_checkpoint(
         digests = {name: digest_file(temporary / name) for name in carried}
         save_adapter(model, tokenizer, plan, progress.step, temporary, base, digests.get(REFERENCE_NAME))
         save_file(_tensors(model, optimizer), temporary / f"{STATE_NAME}.safetensors")
-        write_json(temporary / f"{STATE_NAME}.json", _state(plan, progress, made_on, occasion) | _carrying(digests))
+        state = _state(plan, progress, made_on, occasion) | ({CARRIED: digests} if digests else {})
+        write_json(temporary / f"{STATE_NAME}.json", state)
+    # Only now that the new one is complete.
     _remove_others(run_dir, list_checkpoints(run_dir)[-1:])
     return target
-
-
-def _carrying(digests: dict[str, str]) -> dict[str, Any]:
-    return {CARRIED: digests} if digests else {}
 
 
 def carried_digest(checkpoint: Path, name: str) -> str | None:

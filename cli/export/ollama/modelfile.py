@@ -117,13 +117,10 @@ def _is_merged(folder: Path, manifest: AdapterManifest) -> bool:
         raise _unsupported(f"its {MODEL_MANIFEST_NAME} cannot be read") from None
     if merged.adapter_id != manifest.adapter_id:
         raise _unsupported(f"it is the merged model of another adapter, {merged.adapter_id}")
-    if changed := [name for name, digest in merged.files.items() if _digest(folder / name) != digest]:
-        raise _unsupported(f"{min(changed)} has changed since the merge")
+    for name, digest in sorted(merged.files.items()):
+        if not (folder / name).is_file() or digest_file(folder / name) != digest:
+            raise _unsupported(f"{name} has changed since the merge")
     return True
-
-
-def _digest(path: Path) -> str | None:
-    return digest_file(path) if path.is_file() else None
 
 
 def _refuse_architecture(folder: Path, *, with_adapter: bool, converted: bool) -> None:

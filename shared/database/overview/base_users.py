@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import or_, select
 from sqlalchemy.exc import ProgrammingError
@@ -117,8 +117,4 @@ def _aliases_of(session: Session, name: str) -> list[AliasRow]:
 
 def _jobs_for(session: Session, alias: str) -> list[str]:
     """Return the ids of the unfinished jobs that move an alias of that name when they publish."""
-    return [job.id for job in open_jobs(session) if _artifact(job.contract).get("alias") == alias]
-
-
-def _artifact(contract: dict[str, Any]) -> dict[str, Any]:
-    return contract.get("artifact") or {}
+    return [job.id for job in open_jobs(session) if (job.contract.get("artifact") or {}).get("alias") == alias]

@@ -108,7 +108,11 @@ def wrapper_of(value: Any) -> str | None:
     """Return the key of a JSON object that holds all rows; None if it has none."""
     if not isinstance(value, dict):
         return None
-    return next((key for key in WRAPPERS if isinstance(rows := value.get(key), list) and _are_objects(rows)), None)
+    for key in WRAPPERS:
+        rows = value.get(key)
+        if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+            return key
+    return None
 
 
 def delimiter_of(text: str) -> str:
@@ -119,10 +123,6 @@ def delimiter_of(text: str) -> str:
         if len(names) > 1 and (has_pair(names) or not _TABLE_NAMES.isdisjoint(names)):
             return delimiter
     return ""
-
-
-def _are_objects(rows: list[Any]) -> bool:
-    return bool(rows) and isinstance(rows[0], dict)
 
 
 def _form_of_objects(text: str) -> FileForm:

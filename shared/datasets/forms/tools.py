@@ -241,15 +241,12 @@ def _translated_call(call: dict[str, Any], schemas: dict[Any, Any], note: Note) 
     function = call.get("function")
     if not isinstance(function, dict):
         return call
-    arguments, schema = function.get("arguments"), schemas.get(_hashable(function.get("name")))
+    arguments, name = function.get("arguments"), function.get("name")
+    schema = schemas.get(name if isinstance(name, str) else None)
     if isinstance(arguments, dict) and (pruned := _without_null_arguments(arguments, schema)) != arguments:
         note("nulls of a merged schema")
         return call | {"function": function | {"arguments": pruned}}
     return call
-
-
-def _hashable(name: Any) -> str | None:
-    return name if isinstance(name, str) else None
 
 
 def _without_null_arguments(value: dict[str, Any], schema: Any) -> dict[str, Any]:

@@ -99,7 +99,8 @@ def parse_pair(line: bytes) -> ParsedPair:
         raise RowError(RowCode.ROW_PROMPT_ENDS_WITH_ANSWER, reason, place)
     labels = {name: row[name] for name in LABELS if name in row}
     chosen, rejected = (_record(written, side, labels, line) for side in (written.chosen, written.rejected))
-    _refuse_equal(chosen.conversation()[-1], rejected.conversation()[-1], written.rejected.field)
+    if essence(chosen.conversation()[-1]) == essence(rejected.conversation()[-1]):
+        raise _equal(written.rejected.field)
     fields = {name: getattr(chosen, name) for name in Record.__struct_fields__}
     unused = [key for key in row if key not in written.used and key not in LABELS and row[key] not in _EMPTY]
     return ParsedPair(PairRecord(**fields, rejected=rejected), unused)
@@ -258,11 +259,6 @@ def _located(error: RowError, written: _Written, side: _Side) -> RowError:
         return f"{written.prompt_field}[{index}]" if index < len(written.prompt) else f"{side.field}[0]"
 
     return RowError(error.code, _PLACE.sub(place, error.reason), _PLACE.sub(place, error.field))
-
-
-def _refuse_equal(chosen: Message, rejected: Message, field: str) -> None:
-    if essence(chosen) == essence(rejected):
-        raise _equal(field)
 
 
 def _equal(field: str) -> RowError:

@@ -218,16 +218,12 @@ def open_prepared(folder: Path) -> PreparedRows | None:
         sizes = {name: (folder / f"{name}.bin").stat().st_size for name in FIELDS}
         if not known or sizes != index["sizes"] or sizes["starts"] != 8 * (report.rows + 1):
             return None
-        _mark_used(folder)
+        # A full cache removes the least recently used folder (docs/retention.md).
+        with contextlib.suppress(OSError):  # a read-only cache
+            os.utime(folder / INDEX_NAME)
         return PreparedRows(folder, replace(report, cached=True))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _mark_used(folder: Path) -> None:
-    """Record that the folder is in use now: a full cache removes the least recently used (docs/retention.md)."""
-    with contextlib.suppress(OSError):  # a read-only cache
-        os.utime(folder / INDEX_NAME)
 
 
 @contextlib.contextmanager
