@@ -86,12 +86,14 @@ class Supervisor:
             cut: once it is set, the programs get no more time.
         """
         if self._process is not None:
+            # Notes the groups while it still responds.
             self.processes()
             self._process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + seconds
             while self._process.poll() is None and time.monotonic() < deadline and not (cut and cut.is_set()):
                 time.sleep(STOP_POLL_SECONDS)
             self._kill_programs()
+            # Again, for programs that it has restarted meanwhile.
             if self.processes():
                 self._kill_programs()
             try:
