@@ -81,7 +81,7 @@ PLACES = (
         "gates.receipts:app",
         "Receipts: create, list, show. A receipt records, gate by gate, whether an adapter passed a policy, compared with the adapter it would replace.",
     ),
-    CommandPlace("base", "bases:app", "Base models: build a tiny one, add your own, list and remove them."),
+    CommandPlace("base", "bases.commands:app", "Base models: build a tiny one, add your own, list and remove them."),
     CommandPlace("adapter", "adapters:app", "Adapters as files: import, export, sign, verify."),
     CommandPlace("keys", "keys.commands:app", "API keys: create, list, limit, change, rotate, revoke."),
     CommandPlace(

@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings
 
 from api.routes.jobs import CreateFinetune
 from api.settings import ApiSettings
-from cli.commands.bases import TINY_LEARNING_RATE
+from cli.commands.bases.tiny import TINY_LEARNING_RATE
 from cli.lazy_commands import load
 from cli.main import ALIASES, PLACES
 from serving.settings import ServingSettings

@@ -22,7 +22,7 @@ def add_base(settings: Settings, base: str, *, smoke: bool) -> None:
 
     The tiny one is built as `mens base build` does; in a smoke run, with one step and in a fork.
     """
-    from cli.commands.bases import CORPUS, build
+    from cli.commands.bases.tiny import CORPUS, build
     from cli.standalone.base_sources import add
 
     if base == SMOLLM2:

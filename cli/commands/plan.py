@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +16,6 @@ from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
 from cli.client.parents import find_or_read_manifest
 from cli.client.remedies import with_file
-from cli.commands.bases import entry_and_folder
 from cli.commands.contract_flags import parse_flags
 from cli.contract_sections import Sections, lay_over, read_sections
 from cli.options import (
@@ -29,7 +29,7 @@ from cli.options import (
 from cli.output import counted, plain_console
 from cli.standalone.base_facts import measured_rate
 from cli.this_machine import ORIGIN, this_machine
-from shared.base_models.catalog import BaseModelEntry, load_catalog
+from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder, load_catalog
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.choices import DEVICE_NAMES, BaseQuant, DataMode, Device, MethodType
 from shared.contract.flat_keys import parse_contract
@@ -45,6 +45,7 @@ from shared.settings import Settings, read_settings
 console = plain_console()
 
 GIB = 1 << 30
+LONGEST_LABEL = 128
 
 
 def plan(
@@ -178,6 +179,24 @@ def _base(named: Any) -> tuple[BaseModelEntry, Path]:
         error.remedy = "Choose one of them with --model, or add the model with `mens base add`."
         raise
     return entry_and_folder(settings, default.name)
+
+
+def entry_and_folder(settings: Settings, model: str) -> tuple[BaseModelEntry, Path]:
+    """Return a base model and its folder, by its name in the catalogue or by its folder.
+
+    Raises:
+        MensError: neither exists, or the folder does not contain a base model.
+    """
+    from shared.base_models.hub import locate
+
+    folder = Path(model).resolve()
+    if folder.is_dir():
+        source = LocalSource(path=str(folder))
+        # A folder's name may be invalid for a base: here it is only a label, not a catalogue entry.
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).lstrip("._-")[:LONGEST_LABEL] or "base"
+        return BaseModelEntry(name=name, source=source, digests=digest_model_folder(folder)), folder
+    entry = load_catalog(settings.catalog_path).get(model)
+    return entry, locate(entry, settings.catalog_path)
 
 
 def _device(name: str) -> str:

@@ -20,7 +20,8 @@ import typer
 from rich.console import Console
 
 from cli.client.connection import fail, fail_with
-from cli.commands.bases import build, merged_base
+from cli.commands.bases.derived import merged_base
+from cli.commands.bases.tiny import build
 from cli.commands.weights import ServedWeights, choose_weights, tuned_base
 from cli.output import plain_console
 from cli.standalone.home import installed_database

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from cli.client.connection import note
-from cli.commands.bases import dequantize
+from cli.commands.bases.derived import dequantize
 from cli.output import format_size
 from shared.artifacts.base_folders import locate_base, locate_fetched_base
 from shared.base_models.catalog import BaseModelEntry, Catalog, load_catalog, model_files
@@ -55,7 +55,7 @@ def choose_weights(
 
     Raises:
         InvalidRequest: ``SETTINGS_INVALID``: a twin would be rounded. Unavailable: ``STORAGE_FULL``: no room for a
-            requested twin; and the errors of :func:`cli.commands.bases.dequantize`.
+            requested twin; and the errors of :func:`cli.commands.bases.derived.dequantize`.
     """
     catalog = load_catalog(settings.catalog_path)
     names = [_served_name(settings, catalog, catalog.get(base), weights, report) for base in bases]
@@ -141,7 +141,7 @@ def make_twin(
     """Make the twin of a base, if the disk has room for it.
 
     Raises:
-        Unavailable: ``STORAGE_FULL``. MensError: as :func:`cli.commands.bases.dequantize`.
+        Unavailable: ``STORAGE_FULL``. MensError: as :func:`cli.commands.bases.derived.dequantize`.
     """
     size = sum(path.stat().st_size for path in model_files(locate_base(base, settings)))
     free = shutil.disk_usage(settings.home).free

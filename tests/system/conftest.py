@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from cli.commands.bases import build
+from cli.commands.bases.tiny import build
 from cli.standalone.stack import Stack, running_stack
 from shared.settings import Settings
 from tests.system.loop import BASE, ROOT, Installation

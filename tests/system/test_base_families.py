@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cli.commands.bases import merged_base
+from cli.commands.bases.derived import merged_base
 from cli.standalone.base_sources import add
 from cli.standalone.stack import Stack, running_stack
 from shared.artifacts.manifests import WEIGHTS_NAME

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli.commands.bases import dequantize
+from cli.commands.bases.derived import dequantize
 from shared.contract.plan import PlannedBase
 from shared.contract.sections import DeviceSection, QuantSection
 from shared.database.leases import Lease

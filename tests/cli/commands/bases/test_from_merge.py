@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cli.commands.bases import add_merged
+from cli.commands.bases.derived import add_merged
 from cli.commands.up import ensure_base
 from cli.main import app
 from shared.artifacts.folder_storage import FolderStorage

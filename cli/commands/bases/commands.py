@@ -1,14 +1,10 @@
-"""``mens base``: the catalogue of base models on this machine: build a tiny one, add, dequantise, list, remove."""
+"""``mens base``: the group of its commands."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
-from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,53 +13,20 @@ from pydantic import ValidationError
 
 from cli.client.connection import fail, fail_with, note
 from cli.client.json_errors import Json
+from cli.commands.bases.derived import add_merged, dequantize
+from cli.commands.bases.tiny import TinyFamily, build
 from cli.output import print_table
-from cli.standalone.base_changes import check_name, own_folder, refuse_copy, refuse_needed
+from cli.standalone.base_changes import check_name, own_folder, refuse_needed
 from cli.standalone.base_facts import describe_base
 from cli.standalone.base_sources import add, default_name, is_gguf, pinned, read_source
 from cli.standalone.gguf_bases import add_gguf
-from cli.standalone.worker_programs import PROJECT, run_worker_program
-from shared.artifacts.base_folders import fetch_merged, stored_manifest
-from shared.artifacts.merge_fidelity import PROBES_NAME, MergeProbes
-from shared.artifacts.open_storage import open_storage
-from shared.artifacts.storage import Storage
-from shared.base_models.catalog import (
-    BaseModelEntry,
-    HubSource,
-    LocalSource,
-    MergedFrom,
-    TwinOf,
-    digest_model_folder,
-    load_catalog,
-    save_catalog,
-    verify_model_folder,
-)
-from shared.errors import ArtifactInvalid, Code, Conflict, MensError, NotFound
+from shared.base_models.catalog import BaseModelEntry, HubSource, LocalSource, load_catalog, save_catalog
+from shared.errors import MensError
 from shared.settings import Settings, read_settings
 
 app = typer.Typer(no_args_is_help=True, help="Base models: build a tiny one, add your own, list and remove them.")
 
-DIGEST_BEGINNING = r"[0-9a-f]{8,64}"
 NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
-LONGEST_LABEL = 128
-TINY_LEARNING_RATE = 4e-3
-"""Twenty times the usual learning rate, because the model has only a million parameters."""
-CORPUS = PROJECT / "examples" / "base_corpus.jsonl"
-
-
-class TinyFamily(StrEnum):
-    """Architectures of which a tiny base can be built."""
-
-    QWEN2 = "qwen2"
-    QWEN3 = "qwen3"
-    QWEN3_5 = "qwen3.5"
-    LLAMA = "llama"
-    MISTRAL = "mistral"
-
-    @property
-    def in_config(self) -> str:
-        """Its name in a config.json, which has no dots."""
-        return self.value.replace(".", "_")
 
 
 @app.command("build")
@@ -249,177 +212,6 @@ def remove_command(
     if folder:
         shutil.rmtree(folder)
     typer.echo(f"{name} is removed from the catalogue; {files}.")
-
-
-def build(
-    settings: Settings,
-    name: str,
-    *,
-    family: TinyFamily = TinyFamily.QWEN3,
-    composite: bool = False,
-    steps: int | None = None,
-    seed: int = 0,
-    allow_copy: bool = False,
-) -> BaseModelEntry:
-    """Make a tiny base unless its folder exists already, and add it to the catalogue.
-
-    Args:
-        allow_copy: accept files that the catalogue has under another name; the same options and seed make the same files.
-
-    Raises:
-        MensError: its name is an alias's, the folder does not contain a base, or the catalogue has its files under another
-            name; then the new folder is removed.
-    """
-    check_name(settings, name)
-    folder = settings.home / "bases" / name
-    is_new = not folder.exists()
-    if is_new:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        options = ["--family", family.in_config, "--seed", str(seed), *(["--steps", str(steps)] if steps else [])]
-        options += ["--composite"] if composite else []
-        # One thread, because a model this small is many times slower when threads compete.
-        run_worker_program("worker.pretrain", str(folder), "--corpus", str(CORPUS), *options, threads=1)
-    source = LocalSource(path=os.path.relpath(folder, settings.catalog_path.parent))
-    try:
-        return add(settings, name, source, "Apache-2.0", TINY_LEARNING_RATE, checked=True, allow_copy=allow_copy)
-    except Conflict:
-        if is_new:
-            shutil.rmtree(folder)
-        raise
-
-
-def dequantize(settings: Settings, name: str, twin: str, *, double_quant: bool = True) -> BaseModelEntry:
-    """Create the dequantised twin of a base and add it to the catalogue.
-
-    Raises:
-        MensError: the base is missing, its files are not those of the catalogue, the twin's name is an alias's, or the
-            base has such a twin under another name.
-            ValidationError: ``twin`` is not a valid name.
-    """
-    from shared.base_models.hub import locate
-
-    catalog = load_catalog(settings.catalog_path)
-    original = catalog.get(name)
-    if original.twin_of:
-        fail(f"{name} is itself the twin of {original.twin_of.name}.")
-    folder = settings.home / "bases" / twin
-    source = LocalSource(path=os.path.relpath(folder, settings.catalog_path.parent))
-    origin = TwinOf(name=name, digests=original.digests, double_quant=double_quant)
-    # Checked before any work: an invalid name must not become a folder.
-    draft = original.model_copy(update={"source": source, "twin_of": origin})
-    draft = BaseModelEntry.model_validate({**draft.model_dump(), "name": twin})
-    if folder.exists() or any(base.name == twin for base in catalog.bases):
-        fail(f"{twin} already exists; give the twin another name with --as.")
-    check_name(settings, twin)
-    refuse_copy(settings, twin, lambda base: base.twin_of == origin)
-    base = locate(original, settings.catalog_path)
-    verify_model_folder(original, base)
-    run_worker_program("worker.dequantize", str(base), str(folder), *([] if double_quant else ["--no-double-quant"]))
-    entry = draft.model_copy(update={"digests": digest_model_folder(folder)})
-    save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))
-    return entry
-
-
-def add_merged(settings: Settings, digest: str, name: str | None = None) -> BaseModelEntry:
-    """Copy a merged model out of the storage, verify the copy, and add it to the catalogue.
-
-    Args:
-        digest: digest of the merged model's manifest.
-        name: name in the catalogue; None: the adapter's name with ``-merged``.
-
-    Raises:
-        MensError: the model does not exist or is damaged, the name is an alias's, or the catalogue has the model under
-            another name. ValidationError: not a valid name for a base.
-    """
-    storage = open_storage(settings)
-    manifest = stored_manifest(storage, digest)
-    probes = _probes(storage, digest)
-    catalog = load_catalog(settings.catalog_path)
-    original = next((base for base in catalog.bases if base.digests == manifest.base_digests), None)
-    name = name or f"{manifest.adapter_id.partition('@')[0]}-merged"
-    folder = settings.home / "bases" / name
-    source = LocalSource(path=os.path.relpath(folder, settings.catalog_path.parent))
-    # Before any work: an invalid name must not become a folder.
-    entry = BaseModelEntry(
-        name=name,
-        source=source,
-        digests=manifest.files,
-        license=original.license if original else None,
-        learning_rate=original.learning_rate if original else None,
-        merged_from=MergedFrom(
-            digest=digest,
-            adapter_id=manifest.adapter_id,
-            base_model=manifest.base_model,
-            probes_digest=hashlib.sha256(probes).hexdigest(),
-        ),
-        template_arguments=dict(manifest.template_arguments or {}),
-    )
-    if folder.exists() or any(base.name == name for base in catalog.bases):
-        fail(f"{name} already exists; give the merged model another name with --as.")
-    check_name(settings, name)
-    refuse_copy(settings, name, lambda base: base.merged_from is not None and base.merged_from.digest == digest)
-    fetch_merged(storage, digest, folder)
-    entry = entry.model_copy(update={"digests": digest_model_folder(folder)})
-    save_catalog(settings.catalog_path, load_catalog(settings.catalog_path).having(entry))
-    return entry
-
-
-def _probes(storage: Storage, digest: str) -> bytes:
-    """Return the probes that measure the replicas of a merged model.
-
-    Raises:
-        ArtifactInvalid: ``MODEL_UNCERTIFIED``: an earlier release has merged it.
-    """
-    with suppress(NotFound):
-        raw = storage.manifest_bytes("models", digest, PROBES_NAME)
-        with suppress(ValidationError):
-            if MergeProbes.model_validate_json(raw).model_digest == digest:
-                return raw
-    raise ArtifactInvalid(
-        Code.MODEL_UNCERTIFIED,
-        f"The merged model {digest} is stored without the scores that replicas are checked against ({PROBES_NAME}).",
-        remedy="Merge the adapter again: this stores the same model with its scores.",
-        param=PROBES_NAME,
-    )
-
-
-def merged_base(settings: Settings, digest: str) -> BaseModelEntry | None:
-    """Return the base of a merged model, by its digest or a prefix of it; add it to the catalogue first if necessary.
-
-    Returns:
-        None if no merged model has this digest.
-
-    Raises:
-        MensError: as :func:`add_merged`.
-    """
-    if not re.fullmatch(DIGEST_BEGINNING, digest):
-        return None
-    for base in load_catalog(settings.catalog_path).bases:
-        if base.merged_from and base.merged_from.digest.startswith(digest):
-            return base
-    found = [stored for stored in open_storage(settings).digests("models") if stored.startswith(digest)]
-    if len(found) > 1:
-        message = f"{len(found)} merged models have a digest that begins with {digest}."
-        fail_with(Conflict(Code.ID_AMBIGUOUS, message, remedy="Give more of its digits.", details={"ids": found}))
-    return add_merged(settings, found[0]) if found else None
-
-
-def entry_and_folder(settings: Settings, model: str) -> tuple[BaseModelEntry, Path]:
-    """Return a base model and its folder, by its name in the catalogue or by its folder.
-
-    Raises:
-        MensError: neither exists, or the folder does not contain a base model.
-    """
-    from shared.base_models.hub import locate
-
-    folder = Path(model).resolve()
-    if folder.is_dir():
-        source = LocalSource(path=str(folder))
-        # A folder's name may be invalid for a base: here it is only a label, not a catalogue entry.
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).lstrip("._-")[:LONGEST_LABEL] or "base"
-        return BaseModelEntry(name=name, source=source, digests=digest_model_folder(folder)), folder
-    entry = load_catalog(settings.catalog_path).get(model)
-    return entry, locate(entry, settings.catalog_path)
 
 
 def notes_on(settings: Settings, entry: BaseModelEntry) -> list[str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from cli.commands import bases
-from cli.commands.bases import TinyFamily, build
+from cli.commands.bases import tiny
+from cli.commands.bases.tiny import TinyFamily, build
 from cli.main import app
 from cli.standalone import base_facts
 from shared.base_models.catalog import (
@@ -109,7 +109,7 @@ def test_base_is_not_built_in_no_steps(settings: Settings, steps: str) -> None:
 
 
 def test_built_files_have_one_name(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bases, "run_worker_program", lambda _program, folder, *_options, **_: write_base(Path(folder)))
+    monkeypatch.setattr(tiny, "run_worker_program", lambda _program, folder, *_options, **_: write_base(Path(folder)))
     refused = mens("build", "second")
     assert (refused.exit_code, names(settings)) == (1, ["tiny"])
     assert "MODEL_DUPLICATE: These files are already in the catalogue as tiny." in refused.stderr
