@@ -11,6 +11,7 @@ from typing import Any
 
 from shared.base_models.config import broken_model
 from shared.errors import ArtifactInvalid, Code
+from shared.lone_surrogates import has_lone_surrogate
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
@@ -56,13 +57,8 @@ def read_tensors(path: Path) -> Tensors:
         if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
             raise _invalid(path, f"the header says {length} bytes of {size}; at most {MAX_HEADER_BYTES} are read")
         raw = file.read(length)
-    try:
-        header = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise _invalid(path, f"the header is not JSON ({error})") from None
-    if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
-        raise _invalid(path, "the header is not an object of tensors")
-    header.pop("__metadata__", None)
+    header = _parse_header(path, raw)
+    _check_metadata(path, header.pop("__metadata__", {}))
     _check_offsets(path, header, size - 8 - length)
     return {name: _tensor(path, name, entry, 8 + length) for name, entry in header.items()}
 
@@ -135,6 +131,36 @@ def read_shards(folder: Path, shards: dict[str, list[str] | None]) -> Tensors:
         found = read_tensors(folder / shard)
         tensors |= found if names is None else {name: found[name] for name in names if name in found}
     return tensors
+
+
+def _parse_header(path: Path, raw: bytes) -> Header:
+    try:
+        # Decoded here, because json takes UTF-16 and a byte-order mark too.
+        header = json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(path, f"the header is not JSON ({error})") from None
+    if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
+        raise _invalid(path, "the header is not an object of tensors")
+    if has_lone_surrogate(raw):
+        raise _invalid(path, "a text of the header has half of a surrogate pair")
+    return header
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    # Of two entries of one name each reader takes another one.
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice in an object")
+    return found
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is no value of JSON")
+
+
+def _check_metadata(path: Path, metadata: dict[str, object]) -> None:
+    if not all(isinstance(value, str) for value in metadata.values()):
+        raise _invalid(path, "a value of its metadata is not a text")
 
 
 def _check_offsets(path: Path, header: Header, data_bytes: int) -> None:

@@ -66,11 +66,44 @@ UNSOUND: dict[str, bytes] = {
     "dimension over 63 bits": file_bytes({"a": entry(0, 0, shape=[0, 2**64])}, b""),
     "dimension true": file_bytes({"a": entry(0, 4, shape=[True])}, b"\0" * 4),
     "offset false": file_bytes({"a": entry(False, 8)}),
+    "dimension null": file_bytes({"a": entry(shape=[None])}),
+    "dimension a text": file_bytes({"a": entry(shape=["2"])}),
+    "dimension a list": file_bytes({"a": entry(shape=[[2]])}),
+    "dimension with an exponent": file_bytes(b'{"a":{"dtype":"F32","shape":[2e0],"data_offsets":[0,8]}}'),
+    "shape null": file_bytes({"a": entry(shape=None)}),
+    "shape an object": file_bytes({"a": entry(shape={"0": 2})}),
+    "dtype null": file_bytes({"a": entry(dtype=None)}),
+    "dtype a number": file_bytes({"a": entry(dtype=32)}),
+    "dtype in small letters": file_bytes({"a": entry(dtype="f32")}),
+    "offsets null": file_bytes({"a": {"dtype": "F32", "shape": [2], "data_offsets": None}}),
+    "offsets a text": file_bytes({"a": {"dtype": "F32", "shape": [2], "data_offsets": "08"}}),
+    "offset null": file_bytes({"a": entry(end=None)}),
+    "offset a text": file_bytes({"a": entry(end="8")}),
+    "offset not a number": file_bytes({"a": entry(end=float("nan"))}),
+    "offset over 64 bits": file_bytes({"a": entry(end=2**64 + 8)}),
+    "metadata a list": file_bytes({"__metadata__": [], "a": entry()}),
+    "metadata a text": file_bytes({"__metadata__": "pt", "a": entry()}),
+    "metadata with a number": file_bytes({"__metadata__": {"format": 1}, "a": entry()}),
+    "metadata with null": file_bytes({"__metadata__": {"format": None}, "a": entry()}),
+    "metadata with an object": file_bytes({"__metadata__": {"format": {}}, "a": entry()}),
+    "metadata with NaN": file_bytes({"__metadata__": {"format": float("nan")}, "a": entry()}),
+    "half of a surrogate pair in a name": file_bytes({"a\ud800": entry()}),
+    "UTF-16": file_bytes(json.dumps({"a": entry()}).encode("utf-16")),
+    "byte-order mark": file_bytes(b"\xef\xbb\xbf" + json.dumps({"a": entry()}).encode()),
+    "a field of a tensor twice": file_bytes(b'{"a":{"dtype":"I8","dtype":"F32","shape":[2],"data_offsets":[0,8]}}'),
     "overlapping": file_bytes({"a": entry(), "b": entry()}),
     "bytes before the first": file_bytes({"a": entry(start=8, end=16)}, b"\0" * 16),
     "bytes between": file_bytes({"a": entry(), "b": entry(start=12, end=20)}, b"\0" * 20),
     "bytes after the last": file_bytes({"a": entry()}, b"\0" * 12),
 }
+
+TENSOR = json.dumps(entry())
+STRICTER: dict[str, bytes] = {
+    "a tensor twice": file_bytes(f'{{"a":{TENSOR},"a":{TENSOR}}}'.encode()),
+    "metadata twice": file_bytes(f'{{"__metadata__":{{"a":"b","a":"c"}},"a":{TENSOR}}}'.encode()),
+    "NaN in an unknown field": file_bytes({"a": entry(more=float("nan"))}),
+}
+"""Refused here, whatever the library does."""
 
 
 def write(folder: Path, content: bytes) -> Path:
@@ -110,9 +143,9 @@ def test_reads_what_the_library_writes(
         assert names == set(read_tensors(path))
 
 
-@pytest.mark.parametrize("name", list(UNSOUND))
+@pytest.mark.parametrize("name", [*UNSOUND, *STRICTER])
 def test_unsound_file_is_refused(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path, UNSOUND[name])
+    path = write(tmp_path, (UNSOUND | STRICTER)[name])
     with pytest.raises(ArtifactInvalid) as caught:
         read_tensors(path)
     assert caught.value.code is Code.SAFETENSORS_INVALID
