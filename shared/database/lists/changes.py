@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import and_, or_, select
 
 from shared.database.connection import Database
 from shared.database.records import Value, first_id_of
 from shared.database.tables.gates import ReceiptRow
 from shared.database.tables.jobs import JobRow
-from shared.database.tables.names import AliasRow
+from shared.database.tables.names import AliasMoveRow, AliasRow
 from shared.database.tenancy import TenantName
 
 MAX_CHANGES = 5_000
@@ -87,9 +87,18 @@ def moved_aliases(
     database: Database, since: datetime, tenants: Sequence[TenantName] | None = None, limit: int = MAX_CHANGES
 ) -> Sequence[MovedAlias]:
     """Return the aliases of all tenants, or of some, that were moved since a moment, the first move first; at most one more
-    than ``limit``.
+    than ``limit``. Foreign names are left out, deleted ones too.
     """
-    query = select(AliasRow).where(AliasRow.moved_at >= since, AliasRow.stands_for.is_(None))
+    # The row of a deleted name does not say what it was; its last move does.
+    last_move = and_(
+        AliasMoveRow.tenant == AliasRow.tenant,
+        AliasMoveRow.alias == AliasRow.name,
+        AliasMoveRow.version == AliasRow.version,
+    )
+    was_alias = AliasMoveRow.before["kind"].as_string().is_(None)
+    query = select(AliasRow).outerjoin(AliasMoveRow, last_move)
+    query = query.where(AliasRow.moved_at >= since, AliasRow.stands_for.is_(None))
+    query = query.where(or_(AliasRow.adapter_id.is_not(None), was_alias))
     if tenants is not None:
         query = query.where(AliasRow.tenant.in_(tenants))
     with database.read() as session:

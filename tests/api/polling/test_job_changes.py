@@ -20,10 +20,11 @@ from shared.database.gates.receipts import NewReceipt
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
 from shared.database.lists import changes
-from shared.database.lists.changes import added_receipts
+from shared.database.lists.changes import added_receipts, moved_aliases
 from shared.database.names.aliases import Actor, Aliases
+from shared.database.names.foreign_names import ForeignNames
 from shared.database.records import Kind
-from shared.database.routing import Routing
+from shared.database.routing import Routing, StandsFor
 from shared.database.tenancy import SHARED, visible_to
 from shared.errors import Code, Unavailable
 from tests.support.builders import claimed, new_adapter, submission
@@ -223,6 +224,17 @@ def test_moved_aliases_and_new_receipts_come_to_those_who_see_them(database: Dat
         assert {name for name, _ in await settle(jobs)} <= {"job"}
 
     run(test, database)
+
+
+def test_foreign_names_send_no_event_of_an_alias(database: Database) -> None:
+    adapter, actor = published(database, "acme"), Actor(id="1", name="alice")
+    Aliases(database, "acme").set("prod", Routing.to(adapter), actor)
+    names, began = ForeignNames(database, "acme"), Aliases(database, "acme").get("prod").moved_at
+    names.set("ft:gpt-4o:x", StandsFor(kind="adapter", name=adapter), actor, bases=())
+    names.delete("ft:gpt-4o:x", actor)
+    assert [alias.name for alias in moved_aliases(database, began)] == ["prod"]
+    Aliases(database, "acme").delete("prod", actor)
+    assert [(alias.name, alias.adapter_id) for alias in moved_aliases(database, began)] == [("prod", None)]
 
 
 def test_a_reading_that_fails_loses_no_alias(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
