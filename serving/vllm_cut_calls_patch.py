@@ -1,4 +1,4 @@
-"""A patch of vLLM's whole answers: a forced call that `max_tokens` cuts is a call in them, as it is in a stream.
+"""A patch of vLLM's whole answers: a forced call that `max_tokens` or the context's end cuts is a call in them, as in a stream.
 
 vLLM (0.32) gives the markup of such a call as the content, with an empty list of calls; a stream of the same request
 gives the function's name and the arguments so far, as OpenAI does. Or it gives a call without the argument that is cut.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 from tokenizers.decoders import DecodeStream
@@ -45,7 +46,7 @@ def apply_patch() -> None:
         reasoning, content, calls = parse(parser, model_output, request, enable_auto_tools, model_output_token_ids)
         if parser.tool_parser_cls is None or not is_forced(request.tool_choice):
             return reasoning, content, calls
-        if calls and not is_at_limit(request, model_output_token_ids):
+        if calls and has_ended(parser.model_tokenizer, request, model_output_token_ids):
             return reasoning, content, calls
         try:
             before, found = read_as_stream(parser, model_output, request, model_output_token_ids)
@@ -80,12 +81,13 @@ def is_forced(choice: Any) -> bool:
     return choice == "required" or not isinstance(choice, str | None)
 
 
-def is_at_limit(request: Any, tokens: Sequence[int]) -> bool:
-    """Return whether an answer has as many tokens as its request allows."""
-    # Not attributes, because reading one of them warns.
-    limits = (vars(request).get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
-    limit = next(filter(None, limits), None)
-    return limit is not None and len(tokens) >= limit
+def has_ended(tokenizer: Any, request: Any, tokens: Sequence[int]) -> bool:
+    """Return whether an answer ends with an end token, so that nothing has cut it. The request's own limits do not tell:
+    the end of the context cuts too. An answer with another end token is read again, and stays as it is.
+    """
+    # Not an attribute, because vLLM's two kinds of requests do not both have it.
+    stops = vars(request).get("stop_token_ids") or ()
+    return bool(tokens) and tokens[-1] in (tokenizer.eos_token_id, *stops)
 
 
 def is_json(text: str) -> bool:
@@ -106,15 +108,17 @@ def pieces_of(tokenizer: Any, tokens: Sequence[int], output: str, content: str) 
         output: the text of these tokens.
         content: the end of the output, after its reasoning.
     """
-    for skips_special in (False, True):
-        pieces = list(_decoded(tokenizer, tokens, skips_special))
+    # vLLM decodes after the prompt, where SentencePiece's decoders keep the space that they leave out at a text's beginning.
+    prompt = tokenizer._tokenizer.encode("a", add_special_tokens=False).ids  # noqa: SLF001
+    for before, skips_special in product((prompt, []), (False, True)):
+        pieces = list(_decoded(tokenizer, before, tokens, skips_special))
         if content and output.endswith(content) and "".join(piece.text for piece in pieces) == output:
             return list(_last_letters(pieces, len(content)))
     return None
 
 
-def _decoded(tokenizer: Any, tokens: Sequence[int], skips_special: bool) -> Iterator[CallPiece]:
-    stream = DecodeStream(skip_special_tokens=skips_special)
+def _decoded(tokenizer: Any, before: list[int], tokens: Sequence[int], skips_special: bool) -> Iterator[CallPiece]:
+    stream = DecodeStream(ids=before, skip_special_tokens=skips_special)
     for token in tokens:
         yield CallPiece(stream.step(tokenizer._tokenizer, token) or "", (token,))  # noqa: SLF001
 
