@@ -11,7 +11,7 @@ import pytest
 import worker.jobs.runner
 from shared.contract.plan import PlannedBase
 from shared.database.job_states import JobState, Stage
-from shared.database.leases import Lease
+from shared.database.leases import Lease, Leases
 from shared.database.queueing.gpu_time import Spent
 from shared.database.records import Kind, NewEvent
 from shared.errors import Code, JobFailed, LeaseLost, MensError, Unavailable
@@ -94,17 +94,24 @@ def test_killed_child_is_retried(installation, monkeypatch, fake_trainer):
 def test_log_of_a_running_and_of_a_succeeded_attempt_is_kept(installation, monkeypatch, fake_trainer):
     monkeypatch.setattr("worker.jobs.attempt.LOG_SECONDS", 0.05)
     waits = "print('begun', flush=True)\nemit('ready')\nwhile not (run_dir / 'leave').exists(): time.sleep(.01)\nprint('end')\n"
-    seen = []
+    seen, written, keep_log = [], [], Leases.keep_log
+
+    def keep(leases, lease, text):
+        written.append(text)
+        keep_log(leases, lease, text)
 
     def look(job_id):
         eventually(lambda: installation.jobs.log(job_id))
+        time.sleep(0.5)  # for several more looks at a log that has not grown
         seen.append(installation.jobs.log(job_id).text)
         next(installation.worker.settings.runs_dir.glob("*/attempt-*")).joinpath("leave").touch()
 
+    monkeypatch.setattr(Leases, "keep_log", keep)
     with ThreadPoolExecutor() as pool:
         job = run(installation, monkeypatch, fake_trainer(waits), lambda job_id: pool.submit(look, job_id))
     assert (job.state, seen) == (JobState.SUCCEEDED, ["begun\n"])
     assert installation.jobs.log(job.id).text == "begun\nend\n"
+    assert written == ["begun\n", "begun\nend\n"], "only what has grown is written again"
 
 
 HANG = "while True: time.sleep(60)\n"
