@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable
@@ -15,11 +16,14 @@ from pathlib import Path
 
 from shared.artifacts.storage import Storage
 from shared.errors import Unavailable
-from shared.host import disk_errors, storage_unavailable
+from shared.host import disk_errors, storage_full, storage_unavailable
 
 PROBE_SECONDS = 5.0
 """Time between two checks of a machine that failed one."""
 PROBE_BYTES = 64 << 10
+MIN_FREE_BYTES = 32 << 20
+"""Free space that run folders must have. An attempt that a full disk has ended removes what it could not finish, and the
+probe alone would fit into that."""
 ABSENT_BLOB = "0" * 64
 
 logger = logging.getLogger(__name__)
@@ -61,6 +65,8 @@ class DiskCheck:
         try:
             with disk_errors():
                 self.runs_dir.mkdir(parents=True, exist_ok=True)
+                if shutil.disk_usage(self.runs_dir).free < MIN_FREE_BYTES:
+                    raise storage_full()
                 with tempfile.NamedTemporaryFile(dir=self.runs_dir, prefix=".probe-") as file:
                     file.write(bytes(PROBE_BYTES))
                     file.flush()

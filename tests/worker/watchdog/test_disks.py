@@ -6,13 +6,14 @@ import logging
 import threading
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from shared.artifacts.folder_storage import FolderStorage
 from shared.errors import Code
 from worker.metrics.counters import WorkerMetrics
-from worker.watchdog.disks import DiskCheck
+from worker.watchdog.disks import MIN_FREE_BYTES, DiskCheck
 
 REFUSES_FILES = Path("/sys/mens")
 
@@ -67,6 +68,13 @@ def test_full_disk_is_found(check: DiskCheck, monkeypatch: pytest.MonkeyPatch) -
         fault = check.find_fault()
     assert fault is not None
     assert fault.code == Code.STORAGE_FULL
+
+
+def test_disk_with_hardly_any_room_is_full(check: DiskCheck, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, code in ((MIN_FREE_BYTES - 1, Code.STORAGE_FULL), (MIN_FREE_BYTES, None)):
+        monkeypatch.setattr("worker.watchdog.disks.shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        fault = check.find_fault()
+        assert (fault and fault.code) == code
 
 
 def test_waiting_ends_with_the_worker(check: DiskCheck) -> None:
