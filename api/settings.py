@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode
 
 from shared.database.tenancy import LARGEST_LIMIT, MOST_TOKENS, FileQuota, KeyLimits
-from shared.settings import Settings
+from shared.settings import AdapterRetentionSettings
 
 NameList = Annotated[
     list[str],
@@ -21,7 +21,7 @@ NameList = Annotated[
 """Names, comma-separated in the environment."""
 
 
-class ApiSettings(Settings):
+class ApiSettings(AdapterRetentionSettings):
     """Settings of the API tier, in addition to those that all tiers share (`shared/settings.py`)."""
 
     api_host: str = Field("127.0.0.1", description="Address to listen on.")

@@ -150,8 +150,8 @@ class Settings(BaseSettings):
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
-class RetentionSettings(Settings):
-    """Periods and amounts to keep; nothing is deleted unless one of these is set."""
+class AdapterRetentionSettings(Settings):
+    """How long adapters are kept. The worker tier deletes them; the API says when."""
 
     retain_checkpoints: int | None = Field(None, ge=0, description="Newest checkpoints kept of each job; null: all.")
     retain_unaliased_days: float | None = Field(
@@ -163,6 +163,11 @@ class RetentionSettings(Settings):
     retain_alias_moves: int = Field(
         10, ge=0, description="Last moves of each alias whose adapters are kept, so that it can be rolled back."
     )
+
+
+class RetentionSettings(AdapterRetentionSettings):
+    """Periods and amounts to keep; nothing is deleted unless one of these is set."""
+
     retain_run_days: float | None = Field(
         None, ge=0, le=36500, description="Time after which the run folder of a finished job is removed; null: never."
     )

@@ -62,6 +62,7 @@ LONELY = {
     "shared.database": "all SQL is in one package, so its borders and its tenants are checked in one place",
     "shared.scorecard": "what a run writes and what a gate reads is one format",
     "shared.model_card.readme": "both model cards are written from one description",
+    "shared.retention.shutdown_dates": "the API announces what the worker's policy deletes, by the same rules",
     "shared.retention.verification": "a command that runs in the image of any tier",
     "shared.tokenization.agreement": "a rule about the tokenizer next to it",
 }

@@ -5,7 +5,7 @@ Our own keys are in one block, ``mens``; OpenAI's keys contain only what OpenAI'
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -222,6 +222,7 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str
+    shutdown_date: date | None = None
     mens: dict[str, Any]
 
 

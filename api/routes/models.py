@@ -31,6 +31,7 @@ from shared.errors import Code, NotFound
 from shared.hashing import digest_json
 from shared.model_card.readme import AdapterRecord, CardReceipt, write_readme
 from shared.model_card.self_evaluation import without_samples
+from shared.retention.shutdown_dates import ShutdownDates
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
@@ -80,11 +81,12 @@ def _offered_bases(services: Services) -> list[Model]:
 def _named_models(view: TenantView, bases: Collection[str]) -> Iterator[Model]:
     """Yield the models other than bases: aliases, foreign names, adapters. No manifest is read."""
     adapters = {adapter.id: adapter for adapter in view.adapters.published()}
+    ends = view.shutdown_dates()
     aliases = [alias for alias in view.aliases.all() if alias.adapter_id in adapters]
     yield from (_alias_model(alias, adapters[alias.adapter_id]) for alias in aliases)
     known = {*bases, *(alias.name for alias in aliases), *adapters}
     yield from (_foreign_model(name) for name in view.names.all() if name.stands_for.name in known)
-    yield from map(_adapter_model, adapters.values())
+    yield from (_adapter_model(adapter, ends) for adapter in adapters.values())
 
 
 @router.get("/models/{model:path}")
@@ -95,7 +97,7 @@ def retrieve_model(model: Id, services: ServicesDep, caller: CallerDep) -> Model
         if base.name == model:
             return _base_model(services, base, _certificates(services, base))
     for adapter in view.adapters.with_ids([model], published_only=True):
-        return _adapter_model(adapter, adapter.template_arguments)
+        return _adapter_model(adapter, view.shutdown_dates(), adapter.template_arguments)
     if alias := view.aliases.find(model):
         for adapter in view.adapters.with_ids([alias.adapter_id], published_only=True):
             return _alias_model(alias, adapter, adapter.template_arguments if len(alias.targets) == 1 else {})
@@ -116,7 +118,7 @@ def _retrieve_foreign(view: TenantView, model: str) -> Model:
         return _foreign_model(name)
     adapter = view.adapters.get(found.name)
     mens = {"kind": "foreign", "stands_for": {"kind": "adapter", "name": adapter.id}}
-    return Model(id=model, created=unix_seconds(adapter.created_at), owned_by=adapter.tenant, mens=mens)
+    return _adapter_model(adapter, view.shutdown_dates()).model_copy(update={"id": model, "mens": mens})
 
 
 @router.get("/adapters")
@@ -194,11 +196,19 @@ def _base_model(
     return Model(id=base.name, created=0, owned_by=CATALOG_OWNER, mens=mens)
 
 
-def _adapter_model(adapter: Adapter | PublishedAdapter, arguments: Mapping[str, Any] | None = None) -> Model:
+def _adapter_model(
+    adapter: Adapter | PublishedAdapter, ends: ShutdownDates, arguments: Mapping[str, Any] | None = None
+) -> Model:
     kind = "adapter" if adapter.final else "checkpoint"
     mens = {"kind": kind, "base_model": adapter.base_model, "job_id": adapter.job_id, "step": adapter.step}
     mens |= _arguments(arguments or {})
-    return Model(id=adapter.id, created=unix_seconds(adapter.created_at), owned_by=adapter.tenant, mens=mens)
+    return Model(
+        id=adapter.id,
+        created=unix_seconds(adapter.created_at),
+        owned_by=adapter.tenant,
+        shutdown_date=ends.get((adapter.tenant, adapter.id)),
+        mens=mens,
+    )
 
 
 def _alias_model(

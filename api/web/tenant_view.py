@@ -30,6 +30,7 @@ from shared.database.names.aliases import Aliases
 from shared.database.names.foreign_names import ForeignNames
 from shared.database.records import Job
 from shared.database.webhooks.endpoints import Endpoints
+from shared.retention.shutdown_dates import ShutdownDates, shutdown_dates
 
 
 class TenantView:
@@ -62,6 +63,10 @@ class TenantView:
     def uploads(self) -> Uploads:
         """Its uploads in parts."""
         return self._services.uploads.of(self._tenant)
+
+    def shutdown_dates(self) -> ShutdownDates:
+        """Days on which retention deletes adapters, by tenant and id."""
+        return shutdown_dates(self._services.database, self._services.settings)
 
     @property
     def adapters(self) -> Adapters:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 from openai_migration.archive.folder import ArchiveEntry, is_archive, read_entries
 from openai_migration.archive.pages import Item
 from openai_migration.archive.sections import url_path
-from openai_migration.archive.shutdown_dates import is_tuned, parse_name
+from openai_migration.archive.shutdown_dates import ModelEnding, ending_of, is_tuned, parse_name
 from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_file
 
@@ -70,7 +71,7 @@ class ArchiveContents:
         return sorted({*listed, *made})
 
     def last_models(self, project: str) -> list[str]:
-        """Return the tuned models that are not checkpoints.
+        """Return the tuned models that are not checkpoints, those that end first before the others.
 
         Raises:
             ArtifactInvalid: the archive has no such project.
@@ -79,7 +80,13 @@ class ArchiveContents:
             message = f"{self.folder} has no project {project}; it has {', '.join(self.projects()) or 'none'}."
             remedy = "Give the same --key-env as for the export."
             raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy=remedy)
-        return [name for name in self.tuned_models(project) if parse_name(name).step is None]
+        ends = {name: ending.day or date.max for name, ending in self.endings(project).items()}
+        return [name for name in sorted(ends, key=lambda name: (ends[name], name)) if parse_name(name).step is None]
+
+    def endings(self, project: str) -> dict[str, ModelEnding]:
+        """Return when each tuned model ends, checkpoints included."""
+        dates = {str(model["id"]): model.get("shutdown_date") for model in self.items(project, "models")}
+        return {name: ending_of(name, dates.get(name)) for name in self.tuned_models(project)}
 
     def jobs(self, project: str) -> Iterator[Item]:
         """Return fine-tuning jobs, newest first, as OpenAI lists them."""

@@ -125,7 +125,7 @@ def train(
     You can interrupt and repeat it: jobs continue, and are found by the digest of contract and rows. A failed job does not stop
     the others; the exit code is then 1. Writes train/PROJECT/MODEL/BASE.json. Sends nothing to OpenAI.
     """
-    plans = read_plans(archive, model)
+    plans = _by_end(ArchiveContents(archive), read_plans(archive, model))
     if dry_run:
         for each in plans:
             known = read_training(archive, each)
@@ -215,6 +215,13 @@ def switch_models(
         _show_switches(done, connection)
     if failures:
         fail("\n".join(failures))
+
+
+def _by_end(contents: ArchiveContents, plans: list[SuccessorPlan]) -> list[SuccessorPlan]:
+    """Return the plans in the order in which their models end, since an installation trains first what it gets first."""
+    names = [name for project in contents.projects() for name in contents.last_models(project)]
+    ends = {name: place for place, name in enumerate(names)}
+    return sorted(plans, key=lambda plan: ends.get(plan.model, len(ends)))
 
 
 def _check_models(archive: Path, known: Sequence[str], wanted: Sequence[str]) -> None:

@@ -16,7 +16,14 @@ import msgspec
 from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import INVENTORY, safe_name
 from openai_migration.archive.inventory import ArchiveInventory
-from openai_migration.archive.shutdown_dates import EVALS_END, TRAINING_ENDS, ModelEnding, ending_of, parse_name
+from openai_migration.archive.shutdown_dates import (
+    EVALS_END,
+    TRAINING_ENDS,
+    ModelEnding,
+    ending_of,
+    is_tuned,
+    parse_name,
+)
 from openai_migration.conversion.training_files import REPORT
 from openai_migration.gate.answers import NewAnswer, read_answers
 from openai_migration.gate.measures import resemblance
@@ -73,6 +80,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
         recorded: prompts with an answer of the model, by source.
         favoured: whether these prompts were trained on, which favours the old model.
         trained: successors, by base: the job's state or the adapter.
+        continued_from: the tuned model that its job continued from.
     """
 
     name: str
@@ -90,6 +98,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     receipt: MigrationReceipt | None
     switched: Switched | None
     samples: list[Sample]
+    continued_from: str = ""
 
     @property
     def lost(self) -> list[str]:
@@ -184,8 +193,7 @@ def _endings(contents: ArchiveContents) -> dict[str, tuple[str, ModelEnding]]:
             for model in project.models:
                 found[model.name] = project.project, ModelEnding(model.ends_on, model.date_from)
     for name in contents.projects():
-        dates = {str(model["id"]): model.get("shutdown_date") for model in contents.items(name, "models")}
-        found |= {model: (name, ending_of(model, dates.get(model))) for model in contents.tuned_models(name)}
+        found |= {model: (name, ending) for model, ending in contents.endings(name).items()}
     return {name: known for name, known in found.items() if parse_name(name).step is None}
 
 
@@ -226,6 +234,7 @@ def _model(
         receipt=receipt,
         switched=_read(switched, Switched) if switched.is_file() else None,
         samples=_samples(contents, project, name, prompts, receipt, samples),
+        continued_from=next((str(job["model"]) for job in jobs if is_tuned(str(job.get("model")))), ""),
     )
 
 

@@ -51,6 +51,7 @@ def render_page(facts: Facts) -> str:
         "days": describe_days,
         "proof": _proof,
         "rows_kept": _rows_kept,
+        "next_step": _next_step,
         "loss": _loss,
     }
     return environment.get_template("report.html").render(
@@ -84,6 +85,20 @@ def _proof(model: ModelFacts) -> str:
         Status.MISSING_EVIDENCE: "not decided: too few answers to compare",
     }
     return proven[model.receipt.verdict]
+
+
+def _next_step(model: ModelFacts) -> str:
+    """Return the step that a model needs next; "none" once its name is switched."""
+    if model.switched:
+        return "none"
+    steps = {
+        "record": not model.recorded and (model.days_left is None or model.days_left >= 0),
+        "convert": all(file.lines is None for file in model.rows),
+        "train": not any("@" in adapter for adapter in model.trained.values()),
+        "gate": bool(model.recorded) and model.receipt is None,
+        "switch": True,
+    }
+    return next(step for step, is_undone in steps.items() if is_undone)
 
 
 def _rows_kept(model: ModelFacts) -> str:

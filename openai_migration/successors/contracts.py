@@ -13,7 +13,7 @@ import msgspec
 from cli.conversion.outcomes import ConvertedMethod
 from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.pages import Item
-from openai_migration.archive.shutdown_dates import parse_name
+from openai_migration.archive.shutdown_dates import is_tuned, parse_name
 from openai_migration.conversion.training_files import REPORT
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.values import describe_bad_name
@@ -205,6 +205,9 @@ def _preference(beta: Any) -> Iterator[Source]:
 
 def _dropped(job: Item, given: Mapping[str, Any], *, pairs: bool = False) -> Iterator[Source]:
     """Yield the values of a job that have no place in its successor's contract."""
+    if is_tuned(parent := str(job.get("model") or "")):
+        chain = f"dropped: OpenAI's job continued from {parent}; train its successor first, then set adapter.continue_from to that"
+        yield Source("model", parent, None, chain)
     known = {"n_epochs", "batch_size", "learning_rate_multiplier"} | ({"beta"} if pairs else set())
     for name in sorted(given.keys() - known):
         yield Source(name, given[name], None, "dropped: it does not apply to supervised tuning")

@@ -9,7 +9,6 @@ import logging
 import shutil
 import uuid
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -37,6 +36,7 @@ from shared.retention.job_logs import measure_logs, remove_logs
 from shared.retention.policy import (
     Policy,
     adapters_to_delete,
+    days,
     models_to_delete,
     prepared_to_remove,
     run_folders_to_remove,
@@ -230,16 +230,12 @@ def policy_of(settings: RetentionSettings) -> Policy:
     """Return the policy of the settings."""
     return Policy(
         checkpoints=settings.retain_checkpoints,
-        unaliased=_days(settings.retain_unaliased_days),
-        run_folders=_days(settings.retain_run_days),
-        models=_days(settings.retain_model_days),
-        unreferenced=_days(settings.retain_leftover_days),
+        unaliased=days(settings.retain_unaliased_days),
+        run_folders=days(settings.retain_run_days),
+        models=days(settings.retain_model_days),
+        unreferenced=days(settings.retain_leftover_days),
         prepared_bytes=settings.prepared_bytes,
     )
-
-
-def _days(days: float | None) -> timedelta | None:
-    return None if days is None else timedelta(days=days)
 
 
 def _discard(folder: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,6 @@ def take_inventory(database: Database, alias_moves: int) -> Inventory:
         database: the installation's.
         alias_moves: number of an alias's last moves whose adapters count as needed.
     """
-    adapters = (
-        select(AdapterRow)
-        .where(AdapterRow.deleting_at.is_(None))
-        .order_by(AdapterRow.created_at, AdapterRow.step, AdapterRow.id)
-    )
     finished = select(JobRow).where(JobRow.state.in_([str(state) for state in FINAL])).order_by(JobRow.id)
     with database.read() as session:
         unfinished = open_jobs(session)
@@ -70,11 +65,8 @@ def take_inventory(database: Database, alias_moves: int) -> Inventory:
         began = [job.started_at for job in unfinished if job.state == JobState.RUNNING and job.started_at]
         return Inventory(
             now=database.now(session),
-            adapters=[
-                StoredAdapter(row.tenant, row.id, row.digest, row.job_id, row.step, row.final, row.created_at)
-                for row in session.scalars(adapters)
-            ],
-            uses=_uses(session, unfinished, alias_moves),
+            adapters=stored_adapters(session),
+            uses=uses_of(session, unfinished, alias_moves),
             jobs=[
                 PastJob(row.id, row.finished_at, None if MODEL_DELETED in row.result else row.result.get(MODEL))
                 for row in session.scalars(finished)
@@ -110,7 +102,21 @@ def models_that_are_bases(catalog_path: Path, storage: Storage) -> frozenset[str
     return storage.digests_at("models", folders) | fetched
 
 
-def _uses(session: Session, unfinished: list[JobRow], alias_moves: int) -> Uses:
+def stored_adapters(session: Session) -> list[StoredAdapter]:
+    """Return every tenant's adapters that are not being deleted, oldest first; their manifests are not read."""
+    columns = [getattr(AdapterRow, field.name) for field in fields(StoredAdapter)]
+    query = select(*columns).where(AdapterRow.deleting_at.is_(None))
+    rows = session.execute(query.order_by(AdapterRow.created_at, AdapterRow.step, AdapterRow.id))
+    return [StoredAdapter(*row) for row in rows]
+
+
+def uses_of(session: Session, unfinished: list[JobRow], alias_moves: int) -> Uses:
+    """Return which adapters names, rollbacks and unfinished jobs need, and since when the others are not aliased.
+
+    Args:
+        unfinished: jobs whose adapters count as needed.
+        alias_moves: number of an alias's last moves whose adapters count as needed.
+    """
     needed, left_at = set[str](), dict[str, datetime]()
     for alias in session.scalars(select(AliasRow)):
         needed |= named_by(alias)

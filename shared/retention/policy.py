@@ -7,7 +7,7 @@ job needs; and a rule with an age keeps everything younger. Without a policy not
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -85,6 +85,11 @@ class PreparedFile:
     used_at: datetime
 
 
+def days(number: float | None) -> timedelta | None:
+    """Return a setting's days as a period; None: permanently."""
+    return None if number is None else timedelta(days=number)
+
+
 def adapters_to_delete(
     adapters: Iterable[StoredAdapter], uses: Uses, policy: Policy, now: datetime
 ) -> list[tuple[StoredAdapter, str]]:
@@ -98,12 +103,24 @@ def adapters_to_delete(
         if adapter in surplus:
             deleted.append((adapter, f"not among the job's last {policy.checkpoints} checkpoints"))
             continue
-        left_at = uses.left_at.get(adapter.id)
-        since = max(adapter.created_at, left_at or adapter.created_at)
-        if _is_older(since, policy.unaliased, now):
+        if _is_older(since := _unaliased_since(adapter, uses), policy.unaliased, now):
+            left_at = uses.left_at.get(adapter.id)
             reason = f"no alias since {since:%Y-%m-%d}" if left_at else f"no alias since it was made, {since:%Y-%m-%d}"
             deleted.append((adapter, reason))
     return deleted
+
+
+def adapter_ends(
+    adapters: Iterable[StoredAdapter], uses: Uses, policy: Policy, now: datetime
+) -> Iterator[tuple[StoredAdapter, datetime]]:
+    """Yield the adapters that will be deleted if no use of them changes, each with the earliest time."""
+    found = list(adapters)
+    due = {adapter for adapter, _ in adapters_to_delete(found, uses, policy, now)}
+    for adapter in found:
+        if adapter in due:
+            yield adapter, now
+        elif policy.unaliased is not None and adapter.id not in uses.needed:
+            yield adapter, _unaliased_since(adapter, uses) + policy.unaliased
 
 
 def run_folders_to_remove(jobs: Iterable[PastJob], policy: Policy, now: datetime) -> list[str]:
@@ -175,6 +192,10 @@ def _surplus_checkpoints(adapters: Iterable[StoredAdapter], kept: int | None) ->
             by_job[adapter.tenant, adapter.job_id].append(adapter)
     ordered = (sorted(made, key=lambda adapter: adapter.step, reverse=True) for made in by_job.values())
     return {adapter for made in ordered for adapter in made[kept:]}
+
+
+def _unaliased_since(adapter: StoredAdapter, uses: Uses) -> datetime:
+    return max(adapter.created_at, uses.left_at.get(adapter.id, adapter.created_at))
 
 
 def _is_older(since: datetime, kept: timedelta | None, now: datetime) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 
+import openai.types
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -71,6 +73,23 @@ def test_models_list_bases_aliases_and_adapters_and_forget_what_is_deleted(app: 
     assert client.delete(f"/v1/models/{deleted}").status_code == 200
     assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [BASE, "prod", aliased]
     assert [tag["name"] for tag in client.get("/api/tags").json()["models"]] == [BASE, "prod", aliased]
+
+
+def test_models_that_retention_will_delete_have_a_shutdown_date(app: FastAPI, client: TestClient) -> None:
+    services = app.state.services
+    settings = services.settings.model_copy(update={"retain_unaliased_days": 30})
+    object.__setattr__(services, "settings", settings)
+    publish(app, range(2), "prod")
+    listed = client.get("/v1/models").json()["data"]
+    for model in listed:
+        assert client.get(f"/v1/models/{model['id']}").json()["shutdown_date"] == model["shutdown_date"]
+        openai.types.Model.model_validate_json(json.dumps(model), strict=True)
+    dates = {model["id"]: model["shutdown_date"] for model in listed}
+    aliased = next(model["mens"]["adapter_id"] for model in listed if model["id"] == "prod")
+    other = next(name for name in dates if "@" in name and name != aliased)
+    until = datetime.now(UTC) + timedelta(days=30)
+    assert dates == {BASE: None, "prod": None, aliased: None, other: dates[other]}
+    assert dates[other] in {str((until - timedelta(minutes=1)).date()), str(until.date())}
 
 
 def test_adapters_come_in_pages(app: FastAPI, client: TestClient) -> None:

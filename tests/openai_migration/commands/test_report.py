@@ -148,6 +148,12 @@ def test_days_are_counted_from_the_models_own_date(whole: Path) -> None:
     assert models[NAMELESS].days_left == -6
 
 
+def test_models_that_end_first_are_first_with_their_next_steps(whole: Path) -> None:
+    assert ArchiveContents(whole).last_models(PROJECT) == [NAMELESS, TUNED], "by the dates, not by the names"
+    summary = page_of(whole).text.partition("what ends at OpenAI")[0]
+    assert re.search(rf"{re.escape(NAMELESS)}.*\brecord\s+{re.escape(TUNED)}.*\bto support\s+none", summary, re.DOTALL)
+
+
 def test_an_inventory_alone_is_enough(openai: ServedOpenAI, tmp_path: Path) -> None:
     CliRunner().invoke(app, ["migrate", "openai", "inventory", str(tmp_path / "a")])
     text = " ".join(page_of(tmp_path / "a").text.split())

@@ -83,6 +83,16 @@ def test_what_has_no_place_is_named() -> None:
     assert (sources["integrations"].openai, "MENS_TRACKERS" in sources["integrations"].reason) == (["wandb"], True)
 
 
+def test_the_parent_of_a_chain_is_named() -> None:
+    child = job("ftjob-1", TUNED) | {"model": NAMELESS}
+    sections, sources = successor_sections(ConvertedModel("P", TUNED, child, Path("t.jsonl"), 9, None), "tiny", 1e-3)
+    (named,) = [source for source in sources if source.field == "model"]
+    assert (named.openai, named.value) == (NAMELESS, None)
+    assert "adapter.continue_from" in named.reason
+    assert sections["model"] == {"hf_repo": "tiny"}
+    assert "model" not in planned()[1]
+
+
 def test_every_row_is_trained_on() -> None:
     assert planned()[0]["data"] == {"validation_split_ratio": 0.0}
     _, sources = planned(validation=Path("valid.jsonl"), validation_file="file-valid")

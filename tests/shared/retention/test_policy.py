@@ -15,6 +15,7 @@ from shared.retention.policy import (
     StoredAdapter,
     StoredFolder,
     Uses,
+    adapter_ends,
     adapters_to_delete,
     models_to_delete,
     prepared_to_remove,
@@ -92,6 +93,16 @@ def test_newest_checkpoints_of_each_job_are_kept(found, used, kept):
 @given(adapters, uses)
 def test_nothing_is_deleted_without_a_policy(found, used):
     assert adapters_to_delete(found, used, Policy(), NOW) == []
+
+
+@given(adapters, uses, policies)
+def test_adapter_ends_when_it_is_deleted(found, used, policy):
+    ends = dict(adapter_ends(found, used, policy, NOW))
+    assert not {adapter.id for adapter in ends} & set(used.needed)
+    for later in (NOW, NOW + 20 * DAY, NOW + 41 * DAY):
+        deleted = {adapter for adapter, _ in adapters_to_delete(found, used, policy, later)}
+        assert {adapter for adapter, end in ends.items() if end < later} <= deleted
+        assert all(ends[adapter] <= later for adapter in deleted)
 
 
 @given(jobs, limits)

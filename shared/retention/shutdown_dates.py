@@ -1,0 +1,35 @@
+"""Dates on which the retention policy deletes adapters: ``shutdown_date`` of the models that the API lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import date
+
+from sqlalchemy import select
+
+from shared.database.connection import Database
+from shared.database.tables.adapters import CheckpointPermissionRow
+from shared.retention.inventory import stored_adapters, uses_of
+from shared.retention.policy import Policy, adapter_ends, days
+from shared.settings import AdapterRetentionSettings
+
+ShutdownDates = Mapping[tuple[str, str], date]
+"""Days (UTC) by tenant and id; an adapter without one is kept."""
+
+
+def shutdown_dates(database: Database, settings: AdapterRetentionSettings) -> ShutdownDates:
+    """Return the day of each adapter that retention deletes unless a name is given to it; today's for those that are due.
+
+    Jobs that have not finished may keep an adapter for longer.
+    """
+    policy = Policy(checkpoints=settings.retain_checkpoints, unaliased=days(settings.retain_unaliased_days))
+    if policy == Policy():
+        return {}
+    with database.read() as session:
+        uses = uses_of(session, [], settings.retain_alias_moves)
+        # An adapter that another tenant may use is not deleted.
+        lent = select(CheckpointPermissionRow.adapter_id)
+        uses = replace(uses, needed={*uses.needed, *session.scalars(lent)})
+        found, now = stored_adapters(session), database.now(session)
+    return {(one.tenant, one.id): moment.date() for one, moment in adapter_ends(found, uses, policy, now)}
