@@ -59,6 +59,9 @@ class WorkerSettings(RetentionSettings):
     trainer_stall_seconds: float = Field(
         600.0, gt=0, description="How long it may be silent after that; or 20 times its longest silence so far."
     )
+    live_checkpoints: bool = Field(
+        True, description="Certify and publish the checkpoints of a job while it trains; otherwise with its result."
+    )
     store_checkpoints: Literal["auto", "always", "never"] = Field(
         "auto",
         description="Store checkpoints while a job runs, so that any worker can resume it; auto: if storage is a bucket.",

@@ -234,14 +234,21 @@ def checkpoint(
     Raises:
         Unavailable: ``STORAGE_FULL``.
     """
+    probes = probes_now(context) if occasion is not Occasion.INTERIM else None
     if context.distributed.is_main and not checkpoint_at(context.run_dir, progress.step):
         parts = (context.plan, context.model, context.tokenizer, context.optimizer)
         made_on, base = context.environment, context.base
         try:
             with disk_errors():
-                carried = context.method.carried
                 folder = save_checkpoint(
-                    context.run_dir, *parts, progress, made_on, base, occasion=occasion, carried=carried
+                    context.run_dir,
+                    *parts,
+                    progress,
+                    made_on,
+                    base,
+                    occasion=occasion,
+                    carried=context.method.carried,
+                    probes=probes,
                 )
             telemetry.checkpoint(progress.step, folder)
         except Unavailable as full:
@@ -250,6 +257,15 @@ def checkpoint(
             print(f"step {progress.step}: no checkpoint was written: {full}", file=sys.stderr)
     context.distributed.barrier()  # no process runs ahead of the disk
     progress.checkpointed_at = time.monotonic()
+
+
+def probes_now(context: TrainingContext) -> list[dict[str, Any]] | None:
+    """Return the probes with the model's present scores; None if the run is not published. With a sharded base every
+    process has to take part.
+    """
+    if not context.plan.contract.artifact.publish:
+        return None
+    return make_probes(context.data.probe_rows, context.model, context.device)
 
 
 def stop_or_secure(stop: StopSignals, context: TrainingContext, progress: Progress, telemetry: Telemetry) -> None:

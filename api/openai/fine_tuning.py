@@ -319,13 +319,16 @@ def event_seq(event_id: str | None, param: str = "after") -> int | None:
 def checkpoint_view(adapter: Adapter, job: Job) -> FineTuningCheckpoint:
     """Return a stored checkpoint of a job in OpenAI's shape. Its model id can be used like any model's."""
     names = {"train_accuracy": "train_mean_token_accuracy"}
+    metrics = {names.get(name, name): value for name, value in adapter.metrics.items() if name != SELF_EVALUATION}
+    # Validation always reads every row, so OpenAI's numbers of a part of them and of all are the same.
+    whole = {f"full_{name}": metrics[name] for name in ("valid_loss", "valid_mean_token_accuracy") if name in metrics}
     return FineTuningCheckpoint(
         id=f"{CHECKPOINT_PREFIX}{adapter.digest[:24]}",
         created_at=job.result.get(CHECKPOINT_TIMES, {}).get(adapter.id) or unix_seconds(adapter.created_at),
         fine_tuned_model_checkpoint=adapter.id,
         fine_tuning_job_id=job.id,
         step_number=adapter.step,
-        metrics={names.get(name, name): value for name, value in adapter.metrics.items() if name != SELF_EVALUATION},
+        metrics=metrics | whole,
     )
 
 

@@ -138,10 +138,9 @@ def list_events(job_id: Id, view: TenantViewDep, after: After = None, limit: Lim
 def list_checkpoints(
     job_id: Id, view: TenantViewDep, after: After = None, limit: Limit = 10
 ) -> Page[FineTuningCheckpoint]:
-    """Checkpoints of a job, newest first. The model id of each can be used as ``model``."""
+    """Checkpoints of a job, newest first, also while it runs. The model id of each can be used as ``model``."""
     job = _finetune_job(view, job_id)
-    adapters = view.adapters.with_ids(job.result.get("adapters", []))
-    views = [checkpoint_view(adapter, job) for adapter in adapters]
+    views = [checkpoint_view(adapter, job) for adapter in view.checkpoints(job)]
     ids = [view.id for view in views]
     start = ids.index(after) + 1 if after and after.startswith(CHECKPOINT_PREFIX) and after in ids else 0
     return page_of(views[start : start + limit + 1], limit)

@@ -409,6 +409,6 @@ def resume_job(job_id: Id, services: ServicesDep, view: TenantViewDep) -> Job:
 
 @router.get("/jobs/{job_id}/checkpoints")
 def list_checkpoints(job_id: Id, view: TenantViewDep) -> WholeList[Adapter]:
-    """The job's stored checkpoints and its result, newest first."""
-    found = view.adapters.with_ids(view.jobs.get(job_id).result.get("adapters", []))
+    """The job's stored checkpoints and its result, newest first, also while it runs and after it was cancelled or failed."""
+    found = view.checkpoints(view.jobs.get(job_id))
     return WholeList(data=[one.model_copy(update={"metrics": without_samples(one.metrics)}) for one in found])

@@ -14,7 +14,7 @@ from api.inference.lookup_cache import LookupCache
 from api.polling.job_versions import JobVersions
 from api.services import Services, ServicesDep
 from api.web.auth import Caller, CallerDep
-from shared.database.adapters import Adapters
+from shared.database.adapters import Adapter, Adapters
 from shared.database.deletions import Deletions
 from shared.database.evaluation.evals import Evals
 from shared.database.evaluation.items import EvalItems
@@ -63,6 +63,12 @@ class TenantView:
     def uploads(self) -> Uploads:
         """Its uploads in parts."""
         return self._services.uploads.of(self._tenant)
+
+    def checkpoints(self, job: Job) -> list[Adapter]:
+        """Return a job's checkpoints and its result, newest first, without those whose certificates failed."""
+        named = job.result.get("adapters", [])
+        made = self.adapters.of_job(job.id, named)
+        return [one for one in made if one.published or (one.id in named and one.state != "quarantined")]
 
     def shutdown_dates(self) -> ShutdownDates:
         """Days on which retention deletes adapters, by tenant and id."""

@@ -133,6 +133,21 @@ class Adapters:
             rows = adapters_by_id(session.scalars(query), self._tenants).values()
             return [Adapter.model_validate(row) for row in sorted(rows, key=place_of, reverse=True)]
 
+    def of_job(self, job_id: str, ids: Sequence[str] = (), *, deleted: bool = False) -> Sequence[Adapter]:
+        """Return the adapters that a job has registered, newest first, and others with the given ids.
+
+        Args:
+            ids: those that its result names: an equal adapter may be in an earlier job's name.
+            deleted: include those that are being or have been deleted.
+        """
+        query = select(AdapterRow).where(AdapterRow.tenant.in_(self._tenants))
+        query = query.where(or_(AdapterRow.job_id == job_id, AdapterRow.id.in_(ids)))
+        if not deleted:
+            query = query.where(AdapterRow.deleting_at.is_(None))
+        with self._db.read() as session:
+            rows = adapters_by_id(session.scalars(query), self._tenants).values()
+            return [Adapter.model_validate(row) for row in sorted(rows, key=place_of, reverse=True)]
+
     def page(self, *, after: str | None = None, limit: int = 20, text: str = "") -> Sequence[Adapter]:
         """Return a page of adapters, newest first; one more than ``limit`` if more follow. Those that are being or have
         been deleted are left out.
@@ -195,8 +210,8 @@ def register_adapters(
 ) -> None:
     """Add a job's adapters to its tenant's, inside the caller's transaction.
 
-    An existing one is not changed, unless it is published or quarantined now and was not published before. A deleted
-    one is registered again. So is one that another tenant lent: from now on it is the tenant's own.
+    An existing one is not changed, unless it is published or quarantined now and was not published before; without a
+    certificate, a quarantined one stays so. A deleted one is registered again. So is one that another tenant lent: from now on it is the tenant's own.
     """
     # In the order of their ids, as every transaction locks adapters.
     for adapter in sorted(adapters, key=lambda adapter: adapter.id):
@@ -207,7 +222,7 @@ def register_adapters(
             row = None
         if row is None:
             session.add(AdapterRow(tenant=tenant, job_id=job_id, created_at=now, **adapter.model_dump()))
-        elif not row.published and (adapter.published or adapter.certificates):
+        elif not row.published and (adapter.certificates or (adapter.published and not row.certificates)):
             row.published, row.certificates = adapter.published, adapter.certificates
     session.flush()
     if adapters:

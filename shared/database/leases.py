@@ -280,16 +280,19 @@ class Leases:
             row = self._held(session, lease)
             return add_receipt(session, row.tenant, row.id, receipt, self._db.now(session))
 
-    def quarantine(self, lease: Lease, adapter: NewAdapter) -> None:
-        """Register an adapter whose certificates failed: its record can be read, but it can be neither used nor
-        aliased.
+    def register(self, lease: Lease, adapter: NewAdapter, *events: NewEvent) -> None:
+        """Register an adapter while its job still runs: a certified checkpoint, or one whose certificates failed. The
+        latter's record can be read, but it can be neither used nor aliased.
 
         Raises:
             LeaseLost: another attempt owns the job; nothing was written.
         """
         with self._db.write() as session:
-            row = self._held(session, lease)
-            register_adapters(session, row.tenant, row.id, [adapter], self._db.now(session))
+            row, now = self._held(session, lease), self._db.now(session)
+            register_adapters(session, row.tenant, row.id, [adapter], now)
+            if events:
+                count_change(row, now)
+                add_events(session, row, now, *events)
 
     def fail(self, lease: Lease, error: MensError, log: str = "") -> Job:
         """End the attempt with an error: queue the job again if the error is retryable and attempts are left, else fail

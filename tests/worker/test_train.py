@@ -362,6 +362,25 @@ def test_a_default_run_has_a_checkpoint_at_each_epochs_end(tiny, tmp_path):
     ]
 
 
+def test_checkpoints_of_a_published_run_carry_their_own_scores_and_change_no_weight(tiny, tmp_path):
+    """The scores of a step are those of its weights; the run has the bytes of one that is not published."""
+    exec_ = {"epochs": 2, "batch_size": 1, "checkpoint_every": 2}
+    runs = {}
+    for publish in (True, False):
+        plan = tiny.plan_run(tmp_path, exec=exec_, artifact={"publish": publish})
+        runs[publish] = tiny.train(plan, tmp_path / f"published-{publish}")
+    published, other = (list_checkpoints(runs[publish]) for publish in (True, False))
+    scores = [[probe["trained"] for probe in (read_json(folder / PROBES_NAME) or {})["probes"]] for folder in published]
+    assert len(scores) > 1
+    assert scores[0] != scores[1]
+    assert all(scored and scored[0] for scored in scores)
+    assert not [folder for folder in other if (folder / PROBES_NAME).exists()]
+    for ours, theirs in zip(
+        [*published, runs[True] / ADAPTER_FOLDER], [*other, runs[False] / ADAPTER_FOLDER], strict=True
+    ):
+        assert digest_file(ours / WEIGHTS_NAME) == digest_file(theirs / WEIGHTS_NAME)
+
+
 def test_checkpoints_within_a_long_epoch_displace_none_of_an_epochs_end(tiny, tmp_path):
     run = tiny.plan_run(tmp_path, exec={"epochs": 3, "batch_size": 1, "checkpoint_every": 1})
     assert steps_of(tiny.train(run, tmp_path / "run")) == [6, 12, 17]

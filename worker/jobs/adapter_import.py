@@ -21,9 +21,10 @@ from shared.errors import Code, InvalidRequest, JobFailed
 from shared.hashing import digest_file
 from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
+from worker.checkpoints.adapters import sign_adapters, store_adapter
 from worker.jobs.attempt import Attempt
 from worker.jobs.child_process import ChildProcess
-from worker.jobs.finetune import publish_adapter, sign_adapters, store_adapter
+from worker.jobs.finetune import publish_adapter
 from worker.jobs.judge import judge_for_alias
 from worker.probe_chats import encode_chats
 from worker.run_folder import ADAPTER_FOLDER, PLAN_NAME, PROBES_NAME, TemplateCheck, write_json
@@ -46,7 +47,7 @@ def run_import(attempt: Attempt) -> None:
     folder = attempt.run_dir / ADAPTER_FOLDER
     # Before it is stored: the same content may be in storage already and pending deletion, and must then be kept.
     attempt.leases.keep_adapters(attempt.lease, [digest_file(folder / MANIFEST_NAME)])
-    sign_adapters(attempt.settings, [folder])
+    sign_adapters(attempt.settings.signing_key, [folder])
     adapter = store_adapter(attempt.storage, folder, final=True)
     if plan.contract.publish:
         write_probes(attempt.run_dir, base, plan.contract.template_arguments)

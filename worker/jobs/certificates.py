@@ -20,6 +20,7 @@ from typing import Any
 from shared.errors import Code, JobFailed
 from shared.model_card.self_evaluation import SHIFT_REMEDY
 from worker.probe_chats import EncodedChats, first_difference
+from worker.settings import WorkerSettings
 
 NOISE_FACTOR = 3.0
 ENGINE_ERROR_LIMITS = {"float32": 1e-4}
@@ -67,6 +68,11 @@ class CertificateLimits:
     effect_floor: float
     base_shift: float | None = None
     shift_warning: float = 0.1
+
+    @classmethod
+    def of(cls, settings: WorkerSettings) -> CertificateLimits:
+        """Return the limits of a worker's settings."""
+        return cls(settings.effect_floor, settings.base_shift_limit, settings.shift_warning)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from shared.artifacts.manifests import (
-    CONFIG_NAME,
-    MANIFEST_NAME,
-    WEIGHTS_NAME,
-    parse_manifest,
-    verify_adapter,
-)
-from shared.artifacts.signatures import SIGNATURE_NAME, sign_folder
-from shared.artifacts.storage import Storage
+from shared.artifacts.manifests import MANIFEST_NAME
 from shared.base_models.catalog import BaseModelEntry, LocalSource
 from shared.contract.plan import DataFile, ExecutionPlan, PlannedBase, TrainingInputs, TrainingRun
 from shared.contract.sections import DeviceSection
-from shared.database.adapters import NewAdapter
+from shared.database.adapters import Adapters, NewAdapter
 from shared.database.job_results import CHECKPOINT_TIMES, ResultFile
 from shared.database.job_states import Stage
 from shared.database.records import NewEvent
@@ -30,18 +22,20 @@ from shared.preflight.machine import machine_of
 from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest
 from shared.replicas import TrainedWeights, discover
+from worker.checkpoints.adapters import adapter_folders, sign_adapters, store_adapters
 from worker.checkpoints.folders import adopt_checkpoints
 from worker.checkpoints.stored import StoredCheckpoints
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import CertificateLimits
 from worker.jobs.child_process import ChildProcess, count_processes, trainer_threads
 from worker.jobs.judge import judge_for_alias
+from worker.jobs.live_checkpoints import LiveCheckpoints, checkpoint_metrics
 from worker.jobs.publish import ProbeSet, certify
 from worker.jobs.reference_scores import ReferenceScores
 from worker.jobs.served_evaluation import evaluate_served
 from worker.machine import describe_machine
 from worker.run_folder import (
-    ADAPTER_FOLDER,
+    CHECKPOINT_STATE_NAME,
     CHECKPOINTS_FOLDER,
     EVALUATION_NAME,
     METRICS_NAME,
@@ -54,7 +48,6 @@ from worker.run_folder import (
     read_json,
     write_json,
 )
-from worker.settings import WorkerSettings
 from worker.watchdog.idle import IdleWatch
 from worker.watchdog.stall import StallWatch
 
@@ -82,15 +75,21 @@ def run_finetune(attempt: Attempt) -> None:
         run_dir = attempt.run_dir
         train(attempt, plan, checkpoints)
     # Before anything is stored: the same content may be in storage already and pending deletion, and must then be kept.
-    attempt.leases.keep_adapters(
-        attempt.lease, [digest_file(folder / MANIFEST_NAME) for folder in adapter_folders(run_dir)]
-    )
-    sign_adapters(attempt.settings, adapter_folders(run_dir))
-    adapters = store_adapters(attempt.storage, run_dir)
+    folders = adapter_folders(run_dir, withdrawn(attempt))
+    attempt.leases.keep_adapters(attempt.lease, [digest_file(folder / MANIFEST_NAME) for folder in folders])
+    sign_adapters(attempt.settings.signing_key, folders)
+    adapters = store_adapters(attempt.storage, folders)
     adapters[-1] = publish(attempt, plan, adapters[-1], run_dir)
     finish(attempt, plan, adapters, run_dir)
     # Last: until the job has finished, another attempt may have to continue from them.
     checkpoints.discard()
+
+
+def withdrawn(attempt: Attempt) -> frozenset[str]:
+    """Return the digests of the job's checkpoints that were deleted while it ran: its result does not bring them back."""
+    job = attempt.lease.job
+    made = Adapters(attempt.leases.database, job.tenant).of_job(job.id, deleted=True)
+    return frozenset(one.digest for one in made if one.deleting_at and not one.final)
 
 
 def train(attempt: Attempt, plan: ExecutionPlan, checkpoints: StoredCheckpoints) -> None:
@@ -113,7 +112,7 @@ def train(attempt: Attempt, plan: ExecutionPlan, checkpoints: StoredCheckpoints)
             threads=trainer_threads(settings.trainer_threads, Path(inputs.base)),
             processes=count_processes(settings.trainer_processes, plan.contract),
         )
-        with checkpoints:
+        with checkpoints, LiveCheckpoints(attempt, plan, Path(inputs.base)):
             attempt.follow(
                 child,
                 stall=StallWatch(settings.trainer_start_seconds, settings.trainer_stall_seconds),
@@ -200,50 +199,6 @@ def newest_checkpoint(runs: list[Path]) -> Path | None:
     return max(checkpoints, key=lambda checkpoint: checkpoint.name, default=None)
 
 
-def adapter_folders(run_dir: Path) -> list[Path]:
-    """Return the run's checkpoint folders and, last, its result."""
-    return [*list_checkpoints(run_dir), run_dir / ADAPTER_FOLDER]
-
-
-def sign_adapters(settings: WorkerSettings, folders: Iterable[Path]) -> None:
-    """Write a signature next to each manifest if this installation has a signing key.
-
-    Raises:
-        InvalidRequest: ``SETTINGS_INVALID``: the key cannot be read.
-    """
-    if settings.signing_key is None:
-        return
-    for folder in folders:
-        sign_folder(folder, settings.signing_key)
-
-
-def store_adapters(storage: Storage, run_dir: Path) -> list[NewAdapter]:
-    """Put the run's checkpoints and, last, its result into storage, each under its manifest's digest."""
-    adapters = {}
-    for folder in adapter_folders(run_dir):
-        adapter = store_adapter(storage, folder, final=folder.name == ADAPTER_FOLDER)
-        adapters[adapter.id] = adapter
-    return sorted(adapters.values(), key=lambda adapter: (adapter.final, adapter.step))
-
-
-def store_adapter(storage: Storage, folder: Path, *, final: bool) -> NewAdapter:
-    """Verify one adapter folder against its own manifest and store it; files first, manifest last."""
-    digest = digest_file(folder / MANIFEST_NAME)
-    manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), digest)
-    verify_adapter(folder, manifest)
-    signed = [SIGNATURE_NAME] if (folder / SIGNATURE_NAME).is_file() else []
-    storage.put_folder("adapters", digest, folder, [WEIGHTS_NAME, CONFIG_NAME, *signed], MANIFEST_NAME)
-    return NewAdapter(
-        id=manifest.adapter_id,
-        digest=manifest.digest,
-        base_model=manifest.base_model,
-        step=manifest.step,
-        final=final,
-        published=False,
-        manifest=manifest.model_dump(mode="json", exclude_none=True),
-    )
-
-
 def publish(attempt: Attempt, plan: ExecutionPlan, adapter: NewAdapter, run_dir: Path) -> NewAdapter:
     """Certify the adapter on every serving replica, unless the contract asks for training only; see :func:`publish_adapter`."""
     if not plan.contract.artifact.publish:
@@ -275,7 +230,7 @@ def publish_adapter(
         probes=(read_json(run_dir / PROBES_NAME) or {"probes": []})["probes"],
         encode_chats=trainer.encode_chats,
         reference=trainer.scores if settings.parity == "full" else None,
-        limits=CertificateLimits(settings.effect_floor, settings.base_shift_limit, settings.shift_warning),
+        limits=CertificateLimits.of(settings),
         template_arguments=arguments,
         weights=TrainedWeights.of(adapter.manifest),
     )
@@ -289,7 +244,7 @@ def publish_adapter(
         )
     except JobFailed as error:
         if failed := error.details.get("certificates"):
-            attempt.leases.quarantine(attempt.lease, adapter.model_copy(update={"certificates": failed}))
+            attempt.leases.register(attempt.lease, adapter.model_copy(update={"certificates": failed}))
         raise
     # Replicas of one base give the same warning.
     warnings = dict.fromkeys(warning for one in certificates.values() for warning in one.get("warnings", []))
@@ -307,11 +262,11 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
     *checkpoints, final = adapters
     measured = read_json(run_dir / EVALUATION_NAME)  # absent if an earlier release trained it
     evaluation = {EVALUATION_KEY: measured} if measured else {}
-    states = [read_json(folder / "trainer_state.json") or {} for folder in list_checkpoints(run_dir)]
-    metrics = {int(row["step"]): row for state in states for row in state.get("metrics", [])}
+    states = [read_json(folder / CHECKPOINT_STATE_NAME) or {} for folder in list_checkpoints(run_dir)]
+    metrics = {step: row for folder in list_checkpoints(run_dir) for step, row in checkpoint_metrics(folder).items()}
     written = {state["step"]: state["written_at"] for state in states if "written_at" in state}
     registered = [
-        # Checkpoints are published with the result, though only the result was measured.
+        # Those that were not measured during the training are published with the result.
         *(
             one.model_copy(update={"metrics": metrics.get(one.step, {}), "published": final.published})
             for one in checkpoints

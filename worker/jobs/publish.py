@@ -43,7 +43,7 @@ class ProbeSet:
         probes: `worker/training/probes.py` documents their fields.
         encode_chats: returns the trainer's token ids of the probe chats; called for every replica.
         reference: returns the trainer's own scores on the weights that a replica serves; None: the engine error is not
-            measured. It may take long, and must cache its results.
+            measured, nor where it returns None. It may take long, and must cache its results.
         limits: limits of the certificates.
         template_arguments: template arguments of the adapter's chats.
         weights: the weights that the adapter was trained on; None if unknown.
@@ -53,7 +53,7 @@ class ProbeSet:
     base: PlannedBase
     probes: list[dict[str, Any]]
     encode_chats: Callable[[], EncodedChats]
-    reference: Callable[[ServedBase], Scores] | None
+    reference: Callable[[ServedBase], Scores | None] | None
     limits: CertificateLimits
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     weights: TrainedWeights | None = None

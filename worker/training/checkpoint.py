@@ -3,6 +3,7 @@
     checkpoints/step-00000120/  adapter_model.safetensors  adapter_config.json  adapter_manifest.json   (servable)
                                 trainer_state.safetensors  (optimizer state, states of all random generators)
                                 reference.safetensors      (with preferences: the reference's scores)
+                                probes.json                (to publish it during the run: its scores of the probes)
                                 trainer_state.json         (step, plan digest, metrics; written last inside)
 
 A checkpoint is written next to its place and renamed, so a visible one is complete. The last few epochs' ends are kept,
@@ -34,6 +35,7 @@ from worker.run_folder import CHECKPOINTS_FOLDER, REFERENCE_NAME, list_checkpoin
 from worker.training.adapter import load_weights, save_adapter
 from worker.training.model.load import trainable
 from worker.training.optimizer import optimizer_tensors, restore_optimizer
+from worker.training.probes import write_probes
 from worker.training.reproducibility import NOT_RECORDED, Guarantee, inexact_reasons
 
 SCHEMA = "vox_mens_checkpoint_v2"
@@ -116,6 +118,7 @@ def save_checkpoint(
     *,
     occasion: Occasion = Occasion.STEP,
     carried: Sequence[str] = (),
+    probes: Sequence[dict[str, Any]] | None = None,
 ) -> Path:
     """Write a checkpoint of a completed step; remove others that are not part of the result so far.
 
@@ -124,6 +127,7 @@ def save_checkpoint(
             :func:`worker.training.reproducibility.environment`.
         base: the base model's folder.
         carried: files of the run folder that a resumed run needs too.
+        probes: the model's own scores at this step, with which the checkpoint is certified; None: it is not.
     """
     target = _folder(run_dir, progress.step)
     with appearing_whole(target) as temporary:
@@ -132,6 +136,8 @@ def save_checkpoint(
         digests = {name: digest_file(temporary / name) for name in carried}
         save_adapter(model, tokenizer, plan, progress.step, temporary, base, digests.get(REFERENCE_NAME))
         save_file(_tensors(model, optimizer), temporary / f"{STATE_NAME}.safetensors")
+        if probes is not None:
+            write_probes(temporary, probes)
         state = _state(plan, progress, made_on, occasion) | ({CARRIED: digests} if digests else {})
         write_json(temporary / f"{STATE_NAME}.json", state)
     # Only now that the new one is complete.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
 
 from shared.database.job_states import Stage
 from shared.database.leases import Leases
@@ -230,6 +231,39 @@ def test_a_checkpoint_has_the_time_at_which_it_was_written(app: FastAPI, client:
     assert datetime.fromtimestamp(listed[0]["created_at"], UTC) == datetime.fromisoformat(registered).replace(
         microsecond=0
     )
+
+
+def test_checkpoints_are_listed_while_the_job_runs_and_after_it_was_cancelled(
+    app: FastAPI, client: TestClient, train_file: str
+) -> None:
+    job_id = create(client, train_file).json()["id"]
+    path = f"/v1/fine_tuning/jobs/{job_id}/checkpoints"
+    leases = Leases(app.state.services.database, 60)
+    lease = leases.claim(job_id, "w")
+    assert lease
+    assert client.get(path).json()["data"] == []
+    scores = {"train_loss": 1.5, "train_accuracy": 0.5, "valid_loss": 2.0, "valid_mean_token_accuracy": 0.25}
+    for step in (2, 4):
+        metrics = {"step": step, **scores}
+        leases.register(lease, new_adapter(f"demo@{step}", step=step, final=False, metrics=metrics))
+    failed = new_adapter("demo@6", step=6, final=False, published=False, certificates={"replica": {"passed": False}})
+    leases.register(lease, failed)
+    page = client.get(path, params={"limit": 1}).json()
+    assert (page["has_more"], page["data"][0]["step_number"]) == (True, 4)
+    rest = client.get(path, params={"after": page["data"][0]["id"]}).json()
+    listed = [*page["data"], *rest["data"]]
+    assert [one["fine_tuned_model_checkpoint"] for one in listed] == ["demo@4", "demo@2"], "none that has failed"
+    for one in listed:
+        checkpoint = FineTuningJobCheckpoint.model_validate_json(json.dumps(one), strict=True)
+        assert checkpoint.metrics.train_mean_token_accuracy == 0.5
+        assert (checkpoint.metrics.full_valid_loss, checkpoint.metrics.full_valid_mean_token_accuracy) == (2.0, 0.25)
+        assert client.get(f"/v1/models/{one['fine_tuned_model_checkpoint']}").status_code == 200
+    leases.stop(lease)
+    assert client.get(path).json()["data"] == listed
+    native = client.get(f"/v1/jobs/{job_id}/checkpoints").json()["data"]
+    assert [one["id"] for one in native] == ["demo@4", "demo@2"]
+    cancelled = client.get(f"/v1/fine_tuning/jobs/{job_id}").json()
+    assert (cancelled["status"], cancelled["fine_tuned_model"]) == ("cancelled", None)
 
 
 def test_invalid_event_cursor_is_refused(client: TestClient, train_file: str) -> None:

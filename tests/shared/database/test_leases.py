@@ -32,7 +32,7 @@ WRITES: dict[str, Callable[[Leases, Lease], object]] = {
     "finish": lambda leases, lease: leases.finish(
         lease, {"x": 1}, adapters=[new_adapter()], alias="a", files=[METRICS]
     ),
-    "quarantine": lambda leases, lease: leases.quarantine(
+    "register": lambda leases, lease: leases.register(
         lease, new_adapter(published=False, certificates={"replica": {"passed": False}})
     ),
     "fail": lambda leases, lease: leases.fail(lease, CRASH),
@@ -234,7 +234,7 @@ FAILED = {"http://replica": {"passed": False}}
 
 def test_quarantined_adapter_can_be_read_and_is_not_published(jobs: Jobs, leases: Leases, adapters: Adapters) -> None:
     lease = claimed(jobs, leases)
-    leases.quarantine(lease, new_adapter(published=False, certificates=FAILED))
+    leases.register(lease, new_adapter(published=False, certificates=FAILED))
     leases.fail(lease, CRASH)
     found = adapters.get("demo@1")
     assert (found.state, found.published, found.certificates) == ("quarantined", False, FAILED)
@@ -242,14 +242,14 @@ def test_quarantined_adapter_can_be_read_and_is_not_published(jobs: Jobs, leases
 
 
 def test_later_job_publishes_a_quarantined_adapter(jobs: Jobs, leases: Leases, adapters: Adapters) -> None:
-    leases.quarantine(claimed(jobs, leases), new_adapter(published=False, certificates=FAILED))
+    leases.register(claimed(jobs, leases), new_adapter(published=False, certificates=FAILED))
     leases.finish(claimed(jobs, leases), {}, adapters=[new_adapter(certificates={"replica": 1})], alias="prod")
     assert (adapters.get("prod").state, adapters.get("prod").certificates) == ("published", {"replica": 1})
 
 
 def test_published_adapter_is_not_quarantined_by_a_later_job(jobs: Jobs, leases: Leases, adapters: Adapters) -> None:
     leases.finish(claimed(jobs, leases), {}, adapters=[new_adapter(certificates={"replica": 1})], alias="prod")
-    leases.quarantine(claimed(jobs, leases), new_adapter(published=False, certificates=FAILED))
+    leases.register(claimed(jobs, leases), new_adapter(published=False, certificates=FAILED))
     assert (adapters.get("prod").state, adapters.get("prod").certificates) == ("published", {"replica": 1})
 
 

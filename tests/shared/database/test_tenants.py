@@ -156,7 +156,7 @@ def test_results_of_a_job_belong_to_its_tenant(
     lease = claimed(jobs.of("acme"), leases)
     result = ResultFile("metrics.csv", 3, "f" * 64)
     job = leases.finish(lease, {}, adapters=[new_adapter("demo@1")], alias="prod", files=[result])
-    leases.quarantine(claimed(jobs.of("acme"), leases), new_adapter("bad@1", published=False, certificates={"a": 1}))
+    leases.register(claimed(jobs.of("acme"), leases), new_adapter("bad@1", published=False, certificates={"a": 1}))
     [file_id] = job.result["result_files"]
     assert files.of("acme").get(file_id).tenant == "acme"
     assert adapters.of("acme").get("prod").id == "demo@1"
@@ -357,7 +357,7 @@ def test_change_counter_counts_changes_and_nothing_else(
         lambda: aliases.rollback("prod", BY),
         lambda: aliases.delete("prod", BY),
         lambda: finish(jobs, leases, "acme", new_adapter("demo@7"), alias="beta"),
-        lambda: leases.quarantine(claimed(jobs, leases), new_adapter("demo@8", published=False)),
+        lambda: leases.register(claimed(jobs, leases), new_adapter("demo@8", published=False)),
     ]
     for call in loud:
         before = changes.count()

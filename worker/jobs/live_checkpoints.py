@@ -1,0 +1,237 @@
+"""Checkpoints as models: while a run trains, its checkpoints are certified one by one, and can be called from then on.
+
+    trainer writes checkpoints/step-… with its scores of the probes ─► a thread stores it by its digest ─► measured on every replica
+    ─► one transaction: row and event ─► callable; the trainer drops it ─► deleted, unless a name or a job needs it
+
+A checkpoint without `probes.json` (an interim one, or one of an earlier release) is left to the end of the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property, partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from shared.artifacts.manifests import MANIFEST_NAME
+from shared.contract.plan import ExecutionPlan
+from shared.database.adapters import Adapters, NewAdapter
+from shared.database.deletions import Deletions
+from shared.database.records import NewEvent
+from shared.errors import Conflict, JobFailed, LeaseLost, MensError, NotFound, Unavailable
+from shared.hashing import digest_file
+from shared.replicas import TrainedWeights, discover
+from shared.tokenization.template_arguments import ChatOptions
+from shared.tokenization.tokenizer import Tokenizer
+from worker.checkpoints.adapters import sign_adapters, store_adapter
+from worker.checkpoints.folders import link_or_copy
+from worker.jobs.attempt import Attempt
+from worker.jobs.certificates import CertificateLimits, Scores, ServedBase
+from worker.jobs.publish import ProbeSet, certify
+from worker.probe_chats import EncodedChats, encode_chats
+from worker.run_folder import CHECKPOINT_STATE_NAME, PROBES_NAME, list_checkpoints, read_json
+
+POLL_SECONDS = 1.0
+RETRY_SECONDS = 15.0
+PATIENCE_SECONDS = 5.0
+"""How long one try waits for a replica that does not answer; the next round tries again."""
+JOIN_SECONDS = 10.0
+"""How long the end of the training waits for a measurement in progress."""
+MOST_FAILURES = 2
+"""Equal failures one after the other, after which the other checkpoints are left to the end of the job."""
+
+logger = logging.getLogger(__name__)
+
+
+class RunEnded(Exception):
+    """The training has ended, so nothing is published by the thread any longer."""
+
+
+class LiveCheckpoints:
+    """Context manager: publishes a run's checkpoints from a thread of its own while its block runs.
+
+    No failure in it reaches the training.
+
+    Args:
+        attempt: the attempt that trains.
+        plan: what it trains.
+        base: folder of the verified base.
+    """
+
+    def __init__(self, attempt: Attempt, plan: ExecutionPlan, base: Path) -> None:
+        self._attempt, self._plan, self._base = attempt, plan, base
+        self._job, database = attempt.lease.job, attempt.leases.database
+        self._adapters = Adapters(database, self._job.tenant)
+        self._deletions = Deletions(database, self._job.tenant)
+        self._seen: dict[str, str] = {}
+        self._failures: list[str] = []
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=f"live-checkpoints-{self._job.id}", daemon=True)
+
+    @property
+    def is_on(self) -> bool:
+        """Return true if the job publishes, and this worker publishes checkpoints early."""
+        settings = self._attempt.settings
+        has_replicas = bool(settings.serving_urls or settings.serving_dns)
+        return self._plan.contract.artifact.publish and settings.live_checkpoints and has_replicas
+
+    def __enter__(self) -> LiveCheckpoints:
+        if self.is_on:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.is_on:
+            return
+        self._done.set()
+        self._thread.join(JOIN_SECONDS)
+        # The trainer may have dropped one since the last round.
+        with suppress(MensError):
+            self.withdraw_dropped()
+
+    def _watch(self) -> None:
+        pause = POLL_SECONDS
+        while not self._done.wait(pause):
+            try:
+                self.publish_next()
+                self.withdraw_dropped()
+                pause = POLL_SECONDS
+            except (LeaseLost, RunEnded):
+                return
+            except Exception as error:
+                # Training continues, and a later round tries again.
+                pause = RETRY_SECONDS
+                logger.warning("a checkpoint of %s could not be published: %s", self._job.id, error)
+
+    def publish_next(self) -> None:
+        """Publish the newest checkpoint that was not yet tried, or quarantine it; do nothing without one.
+
+        Raises:
+            LeaseLost: another attempt owns the job. RunEnded: the training has ended.
+            MensError: a replica, the storage or the database did not respond; the next round tries again.
+        """
+        if len(self._failures) >= MOST_FAILURES and len(set(self._failures[-MOST_FAILURES:])) == 1:
+            return
+        untried = (folder for folder in reversed(list_checkpoints(self._attempt.run_dir)) if self._is_untried(folder))
+        if (folder := next(untried, None)) is None:
+            return
+        # The trainer removes its older checkpoints while it runs.
+        with (
+            suppress(FileNotFoundError),
+            tempfile.TemporaryDirectory(dir=self._attempt.run_dir, prefix=".live-") as private,
+        ):
+            copy = Path(private)
+            for path in sorted(folder.iterdir()):
+                link_or_copy(path, copy / path.name)
+            self._seen[folder.name] = self._publish(copy)
+
+    def withdraw_dropped(self) -> None:
+        """Delete the published checkpoints that the trainer has dropped from the run, as they are not part of its result.
+
+        Raises:
+            MensError: the database did not respond.
+        """
+        present = {folder.name for folder in list_checkpoints(self._attempt.run_dir)}
+        for name in self._seen.keys() - present:
+            # An alias, a permission or a job needs it: it stays.
+            with suppress(Conflict, NotFound):
+                self._deletions.begin(self._seen[name])
+            del self._seen[name]
+
+    def _is_untried(self, folder: Path) -> bool:
+        return folder.name not in self._seen and (folder / PROBES_NAME).is_file()
+
+    def _publish(self, folder: Path) -> str:
+        """Store and certify a private copy of a checkpoint, unless an earlier attempt has; return the adapter's id."""
+        digest = digest_file(folder / MANIFEST_NAME)
+        known = [one for one in self._adapters.of_job(self._job.id, deleted=True) if one.digest == digest]
+        if known:
+            return known[0].id
+        leases, lease, settings = self._attempt.leases, self._attempt.lease, self._attempt.settings
+        self._raise_if_ended()
+        leases.keep_adapters(lease, [digest])
+        sign_adapters(settings.signing_key, [folder])
+        stored = store_adapter(self._attempt.storage, folder, final=False)
+        adapter = stored.model_copy(update={"metrics": checkpoint_metrics(folder).get(stored.step, {})})
+        try:
+            certificates = certify(
+                discover(settings.serving_urls, settings.serving_dns),
+                settings.serving_key.get_secret_value(),
+                self._probes(adapter, folder),
+                timeout_seconds=PATIENCE_SECONDS,
+                raise_if_stopped=self._raise_if_ended,
+            )
+        except (LeaseLost, Unavailable):
+            raise
+        except MensError as error:
+            self._quarantine(adapter, error)
+        else:
+            self._failures.clear()
+            told = NewEvent(
+                message=f"The checkpoint of step {adapter.step} can be called as {adapter.id}.",
+                data={"checkpoint": adapter.id, "step": adapter.step},
+            )
+            published = adapter.model_copy(update={"published": True, "certificates": certificates})
+            leases.register(lease, published, told)
+        # It has a row now: the reservation would only keep its owner from deleting it.
+        self._raise_if_ended()
+        leases.keep_adapters(lease, [])
+        return adapter.id
+
+    def _quarantine(self, adapter: NewAdapter, error: MensError) -> None:
+        """Keep the record of a checkpoint whose certificates failed, and tell the job's owner; training continues."""
+        self._failures.append(str(error.code))
+        details = error.details if isinstance(error, JobFailed) else {}
+        failed = adapter.model_copy(update={"certificates": details.get("certificates") or {}})
+        told = NewEvent(
+            level="warn",
+            message=f"The checkpoint of step {adapter.step} cannot be called: {error.code}: {error.message}",
+            data={"checkpoint": adapter.id, "step": adapter.step, "error": error.as_dict()},
+        )
+        self._attempt.leases.register(self._attempt.lease, failed, told)
+
+    def _probes(self, adapter: NewAdapter, folder: Path) -> ProbeSet:
+        probes: list[dict[str, Any]] = (read_json(folder / PROBES_NAME) or {})["probes"]
+        return ProbeSet(
+            adapter_id=adapter.id,
+            base=self._plan.base,
+            probes=probes,
+            encode_chats=lambda: self._chats,
+            reference=partial(own_scores, probes, adapter.manifest),
+            limits=CertificateLimits.of(self._attempt.settings),
+            template_arguments=self._plan.contract.data.template_arguments,
+            weights=TrainedWeights.of(adapter.manifest),
+        )
+
+    @cached_property
+    def _chats(self) -> EncodedChats:
+        return encode_chats(Tokenizer.load(self._base, ChatOptions(self._plan.contract.data.template_arguments)))
+
+    def _raise_if_ended(self) -> None:
+        if self._attempt.keeper.lost:
+            raise self._attempt.keeper.lost
+        if self._done.is_set():
+            raise RunEnded
+
+
+def own_scores(probes: list[dict[str, Any]], manifest: Mapping[str, Any], served: ServedBase) -> Scores | None:
+    """Return the trainer's own scores where a replica computes with the same weights in the same dtype, as the reference of its
+    engine error; else None. It avoids a second model in the trainer's memory.
+    """
+    weights = TrainedWeights.of(manifest)
+    is_original = weights is not None and weights.base_quant == "none" and served.twin_of is None
+    is_same = is_original and served.dtype == manifest.get("trained_dtype")
+    return [probe["trained"] for probe in probes] if is_same else None
+
+
+def checkpoint_metrics(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return the rows of ``metrics.csv`` up to a checkpoint, by step."""
+    state = read_json(folder / CHECKPOINT_STATE_NAME) or {}
+    return {int(row["step"]): row for row in state.get("metrics", [])}
