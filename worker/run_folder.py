@@ -45,6 +45,8 @@ MODEL_FOLDER = "model"
 MERGE_PROGRESS_NAME = "merge_progress.json"
 PREPARED_FOLDER = "prepared"
 PROBES_NAME = "probes.json"
+DEPTHS = (256, 1024, 4096)
+"""Ends of the ranges of positions that a certificate judges each for itself; the first begins at 0."""
 REFERENCE_NAME = "reference.safetensors"
 PREFERENCE_METRICS = (
     "preference_loss",

@@ -301,7 +301,8 @@ def finish(
     """Write the adapter, the probes for the serving tier, measure the adapter against its base, and last write the reports
     that mark the run as complete.
     """
-    probes = make_probes(context.data.probe_rows, context.model, context.device)
+    window = context.plan.contract.exec.seq_len
+    probes = make_probes(context.data.probe_rows, context.model, context.device, window)
     folder = context.run_dir / ADAPTER_FOLDER
     if context.distributed.is_main:
         parts = (context.model, context.tokenizer, context.plan, progress.step, folder, context.base)

@@ -1,6 +1,7 @@
 """Certificates: the measurements of an adapter on one replica, and the verdict on them. Pure.
 
     effect    the adapter moves the replica's log-probabilities of the probe tokens, by more than the replica's own noise
+    depth     engine error by ranges of positions, each limited: some faults show only in long contexts
     template  the replica turns the probe chats into the trainer's token ids, id by id
     stop      an answer of the replica ends at each token at which training ends a turn
     parity    engine error: the replica against the trainer's own forward pass on the same weights; limited
@@ -14,15 +15,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
 from shared.errors import Code, JobFailed
 from shared.model_card.self_evaluation import SHIFT_REMEDY
 from worker.probe_chats import EncodedChats, first_difference
+from worker.run_folder import DEPTHS
 from worker.settings import WorkerSettings
 
 NOISE_FACTOR = 3.0
+LEAST_POSITIONS = 16
+"""Positions that a range of depths needs to be judged; fewer say too little of an RMS."""
+DRIFT_FACTOR, DRIFT_SHARE = 3.0, 0.2
+"""A deeper range is warned of from this multiple of the first range's error on, and from this share of the limit."""
 ENGINE_ERROR_LIMITS = {"float32": 1e-4}
 """Limits by served dtype; RMS. Measured in fp32: 1.3e-6."""
 LOW_PRECISION_LIMIT = 0.05
@@ -84,6 +91,7 @@ class Measurements:
         served: the replica's adapter.
         trained: the NF4 model at the end of training; None: not recorded.
         reference: transformers and peft on the weights that the replica serves; None: not measured.
+        positions: the probe positions themselves; None: the depth is not reported.
         served_again: ``served``, measured again, if the replica does not serve the base: the difference is noise.
         reference_dtype: dtype in which ``reference`` was computed; None: the served one.
     """
@@ -94,6 +102,7 @@ class Measurements:
     trained: Scores | None
     reference: Scores | None
     served_again: Scores | None = None
+    positions: Sequence[Sequence[int]] | None = None
     reference_dtype: str | None = None
 
     @property
@@ -164,10 +173,14 @@ def certificate(
             **_error_numbers("base_shift", measured.trained, measured.served, limits.base_shift),
         },
     }
+    report["depth"] = _depth_report(measured)
     parity, effect_rms = report["parity"], report["effect_rms_nats"]
     shift = parity["base_shift_rms_nats"]
     parity["shift_share"] = shift / effect_rms if shift is not None and effect_rms else None
-    report["warnings"] = _warnings(parity["shift_share"], limits.shift_warning)
+    report["warnings"] = [
+        *_warnings(parity["shift_share"], limits.shift_warning),
+        *_drift_warnings(report["depth"], engine_limit),
+    ]
     least_effect = max(limits.effect_floor, NOISE_FACTOR * report["noise_rms_nats"])
     # Written so that a number that is not finite never passes: every comparison with NaN is false.
     verdicts = {
@@ -175,6 +188,7 @@ def certificate(
         "stop": not stop["missed"],
         "effect": report["effect_rms_nats"] > least_effect,
         "engine_error": _within(parity["engine_error_rms_nats"], parity["engine_error_limit_nats"]),
+        "depth": all(_within(one["engine_error_rms_nats"], engine_limit) for one in _judged(report["depth"])),
         "base_shift": _within(parity["base_shift_rms_nats"], parity["base_shift_limit_nats"]),
     }
     failed = [name for name, passed in verdicts.items() if not passed]
@@ -187,6 +201,47 @@ def _warnings(shift_share: float | None, limit: float) -> list[str]:
         return []
     lost = f"the base shift is {100 * shift_share:.0f} % of what the adapter changes"
     return [f"The served model loses a part of the training: {lost}. {SHIFT_REMEDY}"]
+
+
+def _depth_report(measured: Measurements) -> list[dict[str, Any]]:
+    """Return the numbers of each range of depths in which positions were measured."""
+    if measured.positions is None:
+        return []
+    at = [position for probe in measured.positions for position in probe]
+    expected = {"engine_error": measured.reference, "base_shift": measured.trained, "effect": measured.base}
+    errors = {name: scores and differences(scores, measured.served) for name, scores in expected.items()}
+    rows = []
+    for begin, end in pairwise((0, *DEPTHS)):
+        inside = [index for index, position in enumerate(at) if begin <= position < end]
+        numbers = {
+            f"{name}_rms_nats": rms([found[i] for i in inside]) if found else None for name, found in errors.items()
+        }
+        rows += [{"from": begin, "to": end, "positions": len(inside), **numbers}] if inside else []
+    return rows
+
+
+def _judged(depth: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the ranges with enough positions to be judged."""
+    return [one for one in depth if one["positions"] >= LEAST_POSITIONS]
+
+
+def _drift_warnings(depth: Sequence[dict[str, Any]], limit: float | None) -> list[str]:
+    """Return a note if the engine error grows with the depth, though it is within its limit."""
+    judged = _judged(depth)
+    if limit is None or not judged:
+        return []
+    first, *deeper = judged
+    shallow = first["engine_error_rms_nats"]
+    grown = [
+        one
+        for one in deeper
+        if limit >= one["engine_error_rms_nats"] > max(DRIFT_FACTOR * shallow, DRIFT_SHARE * limit)
+    ]
+    return [
+        f"The engine error grows with the context: {one['engine_error_rms_nats']:.1e} nats from position {one['from']} on, "
+        f"{shallow:.1e} before position {first['to']}. Check vLLM's settings of long contexts, such as RoPE scaling."
+        for one in grown[-1:]
+    ]
 
 
 def _error_numbers(name: str, expected: Scores | None, served: Scores, limit: float | None) -> dict[str, Any]:
@@ -249,6 +304,12 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
             dtype = report["base"]["dtype"]
             reason = f"the engine error is {error:.2e} nats RMS against {parity['reference_dtype']}; the limit for {dtype} is {limit:.0e}"
             remedy = "vLLM does not compute this model as transformers does: check its version, dtype and settings."
+        case "depth":
+            limit, dtype = parity["engine_error_limit_nats"], report["base"]["dtype"]
+            worst = max(_judged(report["depth"]), key=lambda one: one["engine_error_rms_nats"])
+            where = f"from position {worst['from']} to {worst['to'] - 1}"
+            reason = f"the engine error is {worst['engine_error_rms_nats']:.2e} nats RMS {where}; the limit for {dtype} is {limit:.0e}"
+            remedy = "vLLM computes long contexts of this model otherwise than transformers: check its version and RoPE settings."
         case _:
             shift, limit = parity["base_shift_rms_nats"], parity["base_shift_limit_nats"]
             distance = "an unknown distance" if shift is None else f"{shift:.2e} nats RMS"

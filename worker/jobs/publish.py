@@ -64,6 +64,17 @@ class ProbeSet:
         scores = [probe["trained"] for probe in self.probes if probe.get("trained") is not None]
         return scores if len(scores) == len(self.probes) else None
 
+    def within(self, window: int | None) -> ProbeSet:
+        """Return the probes that a replica with a window of this many tokens can score; the deep one is the last.
+
+        Args:
+            window: None: the model's own, which the contract's rows fit.
+        """
+        if window is None:
+            return self
+        # The replica also writes one token.
+        return replace(self, probes=[probe for probe in self.probes if len(probe["token_ids"]) < window])
+
 
 def certify(
     urls: list[str],
@@ -143,15 +154,19 @@ def _certify_on(replica: BlockingReplicaClient, found: ReplicaCapabilities, prob
     replica.check(probes.adapter_id)
     # An engine that chose its dtype itself and does not report it: every such engine uses 16 bits.
     served = ServedBase(found.base, found.served_digest, found.twin_of, found.dtype or "bfloat16")
+    fitting = probes.within(found.max_model_len)
     base, base_again, tuned = (
-        [replica.scores(model, probe) for probe in probes.probes]
+        [replica.scores(model, probe) for probe in fitting.probes]
         for model in (served.name, served.name, probes.adapter_id)
     )
     # Encoded now and not once for all replicas: some templates write the date.
     encoded = probes.encode_chats()
     template = measure_template(replica, probes.adapter_id, encoded, probes.template_arguments)
     reference = probes.reference(served) if probes.reference else None
-    measured = Measurements(base, base_again, tuned, probes.trained, reference)
+    # It has the scores of all probes, those first that every replica can hold.
+    reference = reference and reference[: len(fitting.probes)]
+    positions = [probe["positions"] for probe in fitting.probes]
+    measured = Measurements(base, base_again, tuned, fitting.trained, reference, positions=positions)
     stop = measure_stop(replica, probes.adapter_id, encoded)
     return certificate(served, measured, template, stop, probes.limits)
 

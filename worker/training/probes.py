@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,22 @@ import numpy as np
 import torch
 from peft import PeftModel
 
-from worker.run_folder import PROBES_NAME, write_json
+from worker.run_folder import DEPTHS, PROBES_NAME, write_json
 from worker.training.data.prepared import Row
 from worker.training.model.load import packs
 
 MAX_PROBES = 4
 MAX_TOKENS = 256
+DEEPEST = 4096
+"""Tokens of the deep probe, at most: one forward pass on each side, also on a CPU."""
+DEEP_ROWS = 256
+"""Rows among which the longest are looked for."""
+DEEP_POSITIONS = 64
+"""Positions of the deep probe in each range of depths."""
 
 
 def make_probes(
-    rows: Sequence[Row], model: PeftModel | None = None, device: torch.device | None = None
+    rows: Sequence[Row], model: PeftModel | None = None, device: torch.device | None = None, window: int = 0
 ) -> list[dict[str, Any]]:
     """Return token ids, the positions (≥ 1) whose log-probabilities are compared, and the model's own.
 
@@ -30,8 +37,11 @@ def make_probes(
         model: the model at the end of training, on ``device``; its log-probabilities (nats, one per position) go into
             ``trained``. None: they are left out, and the base shift cannot be reported.
         device: the model's device.
+        window: tokens of the contract's rows; with more than a probe has, one probe reaches as deep, `DEEPEST` at most.
     """
     probes = [probe for row in rows[:MAX_PROBES] if (probe := _probe(row))["positions"]]
+    if probes and (deep := _deep_probe(rows, min(window, DEEPEST))):
+        probes.append(deep)
     if model is not None and device is not None:
         for probe, scores in zip(probes, score_probes(model, probes, device), strict=True):
             probe["trained"] = scores
@@ -46,6 +56,32 @@ def write_probes(run_dir: Path, probes: Sequence[dict[str, Any]]) -> None:
 def _probe(row: Row) -> dict[str, Any]:
     ids, weights = row.ids[-MAX_TOKENS:].tolist(), row.weights[-MAX_TOKENS:]
     return {"token_ids": ids, "positions": [int(at) for at in np.flatnonzero(weights) if at]}
+
+
+def _deep_probe(rows: Sequence[Row], length: int) -> dict[str, Any] | None:
+    """Return a probe whose positions lie beyond those of the others: the longest row or, where it is too short, rows end to
+    end, which both sides score as one document; None if the window has no such positions.
+    """
+    if length <= MAX_TOKENS:
+        return None
+    some = [rows[number] for number in range(min(len(rows), DEEP_ROWS))]
+    longest_first = sorted((row for row in some if row.weights.any()), key=lambda row: -len(row.ids))
+    parts, tokens = [], 0
+    for row in cycle(longest_first):
+        parts.append(row)
+        if (tokens := tokens + len(row.ids)) >= length:
+            break
+    if not parts:
+        return None
+    ids = np.concatenate([row.ids for row in parts])[:length]
+    weights = np.concatenate([row.weights for row in parts])[:length]
+    positions = [at for begin, end in pairwise(DEPTHS) for at in _last_of(weights, begin, end)]
+    return {"token_ids": ids.tolist(), "positions": positions, "stretched": len(parts) > 1} if positions else None
+
+
+def _last_of(weights: np.ndarray, begin: int, end: int) -> list[int]:
+    """Return the last supervised positions of a range of depths."""
+    return [int(at) + begin for at in np.flatnonzero(weights[begin:end])][-DEEP_POSITIONS:]
 
 
 def score_probes(model: PeftModel, probes: Sequence[dict[str, Any]], device: torch.device) -> list[list[float]]:

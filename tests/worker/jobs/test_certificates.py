@@ -179,3 +179,49 @@ def test_a_shift_that_is_a_tenth_of_the_effect_is_warned_of(shift: float, is_war
 def test_no_shift_share_without_scores_of_the_training() -> None:
     found = judge(trained=None)
     assert (found["parity"]["shift_share"], found["warnings"]) == (None, [])
+
+
+DEEP = [[100 + at for at in range(20)], [300 + at for at in range(20)]]
+
+
+def deep(error, **changes):
+    """Two probes of twenty positions, of which those from 300 on have an engine error."""
+    served = [[-1.0] * 20, [-1.0 + error] * 20]
+    same = {"base": [[-2.0] * 20] * 2, "base_again": [[-2.0] * 20] * 2, "reference": [[-1.0] * 20] * 2}
+    return judge(**same | {"served": served, "trained": None, "positions": DEEP} | changes)
+
+
+def test_each_range_of_depths_has_its_numbers():
+    first, second = deep(0.0)["depth"]
+    assert (first["from"], first["to"], first["positions"]) == (0, 256, 20)
+    assert (second["from"], second["to"], second["positions"]) == (256, 1024, 20)
+    assert (second["engine_error_rms_nats"], second["base_shift_rms_nats"]) == (0.0, None)
+    assert second["effect_rms_nats"] == pytest.approx(1.0)
+
+
+def test_an_error_of_long_contexts_alone_fails():
+    """Over all positions it is within the limit."""
+    found = deep(1.2e-4)
+    assert found["parity"]["engine_error_rms_nats"] < 1e-4
+    assert found["failed"] == ["depth"]
+    with pytest.raises(JobFailed, match="from position 256 to 1023") as refused:
+        refuse_failed("tiny@1", {"replica-1": found})
+    assert refused.value.code == Code.ADAPTER_PARITY_FAILED
+    assert deep(1.2e-4, positions=None)["passed"], "as before there were ranges"
+
+
+def test_few_positions_decide_nothing():
+    assert deep(1.2e-4, positions=[DEEP[0], [300] * 5 + [200] * 15])["passed"]
+
+
+def test_a_growing_error_within_the_limit_is_warned_of():
+    assert not deep(1e-5)["warnings"]
+    (warning,) = deep(5e-5)["warnings"]
+    assert "grows with the context" in warning
+    assert deep(5e-5)["passed"]
+
+
+def test_without_a_reference_the_depth_is_reported_and_not_judged():
+    found = deep(1.0, reference=None)
+    assert found["passed"]
+    assert [one["engine_error_rms_nats"] for one in found["depth"]] == [None, None]

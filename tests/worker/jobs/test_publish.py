@@ -424,3 +424,21 @@ def test_a_default_that_is_not_served_fails_the_certificate(serve) -> None:
     with pytest.raises(JobFailed, match="probe chat 'default' has token 9 at position 1") as failed:
         publish(serve(default_prompt=[1, 9, 3]), template_arguments=ARGUMENTS)
     assert failed.value.code == Code.ADAPTER_TEMPLATE_MISMATCH
+
+
+@pytest.mark.parametrize(("window", "measured"), [(None, 3), (4096, 3), (300, 2)])
+def test_a_replica_scores_the_probes_that_its_window_holds(serve, window, measured):
+    deep = {"token_ids": [7] * 300, "positions": [280, 290], "stretched": True}
+    replica = serve(limits=(200, LIMITS | {"max_model_len": window}))
+    probes = ProbeSet(
+        adapter_id=ADAPTER,
+        base=TRAINED_ON,
+        probes=[*PROBES, deep],
+        encode_chats=encode,
+        reference=lambda _: [[-2.5, -2.5], [-2.5], [-2.5, -2.5]],
+        limits=CertificateLimits(1e-3),
+    )
+    found = certify([replica.url], KEY, probes, timeout_seconds=1, raise_if_stopped=lambda: None)
+    (certificate,) = found.values()
+    assert certificate["probes"] == measured
+    assert [one["from"] for one in certificate["depth"]] == ([0, 256] if measured == 3 else [0])

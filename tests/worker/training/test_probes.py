@@ -11,7 +11,15 @@ import torch
 from shared.contract.sections import AdapterSection, QuantSection
 from worker.training.data.prepared import Row
 from worker.training.model.load import attach_lora, load_base
-from worker.training.probes import MAX_PROBES, MAX_TOKENS, make_probes, score_probes, write_probes
+from worker.training.probes import (
+    DEEP_POSITIONS,
+    DEEPEST,
+    MAX_PROBES,
+    MAX_TOKENS,
+    make_probes,
+    score_probes,
+    write_probes,
+)
 
 
 def example(length: int, learnt: range) -> Row:
@@ -47,6 +55,24 @@ def test_long_rows_keep_their_end_and_positions_move_along(tmp_path):
 def test_few_rows_are_enough_and_rows_without_positions_are_left_out(tmp_path):
     assert len(written(tmp_path, [example(5, range(2, 4))] * 9)) == MAX_PROBES
     assert written(tmp_path, [example(5, range(1))]) == []
+
+
+@pytest.mark.parametrize(("window", "deepest"), [(0, None), (MAX_TOKENS, None), (700, 700), (10_000, DEEPEST)])
+def test_a_longer_window_has_a_probe_as_deep(window, deepest):
+    """Of the longest row, which learns its last half, or of rows end to end."""
+    rows = [example(30, range(20, 30)), example(700, range(350, 700))]
+    found = make_probes(rows, window=window)
+    assert len(found) == (2 if deepest is None else 3)
+    if deepest is None:
+        return
+    probe = found[-1]
+    assert (len(probe["token_ids"]), probe["stretched"]) == (deepest, deepest > 700)
+    assert all(MAX_TOKENS <= at < deepest for at in probe["positions"])
+    assert len(probe["positions"]) == (DEEP_POSITIONS if deepest == 700 else 2 * DEEP_POSITIONS)
+
+
+def test_rows_without_a_learnt_token_have_no_deep_probe():
+    assert make_probes([example(700, range(0))], window=700) == []
 
 
 def test_a_run_writes_probes_of_its_validation_rows(finished, tokenizer):
