@@ -20,12 +20,20 @@ METRICS = get_args(Metric)
 HELP = (
     "exact, contains, icontains (the answer and the row's `expected`); regex=PATTERN; json; json_schema=FILE; "
     "compiles=LANGUAGE, anti_stub=LANGUAGE (python, json, sql, or a checker that is installed); "
-    f"{', '.join(METRICS)}, each with =LEAST, e.g. rouge_l=0.5; judge=MODEL (a model compares answer and `expected`)."
+    f"{', '.join(METRICS)}, each with =LEAST, e.g. rouge_l=0.5; judge=MODEL (a model compares answer and `expected`); "
+    "better=MODEL (with --against: a model says which of both answers is better)."
 )
 JUDGE = (
     "You judge an answer. Compare it with the reference: is it as correct and as complete? Differences of wording do not matter.\n\n"
     "Reference:\n{{ item.expected }}\n\nAnswer:\n{{ sample.output_text }}"
 )
+
+BETTER = (
+    "You judge two answers to the same question. Which is better? Do not let their order or their length decide.\n\n"
+    "Question:\n{{ item.messages }}\n\nFirst answer:\n{{ sample.output_text }}\n\nSecond answer:\n{{ sample.other.output_text }}"
+)
+MODEL_CHECKS = {"judge": (JUDGE, ["correct", "incorrect"]), "better": (BETTER, ["first", "second", "equal"])}
+"""The prompt of each check by a model, and its labels, of which the first one passes."""
 
 
 def to_criterion(text: str) -> dict[str, Any]:
@@ -41,14 +49,16 @@ def to_criterion(text: str) -> dict[str, Any]:
         grader = {"type": "string_check", **sides, "operation": OPERATIONS[name]}
     elif name in METRICS and re.fullmatch(r"0|1|1\.0+|0?\.\d+", value):
         grader = {"type": "text_similarity", **sides, "evaluation_metric": name, "pass_threshold": float(value)}
-    elif name == "judge" and value:
-        labels = {"labels": ["correct", "incorrect"], "passing_labels": ["correct"]}
+    elif name in MODEL_CHECKS and value:
+        prompt, labels = MODEL_CHECKS[name]
         grader = {
             "type": "label_model",
             "name": name,
             "model": value,
-            "input": [{"role": "user", "content": JUDGE}],
-        } | labels
+            "input": [{"role": "user", "content": prompt}],
+            "labels": labels,
+            "passing_labels": labels[:1],
+        }
     elif check := _short_form(name, value):
         # A stock client reads it as a python grader; with the block no code runs.
         grader = {"type": "python", "name": name, "source": "", "mens": check}

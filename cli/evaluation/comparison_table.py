@@ -8,6 +8,7 @@ from typing import Any
 
 from cli.output import counted
 from shared.statistics.paired import CONFIDENCE, Comparison, Status
+from shared.statistics.wins import WinRate
 
 COLUMNS = ("items", "old", "new", "difference", "95 % each end", "visible", "verdict")
 """``visible``: the smallest difference that this many items show with a power of .8."""
@@ -53,6 +54,15 @@ def notes(
     return lines
 
 
+def wins_line(name: str, found: WinRate) -> str:
+    """Return a sentence on how often the new model's answer is the better one; empty without a pair."""
+    if found.rate is None or found.interval is None:
+        return ""
+    counts = f"{found.wins} won, {found.ties} tied, {found.losses} lost"
+    low, high = found.interval
+    return f"{name}: win rate of new {found.rate:.3f} ({counts}; 95 % each end {low:.3f} … {high:.3f})"
+
+
 def _beside_noise(found: Comparison, floor: float) -> str:
     """Describe a difference relative to noise: varying answers, which the floor measures, or the chance selection of
     items.
@@ -64,9 +74,10 @@ def _beside_noise(found: Comparison, floor: float) -> str:
     return "the difference is larger than noise"
 
 
-def as_json(found: Comparison) -> dict[str, Any]:
+def as_json(found: Comparison, wins: WinRate | None = None) -> dict[str, Any]:
     """Return a comparison for ``--json``."""
-    return asdict(found) | {"status": str(found.status)}
+    counted_wins = {"win_rate": asdict(wins)} if wins else {}
+    return asdict(found) | {"status": str(found.status)} | counted_wins
 
 
 def _number(value: float | None) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from shared.errors import Code, InvalidRequest
 from shared.hashing import digest_json
 from shared.statistics.paired import Comparison, compare, within_bounds
+from shared.statistics.wins import WinRate, win_rate
 
 OutputItem = Mapping[str, Any]
 
@@ -44,6 +45,17 @@ class PairedItems:
                 *within_bounds([pair.old for pair in pairs], [pair.new for pair in pairs]),
                 margin,
                 # Several answers to one item carry little more information than one.
+                groups=[pair.item["datasource_item_id"] for pair in pairs],
+            )
+            for name, pairs in self.by_criterion.items()
+        }
+
+    def win_rates(self) -> dict[str, WinRate]:
+        """Return by criterion how often the new model's score is higher."""
+        return {
+            name: win_rate(
+                [pair.old for pair in pairs],
+                [pair.new for pair in pairs],
                 groups=[pair.item["datasource_item_id"] for pair in pairs],
             )
             for name, pairs in self.by_criterion.items()

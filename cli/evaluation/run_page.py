@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from cli.evaluation.comparison_table import COLUMNS, cells, notes
+from cli.evaluation.comparison_table import COLUMNS, cells, notes, wins_line
 from cli.evaluation.run_items import (
     OutputItem,
     PairedItems,
@@ -67,6 +67,8 @@ def print_comparison(
     found = pairs.comparisons(margin)
     typer.echo(f"new: {new}, old: {old}; compared on the same items, pair by pair")
     print_table(("criterion", *COLUMNS), [(name, *cells(one)) for name, one in found.items()])
+    for line in filter(None, (wins_line(name, wins) for name, wins in pairs.win_rates().items())):
+        typer.echo(line)
     for line in notes(found, margin, noise_floors):
         typer.echo(line)
     for name, scored in pairs.by_criterion.items():

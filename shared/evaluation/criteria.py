@@ -4,7 +4,7 @@ results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shared.errors import Code, InvalidRequest
@@ -27,6 +27,8 @@ from shared.graders.types import (
 
 SAMPLE_FIELDS = frozenset({"output_text", "output_json", "output_tools", "choices"})
 """Fields of a model's answer."""
+OTHER = "other"
+"""Field of the evaluated sample with the second model's answer to the same item, for criteria that compare both."""
 SAMPLE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -89,6 +91,13 @@ def check_for_traffic(spec: EvalSpec) -> None:
         InvalidRequest: ``EVAL_INVALID``: a template names another field of the item than its messages.
     """
     for number, criterion in enumerate(spec.testing_criteria):
+        if reads_both(criterion):
+            raise InvalidRequest(
+                Code.EVAL_INVALID,
+                f"testing_criteria.{number} compares both answers ({{{{ sample.{OTHER} }}}}); a shadow judges each answer on its own.",
+                remedy="Name an eval whose criteria read one answer.",
+                param="shadow.eval",
+            )
         for path in paths_of_criterion(criterion):
             if path[0] == "item" and path[1:2] != ("messages",):
                 raise InvalidRequest(
@@ -97,6 +106,27 @@ def check_for_traffic(spec: EvalSpec) -> None:
                     remedy="Name an eval whose criteria read the answer and item.messages: a check, a label or score by a model.",
                     param="shadow.eval",
                 )
+
+
+def check_compares(criteria: Sequence[Criterion], models: int) -> None:
+    """Check that a run has the second model that criteria compare with.
+
+    Raises:
+        InvalidRequest: ``GRADER_INVALID``.
+    """
+    for number, criterion in enumerate(criteria):
+        if models < 2 and reads_both(criterion):
+            raise InvalidRequest(
+                Code.GRADER_INVALID,
+                f"The grader {criterion.name!r} compares the answers of two models ({{{{ sample.{OTHER} }}}}), but the run has one model.",
+                remedy="Set mens.incumbent (`--against` on the command line) to the model to compare with.",
+                param=f"testing_criteria.{number}",
+            )
+
+
+def reads_both(criterion: Criterion) -> bool:
+    """Return whether a criterion reads the answers of both models of a run."""
+    return any(path[:2] == ("sample", OTHER) for path in paths_of_criterion(criterion))
 
 
 def paths_of_criterion(criterion: Criterion) -> Iterator[Path]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from shared.evaluation.criteria import check_compares
 from shared.evaluation.types import (
     CompletionsSource,
     Criterion,
@@ -95,7 +96,7 @@ def plan_run(
 
     Raises:
         InvalidRequest: ``GRADER_INVALID``: a criterion needs several answers together, but each is sampled and judged
-            alone.
+            alone; or it compares two models, and the run has one.
     """
     source = run.data_source
     wire = source.model_dump(mode="json", exclude_none=True)
@@ -111,6 +112,7 @@ def plan_run(
     )
     if isinstance(source, JsonlSource):
         return plan
+    check_compares(spec.testing_criteria, len(models))
     for criterion in spec.testing_criteria:
         # Each sampled answer is judged on its own.
         check_sampling(criterion, 1, source.sampling_params.temperature if source.sampling_params else None)

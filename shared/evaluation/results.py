@@ -13,6 +13,7 @@ from shared.evaluation.types import Answer, Criterion, CriterionResult, ItemResu
 from shared.graders.types import ScoreModel
 from shared.sandbox.levels import Level
 from shared.statistics.paired import Comparison, compare, noise_floor, within_bounds
+from shared.statistics.wins import WinRate, win_rate
 
 USAGE_FIELDS = ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
 
@@ -125,6 +126,11 @@ class PairedScores:
         """
         return noise_floor(self.incumbent, self.repeated)
 
+    @property
+    def win_rate(self) -> WinRate:
+        """How often the candidate's score is higher than the incumbent's."""
+        return win_rate(self.incumbent, self.candidate, groups=self.groups)
+
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
@@ -145,6 +151,7 @@ class RunOutcome:
         for name, comparison in compared.items():
             comparison["unpaired"] = self.pairs[name].unpaired
             comparison["noise_floor"] = self.pairs[name].noise_floor
+            comparison["win_rate"] = asdict(self.pairs[name].win_rate)
         facts = {"sandbox": self.totals.sandbox, "unrepeatable": self.totals.unrepeatable}
         return {"totals": self.totals.model_dump(mode="json"), "comparisons": compared, **facts}
 

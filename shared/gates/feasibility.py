@@ -154,12 +154,9 @@ def _of_loss(loss: Loss, judged: _Judged) -> str | None:
     """Return why a comparison cannot pass, or passes for a better adapter only."""
     items, is_alike = len(loss.new), loss.old == loss.new
     if not is_alike and judged.at_best[id(loss)].status is not GateStatus.PASSED:
-        asked = (
-            f"a loss of {loss.margin:.3g} is not excluded"
-            if loss.margin > 0
-            else f"a gain of {-loss.margin:.3g} is not shown"
+        return (
+            f"{loss.measure}: {_asked(loss)}, even if the adapter is right and the incumbent wrong on all {items} items"
         )
-        return f"{loss.measure}: {asked}, even if the adapter is right and the incumbent wrong on all {items} items"
     alike = judged.alike.get(id(loss))
     if alike is None or alike.status is GateStatus.PASSED:
         return None
@@ -167,6 +164,14 @@ def _of_loss(loss: Loss, judged: _Judged) -> str | None:
     share = 1 - (alike.confidence or CONFIDENCE)
     shared = f" (its share of the error level is {share:.3g})" if share < 1 - CONFIDENCE else ""
     return f"{loss.measure}: {items} items do not exclude a loss of {loss.margin:.3g}, even if both models answer alike{needed}{shared}"
+
+
+def _asked(loss: Loss) -> str:
+    if loss.least_wins is not None:
+        return f"an interval above {loss.least_wins:.3g} is not shown"
+    if loss.margin > 0:
+        return f"a loss of {loss.margin:.3g} is not excluded"
+    return f"a gain of {-loss.margin:.3g} is not shown"
 
 
 def _best_evidence(

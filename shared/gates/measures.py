@@ -14,6 +14,7 @@ from shared.gates.receipt import GateCheck
 from shared.graders.pass_at_k import pass_at_k
 from shared.statistics.exact import wilson_interval
 from shared.statistics.paired import Comparison, Status, noise_floor
+from shared.statistics.wins import rate_interval, shares_won
 
 MOST_ERRORS = 0.1
 """Largest share of missing or unjudged answers with which a run still counts as evidence."""
@@ -32,6 +33,7 @@ class Loss:
         old, new: scores of the items, in the same order.
         margin: accepted loss of the mean.
         noise_floor: how far the incumbent's scores differ from its own, if it answered twice.
+        least_wins: for scores that are shares won: the win rate that must be exceeded.
     """
 
     measure: str
@@ -39,6 +41,12 @@ class Loss:
     new: tuple[float, ...]
     margin: float
     noise_floor: float | None = None
+    least_wins: float | None = None
+
+    @property
+    def relation(self) -> Literal["loss_at_most", "wins_above"]:
+        """How the outcome has to lie to the bound."""
+        return "loss_at_most" if self.least_wins is None else "wins_above"
 
 
 def against(measure: str, relation: Relation, value: float | None, bound: float) -> GateCheck:
@@ -120,8 +128,24 @@ def loss_of(measure: str, pairs: Sequence[AnswerPair], of_item: Measure, margin:
     return Loss(measure, old, new, margin, noise_floor(old, again))
 
 
+def wins_of(measure: str, pairs: Sequence[AnswerPair], of_item: Measure, least: float) -> Loss:
+    """Make the comparison of the shares of items that each model wins. A missing score counts against the candidate."""
+    new = tuple(_share_won(pair, of_item) for pair in pairs)
+    # Wins less losses are 2 · rate - 1, so the rate exceeds its bound where the candidate gains this much.
+    return Loss(measure, tuple(1 - share for share in new), new, 1 - 2 * least, least_wins=least)
+
+
+def _share_won(pair: AnswerPair, of_item: Measure) -> float:
+    old = [of_item((answer,), True) for answer in pair.incumbent]
+    new = [of_item((answer,), False) for answer in pair.candidate]
+    won = shares_won(old, new)
+    return math.fsum(won) / len(won)
+
+
 def compared(loss: Loss, found: Comparison, confidence: float) -> GateCheck:
     """Make the check of a comparison's outcome."""
+    if loss.least_wins is not None:
+        return _won(loss, found, confidence, loss.least_wins)
     status = GateStatus(found.status)
     needed = f"; {found.items_needed} items would decide" if found.items_needed else ""
     moved = "" if found.difference is None else f"{loss.measure} went from {found.old:.3g} to {found.new:.3g}"
@@ -148,6 +172,27 @@ def compared(loss: Loss, found: Comparison, confidence: float) -> GateCheck:
     )
 
 
+def _won(loss: Loss, found: Comparison, confidence: float, least: float) -> GateCheck:
+    interval = rate_interval(found.interval)
+    message = found.reason
+    if interval:
+        won, tied, lost = (sum(share == value for share in loss.new) for value in (1.0, 0.5, 0.0))
+        shown = f"its interval begins at {interval[0]:.3g}, and must lie above {least:.3g}"
+        message = f"{loss.measure} is {found.new:.3g} ({won} won, {tied} tied, {lost} lost): {shown}"
+    return GateCheck(
+        measure=loss.measure,
+        status=GateStatus(found.status),
+        message=message,
+        relation=loss.relation,
+        value=found.new,
+        bound=least,
+        n=found.items,
+        interval=interval,
+        confidence=confidence,
+        p_value=found.p_value,
+    )
+
+
 def _noise(loss: Loss, found: Comparison) -> str:
     """Say that a difference is within the incumbent's own noise; empty where the noise is unknown or smaller."""
     floor = loss.noise_floor
@@ -157,7 +202,7 @@ def _noise(loss: Loss, found: Comparison) -> str:
 
 
 def missing(
-    measure: str, relation: Literal["at_least", "at_most", "loss_at_most"], bound: float, reason: str
+    measure: str, relation: Literal["at_least", "at_most", "loss_at_most", "wins_above"], bound: float, reason: str
 ) -> GateCheck:
     """Make a check without evidence."""
     return GateCheck(

@@ -216,18 +216,25 @@ class ReviewRecurrence(RunGate):
 
 
 class EvalGate(RunGate):
-    """A custom gate on an eval: a least score, a largest loss against the incumbent, or both."""
+    """A custom gate on an eval: a least score, a largest loss against the incumbent, a least win rate, or several."""
 
     criterion: str | None = Field(None, description="Name of one criterion; left out: all criteria pass.")
     min_score: Share | None = None
     max_loss: Margin | None = Field(
         None, description="Non-inferiority: largest allowed loss of the mean against the incumbent."
     )
+    min_win_rate: Annotated[StrictFloat, Field(ge=0, lt=1, allow_inf_nan=False)] | None = Field(
+        None, description="Share of the items won against the incumbent, ties half, that the interval has to lie above."
+    )
+
+    @model_serializer(mode="wrap")
+    def _later_fields_only_where_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_later(dump(self), {"min_win_rate": None})
 
     @model_validator(mode="after")
     def _asks_something(self) -> EvalGate:
-        if self.min_score is None and self.max_loss is None:
-            raise PydanticCustomError("asks_nothing", "set min_score, max_loss or both: this gate requires nothing")
+        if self.min_score is None and self.max_loss is None and self.min_win_rate is None:
+            raise PydanticCustomError("asks_nothing", "set min_score, max_loss or min_win_rate: it requires nothing")
         return self
 
 

@@ -16,6 +16,7 @@ from shared.gates.measures import (
     rate_against,
     score_of,
     unusable,
+    wins_of,
     without,
 )
 from shared.gates.policy import (
@@ -34,7 +35,7 @@ from shared.gates.receipt import GateCheck
 from shared.statistics.multiple import spent_alpha
 from shared.statistics.paired import CONFIDENCE
 
-Relation = Literal["at_least", "at_most", "loss_at_most"]
+Relation = Literal["at_least", "at_most", "loss_at_most", "wins_above"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class Question:
     criterion: str | None
     best: float = 1.0
 
+    @property
+    def compares(self) -> bool:
+        """True if it is about both models' answers."""
+        return self.relation in ("loss_at_most", "wins_above")
+
 
 def run_parts(row: str, gate: RunGate, policy: GatePolicy, evidence: Evidence) -> list[GateCheck | Loss]:
     """Return the checks of a gate on a run, at least one; comparisons are judged later with those of other gates."""
@@ -63,7 +69,7 @@ def run_parts(row: str, gate: RunGate, policy: GatePolicy, evidence: Evidence) -
         why = "the policy does not name a run for this gate" if gate.run is None else evidence.missing.get(gate.run)
         return _all_missing(questions, why or f"the run {gate.run} was not executed")
     if evidence.incumbent is None and policy.without_incumbent == "not_applicable":
-        questions = [question for question in questions if question.relation != "loss_at_most"]
+        questions = [question for question in questions if not question.compares]
     if reason := _unusable(gate, run, policy, questions):
         return _all_missing(questions, reason)
     context = row.partition(".")[2] if isinstance(gate, ContextGate) else None
@@ -74,12 +80,14 @@ def run_parts(row: str, gate: RunGate, policy: GatePolicy, evidence: Evidence) -
 
 
 def _part(question: Question, pairs: Sequence[AnswerPair], gate: RunGate, alpha: float | None) -> GateCheck | Loss:
+    if question.compares and not pairs:
+        return missing(question.measure, question.relation, question.bound, "the run has no items")
+    if question.relation == "wins_above":
+        return wins_of(question.measure, pairs, question.of_item, question.bound)
     if question.relation != "loss_at_most":
         return rate_against(
             question.measure, question.relation, pairs, question.of_item, question.bound, gate.min_items, alpha
         )
-    if not pairs:
-        return missing(question.measure, "loss_at_most", question.bound, "the run has no items")
     loss = loss_of(question.measure, pairs, question.of_item, question.bound)
     if not isinstance(gate, CollateralDamage):
         return loss
@@ -93,7 +101,7 @@ def _part(question: Question, pairs: Sequence[AnswerPair], gate: RunGate, alpha:
 
 
 def _unusable(gate: RunGate, run: RunScores, policy: GatePolicy, questions: Sequence[Question]) -> str | None:
-    compares = any(question.relation == "loss_at_most" for question in questions)
+    compares = any(question.compares for question in questions)
     criteria = [question.criterion for question in questions]
     if reason := unusable(run, criteria, compares=compares):
         return reason
@@ -159,8 +167,13 @@ def questions_of(gate: RunGate, policy: GatePolicy) -> list[Question]:
             bounds: list[tuple[Relation, float | None]] = [
                 ("at_least", gate.min_score),
                 ("loss_at_most", gate.max_loss),
+                ("wins_above", gate.min_win_rate),
             ]
-            asked = [_mean("mean score", how, bound, gate.criterion) for how, bound in bounds if bound is not None]
+            asked = [
+                _mean("win rate" if how == "wins_above" else "mean score", how, bound, gate.criterion)
+                for how, bound in bounds
+                if bound is not None
+            ]
     if not asked:
         raise TypeError(f"{type(gate).__name__} does not evaluate runs")
     return asked

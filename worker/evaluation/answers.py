@@ -8,6 +8,7 @@ from typing import Any
 
 from shared.checkers.contained import ContainedCheckers
 from shared.errors import InvalidRequest, MensError, NotFound, Unavailable
+from shared.evaluation.criteria import OTHER
 from shared.evaluation.plan import EvaluationPlan, ModelTarget
 from shared.evaluation.prompts import ROUTES, messages_of, read_response, request_of, seed_of
 from shared.evaluation.types import Answer, Criterion, CriterionResult, ItemResult, SourceItem
@@ -79,10 +80,11 @@ def judge_item(
         _add_usage(judges.setdefault(question["model"], {}), completion.get("usage") or {})
         return completion
 
-    def judged(answer: Answer) -> Answer:
+    def judged(answer: Answer, other: Answer | None) -> Answer:
         if answer.sample is None:
             return answer
-        sample = answer.sample
+        # Each answer is judged once as the first of the two, so a judge that favours a position makes ties, not wins.
+        sample = answer.sample | ({OTHER: other.sample} if other and other.sample is not None else {})
         results = [
             _result(criterion, source.item, sample, ask, tools, unrepeatable if item_index < REPEATED else None)
             for criterion in plan.testing_criteria
@@ -93,7 +95,8 @@ def judge_item(
     answers = [_answer(plan, target, post, source.item, sample_index) for target in asked]
     if not answers:
         answers = [_answer_of_row(source)]
-    first, *others = map(judged, answers)
+    against = [answers[1], *[answers[0]] * (len(answers) - 1)] if len(answers) > 1 else [None]
+    first, *others = map(judged, answers, against)
     result = ItemResult(
         item_index=item_index,
         sample_index=sample_index,

@@ -101,6 +101,8 @@ def run(
 
       judge=MODEL                  a served model compares answer and `expected`
 
+      better=MODEL                 with --against: a served model says which of both answers is better
+
     Prints the number of requests and asks for confirmation first. Interrupting the command does not stop the run.
 
     The exit code is 1 if the run fails or, with --against, unless MODEL is shown to be not worse.
@@ -306,7 +308,10 @@ def _end_with(
     if as_json:
         found = pairs.comparisons(margin)
         floors = noise_floors or {}
-        comparisons = {name: comparison_as_json(one) | {"noise_floor": floors.get(name)} for name, one in found.items()}
+        wins = pairs.win_rates()
+        comparisons = {
+            name: comparison_as_json(one, wins[name]) | {"noise_floor": floors.get(name)} for name, one in found.items()
+        }
         printed = {"old": old, "new": new, "margin": margin, "unpaired": pairs.unpaired, "comparisons": comparisons}
         typer.echo(json.dumps(printed, indent=2))
         is_shown = bool(found) and all(one.status == "passed" for one in found.values())

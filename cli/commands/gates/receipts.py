@@ -197,7 +197,7 @@ def _asked(row: dict[str, Any]) -> str:
     deciding = next((check for check in row["checks"] if check["status"] == row["status"]), None)
     if deciding is None:
         return ""
-    sign = {"at_least": "≥ ", "at_most": "≤ ", "loss_at_most": "loss ≤ "}[deciding["relation"]]
+    sign = {"at_least": "≥ ", "at_most": "≤ ", "loss_at_most": "loss ≤ ", "wins_above": "wins > "}[deciding["relation"]]
     return f"{sign}{deciding['bound']:.3g}"
 
 

@@ -56,6 +56,12 @@ def test_judge_compares_with_what_is_expected() -> None:
     assert "{{ item.expected }}" in judge["input"][0]["content"]
 
 
+def test_better_shows_a_judge_both_answers() -> None:
+    judge = to_criterion("better=helper")
+    assert (judge["type"], judge["model"], judge["passing_labels"]) == ("label_model", "helper", ["first"])
+    assert "{{ sample.other.output_text }}" in judge["input"][0]["content"]
+
+
 @pytest.mark.parametrize(
     "check",
     [
@@ -69,6 +75,7 @@ def test_judge_compares_with_what_is_expected() -> None:
         "rouge_l=2",
         "bleu=x",
         "judge",
+        "better",
     ],
 )
 def test_check_that_is_none_is_refused_with_those_that_are(check: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from shared.errors import Code, InvalidRequest
-from shared.evaluation.criteria import check_eval
-from shared.evaluation.plan import PlannedItems, plan_run
+from shared.evaluation.criteria import check_eval, check_for_traffic
+from shared.evaluation.plan import ModelTarget, PlannedItems, plan_run
 from shared.evaluation.types import EvalSpec, RunSpec
 
 
@@ -46,6 +46,31 @@ def test_what_cannot_be_judged_is_refused_with_its_criterion(mens: dict[str, Any
 def run(**source: Any) -> RunSpec:
     rows = {"type": "file_id", "id": "file-1"}
     return RunSpec.model_validate({"data_source": {"source": rows, **source}, "mens": {"samples": 4}})
+
+
+def test_comparison_of_two_answers_needs_two_models() -> None:
+    judge = {
+        "type": "label_model",
+        "name": "better",
+        "model": "critic",
+        "labels": ["first", "second"],
+        "passing_labels": ["first"],
+        "input": [{"role": "user", "content": "{{ sample.output_text }} or {{ sample.other.output_text }}"}],
+    }
+    config = {"type": "custom", "item_schema": {"type": "object"}}
+    both = EvalSpec.model_validate({"data_source_config": config, "testing_criteria": [judge]})
+    check_eval(both)
+    sampled = run(type="completions", model="m", input_messages={"type": "item_reference", "item_reference": "item.m"})
+    items = PlannedItems.model_construct(file_id="file-1", count=3)
+    models = [ModelTarget(name=name, served=name) for name in ("new", "old")]
+    with pytest.raises(InvalidRequest) as refused:
+        plan_run("eval-1", both, sampled, items, models[:1], 1)
+    assert (refused.value.code, refused.value.param) == (Code.GRADER_INVALID, "testing_criteria.0")
+    assert "--against" in refused.value.remedy
+    assert plan_run("eval-1", both, sampled, items, models, 1).models == models
+    with pytest.raises(InvalidRequest, match="each answer on its own") as refused:
+        check_for_traffic(both)
+    assert (refused.value.code, refused.value.param) == (Code.EVAL_INVALID, "shadow.eval")
 
 
 def test_pass_at_k_of_answers_that_are_judged_one_by_one_is_refused() -> None:

@@ -63,7 +63,11 @@ GATES: dict[str, Any] = {
     "mcp_tool_schema": {"applies": True, "run": "bench"},
     "anti_stub": {"run": "bench"},
     "review_recurrence": {"run": "bench"},
-    "evals": {"quality": {"run": "bench", "max_loss": 0.1}, "form": {"min_score": 0.5}},
+    "evals": {
+        "quality": {"run": "bench", "max_loss": 0.1},
+        "form": {"min_score": 0.5},
+        "wins": {"run": "bench", "min_win_rate": 0.5},
+    },
     "shadow": {"eval": "eval-1"},
     "cycles": {},
 }
@@ -198,6 +202,32 @@ def test_a_worse_model_fails_and_a_better_one_passes() -> None:
     assert "from 1 to 0.5" in worse.gates[0].message
     assert (better.gates[0].status, better.overall_passed) == (GateStatus.PASSED, True)
     assert better.gates[0].interval[0] > 0 and better.gates[0].n == 200
+
+
+@pytest.mark.parametrize(
+    ("least", "won", "lost", "status"),
+    [
+        (0.5, 20, 4, GateStatus.PASSED),
+        (0.5, 13, 11, GateStatus.MISSING_EVIDENCE),
+        (0.5, 4, 20, GateStatus.FAILED),
+        (0.8, 20, 4, GateStatus.MISSING_EVIDENCE),
+    ],
+)
+def test_win_rate_has_to_be_shown_to_exceed_its_bound(least: float, won: int, lost: int, status: GateStatus) -> None:
+    run = run_scores([0.6] * won + [0.1] * lost + [0.5] * 6, [0.5] * (won + lost + 6), "exact")
+    asked = {"run": "bench", "criterion": "exact", "min_win_rate": least}
+    found = judge(policy(evals={"wins": asked}), evidence(runs={"bench": run})).gates[0]
+    assert found.status is status
+    assert (found.value, found.bound, found.n) == (pytest.approx((won + 3) / (won + lost + 6)), least, won + lost + 6)
+    assert found.interval and (found.interval[0] > least) is (status is GateStatus.PASSED)
+    assert f"({won} won, 6 tied, {lost} lost)" in found.message
+    assert found.checks[0].relation == "wins_above"
+
+
+def test_win_rate_needs_an_incumbent() -> None:
+    asked = policy(evals={"wins": {"run": "bench", "min_win_rate": 0.5}})
+    found = judge(asked, evidence(runs={"bench": run_scores([1.0] * 30)})).gates[0]
+    assert found.status is GateStatus.MISSING_EVIDENCE and "no answers of an incumbent" in found.message
 
 
 def test_a_warning_does_not_block() -> None:

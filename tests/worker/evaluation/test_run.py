@@ -383,6 +383,9 @@ def test_two_models_get_the_same_requests_and_are_compared_pair_by_pair(place: P
     comparison = done.result["comparisons"]["equals"]
     assert (comparison["old"], comparison["new"], comparison["status"]) == (0.7, 1.0, "passed")
     assert (comparison["items"], comparison["unpaired"]) == (100, 0)
+    wins = comparison["win_rate"]
+    assert (wins["wins"], wins["ties"], wins["losses"], wins["rate"]) == (30, 70, 0, 0.65)
+    assert wins["interval"][0] > 0.5
     assert done.result["totals"]["incumbent_criteria"]["equals"]["failed"] == 30
 
 
@@ -444,6 +447,53 @@ def test_a_model_that_judges_is_asked_and_its_tokens_are_counted(place: Place, d
     assert totals["passed"] == 2
     assert totals["usage"]["critic"]["invocation_count"] == 2
     assert totals["usage"]["critic"]["total_tokens"] == 8
+
+
+PREFERS = {
+    "type": "label_model", "name": "better", "model": "critic", "labels": ["first", "second"], "passing_labels": ["first"],
+    "input": [{"role": "user", "content": "{{ sample.output_text }}|{{ sample.other.output_text }}"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("is_first", "counts"),
+    [
+        (lambda first, second: len(first) < len(second), (6, 1, 1)),
+        (lambda first, second: True, (0, 8, 0)),  # favours a position, and so nobody
+        (lambda first, second: False, (0, 8, 0)),
+    ],
+)
+def test_a_judge_of_both_answers_sees_them_in_both_orders(
+    place: Place, door: FrontDoorStub, is_first: Callable[[str, str], bool], counts: tuple[int, int, int]
+) -> None:
+    answers = {"new@1": {6: "same", 7: "longer than it"}, "old@1": {6: "same"}}
+
+    def reply(body: Body) -> tuple[int, object]:
+        said = body["messages"][-1]["content"]
+        if body["model"] != "critic":
+            return 200, chat(answers[body["model"]].get(int(said), "short" if body["model"] == "new@1" else "longer"))
+        first, second = said.split("|")
+        return 200, chat(json.dumps({"result": "first" if is_first(first, second) else "second"}))
+
+    door.reply = reply
+    done = place.run(place.queue(models=("new", "old"), criteria=[PREFERS]))
+    found = done.result["comparisons"]["better"]
+    assert (found["win_rate"]["wins"], found["win_rate"]["ties"], found["win_rate"]["losses"]) == counts
+    assert found["win_rate"]["rate"] == pytest.approx((counts[0] + counts[1] / 2) / 8)
+    assert door.questions["same|same"] == 2, "each answer is judged once as the first"
+    assert all("other" not in (result.answer.sample or {}) for result in place.results(place.job(done)))
+
+
+def test_a_judge_of_both_answers_has_no_score_where_one_is_missing(place: Place, door: FrontDoorStub) -> None:
+    def reply(body: Body) -> tuple[int, object]:
+        if body["model"] == "critic":
+            return 200, chat('{"result": "first"}')
+        is_refused = (body["model"], body["messages"][0]["content"]) == ("old@1", "3")
+        return (400, refusal(Code.REQUEST_REJECTED)) if is_refused else (200, chat("an answer"))
+
+    door.reply = reply
+    found = place.run(place.queue(models=("new", "old"), criteria=[PREFERS])).result["comparisons"]["better"]
+    assert (found["items"], found["unpaired"]) == (7, 1)
 
 
 def test_models_of_other_servers_judge_and_are_counted(place: Place, door: FrontDoorStub) -> None:
