@@ -58,6 +58,7 @@ from worker.training.reporting.telemetry import Telemetry
 from worker.training.reporting.trackers import Trackers, trackers_of
 from worker.training.reproducibility import fix_order_of_sums, inexact_reasons
 from worker.training.self_evaluation.evaluate import evaluate_run
+from worker.training.self_evaluation.replay_risk import ReplayRisk
 from worker.training.step import optimizer_step, validation_in_memory
 from worker.training.trainer import TrainingContext, agree_on_memory, agree_to_start, describe, gather_facts, set_up
 
@@ -149,7 +150,7 @@ def train_loop(context: TrainingContext, progress: Progress, telemetry: Telemetr
     """Make all remaining optimizer steps, with checkpoints and validation between them."""
     exec_ = context.plan.contract.exec
     epoch, began, tokens_before = -1, time.monotonic(), progress.trained_tokens
-    for step in context.order.after(progress.step):
+    for step in context.order.after(progress.step, ReplayRisk(context, progress, telemetry).before_epoch):
         if is_exhausted(progress.metrics, exec_.early_stopping_patience):
             if step.epoch == context.order.epoch_of(progress.step):
                 end_epoch(context, progress, telemetry, step.epoch)  # cut short

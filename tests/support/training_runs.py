@@ -114,25 +114,29 @@ class TinyBase:
         rows: list[dict[str, Any]] | None = None,
         validation: list[dict[str, Any]] | None = None,
         parent: Path | None = None,
+        replay: list[dict[str, Any]] | None = None,
         **sections: dict[str, Any],
     ) -> TrainingRun:
         """A planned run on small JSONL files in a folder.
 
         Args:
             parent: folder of the adapter that it continues from.
+            replay: rows that are mixed into each epoch.
         """
         start = parent_in(parent) if parent else None
         if start:
             sections["adapter"] = {"continue_from": start.id, **sections.get("adapter", {})}
         train_file = write_rows(folder / "train.jsonl", ROWS if rows is None else rows)
         held_out = write_rows(folder / "validation.jsonl", validation) if validation else None
+        replayed = write_rows(folder / "replay.jsonl", replay) if replay else None
         contract = contract_for(self.entry.name, validation is not None, **sections)
-        plan = plan_finetune(contract, self.entry, train_file, held_out, "tiny", parent=start)
+        plan = plan_finetune(contract, self.entry, train_file, held_out, "tiny", parent=start, replay=replayed)
         inputs = TrainingInputs(
             base=str(self.base),
             train=str(folder / "train.jsonl"),
             validation=str(folder / "validation.jsonl") if validation else None,
             parent=str(parent) if parent else None,
+            replay=str(folder / "replay.jsonl") if replay else None,
         )
         return TrainingRun(plan=plan, inputs=inputs)
 

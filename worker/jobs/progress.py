@@ -115,6 +115,11 @@ def _message(kind: str, payload: dict[str, Any]) -> str | None:
             phase = f" ({payload['phase']})" if payload.get("phase") else ""
             message = f"Epoch {payload['epoch'] + 1}{phase} complete after {payload['global_step']} steps"
             message += f": {shown}." if shown else "."
+        case "replay" if payload["at_risk"]:
+            message = (
+                f"Replay: the loss of {payload['at_risk']} of {payload['watched']} watched rows has risen;"
+                f" epoch {payload['epoch'] + 1} replays them first."
+            )
         case "train_complete":
             early = ": the validation loss got no better" if payload.get("stopped_early") else ""
             message = f"Training complete after {payload['global_step']} steps{early}."

@@ -53,6 +53,9 @@ PROGRESS_FIELDS = (
     "non_finite",
     "memory_retries",
     "resumed_from",
+    "replay_epoch",
+    "replay_reference",
+    "replay_at_risk",
 )
 
 
@@ -80,6 +83,9 @@ class Progress:
         resumed_from: steps at which earlier attempts were resumed.
         inexact_reasons: reasons why this run is not bit-exact, see
             :func:`worker.training.reproducibility.inexact_reasons`.
+        replay_epoch: epoch whose rows at risk were chosen last; -1: none.
+        replay_reference: loss of each watched row of the replay file before the first step.
+        replay_at_risk: rows of that file that the epoch replays first.
         tokens_per_second: mean rate of this attempt, once it has ended; not part of a checkpoint.
         checkpointed_at: monotonic time of this attempt's last checkpoint, or of its start; not part of a checkpoint.
     """
@@ -93,6 +99,9 @@ class Progress:
     memory_retries: int = 0
     resumed_from: list[int] = field(default_factory=list)
     inexact_reasons: list[str] = field(default_factory=list)
+    replay_epoch: int = -1
+    replay_reference: list[float] = field(default_factory=list)
+    replay_at_risk: list[int] = field(default_factory=list)
     tokens_per_second: float | None = None
     checkpointed_at: float = field(default_factory=time.monotonic, compare=False)
 
@@ -222,7 +231,8 @@ def load_checkpoint(
     }
     restore_optimizer(optimizer, trainable(model), state_of_optimizer)
     _restore_generators(tensors)
-    progress = Progress(**{name: state[name] for name in PROGRESS_FIELDS})
+    # Checkpoints of earlier releases have no rows at risk.
+    progress = Progress(**{name: state[name] for name in PROGRESS_FIELDS if name in state})
     progress.resumed_from = [*progress.resumed_from, progress.step]
     progress.add_inexact_reasons(*_recorded_reasons(state), *inexact_reasons(state["environment"], here))
     return progress

@@ -100,6 +100,14 @@ def test_epoch_complete_message():
     ]
 
 
+def test_replay_message_names_what_has_risen():
+    payload = {"epoch": 2, "watched": 20, "at_risk": 3, "mean_rise": 0.05, "largest_rise": 0.25}
+    (event,) = to_events(
+        [{"event": "replay", "payload": payload}, {"event": "replay", "payload": payload | {"at_risk": 0}}]
+    )
+    assert event.message == "Replay: the loss of 3 of 20 watched rows has risen; epoch 3 replays them first."
+
+
 def test_warnings():
     causes = {"component": "trainer", "requested_device_kind": "cuda", "causes": ["no_cuda_device", "old_driver"]}
     events = to_events(

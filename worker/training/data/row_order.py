@@ -1,15 +1,17 @@
 """The rows that an epoch and a step take: order, curriculum (easy rows first) and replay (rows of a second file). Pure.
 
-The order is a pure function of difficulties, sizes, contract and epoch, so a resumed run needs no cursor. The replay
-file is shuffled once. Each epoch continues where the previous one stopped, and starts over at the end of the file. So
-no row occurs twice in an epoch, and over a run the counts of any two rows differ by at most one.
+The order is a pure function of difficulties, sizes, contract, epoch and the replay file's rows at risk, so a resumed
+run needs no cursor. The replay file is shuffled once. Its rows at risk come first in an epoch's share
+(`worker/training/self_evaluation/replay_risk.py`). The others continue where the previous epoch's share ended, and start
+over at the end of the file. So no row occurs twice in an epoch, and without rows at risk the counts of any two rows
+differ over a run by at most one.
 """
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -27,6 +29,14 @@ from shared.contract.epochs import (
     rows_per_epoch,
 )
 from shared.contract.plan import planned_steps
+
+MOST_WATCHED = 256
+"""Most rows of the replay file whose loss is measured: each costs a forward pass an epoch."""
+
+
+def nothing_at_risk(_epoch: int) -> Sequence[int]:
+    """Return no rows, for orders before any loss is known."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +115,28 @@ class RowOrder:
                 tokens += np.add.reduceat(lengths[order], np.arange(0, rows, size)).tolist()
         return tokens
 
-    def after(self, done: int) -> Iterator[Step]:
-        """Yield the steps after the first ``done``."""
+    @cached_property
+    def watched(self) -> list[int]:
+        """Rows of the replay file whose loss is measured: twice as many as an epoch replays, those whose turn is first."""
+        most = max(replays_per_epoch(self.difficulties, self.replay, self.contract), default=0)
+        walk = _replay_walk(self.replay, self.contract)
+        rows: list[int] = walk[: min(2 * most, MOST_WATCHED)].tolist()
+        return rows
+
+    def after(self, done: int, at_risk: Callable[[int], Sequence[int]] = nothing_at_risk) -> Iterator[Step]:
+        """Yield the steps after the first ``done``.
+
+        Args:
+            at_risk: returns the replay file's rows at risk, the largest risk first; called with each epoch before its
+                first step, or the first one here.
+        """
         size, number = self.contract.exec.batch_size * self.contract.exec.grad_accum, 0
         for epoch, rows in enumerate(self.epochs):
             steps = planned_steps([rows], self.contract)
             if number + steps <= done:
                 number += steps
                 continue
-            order = mixed_order(self.difficulties, self.replay, self.contract, epoch).tolist()
+            order = mixed_order(self.difficulties, self.replay, self.contract, epoch, at_risk(epoch)).tolist()
             for start in range(0, rows, size):
                 number += 1
                 if number > done:
@@ -156,7 +179,9 @@ def shuffled(indices: Indices, seed: str) -> Indices:
     return np.array(order, dtype=np.int64)
 
 
-def mixed_order(difficulties: Difficulties, replay: int, contract: FineTuneContract, epoch: int) -> Indices:
+def mixed_order(
+    difficulties: Difficulties, replay: int, contract: FineTuneContract, epoch: int, at_risk: Sequence[int] = ()
+) -> Indices:
     """Return the indices of the epoch's rows in training order.
 
     Args:
@@ -164,6 +189,7 @@ def mixed_order(difficulties: Difficulties, replay: int, contract: FineTuneContr
         replay: number of rows of the replay file; 0 without one.
         contract: curriculum, replay ratio, seed.
         epoch: from 0.
+        at_risk: rows of the replay file that are replayed first, at the epoch's beginning.
 
     Returns:
         Indices into the training rows followed by the replay rows: ``i < len(difficulties)`` is a training row, the
@@ -172,7 +198,7 @@ def mixed_order(difficulties: Difficulties, replay: int, contract: FineTuneContr
     order = epoch_order(difficulties, contract, epoch)
     if not replay:
         return order
-    drawn = replay_draw(difficulties, replay, contract, epoch)
+    drawn = replay_draw(difficulties, replay, contract, epoch, at_risk)
     places = random.Random(f"replay-places-{contract.exec.seed}-{epoch}").sample(
         range(len(order) + len(drawn)), len(drawn)
     )
@@ -191,13 +217,28 @@ def replay_contract(contract: FineTuneContract) -> FineTuneContract:
     return contract.model_copy(update={"data": contract.data.model_copy(update={"context_filter": None})})
 
 
-def replay_draw(difficulties: Difficulties, replay: int, contract: FineTuneContract, epoch: int) -> Indices:
-    """Return the rows of the replay file that this epoch mixes in: indices into that file, each once."""
-    counts = [
+def replays_per_epoch(difficulties: Difficulties, replay: int, contract: FineTuneContract) -> list[int]:
+    """Return how many rows of the replay file each epoch mixes in."""
+    return [
         replayed_rows(rows, replay, contract.data.replay_ratio)
         for rows in admitted_per_epoch(histogram(difficulties), contract)
     ]
-    walk = shuffled(np.arange(replay, dtype=np.int64), f"replay-{contract.exec.seed}")
-    start = sum(counts[:epoch])
-    drawn: Indices = walk[np.arange(start, start + counts[epoch]) % replay]
+
+
+def _replay_walk(replay: int, contract: FineTuneContract) -> Indices:
+    return shuffled(np.arange(replay, dtype=np.int64), f"replay-{contract.exec.seed}")
+
+
+def replay_draw(
+    difficulties: Difficulties, replay: int, contract: FineTuneContract, epoch: int, at_risk: Sequence[int] = ()
+) -> Indices:
+    """Return the rows of the replay file that this epoch mixes in: indices into that file, each once.
+
+    Args:
+        at_risk: come first; the others' turn follows.
+    """
+    counts, walk = replays_per_epoch(difficulties, replay, contract), _replay_walk(replay, contract)
+    turn = walk[np.arange(sum(counts[:epoch]), sum(counts[:epoch]) + replay) % replay]
+    first = np.array(at_risk, dtype=np.int64)
+    drawn: Indices = np.concatenate([first, turn[~np.isin(turn, first)]])[: counts[epoch]]
     return drawn

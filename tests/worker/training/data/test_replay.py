@@ -12,7 +12,15 @@ from shared.contract.contracts import FineTuneContract
 from shared.contract.epochs import rows_per_epoch
 from shared.datasets.filters import RowFilter
 from tests.support.builders import contract
-from worker.training.data.row_order import epoch_order, histogram, mixed_order, replay_contract, replay_draw
+from worker.training.data.row_order import (
+    MOST_WATCHED,
+    RowOrder,
+    epoch_order,
+    histogram,
+    mixed_order,
+    replay_contract,
+    replay_draw,
+)
 
 
 def asked(ratio: float, epochs: int = 6, *, easy_first: bool = False) -> FineTuneContract:
@@ -51,6 +59,34 @@ def test_replay_goes_round_so_that_all_are_seen(case: tuple[int, int, float, boo
     )
     times = [seen[index] for index in range(replay)]
     assert max(times) - min(times) <= 1
+
+
+@given(cases, st.data())
+def test_rows_at_risk_come_first_and_the_others_go_round(
+    case: tuple[int, int, float, bool], data: st.DataObject
+) -> None:
+    rows, replay, ratio, easy_first = case
+    made = asked(ratio, easy_first=easy_first)
+    difficulties = np.full(rows, 3, dtype=np.uint8)
+    at_risk = data.draw(st.lists(st.integers(0, replay - 1), unique=True) if replay else st.just([]))
+    usual = replay_draw(difficulties, replay, made, 2).tolist() if replay else []
+    drawn = replay_draw(difficulties, replay, made, 2, at_risk).tolist() if replay else []
+    assert len(drawn) == len(set(drawn)) == len(usual), "as many as planned, each once"
+    first = at_risk[: len(drawn)]
+    assert drawn[: len(first)] == first
+    others = [row for row in usual if row not in first]
+    assert drawn[len(first) :][: len(others)] == others[: len(drawn) - len(first)]
+    mixed = mixed_order(difficulties, replay, made, 2, at_risk)
+    assert (mixed[mixed >= rows] - rows).tolist() == drawn, "in this order"
+
+
+def test_watched_rows_are_those_whose_turn_is_first() -> None:
+    difficulties = np.full(40, 3, dtype=np.uint8)
+    order = RowOrder(asked(0.1), difficulties, 100)
+    turns = [row for epoch in range(2) for row in replay_draw(difficulties, 100, asked(0.1), epoch).tolist()]
+    assert order.watched == turns
+    assert len(RowOrder(asked(0.5), np.full(9000, 3, dtype=np.uint8), 9000).watched) == MOST_WATCHED
+    assert RowOrder(asked(0.1), difficulties).watched == []
 
 
 def test_the_replay_file_has_the_filter_that_the_preflight_counted_with() -> None:

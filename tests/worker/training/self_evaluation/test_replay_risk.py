@@ -1,0 +1,97 @@
+"""What a run forgets is replayed first: ranked by the rise of its loss, the same in a resumed run, and reported."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+import worker.training.checkpoint
+from shared.artifacts.manifests import WEIGHTS_NAME
+from shared.hashing import digest_file
+from tests.support.training_runs import ROWS
+from worker.run_folder import ADAPTER_FOLDER, METRICS_NAME, TELEMETRY_NAME, list_checkpoints
+from worker.training.checkpoint import STATE_NAME
+from worker.training.self_evaluation.replay_risk import AT_RISK_NATS, rank_by_risk
+
+WRONG = [{"prompt": row["prompt"], "response": "Zero, zero, zero."} for row in ROWS if "prompt" in row]
+"""Answers that replace what the base has learnt of ``ROWS``."""
+EPOCHS = 4
+EXEC = {"batch_size": 2, "grad_accum": 1, "seq_len": 64, "learning_rate": 0.02}
+
+
+def test_rows_whose_loss_has_risen_most_come_first():
+    rises = {7: 0.3, 3: 0.05, 5: 0.9, 1: -2.0, 2: 0.3}
+    reference = [1.0] * len(rises)
+    assert rank_by_risk([*rises], reference, [1.0 + rise for rise in rises.values()]) == [5, 2, 7]
+    assert rank_by_risk([], [], []) == []
+
+
+def test_row_whose_loss_is_not_finite_is_the_most_at_risk():
+    assert rank_by_risk([0, 1, 2], [1.0, 1.0, 1.0], [9.0, math.nan, math.inf]) == [1, 2, 0]
+
+
+@pytest.fixture(scope="module")
+def plan(tiny, tmp_path_factory):
+    """A run of three steps an epoch that forgets quickly; two of its six rows are replayed each time."""
+    return tiny.plan_run(
+        tmp_path_factory.mktemp("plan"),
+        rows=WRONG,
+        replay=ROWS,
+        data={"replay_file": "file-r", "replay_ratio": 0.4, "validation_split_ratio": 0.0},
+        exec=EXEC | {"epochs": EPOCHS, "checkpoint_every": 1},
+        adapter={"rank": 4, "alpha": 8},
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tiny, plan, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker.training.checkpoint, "KEEP", 99)
+        return tiny.train(plan, tmp_path_factory.mktemp("whole"))
+
+
+def reported(run_dir):
+    lines = (run_dir / TELEMETRY_NAME).read_text().splitlines()
+    return [line["payload"] for line in map(json.loads, lines) if line["event"] == "replay"]
+
+
+def state_of(checkpoint):
+    return json.loads((checkpoint / f"{STATE_NAME}.json").read_text())
+
+
+def test_each_epoch_reports_what_has_risen(whole):
+    told = reported(whole)
+    assert [each["epoch"] for each in told] == list(range(EPOCHS))
+    assert told[0] | {"watched": 0} == {"epoch": 0, "watched": 0, "at_risk": 0, "mean_rise": 0.0, "largest_rise": 0.0}
+    assert {each["watched"] for each in told} == {4}
+    assert any(each["at_risk"] for each in told[1:])
+    for each in told:
+        assert (each["largest_rise"] > AT_RISK_NATS) == bool(each["at_risk"])
+
+
+def test_rows_at_risk_change_what_is_trained_on(tiny, plan, whole, tmp_path, monkeypatch):
+    assert any(state_of(folder)["replay_at_risk"] for folder in list_checkpoints(whole))
+    monkeypatch.setattr("worker.training.self_evaluation.replay_risk.AT_RISK_NATS", math.inf)
+    by_turn = tiny.train(plan, tmp_path / "run")
+    assert digest_file(by_turn / ADAPTER_FOLDER / WEIGHTS_NAME) != digest_file(whole / ADAPTER_FOLDER / WEIGHTS_NAME)
+
+
+@pytest.mark.parametrize("place", [1, 5, -1])
+def test_resumed_run_replays_the_same_rows(tiny, plan, whole, tmp_path, place):
+    resumed = tiny.train(plan, tmp_path / "run", resume=list_checkpoints(whole)[place])
+    for name in (f"{ADAPTER_FOLDER}/{WEIGHTS_NAME}", METRICS_NAME):
+        assert digest_file(resumed / name) == digest_file(whole / name)
+    assert reported(resumed) == [each for each in reported(whole) if each in reported(resumed)]
+
+
+def test_checkpoint_of_an_earlier_release_is_resumed(tiny, plan, whole, tmp_path):
+    folder = list_checkpoints(whole)[0]
+    state = {name: value for name, value in state_of(folder).items() if not name.startswith("replay_")}
+    copy = tmp_path / folder.name
+    copy.mkdir()
+    for path in folder.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    (copy / f"{STATE_NAME}.json").write_text(json.dumps(state))
+    assert [each["epoch"] for each in reported(tiny.train(plan, tmp_path / "run", resume=copy))] == list(range(EPOCHS))

@@ -1,0 +1,78 @@
+"""Rows of the replay file whose loss has risen since the run began: what the model forgets is replayed first.
+
+Before the first step the watched rows (`worker/training/data/row_order.py:RowOrder.watched`) are scored for reference, and
+before each further epoch they are scored again. The rows of an epoch are part of its checkpoints, so a resumed run
+replays the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from worker.training.checkpoint import Progress
+from worker.training.reporting.telemetry import Telemetry
+from worker.training.self_evaluation.scores import score_rows
+from worker.training.trainer import TrainingContext
+
+AT_RISK_NATS = 0.1
+"""A row is at risk if its loss per token has risen by more; as in the original."""
+
+
+def rank_by_risk(rows: Sequence[int], reference: Sequence[float], losses: Sequence[float]) -> list[int]:
+    """Return the rows whose loss has risen by more than the threshold, the largest rise first."""
+    risen = [(after - before, row) for row, before, after in zip(rows, reference, losses, strict=True)]
+    # A row whose loss is no longer finite is the most at risk.
+    return [row for rise, row in sorted(risen, key=_largest_first) if not rise <= AT_RISK_NATS]
+
+
+def _largest_first(risen: tuple[float, int]) -> tuple[bool, float, int]:
+    rise, row = risen
+    return not math.isnan(rise), -rise, row
+
+
+@dataclass(frozen=True)
+class ReplayRisk:
+    """The rows at risk, epoch by epoch. Its state is in the run's progress."""
+
+    context: TrainingContext
+    progress: Progress
+    telemetry: Telemetry
+
+    def before_epoch(self, epoch: int) -> Sequence[int]:
+        """Return the rows that the epoch replays first, the largest risk first; none in the first epoch."""
+        order, progress = self.context.order, self.progress
+        if not order.watched or len(order.epochs) == 1:
+            return ()
+        if progress.replay_epoch != epoch:  # else a checkpoint within the epoch has them
+            losses = self._losses()
+            progress.replay_reference = progress.replay_reference or losses
+            progress.replay_at_risk = rank_by_risk(order.watched, progress.replay_reference, losses)
+            progress.replay_epoch = epoch
+            self._report(losses)
+        return progress.replay_at_risk
+
+    def _losses(self) -> list[float]:
+        """Score the watched rows: mean loss of each. All processes use the first one's, so that their orders agree."""
+        rows = [self.context.data.replay[row] for row in self.context.order.watched]
+        scores = score_rows(self.context, rows, lambda: self.telemetry.working("replay"))
+        is_main = self.context.distributed.is_main
+        return self.context.distributed.sum(
+            [score.loss / score.weight if is_main and score.weight else 0.0 for score in scores]
+        )
+
+    def _report(self, losses: Sequence[float]) -> None:
+        progress = self.progress
+        pairs = zip(progress.replay_reference, losses, strict=True)
+        rises = [after - before for before, after in pairs if math.isfinite(after - before)]
+        self.telemetry.emit(
+            "replay",
+            {
+                "epoch": progress.replay_epoch,
+                "watched": len(losses),
+                "at_risk": len(progress.replay_at_risk),
+                "mean_rise": sum(rises) / len(rises) if rises else None,
+                "largest_rise": max(rises, default=None),
+            },
+        )
