@@ -119,6 +119,25 @@ def test_http_tier_has_a_health_check_on_its_port(root: Path, tier: str, port: i
     assert stage["EXPOSE"] == str(port)
 
 
+def test_kernels_can_be_compiled_and_are_kept(root: Path) -> None:
+    """Triton compiles a launcher in C; /tmp, the home folder, is empty after each restart."""
+    for tier in ("worker", "serving"):
+        assert "TRITON_CACHE_DIR=/var/cache/mens/triton" in dict(last_stage(instructions(root, tier)))["ENV"], tier
+        assert re.search(r"install -d -m 700 -o 10001 -g 10001 .*/var/cache/mens\b", runs(root, tier)), tier
+    # vLLM's own image has one.
+    assert "gcc libc6-dev" in runs(root, "worker")
+    assert "VLLM_CACHE_ROOT=/var/cache/mens/vllm" in dict(last_stage(instructions(root, "serving")))["ENV"]
+
+
+def test_image_of_serving_is_built_only_if_a_replica_can_be_imported(root: Path) -> None:
+    assert re.search(r'python3 -c "from serving import .*\bvllm_server\b', runs(root, "serving"))
+
+
+def runs(root: Path, tier: str) -> str:
+    """The commands of the last stage."""
+    return " ".join(rest for word, rest in last_stage(instructions(root, tier)) if word == "RUN")
+
+
 def test_worker_asks_itself_through_the_broker(root: Path) -> None:
     stage = dict(last_stage(instructions(root, "worker")))
     assert "inspect ping" in stage["HEALTHCHECK"]

@@ -213,6 +213,35 @@ def test_what_the_engine_loads_is_in_a_volume_of_its_pod_alone(chart: Chart) -> 
     assert {"name": "private", "emptyDir": {}} in pod["volumes"]
 
 
+def test_compiled_kernels_outlive_the_container_and_are_its_pods_alone(chart: Chart) -> None:
+    for name, pod in pods(chart.render(MINIMAL)):
+        mounts = [mount for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == "/var/cache/mens"]
+        assert bool(mounts) == (name in ("worker", "serving")), name
+        assert not mounts or {"name": mounts[0]["name"], "emptyDir": {}} in pod["volumes"], name
+
+
+@pytest.mark.parametrize(
+    ("worker", "processes"),
+    [
+        ({}, None),
+        ({"resources": {"limits": {"nvidia.com/gpu": 8}}}, "8"),
+        ({"resources": {"limits": {"nvidia.com/gpu": None}}}, None),
+        (
+            {
+                "resources": {"limits": {"nvidia.com/gpu": 8}},
+                "extraEnv": [{"name": "MENS_TRAINER_PROCESSES", "value": "4"}],
+            },
+            "4",
+        ),
+    ],
+    ids=["one GPU", "eight GPUs", "none", "the operator's number"],
+)
+def test_a_job_uses_all_gpus_of_its_pod(chart: Chart, worker: Values, processes: str | None) -> None:
+    (pod,) = [pod for name, pod in pods(chart.render({**MINIMAL, "worker": worker})) if name == "worker"]
+    given = [one.get("value") for one in pod["containers"][0]["env"] if one["name"] == "MENS_TRAINER_PROCESSES"]
+    assert given == ([processes] if processes else [])
+
+
 @pytest.mark.parametrize(("source", "read_only"), [({"kind": "local", "path": "x"}, True), ({"kind": "hub"}, None)])
 def test_serving_writes_to_the_shared_volume_only_to_download(
     chart: Chart, source: Any, read_only: bool | None

@@ -65,7 +65,7 @@
 
 {{- /* The helpers below take a tier: dict "root" $ "component" NAME "image" REPOSITORY "values" VALUES
        "secrets" (list of keys) "env" (dict of tier settings) "gpu" BOOL "private" (a folder that is this pod's alone)
-       "readOnlyData" BOOL "model" (of a tier with a Deployment for each base model: the name of this one). */ -}}
+       "kernels" BOOL (it compiles some) "readOnlyData" BOOL "model" (of a tier with a Deployment for each base model: the name of this one). */ -}}
 
 {{- define "mens.selector" -}}
 app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
@@ -191,6 +191,10 @@ volumes:
   - name: private
     emptyDir: {}
   {{- end }}
+  {{- if .kernels }}
+  - name: kernels
+    emptyDir: {}
+  {{- end }}
   {{- if .gpu }}
   - name: shm
     emptyDir:
@@ -292,6 +296,10 @@ volumeMounts:
   {{- with .private }}
   - name: private
     mountPath: {{ . }}
+  {{- end }}
+  {{- if .kernels }}
+  - name: kernels
+    mountPath: /var/cache/mens
   {{- end }}
   {{- if .gpu }}
   - name: shm
