@@ -27,6 +27,8 @@ RUNS = {
         "G1 G1-naive G2 G3-cache G3-nf4 G4 G4-estimate G5",
         "mens|mens-nf4|mens-cache|mens-bf16|mens-quiet|hf|trl-packed|trl-packed-large|trl-padding-free",
     ),
+    "bench.roofline": ("P1", "matrix products|attention|NF4 to bf16|elementwise|now|recompute|kernels"),
+    "bench.roofline --model qwen3.5-4b": ("P2", "now|recompute|kernels|reference"),
     "bench.merge": ("C4", "mens|peft-f32|peft-bf16"),
     "bench.equal_runs": ("T1", "two-threads"),
     "bench.gateway": ("C7 C7-names", "direct|gateway|bare|names|foreign"),

@@ -185,7 +185,7 @@ class SwiGlu(torch.autograd.Function):
         """y (..., out) of x (..., in); frozen layers, scales and pairs A, B in the order gate, up, down."""
         adapters = pair_up(scales, lora)
         (gate, up), thin = project(x, frozen[:2], adapters[:2])
-        (y,), inner_thin = project(silu(gate).mul_(up), frozen[2:], adapters[2:])
+        (y,), inner_thin = project(gated(gate, up), frozen[2:], adapters[2:])
         ctx.frozen, ctx.scales = frozen, scales
         ctx.save_for_backward(x, thin, gate, up, inner_thin, *lora)
         return y
@@ -201,6 +201,11 @@ class SwiGlu(torch.autograd.Function):
         learnt = adapter_gradients(grads, x, thin, slim, outer)
         dx = input_gradient(grads, x, slim, ctx.frozen[:2], outer) if ctx.needs_input_grad[0] else None
         return dx, None, None, *learnt, *learnt_down
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """Return ``silu(gate) ⊙ up``."""
+    return silu(gate).mul_(up)
 
 
 def _through_down(

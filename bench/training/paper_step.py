@@ -1,0 +1,44 @@
+"""One micro-batch of the trainer's own code on paper: counted on tensors without memory, as it would run on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from bench.training.counted_model import META, as_on_a_gpu, counted_model, micro_batch
+from bench.training.paper_kernels import paper_kernels
+from bench.training.step_counter import Card, StepCounter
+from worker.training.supervised import SupervisedMethod
+
+CARDS = {
+    "h100": Card(bandwidth=2.6e12, products=600e12, products_fp32=50e12, attention=350e12),
+    "a100": Card(bandwidth=1.6e12, products=240e12, products_fp32=16e12, attention=160e12),
+    "rtx4090": Card(bandwidth=0.85e12, products=140e12, products_fp32=60e12, attention=110e12),
+}
+"""About four fifths of the published bandwidth and three fifths of the published rates: assumed."""
+NOW, RECOMPUTE, KERNELS, REFERENCE = "now", "recompute", "kernels", "reference"
+DIVISOR = 100.0
+"""Of the loss: any number."""
+
+
+def count_step(
+    config: Mapping[str, Any], card: Card, rows: int, tokens: int, variant: str = NOW, *, passes: int = 1
+) -> StepCounter:
+    """Return what micro-batches of a variant take.
+
+    Args:
+        config: the keys of the model's config.json.
+        tokens: of a row.
+        variant: ``now`` the trainer as it is; ``recompute`` with every block's activations recomputed; ``kernels`` with
+            fused kernels that do not exist yet; ``reference`` with transformers' linear attention.
+        passes: micro-batches; from the second on there are gradients before.
+    """
+    counter, packed = StepCounter(card), variant != REFERENCE
+    with as_on_a_gpu():
+        model = counted_model(config, recompute=variant == RECOMPUTE, own_scan=packed)
+        batch = micro_batch(rows, tokens, packed=packed)
+        with paper_kernels(model, counter) if variant == KERNELS else nullcontext(), counter:
+            for _ in range(passes):
+                SupervisedMethod().loss(model, batch, META, DIVISOR).loss.backward()
+    return counter

@@ -1,0 +1,162 @@
+"""Counts the operations of a step: how many, the bytes they move, their FLOPs, and the memory alive between them."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+PRODUCTS, ATTENTION, NF4, ELEMENTWISE = "matrix products", "attention", "NF4 to bf16", "elementwise"
+GROUPS = (PRODUCTS, ATTENTION, NF4, ELEMENTWISE)
+MULTIPLYING = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "linalg_solve_triangular"}
+LOOKUPS = {"embedding", "index_select", "gather"}
+"""Operations that read as much as they write, however large the table is."""
+BACKWARD_PRODUCTS = 2.5
+"""FLOPs of attention's backward pass, in those of its forward pass: five products for two."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a GPU is assumed to reach.
+
+    Attributes:
+        bandwidth: bytes a second.
+        products, products_fp32, attention: FLOP/s.
+        launch: seconds that a kernel takes at least.
+    """
+
+    bandwidth: float
+    products: float
+    products_fp32: float
+    attention: float
+    launch: float = 3e-6
+
+    def seconds(self, moved: float, flops: float, rate: float) -> float:
+        """Return the time of one kernel."""
+        return max(moved / self.bandwidth, flops / rate, self.launch)
+
+
+@dataclass
+class Work:
+    """Sums over the operations of a group.
+
+    Attributes:
+        operations: kernels that are launched.
+        seconds: modelled, kernel by kernel.
+    """
+
+    operations: int = 0
+    bytes: float = 0
+    flops: float = 0
+    seconds: float = 0
+
+
+class StepCounter(TorchDispatchMode):
+    """Counts what is computed while it is entered; a view is no work.
+
+    Attributes:
+        groups: the work by group.
+        live, peak: bytes of the tensors that were made meanwhile: of those alive now, and the most at a time.
+    """
+
+    def __init__(self, card: Card) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.card = card
+        self.groups: dict[str, Work] = defaultdict(Work)
+        self.live = self.peak = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = operation(*args, **(kwargs or {}))
+        inputs, outputs = tensors(args, kwargs), tensors(output)
+        known = {storage_of(one) for one in inputs}
+        made = {storage_of(one): one for one in outputs if storage_of(one) not in known}
+        for one in made.values():
+            self._watch(one)
+        name = operation.overloadpacket.__name__
+        # An operation that makes nothing and changes nothing has returned a view.
+        if (made or operation._schema.is_mutable) and not name.startswith("empty"):  # noqa: SLF001
+            self._count(operation, name, args, kwargs or {}, output)
+        return output
+
+    def kernel(self, group: str, moved: float, flops: float = 0, rate: float = math.inf) -> None:
+        """Count one kernel."""
+        work = self.groups[group]
+        work.operations += 1
+        work.bytes += moved
+        work.flops += flops
+        work.seconds += self.card.seconds(moved, flops, rate)
+
+    @property
+    def total(self) -> Work:
+        """The work of all groups."""
+        parts = list(self.groups.values())
+        return Work(
+            sum(one.operations for one in parts),
+            sum(one.bytes for one in parts),
+            sum(one.flops for one in parts),
+            sum(one.seconds for one in parts),
+        )
+
+    def _watch(self, made: Tensor) -> None:
+        storage = made.untyped_storage()
+        self.live += storage.nbytes()
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._forget, storage.nbytes()).atexit = False
+
+    def _forget(self, size: int) -> None:
+        self.live -= size
+
+    def _count(self, operation: Any, name: str, args: Any, kwargs: Any, output: Any) -> None:
+        if "varlen" in name or "dot_product" in name:
+            flops = attention_flops(operation, name, args, kwargs, output)
+            self.kernel(ATTENTION, moved(args, output), flops, self.card.attention)
+        elif name in MULTIPLYING:
+            first = tensors(args)[0]
+            rate = self.card.products if first.element_size() == 2 else self.card.products_fp32
+            self.kernel(PRODUCTS, moved(args, output), product_flops(operation, name, args, kwargs, output), rate)
+        elif operation.namespace == "bitsandbytes":
+            self.kernel(NF4, moved(args, output))
+        else:
+            self.kernel(ELEMENTWISE, 2 * moved(output) if name in LOOKUPS else moved(args, kwargs, output))
+
+
+def tensors(*trees: Any) -> list[Tensor]:
+    """Return all tensors in some arguments."""
+    return [one for one in tree_leaves(trees) if isinstance(one, Tensor)]
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Return a number of the tensor's memory."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
+
+
+def moved(*trees: Any) -> int:
+    """Return the bytes of the tensors; one that repeats its memory is read once."""
+    return sum(min(one.nbytes, one.untyped_storage().nbytes()) for one in tensors(trees))
+
+
+def product_flops(operation: Any, name: str, args: Any, kwargs: Any, output: Any) -> float:
+    """Return the FLOPs of a product, or of solving with a triangular matrix."""
+    if name == "addmm_":
+        return float(2 * args[1].numel() * args[2].shape[1])
+    if name == "linalg_solve_triangular":
+        return float(args[0].shape[-1] * output.numel())
+    return float(flop_registry[operation.overloadpacket](*args, **kwargs, out_val=output))
+
+
+def attention_flops(operation: Any, name: str, args: Sequence[Any], kwargs: Any, output: Any) -> float:
+    """Return the FLOPs of causal attention: a position sees half of the others."""
+    if formula := flop_registry.get(operation.overloadpacket):
+        return float(formula(*args, **kwargs, out_val=output)) / 2
+    queries = tensors(args)[0]
+    # The kernel for several documents is told the longest; others have (rows, heads, tokens, size).
+    longest = next((one for one in args if isinstance(one, int) and one > 1), queries.shape[-2])
+    return 2.0 * queries.numel() * longest * (BACKWARD_PRODUCTS if "backward" in name else 1)

@@ -1,0 +1,51 @@
+"""The counter of operations: what is work, what it moves, and what is alive."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench.training.step_counter import ELEMENTWISE, PRODUCTS, Card, StepCounter
+
+pytestmark = pytest.mark.torch
+CARD = Card(bandwidth=1e12, products=1e12, products_fp32=1e11, attention=1e12, launch=1e-9)
+
+
+def test_views_are_no_work_and_results_are() -> None:
+    left, right = torch.ones(64, 32), torch.ones(32, 16)
+    with StepCounter(CARD) as counter:
+        left.t().unsqueeze(0)
+        found = left @ right
+        found.add_(1)
+    product, sums = counter.groups[PRODUCTS], counter.groups[ELEMENTWISE]
+    assert (product.operations, product.flops, product.bytes) == (1, 2 * 64 * 32 * 16, 4 * (2048 + 512 + 1024))
+    assert (sums.operations, sums.bytes) == (1, 2 * found.nbytes)
+    assert product.seconds == pytest.approx(product.flops / CARD.products_fp32)
+
+
+def test_memory_is_alive_until_its_last_tensor_ends() -> None:
+    with StepCounter(CARD) as counter:
+        first = torch.zeros(256)
+        kept = first[:1]
+        second = first + 1
+        del first, second
+        assert (counter.live, counter.peak) == (1024, 2048)
+        del kept
+        assert counter.live == 0
+
+
+def test_what_autograd_saves_is_alive() -> None:
+    weight = torch.ones(8, requires_grad=True)
+    with StepCounter(CARD) as counter:
+        output = (weight.exp() * 2).sum()
+        assert counter.live == 32 + 4, "the exponentials, and the sum"
+        output.backward()
+        del output
+        assert counter.live == 32, "the gradient"
+
+
+def test_a_number_that_is_repeated_is_read_once() -> None:
+    one = torch.ones(1, 4).expand(1000, 4)
+    with StepCounter(CARD) as counter:
+        one + 1
+    assert counter.groups[ELEMENTWISE].bytes == 16 + 16_000
