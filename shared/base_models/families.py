@@ -61,8 +61,8 @@ class Mixer:
 class ActivationBytes:
     """Bytes per token that a block of full attention saves for the backward pass, for each unit of a size.
 
-    Counted from autograd for transformers 5.19 with PEFT 0.21. In fp32 the LoRA layers of a block share their inputs;
-    below fp32 each saves its own fp32 copy.
+    Counted from autograd for transformers 5.19 with PEFT 0.21. In fp32 PEFT's LoRA layers of a block share their
+    inputs; below fp32 each saves its own fp32 copy.
     """
 
     hidden: int
@@ -105,7 +105,9 @@ class FamilySpec:
         transposed: linear layers are stored (in, out), as GPT-2's Conv1D does it.
         lora: whether vLLM's class of the family supports adapters.
         lora_head: whether that class lists an untied ``lm_head`` among the modules that an adapter may change.
-        activations: by bytes of an element in compute dtype.
+        activations: as transformers and PEFT compute, by bytes of an element in compute dtype.
+        fused_activations: as the trainer computes rows that share a sequence
+            (`worker/training/model/fused_functions.py`).
         tiny_base: config keys of the tiny base that `worker/pretrain.py` makes of this family; None: it makes none.
     """
 
@@ -132,6 +134,7 @@ class FamilySpec:
     lora: bool
     lora_head: bool
     activations: Mapping[int, ActivationBytes]
+    fused_activations: Mapping[int, ActivationBytes]
     tiny_base: Mapping[str, int | bool] | None = None
 
     @property
@@ -183,13 +186,25 @@ LLAMA_ACTIVATIONS = {
     4: ActivationBytes(hidden=16, intermediate=16, query=8, kv=8, heads=4, rank=28, constant=8),
     2: ActivationBytes(hidden=28, intermediate=10, query=8, kv=4, heads=4, rank=28, constant=8),
 }
+LLAMA_FUSED = {
+    4: ActivationBytes(hidden=16, intermediate=8, query=12, kv=8, heads=4, rank=28, constant=8),
+    2: ActivationBytes(hidden=12, intermediate=4, query=4, kv=4, heads=4, rank=14, constant=8),
+}
 QWEN3_ACTIVATIONS = {
     4: ActivationBytes(hidden=16, intermediate=16, query=12, kv=12, heads=8, kv_heads=4, rank=28, constant=8),
     2: ActivationBytes(hidden=28, intermediate=10, query=12, kv=8, heads=8, kv_heads=4, rank=28, constant=8),
 }
+QWEN3_FUSED = {
+    4: ActivationBytes(hidden=16, intermediate=8, query=16, kv=12, heads=8, kv_heads=4, rank=28, constant=8),
+    2: ActivationBytes(hidden=12, intermediate=4, query=8, kv=8, heads=8, kv_heads=4, rank=14, constant=8),
+}
 QWEN3_5_ACTIVATIONS = {
     4: ActivationBytes(hidden=16, intermediate=16, query=28, kv=12, heads=8, kv_heads=4, rank=28, constant=8),
     2: ActivationBytes(hidden=28, intermediate=10, query=16, kv=8, heads=8, kv_heads=4, rank=28, constant=8),
+}
+QWEN3_5_FUSED = {
+    4: ActivationBytes(hidden=16, intermediate=8, query=32, kv=12, heads=8, kv_heads=4, rank=28, constant=8),
+    2: ActivationBytes(hidden=12, intermediate=4, query=14, kv=8, heads=8, kv_heads=4, rank=14, constant=8),
 }
 GPT2_ACTIVATIONS = {
     4: ActivationBytes(hidden=32, intermediate=20, heads=4, rank=16, constant=16),
@@ -234,6 +249,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         lora=True,
         lora_head=False,
         activations=LLAMA_ACTIVATIONS,
+        fused_activations=LLAMA_FUSED,
         tiny_base=TINY_BASE,
     ),
     Family.QWEN3: FamilySpec(
@@ -247,6 +263,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         lora=True,
         lora_head=True,
         activations=QWEN3_ACTIVATIONS,
+        fused_activations=QWEN3_FUSED,
         tiny_base=TINY_BASE,
     ),
     Family.QWEN3_5: FamilySpec(
@@ -270,6 +287,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         lora=True,
         lora_head=True,
         activations=QWEN3_5_ACTIVATIONS,
+        fused_activations=QWEN3_5_FUSED,
         tiny_base=TINY_HYBRID_BASE,
     ),
     Family.LLAMA: FamilySpec(
@@ -282,6 +300,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         lora=True,
         lora_head=True,
         activations=LLAMA_ACTIVATIONS,
+        fused_activations=LLAMA_FUSED,
         tiny_base=TINY_BASE,
     ),
     Family.MISTRAL: FamilySpec(
@@ -297,6 +316,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         lora=True,
         lora_head=False,
         activations=LLAMA_ACTIVATIONS,
+        fused_activations=LLAMA_FUSED,
         tiny_base=TINY_BASE,
     ),
     Family.GPT2: FamilySpec(
@@ -345,6 +365,8 @@ SPECS: Mapping[Family, FamilySpec] = {
         lora=False,
         lora_head=False,
         activations=GPT2_ACTIVATIONS,
+        # Its MLP is not the one that is fused.
+        fused_activations=GPT2_ACTIVATIONS,
     ),
 }
 """Every family's spec."""

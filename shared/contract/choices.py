@@ -95,7 +95,7 @@ class DeploymentTarget(StrEnum):
 
 
 class OptimizerKind(StrEnum):
-    """``paged_adamw_8bit`` keeps AdamW's moments in 8 bit, and on a GPU in memory that may be swapped to the host."""
+    """``paged_adamw_8bit`` keeps AdamW's moments in 8 bit. Despite its name it pages nothing to the host."""
 
     ADAMW = "adamw"
     PAGED_ADAMW_8BIT = "paged_adamw_8bit"

@@ -1,8 +1,7 @@
 """Estimate the needs of a job before it is queued: memory by part, disk, steps, tokens, time. Pure arithmetic.
 
 Figures that follow from shapes are exact (weights, adapter, optimizer, files: tests compare them with real bytes).
-Activations are those that transformers with PEFT saves for the backward pass, counted from autograd; the runtime
-overhead is a stated allowance. All sizes are bytes.
+Activations are counted from the trainer's own functions; the runtime overhead is a stated allowance. All sizes are bytes.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from shared.base_models.tensors import expected_tensors, linear_layers, paramete
 from shared.contract.choices import BaseQuant, OptimizerKind
 from shared.contract.contracts import FineTuneContract
 from shared.contract.plan import planned_steps, validation_split
+from shared.preflight.activations import is_fused, peak_bytes
 from shared.preflight.memory import (
-    activation_bytes,
     adapter_file_bytes,
     cache_bytes,
     checkpoint_bytes,
     chunk_rows,
     head_bytes,
-    is_fused,
     lora_tensors,
     merged_bytes,
     moment_bytes,
@@ -184,12 +182,16 @@ def vram_parts(
     )
     # If the base is held in parts, one block is whole at a time; all else is on every GPU.
     held = blocks if holders == 1 else blocks // holders + blocks // config.layers
-    fused = not on_gpu and is_fused(contract, config)
-    saved = activation_bytes(
-        config, adapter.rank, compute_bytes, checkpointing=configuration.checkpointing, fused=fused
-    )
-    activations = tokens * saved
     logits = min(math.ceil(tokens * supervised), chunk_rows(config.vocab)) * head_bytes(config, compute_bytes)
+    activations = peak_bytes(
+        config,
+        adapter.rank,
+        compute_bytes,
+        tokens=tokens,
+        logits=logits,
+        checkpointing=configuration.checkpointing,
+        fused=is_fused(contract, config),
+    )
     return Vram(
         quantised_weights=held if quantised else 0,
         other_weights=unquantised_bytes(config, compute_bytes) + (0 if quantised else held),
@@ -346,10 +348,6 @@ def _notes(config: ModelConfig, seq_len: int, *, fits: bool | None, nearest: Nea
     notes = []
     if config.max_positions and seq_len > config.max_positions:
         notes.append(f"exec.seq_len {seq_len} is longer than the {config.max_positions} positions of the base.")
-    if config.linear:
-        notes.append(
-            "Activations of linear-attention layers are a guess, fitted to the library's PyTorch path, not to ours."
-        )
     if fits is False and nearest is None:
         notes.append("No batch size or length fits: weights, adapter and the runtime's own share are too large alone.")
     return notes

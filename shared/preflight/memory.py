@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 from shared.artifacts.manifests import peft_keys
 from shared.base_models.config import ModelConfig
-from shared.base_models.families import GATED_MLP, LINEAR
 from shared.base_models.tensors import Shape, expected_tensors, linear_layers, lora_modules, parameter_count
 from shared.contract.choices import BaseQuant
 from shared.contract.contracts import FineTuneContract
@@ -118,63 +117,8 @@ def head_bytes(config: ModelConfig, compute_bytes: int) -> int:
     return config.vocab * (8 if compute_bytes == 4 else compute_bytes + 8)
 
 
-def activation_bytes(
-    config: ModelConfig, rank: int, compute_bytes: int, *, checkpointing: bool, fused: bool = False
-) -> int:
-    """Return the bytes per token that the forward pass saves for the backward pass.
-
-    With checkpointing: one block's input a layer, and while a block is recomputed, all that this block saves.
-
-    Args:
-        fused: as the trainer computes on packed rows. Two of the MLP's four wide intermediates are kept
-            (`worker/training/model/fused_functions.py`); each document's attention output is kept, and all of them end
-            to end.
-    """
-    unit = config.spec.activations[compute_bytes]
-    full = (
-        unit.hidden * config.hidden
-        + (unit.intermediate - 2 * compute_bytes * fused) * config.intermediate
-        + (unit.query + compute_bytes * fused) * config.query_dim
-        + unit.kv * config.kv_dim
-        + unit.heads * config.heads
-        + unit.kv_heads * config.kv_heads
-        + unit.rank * rank
-        + unit.constant
-    )
-    linear = _linear_attention_bytes(config, rank, compute_bytes) if config.linear else 0
-    layers = [linear if kind == LINEAR else full for kind in config.layer_types]
-    if checkpointing:
-        # One block at a time is recomputed, so memory holds the blocks' inputs and the largest block.
-        return config.layers * config.hidden * compute_bytes + max(layers)
-    return sum(layers)
-
-
 def cache_bytes(contract: FineTuneContract, config: ModelConfig, element_bytes: int) -> int:
     """Return the size of all quantised weights when kept dequantised; 0 without any."""
     if contract.quant.base is BaseQuant.NONE:
         return 0
     return element_bytes * sum(inputs * outputs for inputs, outputs in linear_layers(config).values())
-
-
-def is_fused(contract: FineTuneContract, config: ModelConfig) -> bool:
-    """Return whether the trainer packs rows and fuses whole MLPs: no dropout, a gated MLP with LoRA."""
-    if config.linear or contract.adapter.dropout or config.spec.mlp is not GATED_MLP:
-        return False
-    modules = lora_modules(config, contract.adapter.target_modules)
-    return any(name.endswith(tuple(GATED_MLP)) for name in modules)
-
-
-def _linear_attention_bytes(config: ModelConfig, rank: int, compute_bytes: int) -> int:
-    """Estimate linear attention's bytes, fitted to counts for rows of 64 tokens and more on the library's plain PyTorch
-    path; accurate within a few per cent.
-    """
-    linear = config.linear
-    assert linear is not None
-    # In fp32 the LoRA layers of a block share their inputs; below it each saves its own fp32 copy.
-    residual, mlp, keys, values, heads, lora = (
-        (20, 20, 57, 45, 900, 128) if compute_bytes == 4 else (32, 12, 27, 35, 1300, 64)
-    )
-    # Keys are repeated for every value head.
-    key_width = linear.key_head_dim * linear.value_heads
-    mixer = keys * key_width + values * linear.value_dim + heads * linear.value_heads
-    return residual * config.hidden + mlp * config.intermediate + mixer + lora * rank

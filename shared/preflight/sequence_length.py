@@ -7,6 +7,7 @@ rows are cut all the same is in the supervision report.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from shared.base_models.config import ModelConfig
@@ -16,13 +17,14 @@ from shared.contract.preset_files import Values
 from shared.contract.presets import Resolution
 from shared.contract.refusals import MOBILE_LIMITS
 from shared.preflight.estimate import memory_limit, same_effective_batch, vram_parts
-from shared.preflight.memory import chunk_rows
 from shared.preflight.types import Configuration, JobRequest, Machine
 
 STEP = 256
 """Granularity of a length in tokens, so that slightly different data gets the same plan."""
 UNKNOWN_MEMORY_TOKENS = 4_096
 """Longest row on a device with unknown memory."""
+MOST_TOKENS = 1 << 26
+"""More than any device has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,12 @@ def _tokens_that_fit(contract: FineTuneContract, config: ModelConfig, machine: M
     """Return the tokens of the largest micro-batch, with recomputed activations and the base in parts if GPUs share the
     job.
     """
-    budget, chunk = memory_limit(contract, machine.memory(on_gpu=on_gpu) or 0), chunk_rows(config.vocab)
+    budget = memory_limit(contract, machine.memory(on_gpu=on_gpu) or 0)
     holders = machine.sharers(contract, on_gpu=on_gpu)
 
     def needed(tokens: int) -> int:
         one_row = Configuration(batch_size=1, grad_accum=1, seq_len=tokens, checkpointing=True, holders=holders)
         return vram_parts(contract, config, one_row, on_gpu=on_gpu).total
 
-    # Memory grows linearly with tokens, with those beyond the head's first chunk less steeply.
-    start = chunk if needed(chunk) <= budget else 0
-    return max(0, start + (budget - needed(start)) // (needed(start + 1) - needed(start)))
+    # Memory grows with tokens, at a rate that changes where the logits are no longer the largest part of its peak.
+    return max(0, bisect_right(range(MOST_TOKENS), budget, key=needed) - 1)

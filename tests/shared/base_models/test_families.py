@@ -54,7 +54,7 @@ def test_spec_is_complete(family: Family) -> None:
     assert spec.model_types[0] == family
     assert FULL in spec.mixers
     assert set(spec.mixers) <= {FULL, LINEAR}
-    assert set(spec.activations) == {2, 4}
+    assert set(spec.activations) == set(spec.fused_activations) == {2, 4}
     assert spec.embedding in spec.outer
     assert set(sizes_of(spec)) <= SIZES | {1}
     assert spec.lora or not spec.lora_head

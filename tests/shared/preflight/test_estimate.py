@@ -14,14 +14,13 @@ from shared.base_models.config import ModelConfig, parse_model_config
 from shared.base_models.families import SPECS
 from shared.base_models.tensors import linear_layers
 from shared.contract.plan import optimizer_steps
+from shared.preflight.activations import activation_bytes
 from shared.preflight.estimate import RUNTIME_BYTES, VRAM_FRACTION, estimate, nearest_fit, vram_parts
 from shared.preflight.memory import (
     CHUNK_ELEMENTS,
-    activation_bytes,
     adapter_file_bytes,
     checkpoint_bytes,
     chunk_rows,
-    is_fused,
     lora_tensors,
     merged_bytes,
     nf4_bytes,
@@ -30,7 +29,7 @@ from shared.preflight.memory import (
 )
 from shared.preflight.types import Configuration, Machine
 from tests.support.builders import contract
-from tests.support.tiny_models import HYBRID, RAW, quantised, save, with_lora
+from tests.support.tiny_models import RAW, quantised, save, with_lora
 
 RANK = 4
 QWEN3_8B = parse_model_config(
@@ -156,11 +155,16 @@ def saved_bytes(tuned: Any, rows: int, length: int, **packed: Any) -> int:
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 @pytest.mark.parametrize("name", [spec.model_types[-1] for spec in SPECS.values()])
 def test_activations_are_what_autograd_saves(name: str, checkpointing: bool, dtype: str, tmp_path: Path) -> None:
+    """As transformers and PEFT compute; `test_activations.py` has the trainer's fused layers."""
     import torch
+
+    from worker.training.model.linear_attention import use_own_scan
 
     drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "n_positions": 128} if name == "gpt2" else {}
     compute = getattr(torch, dtype)
-    tuned = with_lora(quantised(RAW[name], tmp_path, compute, **drops), RANK).train()
+    base = quantised(RAW[name], tmp_path, compute, **drops)
+    use_own_scan(base)
+    tuned = with_lora(base, RANK).train()
     config = config_of(name)
     real = saved_bytes(tuned, 4, 64) / (4 * 64)
     planned = activation_bytes(config, RANK, compute.itemsize, checkpointing=False)
@@ -171,34 +175,6 @@ def test_activations_are_what_autograd_saves(name: str, checkpointing: bool, dty
     kept = saved_bytes(tuned, 4, 64) / (4 * 64)
     floor = config.layers * config.hidden * compute.itemsize
     assert floor <= kept <= activation_bytes(config, RANK, compute.itemsize, checkpointing=True)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama", "mistral"])
-def test_activations_of_packed_rows_are_what_the_trainer_saves(name: str, tmp_path: Path) -> None:
-    """In fp32, two documents in one sequence, through the trainer's own functions and attention."""
-    import torch
-
-    from worker.training.model.attention import DOCUMENTS
-    from worker.training.model.lora_fusion import fuse_lora
-
-    tuned = with_lora(quantised(RAW[name], tmp_path, torch.float32), RANK).train()
-    tuned.set_attn_implementation(DOCUMENTS)
-    fuse_lora(tuned, cache_dequantised=False)
-    positions = torch.cat([torch.arange(100), torch.arange(156)])[None]
-    boundaries = torch.tensor([0, 100, 256], dtype=torch.int32)
-    inputs = {"position_ids": positions, "cu_seq_lens_q": boundaries, "max_length_q": 156}
-    config = config_of(name)
-    assert is_fused(contract(adapter={"rank": RANK}), config)
-    planned = activation_bytes(config, RANK, 4, checkpointing=False, fused=True)
-    assert planned == pytest.approx(saved_bytes(tuned, 1, 256, **inputs) / 256, rel=0.03)
-
-
-def test_what_is_not_fused_keeps_more() -> None:
-    assert is_fused(contract(), QWEN3_8B)
-    assert not is_fused(contract(adapter={"dropout": 0.1}), QWEN3_8B)
-    assert not is_fused(contract(adapter={"target_modules": ["q_proj"]}), QWEN3_8B)
-    assert not is_fused(contract(), config_of("gpt2"))
 
 
 def test_memory_of_an_8b_model_is_the_published_floor() -> None:
@@ -332,8 +308,3 @@ def test_nearest_fit_fits_and_keeps_the_effective_batch(
     assert found.changes_result == (found.configuration.seq_len < seq_len)
     if vram_parts(contract(), QWEN3_8B, requested).total <= gib * GIB:
         assert found.configuration == requested
-
-
-def test_hybrid_estimate_notes_what_is_fitted() -> None:
-    hybrid = parse_model_config({"model_type": "qwen3_5_text", **HYBRID})
-    assert any("linear-attention" in note for note in estimate(contract(), hybrid, rows=10).notes)

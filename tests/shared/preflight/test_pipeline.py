@@ -272,7 +272,7 @@ LONG = {"exec": {"batch_size": 256, "seq_len": 512}}
 
 def test_job_that_fits_in_smaller_pieces_is_planned_and_told(base: Path, tmp_path: Path) -> None:
     """The trainer cuts a step into micro-batches by itself, so the result is the same."""
-    found = check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=(1 << 30) + 600 * MIB), sections=LONG)
+    found = check(base, tmp_path, ROWS, Machine(device="cuda", vram_bytes=(1 << 30) + 400 * MIB), sections=LONG)
     assert found.estimate.fits is False
     nearest = found.estimate.nearest_fit
     assert nearest is not None

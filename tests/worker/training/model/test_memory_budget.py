@@ -45,6 +45,13 @@ def test_an_h200_recomputes_nothing_and_keeps_the_cache():
     assert budget.tokens >= 8192
 
 
+@pytest.mark.parametrize(("gib", "tokens"), [(66, 8192), (40, 4096)], ids=["80 GB", "48 GB"])
+def test_a_large_gpu_recomputes_nothing(gib, tokens):
+    """Fails while activations are those of PEFT's layers, or 4,096 tokens are not tried without recomputing."""
+    budget = device_budget(contract(), CONFIG, gib * GIB)
+    assert (budget.checkpointing, budget.tokens) == (False, tokens)
+
+
 def test_a_small_gpu_recomputes_before_its_micro_batches_get_tiny():
     budget = device_budget(contract(), CONFIG, 20 * GIB)
     assert budget.checkpointing
@@ -76,7 +83,7 @@ def test_the_preflight_takes_what_the_trainer_can_place_and_nothing_else(raw, ex
 
 
 def test_a_base_is_held_in_parts_only_where_it_fits_no_other_way():
-    scarce = 8 * GIB
+    scarce = 7 * GIB
     alone, together = (device_budget(contract(), CONFIG, scarce, processes) for processes in (1, 8))
     assert not alone.shard_base
     assert together.shard_base

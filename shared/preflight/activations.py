@@ -1,0 +1,111 @@
+"""Bytes of a micro-batch's activations: those saved for the backward pass, and the most that is alive. Pure arithmetic.
+
+Counted from the trainer's own functions; `tests/shared/preflight/test_activations.py` counts every family again.
+"""
+
+from __future__ import annotations
+
+from shared.base_models.config import LinearAttention, ModelConfig
+from shared.base_models.families import GATED_MLP, LINEAR
+from shared.base_models.tensors import lora_modules
+from shared.contract.contracts import FineTuneContract
+
+DELTA_CHUNK = 64
+"""Positions of linear attention whose updates are solved together (`worker/training/model/delta_rule.py`)."""
+
+
+def is_fused(contract: FineTuneContract, config: ModelConfig) -> bool:
+    """Return whether the trainer packs rows and fuses whole MLPs: no dropout, a gated MLP with LoRA."""
+    if contract.adapter.dropout or config.spec.mlp is not GATED_MLP:
+        return False
+    modules = lora_modules(config, contract.adapter.target_modules)
+    return any(name.endswith(tuple(GATED_MLP)) for name in modules)
+
+
+def activation_bytes(
+    config: ModelConfig, rank: int, compute_bytes: int, *, checkpointing: bool, fused: bool = False
+) -> int:
+    """Return the bytes per token that the forward pass saves for the backward pass.
+
+    With checkpointing: one block's input a layer, and while a block is recomputed, all that this block saves.
+
+    Args:
+        fused: as the trainer computes on packed rows (`worker/training/model/fused_functions.py`).
+    """
+    blocks = _block_bytes(config, rank, compute_bytes, fused=fused)
+    if checkpointing:
+        # One block at a time is recomputed, so memory holds the blocks' inputs and the largest block.
+        return config.layers * config.hidden * compute_bytes + max(blocks)
+    return sum(blocks)
+
+
+def peak_bytes(
+    config: ModelConfig, rank: int, compute_bytes: int, *, tokens: int, logits: int, checkpointing: bool, fused: bool
+) -> int:
+    """Return the most bytes of activations that are alive beside the logits' bytes.
+
+    The logits are alive at the end of the forward pass only. Afterwards there is, in their place, what a block's
+    gradients need; and, with checkpointing, the block.
+    """
+    if not fused:
+        return tokens * activation_bytes(config, rank, compute_bytes, checkpointing=checkpointing)
+    blocks = _block_bytes(config, rank, compute_bytes, fused=True)
+    kept = config.layers * config.hidden * compute_bytes if checkpointing else sum(blocks)
+    block = max(blocks) if checkpointing else 0
+    weight = compute_bytes * config.hidden * config.intermediate
+    backward = tokens * (block + _gradient_bytes(config, compute_bytes)) + weight
+    return tokens * kept + max(0, backward - logits)
+
+
+def _block_bytes(config: ModelConfig, rank: int, compute_bytes: int, *, fused: bool) -> list[int]:
+    """Return what each block saves, per token."""
+    unit = (config.spec.fused_activations if fused else config.spec.activations)[compute_bytes]
+    full = (
+        unit.hidden * config.hidden
+        + unit.intermediate * config.intermediate
+        + unit.query * config.query_dim
+        + unit.kv * config.kv_dim
+        + unit.heads * config.heads
+        + unit.kv_heads * config.kv_heads
+        + unit.rank * rank
+        + unit.constant
+    )
+    linear = _linear_block_bytes(config, rank, compute_bytes, fused=fused) if config.linear else 0
+    return [linear if kind == LINEAR else full for kind in config.layer_types]
+
+
+def _linear_block_bytes(config: ModelConfig, rank: int, compute_bytes: int, *, fused: bool) -> int:
+    """Return what a block of linear attention saves, per token."""
+    linear = config.linear
+    assert linear is not None
+    unit = (config.spec.fused_activations if fused else config.spec.activations)[compute_bytes]
+    # Five projections where full attention has four. Below fp32 peft gives each a copy of its input in fp32.
+    copies = 4 if not fused and compute_bytes == 2 else 0
+    residual = (unit.hidden + copies) * config.hidden + unit.intermediate * config.intermediate
+    adapter = unit.rank // 7 * 8 * rank
+    # Queries and keys, repeated for every value head: in fp32, by chunks, and once more the keys that read the state.
+    keys = 20 * linear.key_head_dim * linear.value_heads
+    values = (24 + 2 * compute_bytes + copies // 2) * linear.value_dim
+    pairs = (3 * 4 * DELTA_CHUNK + 30) * linear.value_heads
+    mixer = keys + values + pairs + compute_bytes * linear.conv_dim + _state_bytes(linear)
+    return residual + adapter + mixer + unit.constant
+
+
+def _state_bytes(linear: LinearAttention) -> int:
+    """Return the bytes of the state before each chunk, per token."""
+    return 4 * linear.key_head_dim * linear.value_dim // DELTA_CHUNK
+
+
+def _gradient_bytes(config: ModelConfig, compute_bytes: int) -> int:
+    """Return what the backward pass of a block needs beyond what it has saved, per token; a weight comes to it, which
+    is dequantised where it is used.
+    """
+    mlp = max(3 * compute_bytes * config.intermediate, 20 * config.hidden)
+    if config.linear is None:
+        return mlp
+    linear = config.linear
+    # The MLP's backward pass is over by then, and what it saved is free.
+    freed = 4 * config.hidden + 2 * compute_bytes * config.intermediate
+    keys, pairs = linear.key_head_dim * linear.value_heads, DELTA_CHUNK * linear.value_heads
+    rule = 24 * keys + (2 if compute_bytes == 2 else 0) * linear.value_dim + 24 * pairs + _state_bytes(linear)
+    return max(mlp, rule - freed)
