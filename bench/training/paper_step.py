@@ -19,7 +19,7 @@ CARDS = {
 """About four fifths of the published bandwidth and three fifths of the published rates: assumed."""
 NOW, RECOMPUTE, KERNELS, REFERENCE = "now", "recompute", "kernels", "reference"
 DIVISOR = 100.0
-"""Of the loss: any number."""
+"""Divisor of the loss: any number."""
 
 
 def count_step(

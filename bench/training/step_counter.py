@@ -25,10 +25,10 @@ BACKWARD_PRODUCTS = 2.5
 
 @dataclass(frozen=True)
 class Card:
-    """What a GPU is assumed to reach.
+    """Assumed rates of a GPU.
 
     Attributes:
-        bandwidth: bytes a second.
+        bandwidth: bytes per second.
         products, products_fp32, attention: FLOP/s.
         launch: seconds that a kernel takes at least.
     """
@@ -60,7 +60,7 @@ class Work:
 
 
 class StepCounter(TorchDispatchMode):
-    """Counts what is computed while it is entered; a view is no work.
+    """Counts what is computed while it is entered; views are left out.
 
     Attributes:
         groups: the work by group.
@@ -157,6 +157,6 @@ def attention_flops(operation: Any, name: str, args: Sequence[Any], kwargs: Any,
     if formula := flop_registry.get(operation.overloadpacket):
         return float(formula(*args, **kwargs, out_val=output)) / 2
     queries = tensors(args)[0]
-    # The kernel for several documents is told the longest; others have (rows, heads, tokens, size).
+    # The kernel for several documents has the longest one as an argument; others take (rows, heads, tokens, size).
     longest = next((one for one in args if isinstance(one, int) and one > 1), queries.shape[-2])
     return 2.0 * queries.numel() * longest * (BACKWARD_PRODUCTS if "backward" in name else 1)

@@ -42,7 +42,7 @@ def activation_bytes(
 def peak_bytes(
     config: ModelConfig, rank: int, compute_bytes: int, *, tokens: int, logits: int, checkpointing: bool, fused: bool
 ) -> int:
-    """Return the most bytes of activations that are alive beside the logits' bytes.
+    """Return the most bytes of activations that are alive in addition to the logits' bytes.
 
     The logits are alive at the end of the forward pass only. Afterwards there is, in their place, what a block's
     gradients need; and, with checkpointing, the block.
