@@ -19,6 +19,7 @@ from typing import Any
 
 from bench.small_sets import GENERAL, SETS, write_rows, write_set
 from shared.base_models.catalog import BaseModelEntry, LocalSource, digest_model_folder
+from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.contracts import FineTuneContract
 from shared.contract.plan import DataFile, TrainingInputs, TrainingRun, plan_finetune
 
@@ -28,6 +29,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     # SFTConfig of TRL 1.16, on the product's schedule.
     "trl": {"epochs": 3, "learning_rate": 2e-5, "batch_size": 8, "warmup_steps": 0, "weight_decay": 0.0},
     "unsloth-1": {"epochs": 1, "learning_rate": 2e-4, "batch_size": 8},
+    # The values that the auto rules give for the file.
+    "rule": {},
     "3-epochs": {"epochs": 3, "learning_rate": 2e-4, "batch_size": 4},
     "200-steps": {"epochs": 10, "learning_rate": 2e-4, "batch_size": 4},
     "3-epochs-replay": {"epochs": 3, "learning_rate": 2e-4, "batch_size": 4},
@@ -60,7 +63,7 @@ def plan_run(base: Path, folder: Path, name: str, recipe: str) -> TrainingRun:
         "quant": {"base": "none"},
         "artifact": {"publish": False},
         "exec": {"grad_accum": 1, "seq_len": 256, "checkpoint_every": 10_000, "checkpoint_minutes": 1000.0, "seed": 7}
-        | RECIPES[recipe],
+        | (RECIPES[recipe] or auto_exec(described["train"].rows, None)),
     }
     entry = BaseModelEntry(name=base.name, source=LocalSource(path=str(base)), digests=digest_model_folder(base))
     plan = plan_finetune(
