@@ -56,7 +56,7 @@ Mens tunes a base model on a JSONL file and serves the result behind OpenAI's AP
 ## If a job failed
 
 1. `mens jobs show ID --json`: `error.code`, `error.message`, `error.remedy`.
-2. The worker has repeated what is worth it. A `failed` job is final: correct the cause, then create a new one.
+2. Mens has already retried failures that a retry can fix. A `failed` job is final: correct the cause, then create a new one.
 3. If the code says that the operator acts, report code and message to the user, with the job's id.
 
 ## Commands

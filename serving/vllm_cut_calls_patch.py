@@ -1,4 +1,4 @@
-"""A patch of vLLM's whole answers: a forced call that `max_tokens` or the context's end cuts is a call in them, as in a stream.
+"""Patch vLLM so that a complete response returns a truncated forced tool call as a call, as a stream does.
 
 vLLM (0.32) gives the markup of such a call as the content, with an empty list of calls; a stream of the same request
 gives the function's name and the arguments so far, as OpenAI does. Or it gives a call without the argument that is cut.
@@ -64,8 +64,8 @@ def apply_patch() -> None:
 def read_as_stream(
     parser: Any, output: str, request: Any, tokens: Sequence[int]
 ) -> tuple[str | None, list[FunctionCall] | None]:
-    """Return the content and the calls of an answer as its stream gives them; no calls if it cannot be cut into tokens, by
-    which the parser goes.
+    """Return the content and the calls of an answer as its stream would return them. The calls are None if the parser
+    needs tokens and the text cannot be split into them.
     """
     _, written = type(parser)(parser.model_tokenizer, request.tools).extract_reasoning(output, request)
     pieces = pieces_of(parser.model_tokenizer, tokens, output, written or "")

@@ -166,7 +166,7 @@ class AdapterRetentionSettings(Settings):
 
 
 class RetentionSettings(AdapterRetentionSettings):
-    """Periods and amounts to keep; nothing is deleted unless one of these is set."""
+    """Limits of what is kept. Without any limit, only stored checkpoints that no unfinished job needs are deleted."""
 
     retain_run_days: float | None = Field(
         None, ge=0, le=36500, description="Time after which the run folder of a finished job is removed; null: never."

@@ -129,7 +129,7 @@ def run_job(job_id: str) -> None:
 @app.task(name=SWEEP, shared=False)
 @one_at_a_time
 def sweep() -> None:
-    """Take expired jobs back, and enqueue jobs that have no message in the queue."""
+    """Delete expired files and uploads, take back jobs with an expired lease, and enqueue jobs without a message."""
     # While messages wait for a worker, more of them would only pile up.
     worker().sweep(enqueue=queued_messages() == 0)
 

@@ -85,8 +85,9 @@ def list_jobs(
         if key.startswith("metadata[") and key.endswith("]")
     }
     if len(labels) > MAX_FILTERS:
-        message = f"{len(labels)} filters by metadata are more than {MAX_FILTERS}, which a job has at most."
-        raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Filter by fewer.", param="metadata")
+        message = f"The request has {len(labels)} metadata filters; the maximum is {MAX_FILTERS}."
+        remedy = f"Send at most {MAX_FILTERS} metadata filters."
+        raise InvalidRequest(Code.REQUEST_INVALID, message, remedy=remedy, param="metadata")
     if given.get("metadata") not in (None, "null"):
         message = "metadata is a filter as `metadata[key]=value`, or `null` for jobs without any."
         raise InvalidRequest(Code.REQUEST_INVALID, message, param="metadata")

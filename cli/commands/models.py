@@ -124,7 +124,8 @@ def chat(
         ),
     ],
     message: Annotated[
-        str | None, typer.Argument(help="Message to send. Without one, a conversation; in a pipe, what is on stdin.")
+        str | None,
+        typer.Argument(help="Message to send. Default: standard input if it is a pipe, otherwise a conversation."),
     ] = None,
     other: Annotated[
         str | None,

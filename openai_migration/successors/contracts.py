@@ -198,9 +198,9 @@ def _batch_size(given: Any, rules: Mapping[str, float]) -> Source:
 
 def _preference(beta: Any) -> Iterator[Source]:
     """Yield the values of a job on preferences."""
-    yield Source("method.type", "dpo", "dpo", "taken: its rows are pairs of answers")
+    yield Source("method.type", "dpo", "dpo", "used: the rows are pairs of answers")
     if isinstance(beta, int | float) and 0 < beta <= MAX_BETA:
-        yield Source("preference.beta", beta, beta, "taken: it has the same meaning")
+        yield Source("preference.beta", beta, beta, "used: it means the same in both systems")
 
 
 def _dropped(job: Item, given: Mapping[str, Any], *, pairs: bool = False) -> Iterator[Source]:
@@ -210,7 +210,7 @@ def _dropped(job: Item, given: Mapping[str, Any], *, pairs: bool = False) -> Ite
         yield Source("model", parent, None, chain)
     known = {"n_epochs", "batch_size", "learning_rate_multiplier"} | ({"beta"} if pairs else set())
     for name in sorted(given.keys() - known):
-        yield Source(name, given[name], None, "dropped: it does not apply to supervised tuning")
+        yield Source(name, given[name], None, "dropped: Mens has no field for it")
     if job.get("integrations"):
         names = [integration.get("type") for integration in job["integrations"]]
         yield Source("integrations", names, None, "dropped: set MENS_TRACKERS of the worker to send metrics")

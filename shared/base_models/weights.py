@@ -142,12 +142,12 @@ def _parse_header(path: Path, raw: bytes) -> Header:
     if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
         raise _invalid(path, "the header is not an object of tensors")
     if has_lone_surrogate(raw):
-        raise _invalid(path, "a text of the header has half of a surrogate pair")
+        raise _invalid(path, "a string in the header has an unpaired surrogate")
     return header
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    # Of two entries of one name each reader takes another one.
+    # Readers disagree on which of two entries with the same name is valid.
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name occurs twice in an object")
@@ -160,7 +160,7 @@ def _refuse_constant(name: str) -> object:
 
 def _check_metadata(path: Path, metadata: dict[str, object]) -> None:
     if not all(isinstance(value, str) for value in metadata.values()):
-        raise _invalid(path, "a value of its metadata is not a text")
+        raise _invalid(path, "a metadata value is not a string")
 
 
 def _check_offsets(path: Path, header: Header, data_bytes: int) -> None:

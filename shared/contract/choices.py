@@ -33,7 +33,7 @@ class BaseQuant(StrEnum):
 
 
 class Kernel(StrEnum):
-    """A training kernel: the original's two, of which the first may be planned and is never run, and plain LoRA."""
+    """A training kernel. The first two are the original system's; ``burn_lora`` can be planned but not run."""
 
     BURN_LORA = "burn_lora"
     CANDLE_QLORA = "candle_qlora"

@@ -29,7 +29,7 @@ from shared.hashing import digest_json
 
 
 class FineTuneContract(ContractValue):
-    """One training job, complete. Two equal contracts have the same digest on every machine."""
+    """The options of a training job; the plan decides open ones. Equal contracts have equal digests everywhere."""
 
     model: ModelSection = ModelSection()
     provenance: ProvenanceSection = ProvenanceSection()

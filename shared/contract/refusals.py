@@ -300,7 +300,7 @@ REFUSALS: tuple[Refusal, ...] = (
         Code.CE_LAST_K_TOO_LARGE,
         "exec.qlora_ce_last_k",
         lambda c, _: c.exec.qlora_ce_last_k > min(MAX_CE_LAST_K, c.exec.seq_len),
-        "exec.qlora_ce_last_k is {c.exec.qlora_ce_last_k}; at most 64 and at most exec.seq_len ({c.exec.seq_len}) is allowed.",
+        "exec.qlora_ce_last_k is {c.exec.qlora_ce_last_k}; the maximum is 64, or exec.seq_len ({c.exec.seq_len}) if that is smaller.",
         "Lower it, or set it to 0 for the loss on every assistant token.",
     ),
     Refusal(

@@ -137,7 +137,7 @@ class Adapters:
         """Return the adapters that a job has registered, newest first, and others with the given ids.
 
         Args:
-            ids: those that its result names: an equal adapter may be in an earlier job's name.
+            ids: of the adapters in the job's result. An adapter with equal content may belong to an earlier job.
             deleted: include those that are being or have been deleted.
         """
         query = select(AdapterRow).where(AdapterRow.tenant.in_(self._tenants))
@@ -210,8 +210,9 @@ def register_adapters(
 ) -> None:
     """Add a job's adapters to its tenant's, inside the caller's transaction.
 
-    An existing one is not changed, unless it is published or quarantined now and was not published before; without a
-    certificate, a quarantined one stays so. A deleted one is registered again. So is one that another tenant lent: from now on it is the tenant's own.
+    A published adapter is not changed. An unpublished one takes the state and certificates of a new record that is
+    published or certified; a quarantined one stays quarantined if the new record has no certificate. A deleted adapter is
+    registered again. An adapter that another tenant lent becomes the tenant's own.
     """
     # In the order of their ids, as every transaction locks adapters.
     for adapter in sorted(adapters, key=lambda adapter: adapter.id):

@@ -243,7 +243,7 @@ class Leases:
     ) -> None:
         """Register published adapters before the job has ended, so that the API serves them for their evaluation.
 
-        From here on the job has what it was made for: if judging never comes to its end, it succeeds without a receipt.
+        From now on the job does not fail: if judging does not finish, the job succeeds without a receipt.
 
         Args:
             lease: of the job that made them.

@@ -100,7 +100,7 @@ class Routing(Value):
 
 
 class StandsFor(Value):
-    """Target of a foreign name: a request for the name is a request for its target."""
+    """The model that a foreign name stands for: it answers all requests for that name."""
 
     kind: Literal["alias", "adapter", "base"]
     name: str = Field(description="Name of the alias or base, or the adapter's id.")

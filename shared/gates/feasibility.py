@@ -168,7 +168,7 @@ def _of_loss(loss: Loss, judged: _Judged) -> str | None:
 
 def _asked(loss: Loss) -> str:
     if loss.least_wins is not None:
-        return f"an interval above {loss.least_wins:.3g} is not shown"
+        return f"the interval would not lie above {loss.least_wins:.3g}"
     if loss.margin > 0:
         return f"a loss of {loss.margin:.3g} is not excluded"
     return f"a gain of {-loss.margin:.3g} is not shown"

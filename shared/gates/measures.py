@@ -177,7 +177,7 @@ def _won(loss: Loss, found: Comparison, confidence: float, least: float) -> Gate
     message = found.reason
     if interval:
         won, tied, lost = (sum(share == value for share in loss.new) for value in (1.0, 0.5, 0.0))
-        shown = f"its interval begins at {interval[0]:.3g}, and must lie above {least:.3g}"
+        shown = f"the lower end of its interval is {interval[0]:.3g}, and must be above {least:.3g}"
         message = f"{loss.measure} is {found.new:.3g} ({won} won, {tied} tied, {lost} lost): {shown}"
     return GateCheck(
         measure=loss.measure,

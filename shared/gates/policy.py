@@ -234,7 +234,7 @@ class EvalGate(RunGate):
     @model_validator(mode="after")
     def _asks_something(self) -> EvalGate:
         if self.min_score is None and self.max_loss is None and self.min_win_rate is None:
-            raise PydanticCustomError("asks_nothing", "set min_score, max_loss or min_win_rate: it requires nothing")
+            raise PydanticCustomError("asks_nothing", "it requires nothing: set min_score, max_loss or min_win_rate")
         return self
 
 

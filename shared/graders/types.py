@@ -95,7 +95,7 @@ class TextPart(GraderValue):
 
 
 class ImagePart(GraderValue):
-    """An image of a message. It is well-formed, and can be kept; no model here sees, so it is refused when it is to be shown."""
+    """An image in a message. An eval may contain it, but no served model reads images, so using it is refused."""
 
     type: Literal["input_image"]
     image_url: Template

@@ -96,7 +96,7 @@ class ServedEvaluation(EvaluationPart):
 
 
 class AnswerSource(StrEnum):
-    """The model that gave the sample answers and the general ones."""
+    """The process that generated the sample answers and the general answers."""
 
     TRAINER = "trainer"
     REPLICA = "replica"

@@ -19,7 +19,7 @@ ShutdownDates = Mapping[tuple[str, str], date]
 
 
 def shutdown_dates(database: Database, settings: AdapterRetentionSettings) -> ShutdownDates:
-    """Return the day of each adapter that retention deletes unless a name is given to it; today's for those that are due.
+    """Return the day on which retention deletes each adapter that no name protects; today if the adapter is due.
 
     Jobs that have not finished may keep an adapter for longer.
     """

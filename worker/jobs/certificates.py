@@ -29,7 +29,7 @@ NOISE_FACTOR = 3.0
 LEAST_POSITIONS = 16
 """Positions that a range of depths needs to be judged; fewer say too little of an RMS."""
 DRIFT_FACTOR, DRIFT_SHARE = 3.0, 0.2
-"""A deeper range is warned of from this multiple of the first range's error on, and from this share of the limit."""
+"""A range gives a warning if its error exceeds this multiple of the first range's error and this share of the limit."""
 ENGINE_ERROR_LIMITS = {"float32": 1e-4}
 """Limits by served dtype; RMS. Measured in fp32: 1.3e-6."""
 LOW_PRECISION_LIMIT = 0.05
@@ -89,7 +89,7 @@ class Measurements:
     Attributes:
         base, base_again: the replica's base, measured twice: the difference is noise.
         served: the replica's adapter.
-        trained: the NF4 model at the end of training; None: not recorded.
+        trained: the trainer's own model, at the end of training or at the checkpoint; None: not recorded.
         reference: transformers and peft on the weights that the replica serves; None: not measured.
         positions: the probe positions themselves; None: the depth is not reported.
         served_again: ``served``, measured again, if the replica does not serve the base: the difference is noise.
@@ -309,7 +309,7 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
             worst = max(_judged(report["depth"]), key=lambda one: one["engine_error_rms_nats"])
             where = f"from position {worst['from']} to {worst['to'] - 1}"
             reason = f"the engine error is {worst['engine_error_rms_nats']:.2e} nats RMS {where}; the limit for {dtype} is {limit:.0e}"
-            remedy = "vLLM computes long contexts of this model otherwise than transformers: check its version and RoPE settings."
+            remedy = "vLLM and transformers compute this model's long contexts differently: check vLLM's version and RoPE settings."
         case _:
             shift, limit = parity["base_shift_rms_nats"], parity["base_shift_limit_nats"]
             distance = "an unknown distance" if shift is None else f"{shift:.2e} nats RMS"

@@ -60,7 +60,7 @@ class ProbeSet:
 
     @property
     def trained(self) -> Scores | None:
-        """Scores of the NF4 model at the end of training; None if a probe has none."""
+        """The trainer's own scores, at the end of training or at the checkpoint; None if a probe has none."""
         scores = [probe["trained"] for probe in self.probes if probe.get("trained") is not None]
         return scores if len(scores) == len(self.probes) else None
 

@@ -34,10 +34,11 @@ def make_probes(
 
     Args:
         rows: rows, of which the first become probes.
-        model: the model at the end of training, on ``device``; its log-probabilities (nats, one per position) go into
+        model: the model as it is now, on ``device``; its log-probabilities (nats, one per position) go into
             ``trained``. None: they are left out, and the base shift cannot be reported.
         device: the model's device.
-        window: tokens of the contract's rows; with more than a probe has, one probe reaches as deep, `DEEPEST` at most.
+        window: the contract's maximum row length. Above `MAX_TOKENS`, one more probe has this many tokens, at most
+            `DEEPEST`.
     """
     probes = [probe for row in rows[:MAX_PROBES] if (probe := _probe(row))["positions"]]
     if probes and (deep := _deep_probe(rows, min(window, DEEPEST))):
@@ -91,7 +92,7 @@ def score_probes(model: PeftModel, probes: Sequence[dict[str, Any]], device: tor
 
     Args:
         model: the trained model, quantised or not; left in evaluation mode.
-        probes: token ids and positions (≥ 1), see `worker/training/probes.py`.
+        probes: as :func:`make_probes` returns them.
         device: the model's device.
     """
     model.eval()

@@ -22,8 +22,8 @@ PROBE_SECONDS = 5.0
 """Time between two checks of a machine that failed one."""
 PROBE_BYTES = 64 << 10
 MIN_FREE_BYTES = 32 << 20
-"""Free space that run folders must have. An attempt that a full disk has ended removes what it could not finish, and the
-probe alone would fit into that."""
+"""Least free space for run folders. An attempt that fails on a full disk deletes its incomplete files. The probe file
+would fit into that space, so the probe alone would pass."""
 ABSENT_BLOB = "0" * 64
 
 logger = logging.getLogger(__name__)

@@ -77,7 +77,7 @@ FREE = Admission()
 class RateLimiter:
     """Admits requests to models.
 
-        admission = await limiter.admit(key)     # first, before the body is read
+        admission = await limiter.admit(key)     # after the body is read, before it is validated
         headers.update(admission.headers)        # headers of the response
         await admission.release()                # at the end; for a stream, before its end is sent
 

@@ -63,7 +63,7 @@ def build_command(
 
 @app.command("add")
 def add_command(
-    name: Annotated[str, typer.Argument(help="Name in the catalogue. A single argument is the SOURCE.")],
+    name: Annotated[str, typer.Argument(help="Name in the catalogue. If you give only one argument, it is SOURCE.")],
     source: Annotated[
         str | None, typer.Argument(help="A model's folder, a GGUF file, or a hub repository, e.g. Qwen/Qwen3-0.6B.")
     ] = None,

@@ -99,7 +99,7 @@ def check(
             )
     except BrokenProcessPool:
         message = "A process that read the file was killed, perhaps because memory ran out."
-        fail_with(Unavailable(Code.PROGRAM_FAILED, message, remedy="Try again."))
+        fail_with(Unavailable(Code.PROGRAM_FAILED, message, remedy="Free memory, then try again."))
     supervised = {}
     if model and report.usable:
         for name, path in (("supervision", file), ("validation_supervision", validation)):
@@ -304,7 +304,7 @@ def _show_errors(name: str, found: FileReport) -> None:
     console.print(table)
     if found.error_count > len(found.errors):
         counts = ", ".join(f"{code} {count}" for code, count in found.errors_by_code.items())
-        console.print(f"all of them: {counts}; `mens data check {name} --quarantine BAD` lists them in BAD")
+        console.print(f"by code: {counts}; `mens data check {name} --quarantine BAD` writes the bad lines to BAD")
 
 
 def _figures(found: FileReport) -> dict[str, str]:

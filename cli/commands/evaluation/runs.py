@@ -105,7 +105,7 @@ def run(
 
     Prints the number of requests and asks for confirmation first. Interrupting the command does not stop the run.
 
-    The exit code is 1 if the run fails or, with --against, unless MODEL is shown to be not worse.
+    The exit code is 1 if the run fails. With --against it is also 1 if the run does not show that MODEL is not worse.
 
     Examples:
 

@@ -53,7 +53,10 @@ def list_jobs(
         typer.Option("--find", metavar="TEXT", help="Part of the name or base, or the beginning or end of the id."),
     ] = None,
     after: Annotated[
-        str | None, typer.Option(metavar="ID", help="The page after this job, the last of another.")
+        str | None,
+        typer.Option(
+            metavar="ID", help="Show the page that follows this job, which is the last job of the previous page."
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=100, help="Jobs of a page.")] = 20,
     as_json: Json = False,
@@ -119,7 +122,7 @@ def logs(
     ] = None,
     size: Annotated[int, typer.Option("--bytes", min=1, max=65536, help="At most this many, from the end.")] = 65536,
 ) -> None:
-    """Print the end of an attempt's log: what the trainer wrote, up to the last 15 seconds while it runs."""
+    """Print the end of an attempt's log. While the trainer runs, its last 15 seconds may be missing."""
     query = {"bytes": size} | ({"attempt": attempt} if attempt else {})
     response = send("GET", f"{job_path(job_id)}/log", params=query)
     if response.is_error:

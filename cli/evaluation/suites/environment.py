@@ -34,7 +34,7 @@ def environment_folder(home: Path, lock: Path = LOCK) -> Path:
         raise NotFound(
             Code.SUITES_NOT_INSTALLED,
             f"The lock file {lock} cannot be read.",
-            remedy="Give the file `locks/suites.lock` of the source with `--lock`.",
+            remedy="Pass `--lock PATH`, where PATH is `locks/suites.lock` of Mens's source tree.",
             param="lock",
         ) from error
     return home / "suites" / digest[:12]

@@ -19,7 +19,7 @@ ItemKey = tuple[int, str, str, str]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Metric:
-    """A metric of a task. ``filter`` names the processing of the answers beforehand, mostly ``none``."""
+    """A metric of a task. ``filter`` names the step that processes answers before scoring, usually ``none``."""
 
     task: str
     filter: str

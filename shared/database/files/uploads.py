@@ -238,7 +238,7 @@ class Uploads:
             return _upload(row), File.model_validate(file)
 
     def cancel(self, upload_id: str) -> Upload:
-        """Cancel an upload; a repeated call changes nothing. Its parts are no longer needed: :meth:`drop_parts`.
+        """Cancel an upload; a repeated call changes nothing. The caller then deletes its parts with :meth:`drop_parts`.
 
         Raises:
             NotFound: ``UPLOAD_NOT_FOUND``. Conflict: ``UPLOAD_STATE_CONFLICT``: completed or expired.

@@ -61,8 +61,8 @@ def warnings(report: PreferenceReport, kind: str = "") -> list[str]:
         found.append(f"{share} prefer the opposite of an earlier pair with the same prompt and answers.")
     if report.longer_chosen > LONGER_SHARE * report.pairs:
         found.append(
-            f"In {report.longer_chosen} of {report.pairs} {kind}pairs the preferred answer is the longer one, so length may be what is"
-            " learnt; preference.loss sigmoid_norm counts by token."
+            f"In {report.longer_chosen} of {report.pairs} {kind}pairs the preferred answer is the longer one, so the model may learn to"
+            " prefer length. preference.loss sigmoid_norm compares means per token instead."
         )
     return found
 

@@ -31,7 +31,7 @@ from shared.contract.epochs import (
 from shared.contract.plan import planned_steps
 
 MOST_WATCHED = 256
-"""Most rows of the replay file whose loss is measured: each costs a forward pass an epoch."""
+"""Maximum number of replay rows whose loss is measured: each costs one forward pass per epoch."""
 
 
 def nothing_at_risk(_epoch: int) -> Sequence[int]:
@@ -102,7 +102,7 @@ class RowOrder:
         return sum(len(self.difficulties) - rows for rows in admitted)
 
     def step_tokens(self, lengths: Indices) -> list[int]:
-        """Return the number of tokens of each step of the run.
+        """Return the number of tokens of each step of the run, as if no replay row were at risk.
 
         Args:
             lengths: lengths of the rows by number: the training rows, then those of the replay file.
@@ -189,7 +189,8 @@ def mixed_order(
         replay: number of rows of the replay file; 0 without one.
         contract: curriculum, replay ratio, seed.
         epoch: from 0.
-        at_risk: rows of the replay file that are replayed first, at the epoch's beginning.
+        at_risk: rows of the replay file that come before its other rows in this epoch, as known when the epoch begins.
+            Their places among the training rows are random.
 
     Returns:
         Indices into the training rows followed by the replay rows: ``i < len(difficulties)`` is a training row, the
