@@ -82,7 +82,8 @@ class ReplicaCapabilities(BaseModel):
         double_quant: of the NF4 whose values a twin holds; None: it is not a twin, or of an earlier release.
         dtype: in which vLLM computes, e.g. ``float32``; None when it is not reported.
         max_lora_rank: largest rank that it loads.
-        max_model_len: longest context in tokens; None: the model's own.
+        max_model_len: longest context in tokens that its settings require; None: the model's own, or what fits.
+        context: tokens of the longest sequence that the engine takes; None: unknown, or an earlier release.
         adapts_head: whether it serves adapters that change an untied ``lm_head``.
         instance: changes with each start, so that earlier measurements do not count; None: an earlier release.
     """
@@ -96,12 +97,13 @@ class ReplicaCapabilities(BaseModel):
     dtype: str | None = None
     max_lora_rank: int
     max_model_len: int | None = None
+    context: int | None = None
     adapts_head: bool = True
     instance: str | None = None
 
     @property
     def weights(self) -> Weights:
-        """Return true if it serves the original base or its twin."""
+        """Return which weights it serves."""
         return "original" if self.twin_of is None else "twin"
 
     def fit_of(self, trained: TrainedWeights | None) -> Fit:

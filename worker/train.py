@@ -150,7 +150,7 @@ def train_loop(context: TrainingContext, progress: Progress, telemetry: Telemetr
     """Make all remaining optimizer steps, with checkpoints and validation between them."""
     exec_ = context.plan.contract.exec
     epoch, began, tokens_before = -1, time.monotonic(), progress.trained_tokens
-    for step in context.order.after(progress.step, ReplayRisk(context, progress, telemetry).before_epoch):
+    for step in context.order.after(progress.step, ReplayRisk(context, progress, telemetry, stop).before_epoch):
         if is_exhausted(progress.metrics, exec_.early_stopping_patience):
             if step.epoch == context.order.epoch_of(progress.step):
                 end_epoch(context, progress, telemetry, step.epoch)  # cut short
@@ -302,7 +302,8 @@ def finish(
     """Write the adapter, the probes for the serving tier, measure the adapter against its base, and last write the reports
     that mark the run as complete.
     """
-    window = context.plan.contract.exec.seq_len
+    # A replica that scores a sequence also writes one token, which must fit into the base's context.
+    window = context.plan.contract.exec.seq_len - 1
     probes = make_probes(context.data.probe_rows, context.model, context.device, window)
     folder = context.run_dir / ADAPTER_FOLDER
     if context.distributed.is_main:

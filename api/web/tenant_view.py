@@ -68,7 +68,9 @@ class TenantView:
         """Return a job's checkpoints and its result, newest first, without those whose certificates failed."""
         named = job.result.get("adapters", [])
         made = self.adapters.of_job(job.id, named)
-        return [one for one in made if one.published or (one.id in named and one.state != "quarantined")]
+        shown = [one for one in made if one.published or (one.id in named and one.state != "quarantined")]
+        # A later checkpoint may have been registered before an earlier one.
+        return sorted(shown, key=lambda one: (one.final, one.step), reverse=True)
 
     def shutdown_dates(self) -> ShutdownDates:
         """Days on which retention deletes adapters, by tenant and id."""

@@ -188,7 +188,7 @@ class GuardMiddleware:
             elif _route(scope) == CAPABILITIES_ROUTE:
                 store, settings = await asyncio.to_thread(self._open_store), process_settings()
                 dtype = engine_dtype(scope) or configured_dtype(settings)
-                response = replica_capabilities(settings, store.base, dtype)
+                response = replica_capabilities(settings, store.base, dtype, engine_context(scope))
             elif scope["method"] == "POST":
                 whole = await read_body(receive)
                 if whole is None:
@@ -233,13 +233,16 @@ class GuardMiddleware:
             raise MensError(Code.INTERNAL_ERROR, "Read the replica's log: the check failed.") from error
 
 
-def replica_capabilities(settings: ServingSettings, base: BaseModelEntry, dtype: str | None) -> ReplicaCapabilities:
+def replica_capabilities(
+    settings: ServingSettings, base: BaseModelEntry, dtype: str | None, context: int | None = None
+) -> ReplicaCapabilities:
     """Return this replica's base and capabilities: for the control plane's check at submission, and for the publisher.
 
     Args:
         settings: the replica's.
         base: the served base's entry in the catalogue.
         dtype: in which the engine computes, e.g. ``float32``; None when it is not known.
+        context: tokens of the longest sequence that the engine takes; None when it is not known.
     """
     # Otherwise the store could not have been opened.
     assert settings.serving_max_lora_rank is not None
@@ -252,6 +255,7 @@ def replica_capabilities(settings: ServingSettings, base: BaseModelEntry, dtype:
         dtype=dtype,
         max_lora_rank=settings.serving_max_lora_rank,
         max_model_len=settings.serving_max_model_len,
+        context=context or settings.serving_max_model_len,
         adapts_head=settings.adapts_head,
         instance=INSTANCE,
     )
@@ -264,9 +268,18 @@ def server_of(scope: Scope) -> Any:
 
 def engine_dtype(scope: Scope) -> str | None:
     """Return the dtype of the engine behind the guard, from vLLM's own config; None without one, as in a test."""
-    config = getattr(getattr(scope.get("app"), "state", None), "vllm_config", None)
-    dtype = getattr(getattr(config, "model_config", None), "dtype", None)
+    dtype = getattr(_engine_model_config(scope), "dtype", None)
     return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def engine_context(scope: Scope) -> int | None:
+    """Return the tokens of the longest sequence that the engine takes, from vLLM's own config; None without one."""
+    return getattr(_engine_model_config(scope), "max_model_len", None)
+
+
+def _engine_model_config(scope: Scope) -> Any:
+    config = getattr(getattr(scope.get("app"), "state", None), "vllm_config", None)
+    return getattr(config, "model_config", None)
 
 
 def configured_dtype(settings: ServingSettings) -> str | None:

@@ -139,6 +139,9 @@ def _parse_header(path: Path, raw: bytes) -> Header:
         header = json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise _invalid(path, f"the header is not JSON ({error})") from None
+    # Some writers have this for "no metadata", which the format's own reader accepts.
+    if isinstance(header, dict) and header.get("__metadata__", {}) is None:
+        del header["__metadata__"]
     if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
         raise _invalid(path, "the header is not an object of tensors")
     if has_lone_surrogate(raw):

@@ -210,7 +210,7 @@ def register_adapters(
 ) -> None:
     """Add a job's adapters to its tenant's, inside the caller's transaction.
 
-    A published adapter is not changed. An unpublished one takes the state and certificates of a new record that is
+    A published adapter is not changed, unless it is a checkpoint of the job that turns out to be its result. An unpublished one takes the state and certificates of a new record that is
     published or certified; a quarantined one stays quarantined if the new record has no certificate. A deleted adapter is
     registered again. An adapter that another tenant lent becomes the tenant's own.
     """
@@ -223,6 +223,10 @@ def register_adapters(
             row = None
         if row is None:
             session.add(AdapterRow(tenant=tenant, job_id=job_id, created_at=now, **adapter.model_dump()))
+        elif adapter.final and not row.final and row.job_id == job_id:
+            # After an early stop the result equals its last checkpoint, which may have been registered while the job ran.
+            row.final, row.metrics = True, adapter.metrics
+            row.published, row.certificates = adapter.published, adapter.certificates
         elif not row.published and (adapter.certificates or (adapter.published and not row.certificates)):
             row.published, row.certificates = adapter.published, adapter.certificates
     session.flush()

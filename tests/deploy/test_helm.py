@@ -224,7 +224,7 @@ def test_compiled_kernels_outlive_the_container_and_are_its_pods_alone(chart: Ch
     ("worker", "processes"),
     [
         ({}, None),
-        ({"resources": {"limits": {"nvidia.com/gpu": 8}}}, "8"),
+        ({"resources": {"limits": {"nvidia.com/gpu": 8}}}, "0"),
         ({"resources": {"limits": {"nvidia.com/gpu": None}}}, None),
         (
             {

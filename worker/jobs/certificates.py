@@ -221,8 +221,10 @@ def _depth_report(measured: Measurements) -> list[dict[str, Any]]:
 
 
 def _judged(depth: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the ranges with enough positions to be judged."""
-    return [one for one in depth if one["positions"] >= LEAST_POSITIONS]
+    """Return the ranges that are judged: the first always, as the deep positions would hide an error of a few short answers;
+    a deeper one with enough positions.
+    """
+    return [one for one in depth if one["from"] == 0 or one["positions"] >= LEAST_POSITIONS]
 
 
 def _drift_warnings(depth: Sequence[dict[str, Any]], limit: float | None) -> list[str]:

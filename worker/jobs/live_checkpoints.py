@@ -23,9 +23,10 @@ from shared.contract.plan import ExecutionPlan
 from shared.database.adapters import Adapters, NewAdapter
 from shared.database.deletions import Deletions
 from shared.database.records import NewEvent
-from shared.errors import Conflict, JobFailed, LeaseLost, MensError, NotFound, Unavailable
+from shared.errors import Code, Conflict, JobFailed, LeaseLost, MensError, NotFound, Unavailable
 from shared.hashing import digest_file
 from shared.replicas import TrainedWeights, discover
+from shared.retention.inventory import uses_of
 from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 from worker.checkpoints.adapters import sign_adapters, store_adapter
@@ -33,7 +34,7 @@ from worker.checkpoints.folders import link_or_copy
 from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import CertificateLimits, Scores, ServedBase
 from worker.jobs.publish import ProbeSet, certify
-from worker.probe_chats import EncodedChats, encode_chats
+from worker.probe_chats import encode_chats
 from worker.run_folder import CHECKPOINT_STATE_NAME, PROBES_NAME, list_checkpoints, read_json
 
 POLL_SECONDS = 1.0
@@ -68,7 +69,8 @@ class LiveCheckpoints:
         self._job, database = attempt.lease.job, attempt.leases.database
         self._adapters = Adapters(database, self._job.tenant)
         self._deletions = Deletions(database, self._job.tenant)
-        self._seen: dict[str, str] = {}
+        self._tried: set[str] = set()
+        self._stored: dict[str, str] = {}
         self._failures: list[str] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"live-checkpoints-{self._job.id}", daemon=True)
@@ -130,7 +132,8 @@ class LiveCheckpoints:
             copy = Path(private)
             for path in sorted(folder.iterdir()):
                 link_or_copy(path, copy / path.name)
-            self._seen[folder.name] = self._publish(copy)
+            self._publish(folder.name, copy)
+            self._tried.add(folder.name)
 
     def withdraw_dropped(self) -> None:
         """Delete the published checkpoints that the trainer has dropped from the run, as they are not part of its result.
@@ -138,28 +141,46 @@ class LiveCheckpoints:
         Raises:
             MensError: the database did not respond.
         """
+        # Another attempt may own the job by now, and have taken the checkpoints over.
+        if self._attempt.keeper.lost:
+            return
         present = {folder.name for folder in list_checkpoints(self._attempt.run_dir)}
-        for name in self._seen.keys() - present:
-            # An alias, a permission or a job needs it: it stays.
+        if not (dropped := self._stored.keys() - present):
+            return
+        # An equal checkpoint of an earlier job is that job's own, and a rollback may lead to a former target of an alias.
+        own = {adapter.id for adapter in self._adapters.of_job(self._job.id)} - self._needed()
+        for name in dropped:
+            # A name, a permission or a job needs it: it stays.
             with suppress(Conflict, NotFound):
-                self._deletions.begin(self._seen[name])
-            del self._seen[name]
+                if self._stored[name] in own:
+                    self._deletions.begin(self._stored[name])
+            del self._stored[name]
+
+    def _needed(self) -> set[str]:
+        """Return the ids of the adapters that retention would keep for aliases and their last moves."""
+        with self._attempt.leases.database.read() as session:
+            return uses_of(session, [], self._attempt.settings.retain_alias_moves).needed
 
     def _is_untried(self, folder: Path) -> bool:
-        return folder.name not in self._seen and (folder / PROBES_NAME).is_file()
+        return folder.name not in self._tried and (folder / PROBES_NAME).is_file()
 
-    def _publish(self, folder: Path) -> str:
-        """Store and certify a private copy of a checkpoint, unless an earlier attempt has; return the adapter's id."""
+    def _publish(self, name: str, folder: Path) -> None:
+        """Store and certify a private copy of a checkpoint, unless an earlier attempt has."""
         digest = digest_file(folder / MANIFEST_NAME)
         known = [one for one in self._adapters.of_job(self._job.id, deleted=True) if one.digest == digest]
         if known:
-            return known[0].id
+            self._stored[name] = known[0].id
+        if known and known[0].state != "stored":
+            return
         leases, lease, settings = self._attempt.leases, self._attempt.lease, self._attempt.settings
         self._raise_if_ended()
         leases.keep_adapters(lease, [digest])
         sign_adapters(settings.signing_key, [folder])
         stored = store_adapter(self._attempt.storage, folder, final=False)
         adapter = stored.model_copy(update={"metrics": checkpoint_metrics(folder).get(stored.step, {})})
+        # With a row it can be deleted, whether or not a replica ever measures it.
+        leases.register(lease, adapter)
+        self._stored[name] = adapter.id
         try:
             certificates = certify(
                 discover(settings.serving_urls, settings.serving_dns),
@@ -183,11 +204,11 @@ class LiveCheckpoints:
         # It has a row now: the reservation would only keep its owner from deleting it.
         self._raise_if_ended()
         leases.keep_adapters(lease, [])
-        return adapter.id
 
     def _quarantine(self, adapter: NewAdapter, error: MensError) -> None:
         """Keep the record of a checkpoint whose certificates failed, and tell the job's owner; training continues."""
-        self._failures.append(str(error.code))
+        if error.code != Code.ADAPTER_NO_EFFECT:  # the first steps of a warm-up change little, the later ones more
+            self._failures.append(str(error.code))
         details = error.details if isinstance(error, JobFailed) else {}
         failed = adapter.model_copy(update={"certificates": details.get("certificates") or {}})
         told = NewEvent(
@@ -199,20 +220,22 @@ class LiveCheckpoints:
 
     def _probes(self, adapter: NewAdapter, folder: Path) -> ProbeSet:
         probes: list[dict[str, Any]] = (read_json(folder / PROBES_NAME) or {})["probes"]
+        settings = self._attempt.settings
         return ProbeSet(
             adapter_id=adapter.id,
             base=self._plan.base,
             probes=probes,
-            encode_chats=lambda: self._chats,
-            reference=partial(own_scores, probes, adapter.manifest),
-            limits=CertificateLimits.of(self._attempt.settings),
+            # For every replica again: some templates write the date.
+            encode_chats=lambda: encode_chats(self._tokenizer),
+            reference=partial(own_scores, probes, adapter.manifest) if settings.parity == "full" else None,
+            limits=CertificateLimits.of(settings),
             template_arguments=self._plan.contract.data.template_arguments,
             weights=TrainedWeights.of(adapter.manifest),
         )
 
     @cached_property
-    def _chats(self) -> EncodedChats:
-        return encode_chats(Tokenizer.load(self._base, ChatOptions(self._plan.contract.data.template_arguments)))
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self._base, ChatOptions(self._plan.contract.data.template_arguments))
 
     def _raise_if_ended(self) -> None:
         if self._attempt.keeper.lost:

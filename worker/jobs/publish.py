@@ -31,6 +31,8 @@ DEFAULT_CHAT = "default"
 """Name of the probe chat that is sent without template arguments."""
 RETRY_SECONDS = 1.0
 REQUEST_SECONDS = 60.0
+"""Longest wait for a probe of up to ``USUAL_TOKENS``; a longer one gets more in proportion."""
+USUAL_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class ProbeSet:
         """Return the probes that a replica with a window of this many tokens can score; the deep one is the last.
 
         Args:
-            window: None: the model's own, which the contract's rows fit.
+            window: None: unknown; the contract's rows fit the model's own.
         """
         if window is None:
             return self
@@ -109,8 +111,11 @@ def certify(
     certificates: dict[str, dict[str, Any]] = {}
     others: set[ServedBaseName] = set()
     twins: list[str] = []
+    longest = max((len(probe["token_ids"]) for probe in probes.probes), default=0)
+    # The deep probe is one request, and a CPU needs about as much longer for it as it is longer.
+    seconds = REQUEST_SECONDS * max(1.0, longest / USUAL_TOKENS)
     for url in urls:
-        with BlockingReplicaClient(url, key, REQUEST_SECONDS) as replica:
+        with BlockingReplicaClient(url, key, seconds) as replica:
             while True:
                 raise_if_stopped()
                 try:
@@ -154,7 +159,7 @@ def _certify_on(replica: BlockingReplicaClient, found: ReplicaCapabilities, prob
     replica.check(probes.adapter_id)
     # An engine that chose its dtype itself and does not report it: every such engine uses 16 bits.
     served = ServedBase(found.base, found.served_digest, found.twin_of, found.dtype or "bfloat16")
-    fitting = probes.within(found.max_model_len)
+    fitting = probes.within(found.context)
     base, base_again, tuned = (
         [replica.scores(model, probe) for probe in fitting.probes]
         for model in (served.name, served.name, probes.adapter_id)

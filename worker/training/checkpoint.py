@@ -233,6 +233,8 @@ def load_checkpoint(
     _restore_generators(tensors)
     # Checkpoints of earlier releases have no rows at risk.
     progress = Progress(**{name: state[name] for name in PROGRESS_FIELDS if name in state})
+    if plan.replay and "replay_epoch" not in state:
+        progress.add_inexact_reasons(NOT_RECORDED)
     progress.resumed_from = [*progress.resumed_from, progress.step]
     progress.add_inexact_reasons(*_recorded_reasons(state), *inexact_reasons(state["environment"], here))
     return progress

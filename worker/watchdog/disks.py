@@ -65,7 +65,9 @@ class DiskCheck:
         try:
             with disk_errors():
                 self.runs_dir.mkdir(parents=True, exist_ok=True)
-                if shutil.disk_usage(self.runs_dir).free < MIN_FREE_BYTES:
+                usage = shutil.disk_usage(self.runs_dir)
+                # Some file systems report no figures: total and free are 0.
+                if usage.total and usage.free < MIN_FREE_BYTES:
                     raise storage_full()
                 with tempfile.NamedTemporaryFile(dir=self.runs_dir, prefix=".probe-") as file:
                     file.write(bytes(PROBE_BYTES))

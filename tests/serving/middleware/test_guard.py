@@ -13,6 +13,7 @@ from serving.middleware.guard import (
     OPEN_ROUTES,
     GuardMiddleware,
     configured_dtype,
+    engine_context,
     engine_dtype,
     replica_capabilities,
 )
@@ -332,6 +333,16 @@ def test_capabilities_of_a_base(serving_installation):
     assert found.base_digest == found.served_digest == serving_installation.entry.digest
     assert found.twin_of is None
     assert capabilities_of(serving_installation).served_digest == serving_installation.entry.digest
+
+
+def test_capabilities_have_the_engines_context(serving_installation):
+    settings = serving_installation.settings(serving_max_lora_rank=16, serving_max_model_len=512)
+    assert replica_capabilities(settings, serving_installation.entry, None, 300).context == 300
+    assert replica_capabilities(settings, serving_installation.entry, None).context == 512
+    engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=1024, dtype="torch.bfloat16"))
+    scope = {"app": SimpleNamespace(state=SimpleNamespace(vllm_config=engine))}
+    assert (engine_context(scope), engine_dtype(scope)) == (1024, "bfloat16")
+    assert (engine_context({}), engine_dtype({})) == (None, None)
 
 
 def test_capabilities_of_a_twin_name_its_original(serving_installation):

@@ -143,6 +143,12 @@ def test_reads_what_the_library_writes(
         assert names == set(read_tensors(path))
 
 
+def test_metadata_may_be_null(tmp_path: Path) -> None:
+    path = write(tmp_path, file_bytes({"__metadata__": None, "a": entry()}))
+    assert library_takes(path)
+    assert read_tensors(path) == {"a": TensorInfo("F32", (2,))}
+
+
 @pytest.mark.parametrize("name", [*UNSOUND, *STRICTER])
 def test_unsound_file_is_refused(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, (UNSOUND | STRICTER)[name])

@@ -214,6 +214,16 @@ def test_few_positions_decide_nothing():
     assert deep(1.2e-4, positions=[DEEP[0], [300] * 5 + [200] * 15])["passed"]
 
 
+def test_deep_positions_do_not_hide_an_error_of_short_answers():
+    """Over all positions it is within the limit."""
+    served, same = [[-1.0 + 3e-4] * 3, [-1.0] * 60], [[-1.0] * 3, [-1.0] * 60]
+    positions = [[5, 6, 7], list(range(300, 360))]
+    before = [[-2.0] * 3, [-2.0] * 60]
+    found = judge(base=before, base_again=before, reference=same, served=served, trained=None, positions=positions)
+    assert found["parity"]["engine_error_rms_nats"] < 1e-4
+    assert found["failed"] == ["depth"]
+
+
 def test_a_growing_error_within_the_limit_is_warned_of():
     assert not deep(1e-5)["warnings"]
     (warning,) = deep(5e-5)["warnings"]

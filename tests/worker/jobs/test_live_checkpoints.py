@@ -161,15 +161,18 @@ def test_a_failed_certificate_quarantines_that_checkpoint_alone(run: Run) -> Non
     assert run.states() == {2: "quarantined", 4: "published"}, "the result does not publish what has failed"
 
 
-def test_the_same_failure_twice_leaves_the_others_to_the_end(run: Run) -> None:
+@pytest.mark.parametrize(("code", "measured"), [(Code.ADAPTER_PARITY_FAILED, 2), (Code.ADAPTER_NO_EFFECT, 3)])
+def test_the_same_failure_twice_leaves_the_others_to_the_end(run: Run, code: Code, measured: int) -> None:
+    """No effect is a matter of the first steps."""
+
     def answer(_: ProbeSet) -> dict[str, Any]:
-        raise JobFailed(Code.ADAPTER_NO_EFFECT, "none", details={"certificates": FAILED})
+        raise JobFailed(code, "none", details={"certificates": FAILED})
 
     run.answer, live = answer, run.live()
     for step in (2, 4, 6):
         run.write(step)
         live.publish_next()
-    assert len(run.measured) == 2
+    assert len(run.measured) == measured
 
 
 def test_an_unavailable_replica_delays_it(run: Run) -> None:
@@ -181,7 +184,7 @@ def test_an_unavailable_replica_delays_it(run: Run) -> None:
     run.answer = away
     with pytest.raises(Unavailable):
         live.publish_next()
-    assert run.made() == []
+    assert run.states() == {2: "stored"}, "with a row it can be deleted"
     run.answer = passed
     live.publish_next()
     assert run.states() == {2: "published"}
@@ -198,6 +201,53 @@ def test_what_the_trainer_drops_is_deleted_unless_a_name_needs_it(run: Run) -> N
         shutil.rmtree(folders[step])
     live.withdraw_dropped()
     assert run.states() == {2: "deleting", 4: "published", 6: "published"}
+
+
+def test_a_checkpoint_that_a_rollback_may_need_stays(run: Run) -> None:
+    live, by_id = run.live(), Actor(id="key-1", name="alice")
+    folders = {step: run.write(step) for step in (2, 4)}
+    for _ in folders:
+        live.publish_next()
+    for step in (2, 4):
+        named = next(one for one in run.made() if one.step == step)
+        Aliases(run.database).set("prod", Routing.to(named.id), by_id)
+    shutil.rmtree(folders[2])
+    live.withdraw_dropped()
+    assert run.states() == {2: "published", 4: "published"}
+
+
+def test_an_equal_checkpoint_of_an_earlier_job_stays(run: Run) -> None:
+    live, folder = run.live(), run.write(2)
+    live.publish_next()
+    earlier = run.job_id
+    run.lease = claimed(Jobs(run.database), run.leases)
+    run.job_id = run.lease.job.id
+    live = run.live()
+    live.publish_next()
+    shutil.rmtree(folder)
+    live.withdraw_dropped()
+    assert [one.state for one in Adapters(run.database).of_job(earlier, deleted=True)] == ["published"]
+
+
+def test_an_attempt_that_lost_its_lease_deletes_nothing(run: Run) -> None:
+    live, folder = run.live(), run.write(2)
+    live.publish_next()
+    live._attempt.keeper.lost = LeaseLost(Code.LEASE_LOST, "test")
+    shutil.rmtree(folder)
+    live.withdraw_dropped()
+    assert run.states() == {2: "published"}
+
+
+def test_the_last_checkpoint_becomes_the_result_that_equals_it(run: Run) -> None:
+    live = run.live()
+    run.write(2)
+    live.publish_next()
+    (made,) = run.made()
+    fields = {name: getattr(made, name) for name in NewAdapter.model_fields}
+    result = NewAdapter.model_validate(fields | {"final": True, "metrics": {"whole": 1}, "certificates": {"all": {}}})
+    run.leases.finish(run.lease, {}, adapters=[result])
+    (made,) = run.made()
+    assert (made.final, made.metrics, made.certificates) == (True, {"whole": 1}, {"all": {}})
 
 
 def test_a_resumed_attempt_measures_nothing_again_and_a_stale_one_writes_nothing(run: Run) -> None:

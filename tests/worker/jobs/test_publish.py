@@ -429,7 +429,7 @@ def test_a_default_that_is_not_served_fails_the_certificate(serve) -> None:
 @pytest.mark.parametrize(("window", "measured"), [(None, 3), (4096, 3), (300, 2)])
 def test_a_replica_scores_the_probes_that_its_window_holds(serve, window, measured):
     deep = {"token_ids": [7] * 300, "positions": [280, 290], "stretched": True}
-    replica = serve(limits=(200, LIMITS | {"max_model_len": window}))
+    replica = serve(limits=(200, LIMITS | {"context": window}))
     probes = ProbeSet(
         adapter_id=ADAPTER,
         base=TRAINED_ON,

@@ -71,8 +71,15 @@ def test_full_disk_is_found(check: DiskCheck, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_disk_with_hardly_any_room_is_full(check: DiskCheck, monkeypatch: pytest.MonkeyPatch) -> None:
-    for free, code in ((MIN_FREE_BYTES - 1, Code.STORAGE_FULL), (MIN_FREE_BYTES, None)):
-        monkeypatch.setattr("worker.watchdog.disks.shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+    size = 1 << 40
+    # The last one reports no figures.
+    for total, free, code in (
+        (size, MIN_FREE_BYTES - 1, Code.STORAGE_FULL),
+        (size, MIN_FREE_BYTES, None),
+        (0, 0, None),
+    ):
+        usage = SimpleNamespace(total=total, free=free)
+        monkeypatch.setattr("worker.watchdog.disks.shutil.disk_usage", lambda _, usage=usage: usage)
         fault = check.find_fault()
         assert (fault and fault.code) == code
 

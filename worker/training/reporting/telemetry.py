@@ -191,6 +191,11 @@ class Telemetry:
             self._track(step, payload)
         self._pace.mark()
 
+    def replay(self, payload: Mapping[str, Any]) -> None:
+        """Report the rows of the replay file that are at risk; the time that scoring them took is not a step's."""
+        self.emit("replay", payload)
+        self._pace.mark()
+
     def checkpoint(self, step: int, folder: Path) -> None:
         """Report a written checkpoint, with the metrics of its step."""
         metrics = self.rows[-1] if self.rows else {}

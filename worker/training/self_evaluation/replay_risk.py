@@ -11,7 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from worker.child_runtime import EXIT_CANCELLED, EXIT_PAUSED, StopRequested, StopSignals
 from worker.training.checkpoint import Progress
+from worker.training.early_stopping import is_exhausted
 from worker.training.reporting.telemetry import Telemetry
 from worker.training.self_evaluation.scores import score_rows
 from worker.training.trainer import TrainingContext
@@ -39,12 +41,19 @@ class ReplayRisk:
     context: TrainingContext
     progress: Progress
     telemetry: Telemetry
+    stop: StopSignals
 
     def before_epoch(self, epoch: int) -> Sequence[int]:
-        """Return the rows that the epoch replays first, the largest risk first; none in the first epoch."""
+        """Return the rows that the epoch replays first, the largest risk first; none in the first epoch.
+
+        Raises:
+            StopRequested: a stop was requested while the rows were scored. The last checkpoint is of this step.
+        """
         order, progress = self.context.order, self.progress
         if not order.watched or len(order.epochs) == 1:
             return ()
+        if is_exhausted(progress.metrics, self.context.plan.contract.exec.early_stopping_patience):
+            return ()  # the epoch does not begin
         if progress.replay_epoch != epoch:  # else a checkpoint within the epoch has them
             losses = self._losses()
             progress.replay_reference = progress.replay_reference or losses
@@ -56,23 +65,32 @@ class ReplayRisk:
     def _losses(self) -> list[float]:
         """Score the watched rows: mean loss of each. All processes use the first one's, so that their orders agree."""
         rows = [self.context.data.replay[row] for row in self.context.order.watched]
-        scores = score_rows(self.context, rows, lambda: self.telemetry.working("replay"))
+        scores = score_rows(self.context, rows, self._check)
         is_main = self.context.distributed.is_main
         return self.context.distributed.sum(
             [score.loss / score.weight if is_main and score.weight else 0.0 for score in scores]
         )
 
+    def _check(self) -> None:
+        """Report activity, and stop if any process was requested to: all score the same rows, so all stop after one."""
+        self.telemetry.working("replay")
+        signals = [self.stop.cancel_requested, self.stop.pause_requested]
+        cancel, pause = self.context.distributed.largest(signals)
+        if cancel:
+            raise StopRequested(EXIT_CANCELLED)
+        if pause:
+            raise StopRequested(EXIT_PAUSED)
+
     def _report(self, losses: Sequence[float]) -> None:
         progress = self.progress
         pairs = zip(progress.replay_reference, losses, strict=True)
         rises = [after - before for before, after in pairs if math.isfinite(after - before)]
-        self.telemetry.emit(
-            "replay",
+        self.telemetry.replay(
             {
                 "epoch": progress.replay_epoch,
                 "watched": len(losses),
                 "at_risk": len(progress.replay_at_risk),
                 "mean_rise": sum(rises) / len(rises) if rises else None,
                 "largest_rise": max(rises, default=None),
-            },
+            }
         )

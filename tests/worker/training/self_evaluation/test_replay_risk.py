@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,9 +12,11 @@ import worker.training.checkpoint
 from shared.artifacts.manifests import WEIGHTS_NAME
 from shared.hashing import digest_file
 from tests.support.training_runs import ROWS
+from worker.child_runtime import EXIT_CANCELLED, EXIT_PAUSED, StopRequested
 from worker.run_folder import ADAPTER_FOLDER, METRICS_NAME, TELEMETRY_NAME, list_checkpoints
 from worker.training.checkpoint import STATE_NAME
-from worker.training.self_evaluation.replay_risk import AT_RISK_NATS, rank_by_risk
+from worker.training.reproducibility import NOT_RECORDED
+from worker.training.self_evaluation.replay_risk import AT_RISK_NATS, ReplayRisk, rank_by_risk
 
 WRONG = [{"prompt": row["prompt"], "response": "Zero, zero, zero."} for row in ROWS if "prompt" in row]
 """Answers that replace what the base has learnt of ``ROWS``."""
@@ -86,6 +89,26 @@ def test_resumed_run_replays_the_same_rows(tiny, plan, whole, tmp_path, place):
     assert reported(resumed) == [each for each in reported(whole) if each in reported(resumed)]
 
 
+@pytest.mark.parametrize(("signal", "code"), [("cancel_requested", EXIT_CANCELLED), ("pause_requested", EXIT_PAUSED)])
+def test_scoring_ends_when_a_stop_is_requested(signal, code):
+    stop = SimpleNamespace(**{"cancel_requested": False, "pause_requested": False} | {signal: True})
+    context = SimpleNamespace(distributed=SimpleNamespace(largest=list))
+    risk = ReplayRisk(context, None, SimpleNamespace(working=lambda _: None), stop)
+    with pytest.raises(StopRequested) as stopped:
+        risk._check()
+    assert stopped.value.exit_code == code
+
+
+def test_epoch_that_early_stopping_omits_scores_nothing(monkeypatch):
+    monkeypatch.setattr("worker.training.self_evaluation.replay_risk.is_exhausted", lambda *_: True)
+    contract = SimpleNamespace(exec=SimpleNamespace(early_stopping_patience=1))
+    context = SimpleNamespace(
+        order=SimpleNamespace(watched=[1], epochs=[1, 2]), plan=SimpleNamespace(contract=contract)
+    )
+    progress = SimpleNamespace(metrics=[], replay_epoch=0, replay_at_risk=[3])
+    assert ReplayRisk(context, progress, None, None).before_epoch(1) == ()
+
+
 def test_checkpoint_of_an_earlier_release_is_resumed(tiny, plan, whole, tmp_path):
     folder = list_checkpoints(whole)[0]
     state = {name: value for name, value in state_of(folder).items() if not name.startswith("replay_")}
@@ -94,4 +117,7 @@ def test_checkpoint_of_an_earlier_release_is_resumed(tiny, plan, whole, tmp_path
     for path in folder.iterdir():
         (copy / path.name).write_bytes(path.read_bytes())
     (copy / f"{STATE_NAME}.json").write_text(json.dumps(state))
-    assert [each["epoch"] for each in reported(tiny.train(plan, tmp_path / "run", resume=copy))] == list(range(EPOCHS))
+    resumed = tiny.train(plan, tmp_path / "run", resume=copy)
+    assert [each["epoch"] for each in reported(resumed)] == list(range(EPOCHS))
+    (last, *_) = reversed(list_checkpoints(resumed))
+    assert NOT_RECORDED in state_of(last)["inexact_reasons"], "its reference is not that of the whole run"
