@@ -159,7 +159,7 @@ class LiveCheckpoints:
     def _needed(self) -> set[str]:
         """Return the ids of the adapters that retention would keep for aliases and their last moves."""
         with self._attempt.leases.database.read() as session:
-            return uses_of(session, [], self._attempt.settings.retain_alias_moves).needed
+            return set(uses_of(session, [], self._attempt.settings.retain_alias_moves).needed)
 
     def _is_untried(self, folder: Path) -> bool:
         return folder.name not in self._tried and (folder / PROBES_NAME).is_file()
