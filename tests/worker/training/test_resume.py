@@ -130,15 +130,15 @@ STAYS = """
 import sys, time
 from pathlib import Path
 import worker.train
-from worker.training.supervised import Supervised
+from worker.training.supervised import SupervisedMethod
 *arguments, told = sys.argv
-real = Supervised().loss
+real = SupervisedMethod().loss
 def loss(*given, **more):
     # In the step after it this stays, so that the signal comes before the run's end, however late it is sent.
     if told in Path(arguments[2], TELEMETRY).read_text():
         time.sleep(600)
     return real(*given, **more)
-Supervised.loss = staticmethod(loss)
+SupervisedMethod.loss = staticmethod(loss)
 sys.argv = arguments
 sys.exit(worker.train.main())
 """

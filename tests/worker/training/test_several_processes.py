@@ -226,13 +226,13 @@ def test_paused_by_the_worker_and_taken_up_again(tiny, tmp_path, start):
 
 NO_ROOM = """
 import torch, worker.train
-from worker.training.supervised import Supervised
-real = Supervised().loss
+from worker.training.supervised import SupervisedMethod
+real = SupervisedMethod().loss
 def small(model, batch, device, divisor=1.0):
     if model.training and os.environ['RANK'] == '1':
         raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')
     return real(model, batch, device, divisor)
-Supervised.loss = staticmethod(small)
+SupervisedMethod.loss = staticmethod(small)
 sys.exit(worker.train.main())
 """
 
