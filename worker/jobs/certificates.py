@@ -221,10 +221,11 @@ def _depth_report(measured: Measurements) -> list[dict[str, Any]]:
 
 
 def _judged(depth: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the ranges that are judged: the first always, as the deep positions would hide an error of a few short answers;
-    a deeper one with enough positions.
+    """Return the ranges that are judged: the first, as deep positions would hide an error of a few short answers; and a deeper
+    one with enough positions. A single range is the whole, which is judged already.
     """
-    return [one for one in depth if one["from"] == 0 or one["positions"] >= LEAST_POSITIONS]
+    judged = [one for one in depth if one["from"] == 0 or one["positions"] >= LEAST_POSITIONS]
+    return judged if len(depth) > 1 else []
 
 
 def _drift_warnings(depth: Sequence[dict[str, Any]], limit: float | None) -> list[str]:
