@@ -108,7 +108,7 @@ def test_a_strict_check_puts_every_bad_line_into_the_quarantine(tmp_path: Path) 
     report = json.loads(output)["training"]
     assert (code, report["error_count"], len(report["errors"])) == (1, bad, MAX_REPORTED_ERRORS)
     assert [json.loads(line)["line"] for line in target.read_text().splitlines()] == list(range(2, 2 + bad))
-    assert "`mens data check a.jsonl --quarantine BAD` lists them" in " ".join(check(path)[1].split())
+    assert "`mens data check a.jsonl --quarantine BAD` writes the bad lines to BAD" in " ".join(check(path)[1].split())
 
 
 def test_quarantine_never_overwrites_the_data(tmp_path: Path) -> None:
