@@ -21,16 +21,15 @@ from shared.settings import Settings
 from tests.support.smollm2 import smollm2_folder
 from tests.support.waiting import eventually
 from tests.system.loop import ROOT, Installation
+from tests.system.real_base import REAL, add_base, finish, mens, real_installation
 from worker.training.lineage import GIT_SHA_VARIABLE, git_sha
 
-REAL = "smollm2"
 QUESTION = "What is the capital of France?"
 TRAINING_ROWS, HELD_OUT_ROWS = 64, 8
 FIELDS = {"service", "problem", "since", "city"}
 SHIFT_NATS = 1e-4
 TWIN_SHIFT_NATS = 0.1
 """The twin is stored in the base's own type, bfloat16, and NF4 trains with float32 values on a CPU; measured: 0.056."""
-SECONDS = 1200.0
 pytestmark = pytest.mark.timeout(1800)
 
 
@@ -39,21 +38,12 @@ def tickets(name: str, count: int) -> bytes:
     return b"".join((ROOT / "examples" / name).read_bytes().splitlines(keepends=True)[:count])
 
 
-def add_base(home: Path) -> None:
-    """Add SmolLM2 to the catalogue of an installation, by the command line."""
-    command = [sys.executable, "-m", "cli.main", "base", "add", REAL, str(smollm2_folder())]
-    subprocess.run(command, env={**os.environ, "MENS_HOME": str(home)}, cwd=ROOT, timeout=300, check=True)
-
-
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """An installation that serves SmolLM2 and nothing else."""
-    home = tmp_path_factory.mktemp("real")
-    add_base(home)
     commit = {GIT_SHA_VARIABLE: sha} if (sha := git_sha(os.environ)) else {}
-    environment = commit | {"MENS_SAMPLE_ANSWERS": "0", "MENS_PUBLISH_TIMEOUT_SECONDS": "600"}
-    with running_stack(Stack(home, REAL, environment=environment)) as stack:
-        yield Installation(stack)
+    with real_installation(tmp_path_factory.mktemp("real"), **commit) as installation:
+        yield installation
 
 
 def submit(installation: Installation, rows: int = TRAINING_ROWS, **sections: dict[str, Any]) -> str:
@@ -76,24 +66,10 @@ def submit(installation: Installation, rows: int = TRAINING_ROWS, **sections: di
     return str(installation.call("POST", "/v1/jobs", json=body)["id"])
 
 
-def finish(installation: Installation, job_id: str) -> dict[str, Any]:
-    """The job, once it has succeeded."""
-    job = installation.wait(job_id, lambda job: job["state"] in ("succeeded", "failed", "cancelled"), SECONDS, every=1)
-    assert job["state"] == "succeeded", (job["error"], [event["message"] for event in job["events"]])
-    return job
-
-
 @pytest.fixture(scope="module")
 def tuned(real: Installation) -> dict[str, Any]:
     """A finished job over the base in float32, with an alias."""
     return finish(real, submit(real))
-
-
-def mens(installation: Installation, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command of the command line against an installation."""
-    environment = {**os.environ, "MENS_HOME": str(installation.stack.home), "COLUMNS": "200"}
-    command = [sys.executable, "-m", "cli.main", *arguments]
-    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
 
 
 def export(installation: Installation, adapter: str, folder: Path) -> Path:

@@ -1,0 +1,47 @@
+"""Installations that serve SmolLM2-135M-Instruct, for the tests on a real model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cli.standalone.stack import Stack, running_stack
+from tests.support.smollm2 import smollm2_folder
+from tests.system.loop import ROOT, Installation
+
+REAL = "smollm2"
+SECONDS = 1200.0
+
+
+def add_base(home: Path) -> None:
+    """Add SmolLM2 to the catalogue of an installation, by the command line."""
+    command = [sys.executable, "-m", "cli.main", "base", "add", REAL, str(smollm2_folder())]
+    subprocess.run(command, env={**os.environ, "MENS_HOME": str(home)}, cwd=ROOT, timeout=300, check=True)
+
+
+@contextmanager
+def real_installation(home: Path, **environment: str) -> Iterator[Installation]:
+    """An installation that serves SmolLM2 and nothing else."""
+    add_base(home)
+    settings = {"MENS_SAMPLE_ANSWERS": "0", "MENS_PUBLISH_TIMEOUT_SECONDS": "600"}
+    with running_stack(Stack(home, REAL, environment=settings | environment)) as stack:
+        yield Installation(stack)
+
+
+def finish(installation: Installation, job_id: str) -> dict[str, Any]:
+    """The job, once it has succeeded."""
+    job = installation.wait(job_id, lambda job: job["state"] in ("succeeded", "failed", "cancelled"), SECONDS, every=1)
+    assert job["state"] == "succeeded", (job["error"], [event["message"] for event in job["events"]])
+    return job
+
+
+def mens(installation: Installation, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of the command line against an installation."""
+    environment = {**os.environ, "MENS_HOME": str(installation.stack.home), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "cli.main", *arguments]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
