@@ -250,6 +250,37 @@ def test_the_last_checkpoint_becomes_the_result_that_equals_it(run: Run) -> None
     assert (made.final, made.metrics, made.certificates) == (True, {"whole": 1}, {"all": {}})
 
 
+@pytest.mark.parametrize(("parity", "compared"), [("full", True), ("shift", False)])
+def test_the_operator_switches_the_engine_error_off(run: Run, parity: str, *, compared: bool) -> None:
+    run.write(2)
+    seen: list[bool] = []
+
+    def answer(probes: ProbeSet) -> dict[str, Any]:
+        seen.append(probes.reference is not None)
+        return PASSED
+
+    run.answer = answer
+    run.live(parity=parity).publish_next()
+    assert seen == [compared]
+
+
+def test_probe_chats_are_encoded_for_every_replica(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template may write the date, which changes while a run goes on."""
+    encoded: list[object] = []
+    monkeypatch.setattr(LiveCheckpoints, "_tokenizer", "tokenizer")
+    monkeypatch.setattr(live_checkpoints, "encode_chats", encoded.append)
+
+    def answer(probes: ProbeSet) -> dict[str, Any]:
+        for _ in range(2):
+            probes.encode_chats()
+        return PASSED
+
+    run.write(2)
+    run.answer = answer
+    run.live().publish_next()
+    assert encoded == ["tokenizer"] * 2
+
+
 def test_a_resumed_attempt_measures_nothing_again_and_a_stale_one_writes_nothing(run: Run) -> None:
     run.write(2)
     run.live().publish_next()

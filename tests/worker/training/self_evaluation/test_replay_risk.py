@@ -1,4 +1,4 @@
-"""What a run forgets is replayed first: ranked by the rise of its loss, the same in a resumed run, and reported."""
+"""Rows at risk are replayed first: ranked by the rise of their loss, equal in a resumed run, and reported."""
 
 from __future__ import annotations
 
