@@ -8,7 +8,11 @@ TOGETHER = ("tests/system/", "tests/vllm/")
 """Folders whose files share an installation or a replica for the whole session: started twice, it would cost a minute."""
 ALONE = (
     "tests/system/test_real_model.py",
+    "tests/system/test_real_demo.py",
+    "tests/system/test_real_preferences.py",
+    "tests/system/test_real_bench.py",
     "tests/system/test_base_families.py",
+    "tests/system/test_live_checkpoints.py",
     "tests/system/test_hostile.py",
     "tests/system/test_marker_adapters.py",
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +22,21 @@ ROOT = Path(__file__).resolve().parents[2]
 BASE = "mens-tiny"
 QUESTION, ANSWER = "Where is the truth about a job kept?", "database row"
 SECONDS = 150.0
+
+
+def mens(*arguments: str, home: Path, timeout: float = 250) -> subprocess.CompletedProcess[str]:
+    """A command of the command line for the installation in a home folder."""
+    environment = {**os.environ, "MENS_HOME": str(home), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "cli.main", *arguments]
+    return subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def processes_of(home: Path) -> list[list[str]]:
+    """Command lines that name a home folder."""
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return [command for command in commands if str(home) in " ".join(command)]
 
 
 def short_lesson() -> bytes:

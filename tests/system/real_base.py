@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +9,7 @@ from typing import Any
 
 from cli.standalone.stack import Stack, running_stack
 from tests.support.smollm2 import smollm2_folder
-from tests.system.loop import ROOT, Installation
+from tests.system.loop import Installation, mens
 
 REAL = "smollm2"
 SECONDS = 1200.0
@@ -20,8 +17,7 @@ SECONDS = 1200.0
 
 def add_base(home: Path) -> None:
     """Add SmolLM2 to the catalogue of an installation, by the command line."""
-    command = [sys.executable, "-m", "cli.main", "base", "add", REAL, str(smollm2_folder())]
-    subprocess.run(command, env={**os.environ, "MENS_HOME": str(home)}, cwd=ROOT, timeout=300, check=True)
+    mens("base", "add", REAL, str(smollm2_folder()), home=home, timeout=300).check_returncode()
 
 
 @contextmanager
@@ -38,10 +34,3 @@ def finish(installation: Installation, job_id: str) -> dict[str, Any]:
     job = installation.wait(job_id, lambda job: job["state"] in ("succeeded", "failed", "cancelled"), SECONDS, every=1)
     assert job["state"] == "succeeded", (job["error"], [event["message"] for event in job["events"]])
     return job
-
-
-def mens(installation: Installation, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command of the command line against an installation."""
-    environment = {**os.environ, "MENS_HOME": str(installation.stack.home), "COLUMNS": "200"}
-    command = [sys.executable, "-m", "cli.main", *arguments]
-    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)

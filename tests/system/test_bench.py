@@ -1,4 +1,4 @@
-"""The benches that need a real installation, on this one; `tests/bench` runs all others."""
+"""The benches that need a real installation, on this one; `test_real_bench.py` and `tests/bench` run the others."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ RUNS = {
     ),
 }
 """By command: the goals of its JSON lines, and the first column of its tables."""
-REAL = {
-    "bench.gateway --base smollm2": ("C7-real", "direct|gateway|plain"),
-    "bench.hotload --base smollm2": ("C6-real", RUNS["bench.hotload"][1]),
-}
-"""The same with an installation of their own around the real base."""
 
 
 @pytest.mark.bench
@@ -33,11 +28,3 @@ def test_smoke_run_beside_a_real_replica_has_every_variant_and_goal(
     stack = installation.stack
     environment = {**stack.settings, "MENS_API_KEY": installation.connection.key, "MENS_HOME": str(stack.home)}
     check_printed(run_smoke(tmp_path, *command.split(), "--running", **environment), *RUNS[command])
-
-
-@pytest.mark.bench
-@pytest.mark.long
-@pytest.mark.timeout(660)
-@pytest.mark.parametrize("command", REAL)
-def test_smoke_run_beside_a_replica_of_the_real_base(tmp_path: Path, command: str) -> None:
-    check_printed(run_smoke(tmp_path, *command.split()), *REAL[command])

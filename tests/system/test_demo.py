@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from cli.standalone.smollm2 import FILE_NAME
-from tests.support.smollm2 import smollm2_gguf
 from tests.support.waiting import eventually
-from tests.system.loop import ROOT, Installation
-
-
-def mens(*arguments: str, home: Path, timeout: float = 250) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "MENS_HOME": str(home), "COLUMNS": "200"}
-    command = [sys.executable, "-m", "cli.main", *arguments]
-    return subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
-    )
-
-
-def processes_of(home: Path) -> list[list[str]]:
-    """Command lines that name the home folder."""
-    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-    return [command for command in commands if str(home) in " ".join(command)]
+from tests.system.loop import Installation, mens, processes_of
 
 
 def test_tiny_demo_succeeds_and_leaves_no_process(home: Path, tmp_path: Path) -> None:
@@ -38,18 +18,6 @@ def test_tiny_demo_succeeds_and_leaves_no_process(home: Path, tmp_path: Path) ->
     assert "adapter support@" in done.stdout
     assert "I do not know that yet" in done.stdout
     # One that was killed may take a moment to end.
-    eventually(lambda: not processes_of(tmp_path), 20, "no process is left")
-
-
-@pytest.mark.long  # a hundred steps of a real model
-@pytest.mark.timeout(1500)
-def test_demo_tunes_a_real_model(tmp_path: Path) -> None:
-    (tmp_path / "downloads").mkdir()
-    (tmp_path / "downloads" / FILE_NAME).symlink_to(smollm2_gguf())
-    done = mens("demo", home=tmp_path, timeout=1400)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "adapter tickets@" in done.stdout
-    assert re.search(r"JSON with these four fields *│ *0 of 24 *│ *2[0-4] of 24", done.stdout), done.stdout
     eventually(lambda: not processes_of(tmp_path), 20, "no process is left")
 
 

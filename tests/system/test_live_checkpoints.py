@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
+from cli.commands.bases.tiny import build
 from cli.standalone.stack import Stack, running_stack
+from shared.settings import Settings
 from tests.support.waiting import eventually
 from tests.system.conftest import IMPATIENCE
 from tests.system.loop import BASE, QUESTION, Installation
@@ -18,7 +19,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def live(home: Path) -> Iterator[Installation]:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    home = tmp_path_factory.mktemp("live")
+    build(Settings(home=home), BASE)
     with running_stack(Stack(home, BASE, environment=IMPATIENCE | {"MENS_LIVE_CHECKPOINTS": "true"})) as stack:
         yield Installation(stack)
 
@@ -27,7 +30,7 @@ def listed(client: OpenAI, job_id: str) -> list[Any]:
     return list(client.fine_tuning.jobs.checkpoints.list(job_id, limit=1))
 
 
-def test_a_checkpoint_answers_while_its_job_trains_and_after_a_cancel(live: Installation, home: Path) -> None:
+def test_a_checkpoint_answers_while_its_job_trains_and_after_a_cancel(live: Installation) -> None:
     client = live.openai()
     job_id = live.train(name="live", epochs=400, checkpoint_every=5)
     found = eventually(lambda: listed(client, job_id), seconds=120)

@@ -20,8 +20,8 @@ from shared.base_models.catalog import Catalog, load_catalog, save_catalog
 from shared.settings import Settings
 from tests.support.smollm2 import smollm2_folder
 from tests.support.waiting import eventually
-from tests.system.loop import ROOT, Installation
-from tests.system.real_base import REAL, add_base, finish, mens, real_installation
+from tests.system.loop import ROOT, Installation, mens
+from tests.system.real_base import REAL, add_base, finish, real_installation
 from worker.training.lineage import GIT_SHA_VARIABLE, git_sha
 
 QUESTION = "What is the capital of France?"
@@ -74,7 +74,7 @@ def tuned(real: Installation) -> dict[str, Any]:
 
 def export(installation: Installation, adapter: str, folder: Path) -> Path:
     """The adapter as a PEFT folder, by the command line."""
-    done = mens(installation, "adapter", "export", adapter, "--to", str(folder))
+    done = mens("adapter", "export", adapter, "--to", str(folder), home=installation.stack.home, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -162,7 +162,7 @@ def test_evaluation_compares_the_tuned_model_with_its_base(real: Installation, t
         "64",
         "--yes",
     ]
-    done = mens(real, *run)
+    done = mens(*run, home=real.stack.home, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     compared = rf"json_schema\t{HELD_OUT_ROWS}\t0\.000\t(0\.[5-9]\d+|1\.000)\t.*\tnot worse"
     assert re.search(compared, done.stdout), done.stdout
@@ -206,7 +206,7 @@ def test_exported_adapter_is_imported_back_and_certified(
     real: Installation, tuned: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = export(real, tuned["result"]["adapter_id"], tmp_path / "peft")
-    done = mens(real, "adapter", "import", str(folder), "--model", REAL, "--name", "back")
+    done = mens("adapter", "import", str(folder), "--model", REAL, "--name", "back", home=real.stack.home, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
 
     eventually(lambda: any(name.startswith("back@") for name in names_of(real)), 60, "the imported adapter is offered")
@@ -226,12 +226,12 @@ def test_merged_model_is_served_and_exported_for_ollama(
 
     ollama = tmp_path / "ollama"
     layout = ["--format", "ollama", "--model-folder", str(folder), "--to", str(ollama)]
-    done = mens(real, "adapter", "export", adapter, *layout)
+    done = mens("adapter", "export", adapter, *layout, home=real.stack.home, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     modelfile = (ollama / "Modelfile").read_text()
     assert "FROM " in modelfile and 'PARAMETER stop "<|im_end|>"' in modelfile
 
-    merged = mens(real, "base", "from-merge", digest, "--as", "merged")
+    merged = mens("base", "from-merge", digest, "--as", "merged", home=real.stack.home, timeout=900)
     assert merged.returncode == 0, merged.stdout + merged.stderr
     # An installation of its own on the same storage, whose catalogue has the model and nothing else.
     (tmp_path / "home").mkdir()

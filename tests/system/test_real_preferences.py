@@ -1,24 +1,26 @@
 """DPO on SmolLM2-135M-Instruct: pairs that prefer the short answer make its answers to other questions short.
 
-The rejected answers are its own, greedy and cut at 32 tokens. docs/preference.md has the table of a run.
+The rejected answers are its own, greedy and cut at 32 tokens. ``MENS_TEST_SEEDS=3 pytest tests/system/test_real_preferences.py -s`` trains with
+three seeds and prints a row of the table in docs/preference.md for each.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.loop import Installation
-from tests.system.real_base import REAL, finish, mens, real_installation
+from tests.system.loop import Installation, mens
+from tests.system.real_base import REAL, finish, real_installation
 
 FILES = Path(__file__).parent
 SHORT = r"^\s*\S+(\s+\S+){0,4}\s*$"
 """At most five words."""
-SEEDS = (1, 2, 3)
+SEEDS = range(1, 1 + int(os.environ.get("MENS_TEST_SEEDS", "1")))
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
@@ -49,7 +51,9 @@ def prefer(installation: Installation, seed: int) -> str:
 def test_tuned_model_wins_on_questions_that_it_was_not_trained_on(real: Installation, seed: int) -> None:
     adapter, rows = prefer(real, seed), FILES / "short_answers.heldout.jsonl"
     options = ("--check", f"regex={SHORT}", "--max-tokens", "32", "--yes", "--json")
-    done = mens(real, "eval", "run", str(rows), "--model", adapter, "--against", REAL, *options)
+    done = mens(
+        "eval", "run", str(rows), "--model", adapter, "--against", REAL, *options, home=real.stack.home, timeout=900
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)["comparisons"]["regex"]
     print(f"seed {seed}: short {found['old']:.2f} -> {found['new']:.2f}; {found['win_rate']}")
