@@ -17,6 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS, END_SECONDS = 600, 20
 RUN = "MENS_BENCH_RUN"
 """A variable of a run's processes, and of the process that its variants are forked from: those keep its environment."""
+HOTLOAD_ROWS = (
+    "direct: load and request|gateway: job finished, request|gateway, certified before|  job's last transaction"
+)
+"""First column of the table of `bench.hotload`."""
 NO_SAMPLES = {"MENS_SAMPLE_ANSWERS": "0"}
 """The product's trainer asks no model for answers after its last step: they are part of no figure, and a third of its time here."""
 

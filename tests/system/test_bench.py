@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bench_runs import check_printed, run_smoke
+from tests.support.bench_runs import HOTLOAD_ROWS, check_printed, run_smoke
 from tests.system.loop import Installation
 
 RUNS = {
     "bench.gateway --vllm": ("C7", "direct|gateway|bare"),
-    "bench.hotload": (
-        "C6",
-        "direct: load and request|gateway: job finished, request|gateway, certified before|  job's last transaction",
-    ),
+    "bench.hotload": ("C6", HOTLOAD_ROWS),
 }
 """By command: the goals of its JSON lines, and the first column of its tables."""
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bench_runs import check_printed, run_smoke
-from tests.system import test_bench
+from tests.support.bench_runs import HOTLOAD_ROWS, check_printed, run_smoke
 
 RUNS = {
     "bench.gateway --base smollm2": ("C7-real", "direct|gateway|plain"),
-    "bench.hotload --base smollm2": ("C6-real", test_bench.RUNS["bench.hotload"][1]),
+    "bench.hotload --base smollm2": ("C6-real", HOTLOAD_ROWS),
 }
 """By command: the goals of its JSON lines, and the first column of its tables."""
 
