@@ -17,7 +17,7 @@ from shared.host import disk_errors, exit_with_parent
 from shared.observability.log_context import adopt_from_environment
 from shared.observability.logs import configure_logging
 from shared.observability.tracing import traced_child
-from worker.run_folder import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, write_json
+from worker.run_folder import ASKED_NAME, ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, write_json
 
 EXIT_FAILED = 3
 """The child process failed with a coded error, written to ``error.json``."""
@@ -26,7 +26,7 @@ EXIT_PAUSED = 10
 EXIT_CANCELLED = 11
 """The child process stopped, as requested; nothing more was written."""
 EXIT_PEER_LOST = 12
-"""This process of several ended because another one had; only the launcher sees it (`worker/torchrun.py`)."""
+"""This process of several ended because another one, or its machine, was lost; ``error.json`` says so if no process knows more."""
 STORAGE_EXITS = {Code.STORAGE_FULL: 13, Code.STORAGE_UNAVAILABLE: 14}
 """Exit codes for a disk on which even ``error.json`` could not be written."""
 
@@ -53,10 +53,12 @@ class StopRequested(Exception):
 
 PEER_LOST_NOTE = "this process could not reach the others"
 """Last log line of a process that ends only because another one did."""
+PEER_LOST_WORDS = re.compile(r"gloo/|connection (?:closed|reset) by peer|nccl", re.IGNORECASE)
+"""Words of an error of torch when another process does not answer; on the first torch.distributed raises classes of its own."""
 
 
 class PeerLost(Exception):
-    """Raised when processes wait for each other: another one has ended and reported why."""
+    """Raised when processes wait for each other: another one has ended, or does not answer."""
 
 
 class StopSignals:
@@ -111,13 +113,16 @@ def run_engine(work: Callable[[], object], run_dir: Path) -> int:
     """Run a child process's work and turn its end into an exit code and, on failure, an ``error.json``.
 
     torchrun turns every exit code into 1 and ends the other processes at the first one that is not 0. So under torchrun
-    the code is written to ``ending.json``, and a process that stopped as requested exits with 0.
+    the code is written to ``ending.json``, and a process that stopped as requested exits with 0. It ends its processes with
+    the signal of a cancel; without a request for one, a process or a machine was lost.
     """
     log_as_the_worker()
     with traced_child(Path(sys.argv[0]).stem):
         code = _run(work, run_dir)
     if not under_torchrun():
         return code
+    if code == EXIT_CANCELLED and not (run_dir / ASKED_NAME).exists():
+        code = _report_lost_peer(run_dir, "it was ended by SIGTERM, which no worker had sent")
     if code not in (0, EXIT_PEER_LOST):
         with suppress(OSError):
             write_json(run_dir / ENDING_NAME, {"exit_code": code})
@@ -131,14 +136,15 @@ def _run(work: Callable[[], object], run_dir: Path) -> int:
     except StopRequested as stop:
         return stop.exit_code
     except PeerLost as lost:
-        print(f"{PEER_LOST_NOTE}: {lost}", file=sys.stderr)
-        return EXIT_PEER_LOST
+        return _report_lost_peer(run_dir, str(lost))
     except MensError as error:
         return _fail(run_dir, error)
     except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        return _fail(run_dir, out_of_memory(str(error)))
+        if is_out_of_memory(error):
+            return _fail(run_dir, out_of_memory(str(error)))
+        if under_torchrun() and is_peer_lost(error):
+            return _report_lost_peer(run_dir, str(error))
+        raise
     return 0
 
 
@@ -157,6 +163,24 @@ def is_out_of_memory(error: Exception) -> bool:
     return OUT_OF_MEMORY_WORDS.search(str(error)) is not None
 
 
+def is_peer_lost(error: Exception) -> bool:
+    """Return whether processes could not reach each other: torch's errors are recognised by their class or message."""
+    if not isinstance(error, RuntimeError):
+        return False
+    named = any(kind.__name__ == "DistError" for kind in type(error).__mro__)
+    return named or PEER_LOST_WORDS.search(str(error)) is not None
+
+
+def peer_lost() -> JobFailed:
+    """Return the error of a run that lost one of its processes or machines."""
+    return JobFailed(
+        Code.PEER_LOST,
+        "One of the processes that train together, or its machine, was lost.",
+        remedy="The run continues from its newest checkpoint; if this repeats, check that machine, its memory and its network.",
+        retryable=True,
+    )
+
+
 def out_of_memory(reason: str) -> JobFailed:
     """Convert an allocator's error into its coded form."""
     return JobFailed(
@@ -165,6 +189,15 @@ def out_of_memory(reason: str) -> JobFailed:
         remedy="Lower exec.seq_len or adapter.rank, or use a device with more memory; a step's micro-batches have been"
         " halved as far as its rows allow.",
     )
+
+
+def _report_lost_peer(run_dir: Path, reason: str) -> int:
+    """Write the error of a lost peer, unless the process that ended first has said why."""
+    print(f"{PEER_LOST_NOTE}: {reason}", file=sys.stderr)
+    with suppress(OSError):
+        if not (run_dir / ERROR_NAME).exists():
+            write_json(run_dir / ERROR_NAME, peer_lost().as_dict())
+    return EXIT_PEER_LOST
 
 
 def _fail(run_dir: Path, error: MensError) -> int:

@@ -2,7 +2,8 @@
 
 plan.json  training-preflight.json                           before it runs
 telemetry.jsonl  tensorboard/  engine.log  error.json         while it runs
-first_process.pid  ending.json                               of several processes: whom to signal, how they ended
+first_process.pid  asked.json  ending.json                   of several processes: whom to signal, whether a stop was
+                                                             requested, how they ended
 checkpoints/step-…/                                          to resume from
 prepared/                                                    encoded data, when no cache is named
 parent/                                                      copy of the adapter that the run continues from
@@ -36,6 +37,7 @@ PATH = re.compile(r"(?:file://|(?<![\w/.~-]))/(?:[^\s/:'\"<>|,;()]+/)+")
 """Folders in front of a file's name."""
 ERROR_NAME = "error.json"
 FIRST_PROCESS_NAME = "first_process.pid"
+ASKED_NAME = "asked.json"
 ENDING_NAME = "ending.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 CHECKPOINT_STATE_NAME = "trainer_state.json"

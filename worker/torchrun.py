@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -23,7 +24,7 @@ from worker.child_runtime import (
     STORAGE_EXITS,
     exit_with_worker,
 )
-from worker.run_folder import ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, read_json
+from worker.run_folder import ASKED_NAME, ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, read_json, write_json
 
 LOOK_AGAIN_SECONDS = 0.2
 
@@ -34,9 +35,9 @@ def main(argv: Sequence[str]) -> int:
     exit_with_worker()
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # torchrun's processes are children of this one
     folder = Path(run_dir)
-    for name in (ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME):
+    for name in (ASKED_NAME, ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME):
         (folder / name).unlink(missing_ok=True)
-    SignalRelay(folder / FIRST_PROCESS_NAME)
+    SignalRelay(folder)
     failure = torchrun(processes, ["-m", module, plan, run_dir, *options])
     ending = read_json(folder / ENDING_NAME)
     if ending:
@@ -47,8 +48,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def torchrun(processes: str, command: Sequence[str]) -> int:
-    """Run a command under torchrun; return 0, 1, one of `STORAGE_EXITS`, or the negative number of the signal that ended a
-    process.
+    """Run a command under torchrun; return 0, 1, one of `STORAGE_EXITS`, the negative number of the signal that ended a
+    process, or `EXIT_PEER_LOST` if each process knows only that another one was lost.
 
     torchrun ends the others with SIGTERM once one has failed, and with SIGKILL half a minute later.
     """
@@ -64,15 +65,18 @@ def torchrun(processes: str, command: Sequence[str]) -> int:
         codes = [failure.exitcode for failure in failures if failure.timestamp <= first + 1]
         if storage := sorted(set(STORAGE_EXITS.values()).intersection(codes)):
             return storage[0]
-        return min([1, *(code for code in codes if code not in (EXIT_PEER_LOST, -signal.SIGTERM))])
+        causes = [code for code in codes if code not in (EXIT_PEER_LOST, -signal.SIGTERM)]
+        return min([1, *causes]) if causes else EXIT_PEER_LOST
     return 0
 
 
 class SignalRelay:
-    """Passes the worker's signals on to the first process, as soon as it can receive them."""
+    """Passes the worker's signals on to the first process, as soon as it can receive them, and notes in the run folder that a
+    stop was requested.
+    """
 
-    def __init__(self, pid_file: Path) -> None:
-        self._pid_file = pid_file
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
         self._wanted: int | None = None
         for number in (PAUSE_SIGNAL, CANCEL_SIGNAL, signal.SIGINT):
             signal.signal(number, self._note)
@@ -81,10 +85,12 @@ class SignalRelay:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._wanted != CANCEL_SIGNAL:  # a cancel outranks a pause
             self._wanted = number
+        with suppress(OSError):
+            write_json(self._run_dir / ASKED_NAME, {"signal": number})
         self._pass_on(number, frame)
 
     def _pass_on(self, _number: int, _frame: FrameType | None) -> None:
-        first = read_json(self._pid_file)
+        first = read_json(self._run_dir / FIRST_PROCESS_NAME)
         if first is None:
             signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_SECONDS)
         elif self._wanted is not None:

@@ -44,6 +44,7 @@ from worker.training.checkpoint import (
     checkpoint_at,
     keep_result,
     load_checkpoint,
+    refuse_missing,
     save_checkpoint,
 )
 from worker.training.early_stopping import is_exhausted, score_at
@@ -115,7 +116,12 @@ def train(
 
 
 def resume_or_start(context: TrainingContext, resume: Path | None) -> Progress:
-    """Return the beginning of a run, or the place where an earlier attempt left it."""
+    """Return the beginning of a run, or the place where an earlier attempt left it.
+
+    Raises:
+        JobFailed: ``CHECKPOINT_MISSING``: a process does not have the checkpoint that the others resume from.
+    """
+    refuse_missing(context.distributed, resume)
     if resume is None:
         reasons = inexact_reasons(context.environment, context.environment)
         return Progress(0, 0, [], token_budget=context.budget.tokens, run_id=new_run_id(), inexact_reasons=reasons)

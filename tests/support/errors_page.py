@@ -75,6 +75,8 @@ LOOK_AT_CODE = {
     Code.SANDBOX_UNAVAILABLE: "`GET /v1/capabilities`, `MENS_SANDBOX`, the kernel's user namespaces",
     Code.OUT_OF_MEMORY: "`memory` in the run's `run_summary.json`: predicted and peak",
     Code.TRAINER_KILLED: "the machine's memory and the kernel's log",
+    Code.TRAINER_TERMINATED: "that machine's service manager or Kubernetes' events: what stopped the process",
+    Code.PEER_LOST: "that machine, its kernel's log, the network between the machines",
     Code.TRAINER_ORPHANED: "the worker's connection to the database",
     Code.LEASE_EXPIRED: "that worker's machine; MensWorkersDying",
     Code.BASE_NOT_FETCHED: "`MENS_FETCH_BASES`, the hub's cache of the API",

@@ -16,11 +16,22 @@ from worker.child_runtime import (
     EXIT_CANCELLED,
     EXIT_FAILED,
     EXIT_PAUSED,
+    EXIT_PEER_LOST,
     STORAGE_EXITS,
+    PeerLost,
     StopRequested,
     StopSignals,
     run_engine,
 )
+from worker.run_folder import write_json
+
+
+class DistError(RuntimeError):
+    """In place of torch's class of this name: the worker's own tests load no torch."""
+
+
+class DistNetworkError(DistError):
+    """As torch raises it of a store that does not answer."""
 
 
 def raising(error: BaseException):
@@ -92,6 +103,48 @@ def test_a_bug_is_not_dressed_up(tmp_path):
     with pytest.raises(ValueError, match="odd"):
         run_engine(raising(ValueError("odd")), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+# -- one of several processes -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def several(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+
+
+LOST = [
+    PeerLost("gone"),
+    RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711"),
+    DistNetworkError("The client socket has timed out after 60000ms while trying to connect to (10.0.0.1, 29500)."),
+    StopRequested(EXIT_CANCELLED),
+]
+
+
+@pytest.mark.parametrize("error", LOST, ids=["peer", "gloo", "store", "terminated by nobody"])
+def test_a_lost_peer_has_a_code_and_may_be_tried_again(tmp_path, several, error):
+    assert run_engine(raising(error), tmp_path) == EXIT_PEER_LOST
+    written = json.loads((tmp_path / "error.json").read_text())
+    assert (written["code"], written["retryable"]) == (Code.PEER_LOST, True)
+    assert not (tmp_path / "ending.json").exists()
+
+
+def test_the_process_that_ended_first_is_believed(tmp_path, several):
+    write_json(tmp_path / "error.json", {"code": "OUT_OF_MEMORY"})
+    assert run_engine(raising(PeerLost("gone")), tmp_path) == EXIT_PEER_LOST
+    assert json.loads((tmp_path / "error.json").read_text()) == {"code": "OUT_OF_MEMORY"}
+
+
+def test_a_cancel_that_was_requested_is_one(tmp_path, several):
+    write_json(tmp_path / "asked.json", {"signal": signal.SIGTERM})
+    assert run_engine(raising(StopRequested(EXIT_CANCELLED)), tmp_path) == 0
+    assert json.loads((tmp_path / "ending.json").read_text()) == {"exit_code": EXIT_CANCELLED}
+    assert not (tmp_path / "error.json").exists()
+
+
+def test_alone_no_peer_is_lost(tmp_path):
+    with pytest.raises(RuntimeError, match="by peer"):
+        run_engine(raising(LOST[1]), tmp_path)
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -176,6 +178,21 @@ def test_a_killed_process_may_be_tried_again(start):
     failed = failure(engine)
     assert (failed.code, failed.retryable) == (Code.TRAINER_KILLED, True)
     assert "SIGKILL" in failed.message
+
+
+def test_processes_that_know_only_of_each_other_lost_a_peer(start):
+    engine = start("def work():\n    raise PeerLost('Connection closed by peer')")
+    failed = failure(engine)
+    assert (failed.code, failed.retryable) == (Code.PEER_LOST, True)
+
+
+@pytest.mark.long
+def test_a_process_that_somebody_else_terminates_is_a_lost_peer(start):
+    """As of torchrun's agent of another machine: the first process sees a cancel that nobody requested."""
+    engine = start(AGREES)
+    os.kill(ready(engine)[0]["pid"], signal.SIGTERM)
+    failed = failure(engine)
+    assert (failed.code, failed.retryable) == (Code.PEER_LOST, True)
 
 
 @pytest.mark.long

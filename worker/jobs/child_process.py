@@ -27,9 +27,11 @@ from worker.child_runtime import (
     EXIT_CANCELLED,
     EXIT_FAILED,
     EXIT_PAUSED,
+    EXIT_PEER_LOST,
     PAUSE_SIGNAL,
     PEER_LOST_NOTE,
     STORAGE_EXITS,
+    peer_lost,
 )
 from worker.jobs.child_environment import child_environment
 from worker.run_folder import ERROR_NAME, LOG_NAME, PLAN_NAME, TELEMETRY_NAME, read_json, read_log_end
@@ -161,20 +163,20 @@ class ChildProcess:
         """Wait for the process to end and return how it ended.
 
         Raises:
-            MensError: the child's own coded error, or ``TRAINER_KILLED`` / ``TRAINER_CRASHED`` with the log's end.
+            MensError: the child's own coded error, ``PEER_LOST``, or ``TRAINER_TERMINATED`` / ``TRAINER_KILLED`` /
+                ``TRAINER_CRASHED`` with the log's end.
         """
         code = self._process.wait()
-        reasons = {0: ExitReason.COMPLETE, EXIT_PAUSED: ExitReason.PAUSED, EXIT_CANCELLED: ExitReason.CANCELLED}
-        # The signal itself ended the process: it was still starting, and had no handler yet.
-        if self._sent and code == -self._sent:
+        if code in (0, EXIT_PAUSED):
+            return ExitReason.PAUSED if code else ExitReason.COMPLETE
+        # A cancel, also by another program; or the signal itself ended the process, which was still starting.
+        if self._sent and code in (EXIT_CANCELLED, -self._sent, -CANCEL_SIGNAL):
             return ExitReason.PAUSED if self._sent == PAUSE_SIGNAL else ExitReason.CANCELLED
-        if code in reasons:
-            return reasons[code]
         raise self._failure(code)
 
     def _failure(self, code: int) -> MensError:
         error = read_json(self.run_dir / ERROR_NAME)
-        if code == EXIT_FAILED and error:
+        if code in (EXIT_FAILED, EXIT_PEER_LOST) and error:
             return JobFailed(error.pop("code"), error.pop("message"), **error)
         if code == STORAGE_EXITS[Code.STORAGE_FULL]:
             return storage_full()
@@ -182,22 +184,35 @@ class ChildProcess:
             return storage_unavailable("the trainer could not write to its run folder")
         tail = read_log_end(self.run_dir).splitlines()[-LOG_TAIL_LINES:]
         details = {"exit_code": code, "log_tail": tail}
-        if code < 0:
-            how = "did not stop in time and was killed" if self._is_overdue else "was killed"
-            return JobFailed(
-                Code.TRAINER_KILLED,
-                f"{self._module} {how} by {signal.Signals(-code).name}.",
-                remedy="Raise MENS_STOP_GRACE_SECONDS if this happens again."
-                if self._is_overdue
-                else "If the machine ran out of memory, lower exec.batch_size or exec.seq_len.",
-                details=details,
-                retryable=True,
-            )
+        if code == EXIT_PEER_LOST:
+            return peer_lost()
+        if code < 0 or code == EXIT_CANCELLED:
+            return self._ended_by_signal(code, details)
         return JobFailed(
             Code.TRAINER_CRASHED,
             f"{self._module} crashed with exit code {code}: {last_message(tail)}.",
             remedy=f"Read the end of its log: `mens jobs logs {self.run_dir.parent.name}`.",
             details=details,
+        )
+
+    def _ended_by_signal(self, code: int, details: dict[str, Any]) -> JobFailed:
+        if code in (EXIT_CANCELLED, -CANCEL_SIGNAL):
+            return JobFailed(
+                Code.TRAINER_TERMINATED,
+                f"{self._module} was ended by a {CANCEL_SIGNAL.name} that this worker did not send.",
+                remedy="The run continues from its newest checkpoint; if this repeats, look for what stops processes on that machine.",
+                details=details,
+                retryable=True,
+            )
+        how = "did not stop in time and was killed" if self._is_overdue else "was killed"
+        return JobFailed(
+            Code.TRAINER_KILLED,
+            f"{self._module} {how} by {signal.Signals(-code).name}.",
+            remedy="Raise MENS_STOP_GRACE_SECONDS if this happens again."
+            if self._is_overdue
+            else "If the machine ran out of memory, lower exec.batch_size or exec.seq_len.",
+            details=details,
+            retryable=True,
         )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from shared.hashing import digest_file
 from worker.checkpoints.folders import appearing_whole, link_or_copy, remove_whole
 from worker.run_folder import CHECKPOINTS_FOLDER, REFERENCE_NAME, list_checkpoints, read_json, write_json
 from worker.training.adapter import load_weights, save_adapter
+from worker.training.distributed import DistributedContext
 from worker.training.model.load import trainable
 from worker.training.optimizer import optimizer_tensors, restore_optimizer
 from worker.training.probes import write_probes
@@ -42,6 +44,7 @@ SCHEMA = "vox_mens_checkpoint_v2"
 STATE_NAME = "trainer_state"
 OPTIMIZER_PREFIX = "optimizer."
 CARRIED = "carried"
+ABSENT = "absent"
 KEEP = 3
 """Checkpoints that belong to the result of a run."""
 PROGRESS_FIELDS = (
@@ -193,6 +196,35 @@ def checkpoint_at(run_dir: Path, step: int) -> Path | None:
 
 def _folder(run_dir: Path, step: int) -> Path:
     return run_dir / CHECKPOINTS_FOLDER / f"step-{step:08d}"
+
+
+def refuse_missing(distributed: DistributedContext, resume: Path | None) -> None:
+    """Check, before any process reads it, that all of them resume from the same checkpoint. On several machines each has a
+    folder of its own.
+
+    Raises:
+        JobFailed: ``CHECKPOINT_MISSING``, in every process, with the names of the machines that lack it.
+    """
+    state = resume and resume / f"{STATE_NAME}.json"
+    mine = digest_file(state) if state and state.is_file() else ABSENT
+    found = [note.partition(" ") for note in distributed.gather(f"{mine} {socket.gethostname()}")]
+    digests = [digest for digest, _, _ in found]
+    first = next((digest for digest in digests if digest != ABSENT), None)
+    if (resume is None and first is None) or (first is not None and digests == [first] * len(digests)):
+        return
+    lacking = [
+        f"{host} (process {rank})"
+        for rank, (digest, _, host) in enumerate(found)
+        if digest == ABSENT or digest != first
+    ]
+    name = resume.name if resume else "that the others resume from"
+    raise JobFailed(
+        Code.CHECKPOINT_MISSING,
+        f"The checkpoint {name} is not on {', '.join(lacking)}, or differs there.",
+        remedy="The worker fetches it again. By hand: copy the folder to every machine and start all with the same --resume.",
+        details={"processes": lacking},
+        retryable=True,
+    )
 
 
 def load_checkpoint(

@@ -29,6 +29,8 @@ PATIENCE = dt.timedelta(hours=1)
 """Longest wait of a process for another. An ended process is noticed at once; the first may encode a large file
 alone."""
 
+NOTE_BYTES = 128
+
 
 @dataclass(frozen=True, slots=True)
 class DistributedContext:
@@ -49,7 +51,7 @@ class DistributedContext:
         Scores and counts are exchanged between CPUs, gradients between the devices they are on.
 
         Raises:
-            JobFailed: ``SETTINGS_INVALID``: there are more processes than GPUs.
+            JobFailed: ``SETTINGS_INVALID``: there are more processes than GPUs. PeerLost: another one did not come.
         """
         if not under_torchrun():  # a cluster may set RANK and WORLD_SIZE for reasons of its own
             return cls()
@@ -59,9 +61,10 @@ class DistributedContext:
         on_gpu = device.type == "cuda"
         if on_gpu:
             _claim(device)
-        dist.init_process_group(  # given a device, NCCL connects now, before memory is full
-            "cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=PATIENCE, device_id=device if on_gpu else None
-        )
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        # Given a device, NCCL connects now, before memory is full.
+        with_device = device if on_gpu else None
+        _with_peers(lambda: dist.init_process_group(backend, timeout=PATIENCE, device_id=with_device))
         return distributed
 
     def leave(self) -> None:
@@ -151,6 +154,19 @@ class DistributedContext:
                 details={"differs": differs},
             )
 
+    def gather(self, note: str) -> list[str]:
+        """Return a short ASCII string of every process, by rank.
+
+        Args:
+            note: at most ``NOTE_BYTES`` characters; a longer one is cut.
+        """
+        if self.size == 1:
+            return [note]
+        mine = torch.tensor(list(note.encode("ascii", "replace")[:NOTE_BYTES].ljust(NOTE_BYTES)), dtype=torch.uint8)
+        of_all = [torch.empty_like(mine) for _ in range(self.size)]
+        _with_peers(lambda: dist.all_gather(of_all, mine))
+        return [bytes(one.tolist()).decode().rstrip() for one in of_all]
+
     def seed_step(self, seed: int, step: int) -> None:
         """Reseed the random generators, which draw dropout masks, for this process's part of a step.
 
@@ -216,11 +232,11 @@ def _all_reduce(tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> Non
 
 def _with_peers(talk: Callable[[], object]) -> None:
     """Raises:
-    PeerLost: another process has ended. RuntimeError: no process has ended, but the answer timed out.
+    PeerLost: another process has ended, or has not answered in time, as one on a machine that vanished.
     """
     try:
         talk()
     except RuntimeError as error:
-        if "timed out" in str(error).lower() or is_out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         raise PeerLost(str(error)) from error

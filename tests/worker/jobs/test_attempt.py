@@ -91,6 +91,13 @@ def test_killed_child_is_retried(installation, monkeypatch, fake_trainer):
     assert any("TRAINER_KILLED" in message for message in installation.messages(job.id))
 
 
+def test_child_that_another_program_terminates_is_retried(installation, monkeypatch, fake_trainer):
+    """Nobody asked for a cancel, so the job is not cancelled."""
+    job = run(installation, monkeypatch, fake_trainer(STEP + "sys.exit(11)"))
+    assert job.state is JobState.QUEUED
+    assert any("TRAINER_TERMINATED" in message for message in installation.messages(job.id))
+
+
 def test_log_of_a_running_and_of_a_succeeded_attempt_is_kept(installation, monkeypatch, fake_trainer):
     monkeypatch.setattr("worker.jobs.attempt.LOG_SECONDS", 0.05)
     waits = "print('begun', flush=True)\nemit('ready')\nwhile not (run_dir / 'leave').exists(): time.sleep(.01)\nprint('end')\n"

@@ -18,7 +18,7 @@ from shared.gpus.usable import MachineGpus
 from tests.support.processes import is_gone
 from tests.support.tiny_base import CONFIG
 from tests.support.waiting import eventually
-from worker.child_runtime import STORAGE_EXITS
+from worker.child_runtime import EXIT_PEER_LOST, STORAGE_EXITS, peer_lost
 from worker.jobs import child_process
 from worker.jobs.child_process import LOG_TAIL_LINES, ChildProcess, ExitReason, trainer_threads
 from worker.run_folder import PLAN_NAME, write_json
@@ -127,9 +127,7 @@ def test_each_event_is_returned_once_and_incomplete_lines_wait(start, run_dir):
 # -- endings ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "ending"), [(0, ExitReason.COMPLETE), (10, ExitReason.PAUSED), (11, ExitReason.CANCELLED)]
-)
+@pytest.mark.parametrize(("exit_code", "ending"), [(0, ExitReason.COMPLETE), (10, ExitReason.PAUSED)])
 def test_exit_codes(start, exit_code, ending):
     assert ended(start(f"sys.exit({exit_code})")).ending() is ending
 
@@ -218,6 +216,39 @@ def test_stop_request_before_the_handlers_are_set(start, checkpoint, ending):
     eventually(child.new_telemetry, PATIENCE, "it is starting")
     child.request_stop(checkpoint=checkpoint, grace_seconds=60)
     assert ended(child).ending() is ending
+
+
+@pytest.mark.parametrize("handles", [True, False], ids=["handled", "still starting"])
+def test_sigterm_of_somebody_else_is_no_cancel(start, handles):
+    """The node is drained, or a service manager stops every process of the worker's group: the job is tried again."""
+    child = start((OBEDIENT if handles else "") + SLEEP)
+    eventually(child.new_telemetry, PATIENCE, "it is ready")
+    os.kill(child.pid, signal.SIGTERM)
+    failed = failure(child)
+    assert (failed.code, failed.retryable) == (Code.TRAINER_TERMINATED, True)
+    assert failed.remedy
+
+
+@pytest.mark.parametrize("handles", [True, False], ids=["handled", "still starting"])
+def test_sigterm_of_somebody_else_does_not_turn_a_pause_into_a_cancel(start, handles):
+    child = start(
+        (OBEDIENT if handles else "").replace("SIGUSR1", "SIGUSR2")
+        + "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
+        + SLEEP
+    )
+    eventually(child.new_telemetry, PATIENCE, "it is ready")
+    child.request_stop(checkpoint=True, grace_seconds=60)
+    os.kill(child.pid, signal.SIGTERM)
+    assert ended(child).ending() is ExitReason.PAUSED
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_lost_peer_is_tried_again(start, run_dir, written):
+    if written:
+        write_json(run_dir / "error.json", peer_lost().as_dict())
+    failed = failure(start(f"sys.exit({EXIT_PEER_LOST})"))
+    assert failed.as_dict() == peer_lost().as_dict()
+    assert (failed.code, failed.retryable) == (Code.PEER_LOST, True)
 
 
 def test_child_that_does_not_stop_is_killed_after_grace_time(start, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import socket
 
 import numpy as np
 import pytest
@@ -24,8 +25,10 @@ from worker.training.checkpoint import (
     Progress,
     keep_result,
     load_checkpoint,
+    refuse_missing,
     save_checkpoint,
 )
+from worker.training.distributed import DistributedContext
 from worker.training.model.load import attach_lora, load_base, trainable
 from worker.training.reproducibility import Guarantee, environment
 
@@ -221,3 +224,26 @@ def test_other_plan_or_schema_is_refused_before_anything_changes(save, bench, tm
 
 def test_no_checkpoint_folder_is_no_checkpoint(tmp_path):
     assert list_checkpoints(tmp_path) == []
+
+
+def test_checkpoint_that_is_not_there_has_a_code(tmp_path):
+    refuse_missing(DistributedContext(), None)
+    with pytest.raises(JobFailed) as failed:
+        refuse_missing(DistributedContext(), tmp_path / "step-00000003")
+    assert (failed.value.code, failed.value.retryable) == (Code.CHECKPOINT_MISSING, True)
+    assert "step-00000003" in failed.value.message
+
+
+class Three(DistributedContext):
+    """Three processes, of which this one is the second: the first has another checkpoint, the third none."""
+
+    def gather(self, note: str) -> list[str]:
+        return ["a" * 64 + " node-1", note, "absent node-3"]
+
+
+def test_processes_with_another_checkpoint_or_none_are_named(save):
+    folder = save(3)
+    with pytest.raises(JobFailed) as failed:
+        refuse_missing(Three(1, 3), folder)
+    mine = f"{socket.gethostname()} (process 1)"
+    assert failed.value.details == {"processes": [mine, "node-3 (process 2)"]}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from cli.standalone.ports import free_port
 from shared.artifacts.manifests import WEIGHTS_NAME
 from shared.errors import Code, JobFailed
 from shared.hashing import digest_file
@@ -245,3 +248,107 @@ def test_one_process_that_has_no_room_at_all_ends_the_run_with_its_code(tiny, tm
         ended(engine)
     assert failed.value.code == Code.OUT_OF_MEMORY
     assert not (engine.run_dir / SUMMARY_NAME).exists()
+
+
+# -- two machines -----------------------------------------------------------------------------------------------------
+
+LONG_RUN = EXEC | {"epochs": 12, "checkpoint_every": 4}
+
+
+class Machine:
+    """One of two agents of torchrun on this machine, each with a run folder of its own."""
+
+    def __init__(self, rank: int, port: int, run_dir: Path, resume: Path | None) -> None:
+        self.run_dir = run_dir
+        run_dir.mkdir(exist_ok=True)
+        launcher = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=2",
+            "--nproc-per-node=1",
+            f"--node-rank={rank}",
+        ]
+        where = ["--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=0"]
+        trainer = [
+            "-m",
+            "worker.train",
+            str(run_dir.parent / PLAN_NAME),
+            str(run_dir),
+            *(["--resume", str(resume)] if resume else []),
+        ]
+        self.log = (run_dir / LOG_NAME).open("wb")
+        self.process = subprocess.Popen(
+            [*launcher, *where, *trainer], stdout=self.log, stderr=self.log, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+
+    def trainer(self) -> int | None:
+        """Process id of the trainer, once it runs."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+        return next((int(child) for child, command in commands.items() if b"worker.train" in command), None)
+
+    def error(self) -> dict:
+        """How it failed."""
+        assert self.process.wait(SECONDS) != 0, "it did not fail"
+        error = read_json(self.run_dir / "error.json")
+        assert error, (self.run_dir / LOG_NAME).read_text()
+        return error
+
+
+@pytest.fixture
+def machines(tmp_path):
+    """Starts two machines, with the checkpoint that each resumes from."""
+    started: list[Machine] = []
+
+    def begin(name: str, *resume: Path) -> list[Machine]:
+        port = free_port()
+        pair = [Machine(rank, port, tmp_path / f"{name}-{rank}", resume[rank] if resume else None) for rank in (0, 1)]
+        started.extend(pair)
+        return pair
+
+    yield begin
+    for machine in started:
+        machine.process.terminate()
+        machine.process.wait(SECONDS)
+        machine.log.close()
+
+
+def test_machine_without_the_checkpoint_is_named(tiny, tmp_path, machines):
+    (tmp_path / PLAN_NAME).write_text(plan(tiny, tmp_path).model_dump_json())
+    tiny.train(plan(tiny, tmp_path), tmp_path / "whole")
+    there = list_checkpoints(tmp_path / "whole")[-1]
+    for machine in machines("run", there, tmp_path / "elsewhere" / there.name):
+        error = machine.error()
+        assert (error["code"], error["retryable"]) == (Code.CHECKPOINT_MISSING, True)
+        assert error["details"]["processes"] == [f"{socket.gethostname()} (process 1)"]
+
+
+def kill_one(pair: list[Machine], rank: int, steps: int) -> None:
+    """`kill -9` one machine's trainer after some steps; the other says that its peer was lost."""
+    until(lambda: len(told(pair[0].run_dir, "step")) >= steps, "enough steps")
+    os.kill(pair[rank].trainer(), signal.SIGKILL)
+    error = pair[1 - rank].error()
+    assert (error["code"], error["retryable"]) == (Code.PEER_LOST, True)
+
+
+def test_lost_machine_is_told(tiny, tmp_path, machines):
+    (tmp_path / PLAN_NAME).write_text(plan(tiny, tmp_path, exec=LONG_RUN).model_dump_json())
+    kill_one(machines("first"), 1, 2)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_run_goes_on_after_either_machine_was_lost(tiny, tmp_path, machines):
+    """At the first step there is no checkpoint yet; later both continue from the first one's newest."""
+    (tmp_path / PLAN_NAME).write_text(plan(tiny, tmp_path, exec=LONG_RUN).model_dump_json())
+    whole = machines("whole")
+    assert [machine.process.wait(SECONDS) for machine in whole] == [0, 0]
+    for rank in (0, 1):
+        for steps in (1, 6, 9):
+            first = machines(f"first-{rank}-{steps}")
+            kill_one(first, rank, steps)
+            if checkpoints := list_checkpoints(first[0].run_dir):
+                again = machines(f"again-{rank}-{steps}", checkpoints[-1], checkpoints[-1])
+                assert [machine.process.wait(SECONDS) for machine in again] == [0, 0]
+                assert weights_digest(again[0].run_dir) == weights_digest(whole[0].run_dir)

@@ -40,7 +40,15 @@ from shared.model_card.evaluation_rows import (
 from shared.model_card.self_evaluation import AnswerSource, RowSource, SelfEvaluation
 from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
-from worker.child_runtime import EXIT_CANCELLED, EXIT_PAUSED, PeerLost, StopRequested, is_out_of_memory
+from worker.child_runtime import (
+    EXIT_CANCELLED,
+    EXIT_PAUSED,
+    PeerLost,
+    StopRequested,
+    is_out_of_memory,
+    is_peer_lost,
+    under_torchrun,
+)
 from worker.run_folder import EVALUATION_ROWS_NAME, write_json
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import Row
@@ -195,6 +203,8 @@ class _Evaluation:
         except (StopRequested, PeerLost):
             raise
         except Exception as error:
+            if under_torchrun() and is_peer_lost(error):
+                raise PeerLost(str(error)) from error
             traceback.print_exc()
             code = _code_of(error)
         self.causes.append(code)
