@@ -8,9 +8,10 @@ from shared.tokenization.tokenizer import Tokenizer
 
 COMPARED_TEXT = " Two  words\n\n\tand Ångström, e\u0301, 数据 🙂, don't 12345 x_y(): \n"
 """Sample in which tokenizers differ: case, white space, accents, scripts, digits."""
-TAKE_AS_IT_IS = (
-    'Set "tokenizer_class": "PreTrainedTokenizerFast" in the model\'s tokenizer_config.json, so that transformers takes tokenizer.json'
-    " as it is, and add the base again."
+ONE_TOKENIZER = (
+    'Set "tokenizer_class": "PreTrainedTokenizerFast" in the model\'s tokenizer_config.json, so that transformers takes tokenizer.json as it is,'
+    " and add the base again. For Qwen2 and Qwen3.5, transformers ignores that name: if the model was trained with transformers' tokens, save"
+    " them as tokenizer.json with `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`."
 )
 """Remedy: the tokenizer class of a family replaces tokenizer.json's rules by its own."""
 

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from transformers.utils.logging import set_verbosity_error
 
 from shared.errors import ArtifactInvalid, Code, InvalidRequest, MensError
-from shared.tokenization.agreement import TAKE_AS_IT_IS, first_difference
+from shared.tokenization.agreement import ONE_TOKENIZER, first_difference
 from shared.tokenization.tokenizer import Tokenizer
 from worker.child_runtime import print_error
 
@@ -64,7 +64,7 @@ def _mismatch(reason: str) -> ArtifactInvalid:
     return ArtifactInvalid(
         Code.TOKENIZER_MISMATCH,
         f"{reason}.",
-        remedy=TAKE_AS_IT_IS,
+        remedy=ONE_TOKENIZER,
         param="tokenizer.json",
     )
 

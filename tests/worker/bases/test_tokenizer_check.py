@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from transformers import AutoTokenizer
 
 from shared.errors import Code
 from tests.support.tiny_base import write_base
@@ -30,6 +31,20 @@ def test_class_of_the_family_reads_the_file_differently(base, capsys):
     named = re.search(r'"tokenizer_class": "(\w+)"', error["remedy"])
     config = json.loads((base / "tokenizer_config.json").read_text())
     (base / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": named[1]}))
+    assert (main([str(base)]), capsys.readouterr().out) == (0, "")
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3_5"])
+def test_family_whose_class_transformers_never_replaces(base, capsys, model_type):
+    """The remedy's first half does not help such a base; the second does."""
+    for file, change in (
+        ("config.json", {"model_type": model_type}),
+        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+    ):
+        (base / file).write_text(json.dumps(json.loads((base / file).read_text()) | change))
+    error = refusal(base, capsys)
+    assert "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)" in error["remedy"]
+    AutoTokenizer.from_pretrained(base).save_pretrained(base)
     assert (main([str(base)]), capsys.readouterr().out) == (0, "")
 
 

@@ -15,7 +15,7 @@ from shared.contract.contracts import FineTuneContract
 from shared.contract.plan import DataFile, TrainingRun, validation_split
 from shared.errors import Code, DatasetInvalid, JobFailed
 from shared.preflight.held_out import split_validation
-from shared.tokenization.agreement import TAKE_AS_IT_IS, first_difference
+from shared.tokenization.agreement import ONE_TOKENIZER, first_difference
 from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 from worker.training.data.batches import Numbers
@@ -144,6 +144,6 @@ def refuse_other_tokens(labeller: Tokenizer, tokenizer: PreTrainedTokenizerBase,
         raise JobFailed(
             Code.TOKENIZER_MISMATCH,
             "transformers encodes a string to other tokens than the base's tokenizer.json.",
-            remedy=TAKE_AS_IT_IS,
+            remedy=ONE_TOKENIZER,
             param="model.hf_repo",
         )
