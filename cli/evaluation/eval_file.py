@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
+from msgspec.structs import asdict
 from pydantic import TypeAdapter, ValidationError
 
+from shared.datasets.rows import Record
 from shared.errors import Code, InvalidRequest
 from shared.evaluation.types import ChatSampling, Criterion, InputMessages
 
@@ -136,22 +139,28 @@ def read_rows(path: Path) -> list[Item]:
 def to_item(row: Mapping[str, Any]) -> Item:
     """Convert a row to an item.
 
-    OpenAI's ``{"item": …}`` is unwrapped. A training row, which ends with the assistant's turn, becomes the messages before it and
-    ``expected``; so does a row with ``prompt`` and ``completion``. Everything else stays as it is.
+    OpenAI's ``{"item": …}`` is unwrapped. A training row of any form gets ``messages``, the turns before its last answer, and that
+    answer as ``expected``; a row with a ``prompt`` alone gets ``messages``. Everything else stays as it is.
     """
     if isinstance(row.get("item"), dict) and row.keys() <= {"item", "sample"}:
         return dict(row["item"])
     item = dict(row)
-    if "messages" not in item and isinstance(item.get("prompt"), str):
-        item["messages"] = [{"role": "user", "content": item.pop("prompt")}]
-        if "completion" in item and "expected" not in item:
-            item["expected"] = item.pop("completion")
-    messages = item.get("messages")
-    if isinstance(messages, list) and len(messages) > 1 and "expected" not in item:
-        *before, last = messages
-        if isinstance(last, dict) and last.get("role") == "assistant":
-            item |= {"messages": before, "expected": last.get("content")}
+    if "expected" not in item and (turns := _chat(item)):
+        *before, last = turns
+        item |= {"messages": before, "expected": last.get("content")}
+    elif "messages" not in item and isinstance(item.get("prompt"), str):
+        item["messages"] = [{"role": "user", "content": item["prompt"]}]
     return item
+
+
+def _chat(item: Item) -> list[dict[str, Any]]:
+    """Return the turns of a training row, at least two, which end with the assistant's; empty for other rows."""
+    try:
+        record = msgspec.convert({key: item[key] for key in Record.__struct_fields__ if key in item}, Record)
+    except msgspec.ValidationError:
+        return []
+    turns = [{key: value for key, value in asdict(turn).items() if value is not None} for turn in record.conversation()]
+    return turns if len(turns) > 1 and turns[-1]["role"] == "assistant" else []
 
 
 def _invalid(message: str, param: str | None = None) -> InvalidRequest:

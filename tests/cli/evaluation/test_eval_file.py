@@ -11,6 +11,7 @@ import pytest
 from cli.evaluation.eval_file import read, to_item
 from shared.errors import Code, InvalidRequest
 
+SYSTEM = {"role": "system", "content": "Add."}
 USER = {"role": "user", "content": "2 + 2?"}
 ANSWER = {"role": "assistant", "content": "4"}
 EXACT = {"type": "string_check", "name": "e", "input": "{{ sample.output_text }}", "reference": "4", "operation": "eq"}
@@ -22,7 +23,20 @@ EXACT = {"type": "string_check", "name": "e", "input": "{{ sample.output_text }}
         ({"messages": [USER], "expected": "4", "tag": 1}, {"messages": [USER], "expected": "4", "tag": 1}),
         ({"messages": [USER, ANSWER]}, {"messages": [USER], "expected": "4"}),
         ({"messages": [USER, ANSWER], "expected": "5"}, {"messages": [USER, ANSWER], "expected": "5"}),
-        ({"prompt": "2 + 2?", "completion": "4"}, {"messages": [USER], "expected": "4"}),
+        (
+            {"messages": [USER, ANSWER], "system": "Add."},
+            {"messages": [SYSTEM, USER], "expected": "4", "system": "Add."},
+        ),
+        *(
+            (row, {**row, "messages": [USER], "expected": "4"})
+            for row in (
+                {"prompt": "2 + 2?", "completion": "4"},
+                {"prompt": "2 + 2?", "response": "4", "tag": 1},
+                {"instruction": "2 + 2?", "input": "", "output": "4"},
+                {"turns": [USER, ANSWER]},
+            )
+        ),
+        ({"prompt": "2 + 2?", "answer": 4}, {"prompt": "2 + 2?", "answer": 4, "messages": [USER]}),
         ({"item": {"q": 1}, "sample": {}}, {"q": 1}),
         ({"item": {"q": 1}, "other": 2}, {"item": {"q": 1}, "other": 2}),
         ({"messages": [ANSWER]}, {"messages": [ANSWER]}),
