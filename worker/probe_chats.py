@@ -7,10 +7,11 @@ the date.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,6 +19,7 @@ from shared.datasets.rows import Message
 from shared.errors import InvalidRequest
 from shared.tokenization.served_form import plain_messages, served_tools
 from shared.tokenization.tokenizer import Tokenizer
+from shared.tokenization.tool_call_forms import parser_of
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -35,6 +37,9 @@ TOOLS: list[dict[str, Any]] = [
     {"function": {"parameters": {"type": "object", "properties": {}}, "name": "list_words"}, "type": "function"},
 ]
 CALL = {"id": "call00001", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "naïve"}'}}
+QUESTION = [{"role": "user", "content": "What is a bug?"}]
+"""Beginning of the chat whose answer is a call; see :func:`written_call`."""
+ARGUMENTS = {"word": "bug", "limit": 2}
 UNICODE = " Two  words\n\n\tand Ångström, e\u0301, 数据 🙂👩\u200d🔬, don't 12345 x_y(): <b>&amp;</b> \n"
 
 
@@ -84,6 +89,17 @@ CHATS = (
 )
 
 
+class WrittenCall(NamedTuple):
+    """An answer that calls a tool, as the template writes it in training.
+
+    Attributes:
+        arguments: template arguments of its prompt, added to the adapter's.
+    """
+
+    text: str
+    arguments: dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedChats:
     """The probe chats with the trainer's token ids.
@@ -91,11 +107,13 @@ class EncodedChats:
     Attributes:
         skipped: names of chats that the template refuses.
         ends: tokens at which training and sample answers end a turn, by id.
+        call: an answer that calls a tool; None if the template writes none that a replica could be tested with.
     """
 
     chats: list[tuple[ProbeChat, list[int]]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     ends: dict[int, str] = field(default_factory=dict)
+    call: WrittenCall | None = None
 
 
 def _message(turn: dict[str, Any]) -> Message:
@@ -106,7 +124,8 @@ def _message(turn: dict[str, Any]) -> Message:
 def encode_chats(tokenizer: Tokenizer, chats: Sequence[ProbeChat] = CHATS) -> EncodedChats:
     """Return the trainer's token ids of the probe chats."""
     texts = {end: tokenizer.backend.id_to_token(end) for end in sorted(tokenizer.end_ids)}
-    encoded = EncodedChats(ends={end: text for end, text in texts.items() if text})
+    ends = {end: text for end, text in texts.items() if text}
+    encoded = EncodedChats(ends=ends, call=written_call(tokenizer, ends.values()))
     for chat in chats:
         try:
             messages = plain_messages(map(_message, chat.messages))
@@ -116,6 +135,34 @@ def encode_chats(tokenizer: Tokenizer, chats: Sequence[ProbeChat] = CHATS) -> En
             # The template's own refusal, e.g. of a system turn or of tools.
             encoded.skipped.append(chat.name)
     return encoded
+
+
+def written_call(tokenizer: Tokenizer, ends: Iterable[str]) -> WrittenCall | None:
+    """Return the text with which the template answers ``QUESTION`` by a call, without the end of the turn.
+
+    It is None if the template writes calls in no form that replicas know, or begins a request's answer otherwise than it writes an
+    answer, or writes thoughts or a special token in it: no grammar of the engine can require these.
+    """
+    quiet = {known: False for known in tokenizer.argument_names if known == "enable_thinking"}
+    tools = served_tools(TOOLS)
+    template = tokenizer.template_for(tools)
+    template = template.with_arguments({**template.arguments, **quiet})
+    name = TOOLS[0]["function"]["name"]
+    call = {**CALL, "function": {"name": name, "arguments": json.dumps(ARGUMENTS)}}
+    try:
+        asked = plain_messages(map(_message, QUESTION))
+        prompt = template.render(asked, tools, add_generation_prompt=True).text
+        answered = plain_messages(map(_message, [*QUESTION, _turn("assistant", "", tool_calls=[call])]))
+        whole = template.render(answered, tools).text
+    except InvalidRequest:
+        return None
+    text = whole.removeprefix(prompt) if whole.startswith(prompt) else ""
+    for end in ends:
+        text = text.partition(end)[0]
+    special = {token for token, added in tokenizer.backend.get_added_tokens_decoder().items() if added.special}
+    known = parser_of(text, name, tokenizer.backend)
+    is_forceable = "</think>" not in text and special.isdisjoint(tokenizer.encode(text).ids)
+    return WrittenCall(text, quiet) if known and is_forceable else None
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int] | None) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -78,6 +79,41 @@ class _PromptIds(BaseModel):
     """The field of a chat's response that is read, with ``return_token_ids``."""
 
     prompt_token_ids: list[int]
+
+
+class _Calls(BaseModel):
+    """The fields of a chat's response that are read for its tool calls."""
+
+    model_config = ConfigDict(frozen=True)
+
+    class CallingChoice(BaseModel):
+        class CallingTurn(BaseModel):
+            class ReadCall(BaseModel):
+                class ReadFunction(BaseModel):
+                    name: str
+                    arguments: str
+
+                function: ReadFunction
+
+            tool_calls: list[ReadCall] | None = None
+
+        message: CallingTurn
+        finish_reason: str | None
+
+    choices: list[CallingChoice]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCalls:
+    """Tool calls that a replica read from an answer.
+
+    Attributes:
+        calls: name and arguments of each call.
+        reason: why it gave no whole answer; empty if it did.
+    """
+
+    calls: list[tuple[str, str]]
+    reason: str = ""
 
 
 class BlockingReplicaClient:
@@ -265,6 +301,41 @@ class BlockingReplicaClient:
         body = with_template_arguments(CHAT, asked, arguments)
         response = self._send("POST", CHAT, json=body)
         return self._read(_PromptIds, response).prompt_token_ids if response.status_code == 200 else None
+
+    def read_call(
+        self,
+        model: str,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        text: str,
+        arguments: Mapping[str, Any],
+    ) -> ReadCalls:
+        """Return the tool calls that a client gets of an answer that can be no other than a given text.
+
+        So the result depends on the replica's parser alone, and not on what the model would rather write.
+
+        Args:
+            text: the answer. arguments: the adapter's template arguments.
+
+        Raises:
+            JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
+        """
+        asked = {
+            "model": model,
+            "messages": messages,
+            "tools": tools,
+            "temperature": 0,
+            "max_tokens": len(text.encode()) + 1,  # a token is at least a byte
+            "structured_outputs": {"choice": [text]},
+        }
+        response = self._send("POST", CHAT, json=with_template_arguments(CHAT, asked, arguments))
+        if response.status_code != 200:
+            return ReadCalls([], f"it refuses the request: {response.text[:300]}")
+        [choice] = self._read(_Calls, response).choices
+        if choice.finish_reason == "length":
+            return ReadCalls([], "its answer was cut")
+        called = [call.function for call in choice.message.tool_calls or []]
+        return ReadCalls([(function.name, function.arguments) for function in called])
 
     def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
         response = self._request(method, path, **more)

@@ -10,13 +10,13 @@ then, so the parser is used only if the template writes the mark before every an
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from serving.settings import OFF, ServingSettings
 from shared.errors import InvalidRequest
 from shared.tokenization.tokenizer import Tokenizer
+from shared.tokenization.tool_call_forms import parser_of
 
 QUESTION, ANSWER, FUNCTION = "Qw7 question", "Aw7 answer", "call_w7"
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
@@ -26,26 +26,8 @@ CALLED: list[dict[str, Any]] = [CHAT[0], {"role": "assistant", "content": "", "t
 TOOLS = [{"type": "function", "function": {"name": "listed_w7", "description": "", "parameters": {"type": "object"}}}]
 
 REASONING = "qwen3"
-CHATML = "<|im_start|>"
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A way to write a tool call: the parser that reads it, a pattern that finds it, the token that it needs."""
-
-    parser: str
-    pattern: re.Pattern[str]
-    token: str | None = None
-
-
-FORMS = (
-    Form("qwen3_xml", re.compile(rf"<tool_call>\s*<function={FUNCTION}>")),
-    Form("hermes", re.compile(rf'<tool_call>\s*{{"name": ?"{FUNCTION}"')),
-    Form("mistral", re.compile(rf"\[TOOL_CALLS\].*{FUNCTION}"), "[TOOL_CALLS]"),
-    Form("llama3_json", re.compile(rf'{{"name": ?"{FUNCTION}", ?"parameters"'), "<|python_tag|>"),
-    # ChatML alone does not show the form of calls; models with such turns are trained on calls in the form of hermes.
-    Form("hermes", re.compile(re.escape(CHATML))),
-)
+CHATML, CHATML_PARSER = "<|im_start|>", "hermes"
+"""ChatML alone does not show the form of calls; models with such turns are trained on calls in the form of hermes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +46,7 @@ def choose_parsers(settings: ServingSettings, tokenizer: Tokenizer | None) -> Pa
     tool = reasoning = None
     if tokenizer is not None:
         text = _render(tokenizer, CALLED, TOOLS) or _render(tokenizer, CHAT)
-        known = (form for form in FORMS if not form.token or tokenizer.backend.token_to_id(form.token) is not None)
-        tool = next((form.parser for form in known if form.pattern.search(text)), None)
+        tool = parser_of(text, FUNCTION, tokenizer.backend) or (CHATML_PARSER if CHATML in text else None)
         turn_start = _render(tokenizer, CHAT).rpartition(QUESTION)[2].partition(ANSWER)[0]
         reasoning = REASONING if "</think>" in turn_start else None
     return Parsers(_set_or(settings.serving_tool_parser, tool), _set_or(settings.serving_reasoning_parser, reasoning))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serving.launch.parsers import FORMS
+from shared.tokenization.tool_call_forms import FORMS
 
 SCHEMA = {"type": "object", "properties": {"c": {"type": "integer"}}, "required": ["c"]}
 FUNCTION = {"name": "f", "parameters": SCHEMA, "strict": True}

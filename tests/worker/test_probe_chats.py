@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from shared.tokenization.served_form import served_tools
 from shared.tokenization.tokenizer import Tokenizer
+from tests.support.template_families import FAMILIES, make_base
 from worker.jobs.certificates import template_report
 from worker.probe_chats import CHATS, encode_chats, first_difference
 
@@ -117,3 +118,25 @@ def test_first_difference_of_token_ids(ours, theirs):
     assert found["trainer_id"] == (ours[at] if at < len(ours) else None)
     assert found["server_id"] == (theirs[at] if at < len(theirs) else None)
     assert found["trainer_id"] != found["server_id"]
+
+
+# -- a call, as the template writes it --------------------------------------------------------------------------------
+
+HERMES = '<tool_call>\n{"name": "look_up", "arguments": {"word": "bug", "limit": 2}}\n</tool_call>'
+WRITTEN = {
+    "chatml_marked": (HERMES, {}),
+    "qwen25": (HERMES, {}),
+    "qwen3": (HERMES, {"enable_thinking": False}),
+    "gemma": None,  # knows no tools
+    "mistral_nemo": None,  # begins with a special token
+}
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_call_of_a_template(tmp_path, family):
+    make_base(tmp_path, FAMILIES[family])
+    assert encode_chats(Tokenizer.load(tmp_path)).call == WRITTEN[family]
+
+
+def test_call_in_a_form_that_no_replica_knows_is_not_tested(tmp_path):
+    assert encode_chats(Tokenizer.load(write_tokenizer(tmp_path, TOOL_TEMPLATE))).call is None

@@ -26,7 +26,7 @@ from shared.replicas import ReplicaCapabilities, discover
 from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 from worker.jobs.certificates import CertificateLimits, Measurements, Scores, ServedBase, certificate
-from worker.jobs.publish import measure_stop, measure_template
+from worker.jobs.publish import measure_stop, measure_template, measure_tools
 from worker.probe_chats import encode_chats
 from worker.replica_client import BlockingReplicaClient
 from worker.settings import WorkerSettings
@@ -127,7 +127,8 @@ def measure(
     reference: Scores = [probe.merged for probe in probes.probes]
     measured = Measurements(base, base, once, None, reference, served_again=again, reference_dtype=PROBES_DTYPE)
     stop = measure_stop(replica, served.name, encoded)
-    return certificate(served, measured, template, stop, limits)
+    tools = measure_tools(replica, served.name, encoded, tokenizer.options.arguments)
+    return certificate(served, measured, template, stop, limits, tools)
 
 
 def make_base_certifier(settings: WorkerSettings) -> BaseCertifier:

@@ -4,6 +4,7 @@
     depth     engine error by ranges of positions, each limited: some faults show only in long contexts
     template  the replica turns the probe chats into the trainer's token ids, id by id
     stop      an answer of the replica ends at each token at which training ends a turn
+    tools     the replica reads a tool call that is written as in training
     parity    engine error: the replica against the trainer's own forward pass on the same weights; limited
               base shift: the replica against the NF4 model that was trained; reported, limited only if a limit is set
 
@@ -12,6 +13,7 @@ All numbers are nats, over the probe positions.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +23,7 @@ from typing import Any
 
 from shared.errors import Code, JobFailed
 from shared.model_card.self_evaluation import SHIFT_REMEDY
-from worker.probe_chats import EncodedChats, first_difference
+from worker.probe_chats import ARGUMENTS, TOOLS, EncodedChats, first_difference
 from worker.run_folder import DEPTHS
 from worker.settings import WorkerSettings
 
@@ -151,10 +153,39 @@ def stop_report(ends: Mapping[int, str], stopped: Mapping[int, bool]) -> dict[st
     }
 
 
+def tools_report(text: str, read: Sequence[tuple[str, str]], reason: str) -> dict[str, Any]:
+    """Return the tool-call certificate.
+
+    Args:
+        text: the answer, written by the template. read: name and arguments of each call that the replica read from it.
+        reason: why no whole answer came; empty if one came.
+    """
+    expected = [(TOOLS[0]["function"]["name"], ARGUMENTS)]
+    calls = [{"name": name, "arguments": arguments} for name, arguments in read]
+    as_trained = [(name, _json_or_none(arguments)) for name, arguments in read] == expected
+    return {"answer": text, "calls": calls, "as_trained": as_trained, "reason": reason}
+
+
+def _json_or_none(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
 def certificate(
-    base: ServedBase, measured: Measurements, template: dict[str, Any], stop: dict[str, Any], limits: CertificateLimits
+    base: ServedBase,
+    measured: Measurements,
+    template: dict[str, Any],
+    stop: dict[str, Any],
+    limits: CertificateLimits,
+    tools: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the certificate that is stored with the adapter for one replica; ``failed`` names the failed parts."""
+    """Return the certificate that is stored with the adapter for one replica; ``failed`` names the failed parts.
+
+    Args:
+        tools: None: the template writes no tool calls, so they are not part of the certificate.
+    """
     effect = differences(measured.base, measured.served)
     engine_limit = None if measured.reference is None else base.engine_error_limit
     report: dict[str, Any] = {
@@ -167,6 +198,7 @@ def certificate(
         "effect_floor_nats": limits.effect_floor,
         "template": template,
         "stop": stop,
+        **({"tools": tools} if tools else {}),
         "parity": {
             "reference_dtype": None if measured.reference is None else measured.reference_dtype or base.dtype,
             **_error_numbers("engine_error", measured.reference, measured.served, engine_limit),
@@ -180,12 +212,14 @@ def certificate(
     report["warnings"] = [
         *_warnings(parity["shift_share"], limits.shift_warning),
         *_drift_warnings(report["depth"], engine_limit),
+        *([f"The replica was not tested with tool calls: {tools['reason']}."] if tools and tools["reason"] else []),
     ]
     least_effect = max(limits.effect_floor, NOISE_FACTOR * report["noise_rms_nats"])
     # Written so that a number that is not finite never passes: every comparison with NaN is false.
     verdicts = {
         "template": bool(template["equal"] and template["chats"]),
         "stop": not stop["missed"],
+        "tools": tools is None or bool(tools["reason"]) or tools["as_trained"],
         "effect": report["effect_rms_nats"] > least_effect,
         "engine_error": _within(parity["engine_error_rms_nats"], parity["engine_error_limit_nats"]),
         "depth": all(_within(one["engine_error_rms_nats"], engine_limit) for one in _judged(report["depth"])),
@@ -264,8 +298,8 @@ def refuse_failed(adapter_id: str, certificates: dict[str, dict[str, Any]]) -> N
     """Raise for the first certificate, by replica, that did not pass.
 
     Raises:
-        JobFailed: ``ADAPTER_TEMPLATE_MISMATCH``, ``ADAPTER_STOP_MISMATCH``, ``ADAPTER_NO_EFFECT`` or ``ADAPTER_PARITY_FAILED``,
-            with the numbers, and all certificates in the details.
+        JobFailed: ``ADAPTER_TEMPLATE_MISMATCH``, ``ADAPTER_STOP_MISMATCH``, ``TOOL_CALLS_BROKEN``, ``ADAPTER_NO_EFFECT`` or
+            ``ADAPTER_PARITY_FAILED``, with the numbers, and all certificates in the details.
     """
     for name, report in certificates.items():
         if not report["passed"]:
@@ -297,6 +331,13 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
                 "Start the replica with this release's `python -m serving`, which makes it stop at every end token."
             )
             return Code.ADAPTER_STOP_MISMATCH, reason, remedy
+        case "tools":
+            calls = ", ".join(f"{one['name']}({one['arguments']})" for one in report["tools"]["calls"])
+            reason = f"it reads {calls or 'no tool call'} from an answer that calls a tool as in training"
+            remedy = (
+                "Start the replica without MENS_SERVING_TOOL_PARSER, or with the parser of this base's form of calls."
+            )
+            return Code.TOOL_CALLS_BROKEN, reason, remedy
         case "effect":
             effect, noise = report["effect_rms_nats"], report["noise_rms_nats"]
             reason = f"it has no effect: it moves the probes by {effect:.2e} nats (noise {noise:.2e})"

@@ -23,8 +23,9 @@ from worker.jobs.certificates import (
     refuse_failed,
     stop_report,
     template_report,
+    tools_report,
 )
-from worker.probe_chats import EncodedChats
+from worker.probe_chats import QUESTION, TOOLS, EncodedChats
 from worker.replica_client import BlockingReplicaClient
 
 DEFAULT_CHAT = "default"
@@ -173,7 +174,8 @@ def _certify_on(replica: BlockingReplicaClient, found: ReplicaCapabilities, prob
     positions = [probe["positions"] for probe in fitting.probes]
     measured = Measurements(base, base_again, tuned, fitting.trained, reference, positions=positions)
     stop = measure_stop(replica, probes.adapter_id, encoded)
-    return certificate(served, measured, template, stop, probes.limits)
+    tools = measure_tools(replica, probes.adapter_id, encoded, probes.template_arguments)
+    return certificate(served, measured, template, stop, probes.limits, tools)
 
 
 def measure_stop(replica: BlockingReplicaClient, model: str, encoded: EncodedChats) -> dict[str, Any]:
@@ -189,6 +191,21 @@ def measure_stop(replica: BlockingReplicaClient, model: str, encoded: EncodedCha
     ids = next((ids for chat, ids in encoded.chats if chat.prompt), None)
     stopped = {} if ids is None else {end: replica.ends_at(model, ids, end) for end in encoded.ends}
     return stop_report(encoded.ends, stopped)
+
+
+def measure_tools(
+    replica: BlockingReplicaClient, model: str, encoded: EncodedChats, arguments: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Test that the replica reads a tool call that is written as in training; None if the template writes none.
+
+    Raises:
+        JobFailed: ``SERVING_REFUSED``. Unavailable: ``SERVING_UNAVAILABLE``.
+    """
+    if encoded.call is None:
+        return None
+    text, more = encoded.call
+    read = replica.read_call(model, QUESTION, TOOLS, text, {**arguments, **more})
+    return tools_report(text, read.calls, read.reason)
 
 
 def measure_template(

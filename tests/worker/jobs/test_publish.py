@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.message import Message
 from typing import Any
 from urllib.parse import unquote
@@ -19,7 +19,8 @@ from shared.replicas import TrainedWeights, replica_name
 from tests.support.http_stub import http_stub
 from worker.jobs.certificates import CertificateLimits, ServedBase
 from worker.jobs.publish import ProbeSet, certify
-from worker.probe_chats import CHATS, EncodedChats
+from worker.probe_chats import ARGUMENTS as CALLED_WITH
+from worker.probe_chats import CHATS, TOOLS, EncodedChats, WrittenCall
 
 BASE, ADAPTER, KEY = "tiny-qwen3", "tiny@" + "a" * 64, "serving-key"
 PROBES = [{"token_ids": [5, 6, 7, 8], "positions": [2, 3]}, {"token_ids": [9, 10], "positions": [1]}]
@@ -44,6 +45,7 @@ class FakeReplica:
     Attributes:
         effect, noise: nats by which the adapter's, and each repetition of the base's, log-probabilities differ.
         default_prompt: token ids from which it answers a chat.
+        call: its response to the chat whose answer calls a tool.
         away: how many requests get a 503 first.
         seen: method, path and body of each request. keys: the keys that they carried.
     """
@@ -54,6 +56,7 @@ class FakeReplica:
     limits: tuple[int, dict[str, Any]] = (200, LIMITS)
     tokens: tuple[int, dict[str, Any]] = (200, {"tokens": TOKENS})
     default_prompt: list[int] = field(default_factory=lambda: list(TOKENS))
+    call: tuple[int, dict[str, Any]] = (500, {})
     completion_status: int = 200
     finish_reason: str = "stop"
     stop_refusal: str = ""
@@ -74,6 +77,8 @@ class FakeReplica:
             return self.limits if path == "/mens/limits" else self.check
         if path == "/tokenize":
             return self.tokens
+        if "structured_outputs" in body:
+            return self.call
         if path == "/v1/chat/completions":
             return 200, {"prompt_token_ids": self.default_prompt, "choices": []}
         if self.completion_status != 200:
@@ -442,3 +447,61 @@ def test_a_replica_scores_the_probes_that_its_window_holds(serve, window, measur
     (certificate,) = found.values()
     assert certificate["probes"] == measured
     assert [one["from"] for one in certificate["depth"]] == ([0, 256] if measured == 3 else [0])
+
+
+# -- tool calls -------------------------------------------------------------------------------------------------------
+
+CALL = '<tool_call>{"name": "look_up", …}</tool_call>'
+
+
+def answer(*calls: tuple[str, str], finish_reason: str = "tool_calls") -> tuple[int, dict[str, Any]]:
+    read = [{"function": {"name": name, "arguments": arguments}} for name, arguments in calls]
+    return 200, {"choices": [{"message": {"tool_calls": read}, "finish_reason": finish_reason}]}
+
+
+def encode_with_call():
+    return replace(encode(), call=WrittenCall(CALL, {"enable_thinking": False}))
+
+
+def test_tool_call_that_is_read_as_trained_passes(serve):
+    replica = serve(call=answer(("look_up", json.dumps(CALLED_WITH))))
+    found = publish(replica, encode_chats=encode_with_call, template_arguments={"effort": "low"})
+    report = found[replica_name(replica.url)]
+    assert (report["passed"], report["tools"]["as_trained"], report["warnings"]) == (True, True, [])
+    [sent] = [body for _, _, body in replica.seen if "structured_outputs" in body]
+    assert (sent["model"], sent["structured_outputs"], sent["tools"]) == (ADAPTER, {"choice": [CALL]}, TOOLS)
+    assert sent["chat_template_kwargs"] == {"effort": "low", "enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        answer(finish_reason="stop"),
+        answer(("look_up", '{"word": "bug"')),
+        answer(("look_up", '{"word": "bug"}')),
+        answer(("list_words", json.dumps(CALLED_WITH))),
+        answer(("look_up", json.dumps(CALLED_WITH)), ("look_up", json.dumps(CALLED_WITH))),
+    ],
+    ids=["none", "no JSON", "an argument is lost", "another function", "twice"],
+)
+def test_tool_call_that_is_read_otherwise_fails(serve, call):
+    replica = serve(call=call)
+    with pytest.raises(JobFailed) as failed:
+        publish(replica, encode_chats=encode_with_call)
+    assert failed.value.code == Code.TOOL_CALLS_BROKEN
+    assert failed.value.details["certificates"][replica_name(replica.url)]["failed"] == ["tools"]
+
+
+@pytest.mark.parametrize(
+    "call", [(400, {"error": {"message": "no parser"}}), answer(finish_reason="length")], ids=["refused", "cut"]
+)
+def test_replica_without_a_whole_answer_gives_a_warning(serve, call):
+    replica = serve(call=call)
+    report = publish(replica, encode_chats=encode_with_call)[replica_name(replica.url)]
+    assert report["passed"]
+    assert ["tool calls" in warning for warning in report["warnings"]] == [True]
+
+
+def test_base_whose_template_writes_no_calls_has_no_such_certificate(serve):
+    replica = serve()
+    assert "tools" not in publish(replica)[replica_name(replica.url)]
