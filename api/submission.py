@@ -228,7 +228,7 @@ def _with_auto_rules(catalog: Catalog, asked: JobRequest, rows: int) -> JobReque
         return asked
     contract = asked.contract
     rate = catalog.get(contract.model.hf_repo).learning_rate
-    rules = auto_exec(rows, rate, pairs=contract.has_pairs)
+    rules = auto_exec(rows, rate, pairs=contract.has_preferences)
     left_open = {name: value for name, value in rules.items() if name not in contract.exec.model_fields_set}
     contract = contract.model_copy(update={"exec": contract.exec.model_copy(update=left_open)})
     return replace(asked, contract=contract, auto=frozenset(f"exec.{name}" for name in left_open))

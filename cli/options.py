@@ -35,8 +35,8 @@ MethodOption = Annotated[
     typer.Option(
         "--method",
         metavar="METHOD",
-        help="supervised: rows are answers to learn. dpo: rows are pairs of a preferred and a rejected answer. (lora and qlora are "
-        "adapter.method.) Default: supervised.",
+        help="supervised: rows are answers to learn. dpo: rows are pairs of a preferred and a rejected answer. kto: rows are "
+        "answers that are each rated good or bad. (lora and qlora are adapter.method.) Default: supervised.",
     ),
 ]
 

@@ -59,8 +59,9 @@ PREFERENCE_METRICS = (
     "reward_accuracy",
     "logps_chosen",
     "logps_rejected",
+    "kl",
 )
-"""Means of a step by pair, in the order of the columns of ``metrics.csv``."""
+"""Means of a step by pair or rated answer, in the order of the columns of ``metrics.csv``."""
 METRICS_NAME = "metrics.csv"
 TRAINING_MANIFEST_NAME = "training_manifest.json"
 PREFLIGHT_NAME = "training-preflight.json"

@@ -82,7 +82,7 @@ def to_contract(
     Raises:
         ContractRejected: ``CONTRACT_INVALID``: the ``mens`` block is not valid in a contract.
     """
-    pairs = body.method_type == MethodType.DPO
+    pairs = body.method_type in (MethodType.DPO, MethodType.KTO)
     resolved = resolve_auto(body.requested, rows, base.learning_rate, pairs=pairs)
     sections = body.mens.sections()
     _add_method(sections, body)
@@ -159,7 +159,7 @@ def _overridden(contract: FineTuneContract, written: Mapping[str, Any], base_rat
         values["batch_size"] = exec_.batch_size * exec_.grad_accum
     if "learning_rate" in written:
         values["learning_rate_multiplier"] = exec_.learning_rate / auto_learning_rate(
-            base_rate, pairs=contract.has_pairs
+            base_rate, pairs=contract.has_preferences
         )
     return values
 
@@ -243,7 +243,8 @@ def job_view(job: Job, place: QueuePlace | None = None) -> FineTuningJob:
         validation_file=contract["data"]["validation_file"],
         estimated_finish=None if eta is None else unix_seconds(datetime.now(UTC)) + round(float(eta)),
         metadata=job.labels,
-        method={"type": kind, kind: {"hyperparameters": hyperparameters}},
+        # OpenAI has no such type as kto; its clients would refuse it.
+        method=None if kind == MethodType.KTO else {"type": kind, kind: {"hyperparameters": hyperparameters}},
         mens={
             "base_model": job.base_model,
             "state": job.state,

@@ -176,7 +176,7 @@ class FineTuningJob(BaseModel):
     estimated_finish: int | None
     integrations: list[Any] = []
     metadata: dict[str, str]
-    method: dict[str, Any]
+    method: dict[str, Any] | None
     mens: dict[str, Any]
 
 

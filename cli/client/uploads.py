@@ -12,26 +12,26 @@ import httpx
 from cli.client.connection import connect, fail_with_response, note, send
 from cli.client.remedies import with_file
 from shared.contract.choices import DataMode
-from shared.contract.sections import DataSection
+from shared.contract.contracts import FineTuneContract
 from shared.datasets.filters import RowFilter
-from shared.datasets.preferences.reader import read_pairs
+from shared.datasets.preferences.reader import reading_of
 from shared.datasets.reader import check_dataset, read_records
 from shared.errors import DatasetInvalid
 
 REPLAY = "replay_file"
 
 
-def check_files(data: DataSection, files: Mapping[str, Path], *, keep_all: bool, pairs: bool = False) -> None:
+def check_files(contract: FineTuneContract, files: Mapping[str, Path], *, keep_all: bool) -> None:
     """Read the files of a job as the API will, so that a file that it would refuse is not sent completely first.
 
     Args:
         files: files by the contract field that will name them.
         keep_all: leave the contract's filter out: a preset or a domain, which the API applies, may change it.
-        pairs: the rows are pairs of answers.
 
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID``, ``DATASET_EMPTY`` or ``ROWS_OF_OTHER_METHOD``.
     """
+    data, read = contract.data, read_records if not contract.has_preferences else reading_of(contract.method.type)
     for field, path in files.items():
         filters = RowFilter.of_replay(data) if field == REPLAY else RowFilter.of(data)
         try:
@@ -42,7 +42,7 @@ def check_files(data: DataSection, files: Mapping[str, Path], *, keep_all: bool,
                     strict=data.mode is DataMode.STRICT,
                     param=f"data.{field}",
                     path=path,
-                    read=read_pairs if pairs else read_records,
+                    read=read,
                 )
         except DatasetInvalid as error:
             error.remedy = with_file(error.remedy, path)

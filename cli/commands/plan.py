@@ -139,7 +139,7 @@ def plan(
         lay_over(sections, method_sections(method))
         lay_over(sections, {"data": {"template_arguments": parse_template_arguments(template_argument)}})
         train = _input(file)
-        pairs = sections.get("method", {}).get("type") == MethodType.DPO
+        pairs = sections.get("method", {}).get("type") in (MethodType.DPO, MethodType.KTO)
         rules = {} if preset or domain else auto_exec(train.lines or 0, base.learning_rate, pairs=pairs)
         auto = frozenset(f"exec.{name}" for name in rules.keys() - sections["exec"].keys())
         sections["exec"] = rules | sections["exec"]

@@ -20,6 +20,8 @@ from cli.conversion.outcomes import ConvertedMethod, DropReason, Note, Row, RowC
 from cli.conversion.rows import convert_row, is_preference
 from cli.conversion.sources import SourceFile, SourceRow, open_source, read_rows
 from shared.datasets.forms.recognition import RowForm, recognise
+from shared.datasets.preferences.rated import LABEL, parse_rated
+from shared.datasets.preferences.rows import ANSWERS
 from shared.datasets.row_validation import FAILURES, decode_line
 from shared.datasets.rows import RowCode, RowError
 from shared.errors import Code, InvalidRequest
@@ -114,7 +116,7 @@ def _convert(
     """Return the outcome of a row, its form, and the lines to write."""
     if row.value is None:
         return RowOutcome(reason=row.fault), None, []
-    if not (rules.form or rules.columns) and (kept := _kept(row, source, encoder)):
+    if not (rules.form or rules.columns) and (kept := _kept(row, source, encoder, rules.options)):
         outcome = RowOutcome(rows=[{}])
         if row.had_mark:
             outcome.change(RowChange.BYTE_ORDER_MARK_REMOVED)
@@ -123,7 +125,7 @@ def _convert(
     form = rules.form or recognise(mapped)
     outcome = RowOutcome(unused_keys=left_out)
     try:
-        outcome = _converted(mapped, form, rules, outcome)
+        outcome = (_rated if rules.options.as_rated else _converted)(mapped, form, rules, outcome)
         lines = [encoder.encode(converted) for converted in outcome.rows]
     except Dropped as dropped:
         outcome, lines = RowOutcome(reason=dropped.reason), []
@@ -135,7 +137,7 @@ def _convert(
     return outcome, form, lines
 
 
-def _kept(row: SourceRow, source: SourceFile, encoder: msgspec.json.Encoder) -> bytes | None:
+def _kept(row: SourceRow, source: SourceFile, encoder: msgspec.json.Encoder, options: RowOptions) -> bytes | None:
     """Return the line of a row that Mens' reader accepts unchanged; None for any other. A table's row is always written
     from its parts.
     """
@@ -143,7 +145,10 @@ def _kept(row: SourceRow, source: SourceFile, encoder: msgspec.json.Encoder) -> 
         return None
     try:
         line = row.raw if row.raw is not None else encoder.encode(row.value)
-        decode_line(line)
+        if options.as_rated:
+            parse_rated(line)
+        else:
+            decode_line(line)
     except (RowError, UnicodeEncodeError, RecursionError):
         return None
     return line
@@ -176,6 +181,34 @@ def _converted(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome
     converted.unused_keys = outcome.unused_keys
     converted.notes = [note for note in converted.notes if note not in _NOTES_OF_CHATS]
     return converted
+
+
+def _rated(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome) -> RowOutcome:
+    """Return the rated answers that a row is converted to: a rated one with its label, a pair as two, as TRL does.
+
+    Raises:
+        Dropped: the row is not converted.
+    """
+    label = row.get(LABEL)
+    versions = [(row | {LABEL: True}, label)] if isinstance(label, bool) else []
+    for chosen, rejected in ANSWERS:
+        if not versions and {chosen, rejected} <= row.keys():
+            versions = [(row, True), (row | {chosen: row[rejected], rejected: row[chosen]}, False)]
+    if not versions:
+        raise Dropped(DropReason.NOT_RATED)
+    options = replace(rules.options, as_rated=False, as_supervised=True)
+    found = []
+    for version, is_good in versions:
+        one = _converted(version, form, replace(rules, options=options), replace(outcome, changes=[]))
+        if one.reason:
+            return one
+        one.rows = [chat | {LABEL: is_good} for chat in one.rows]
+        one.changes = [change for change in one.changes if change is not RowChange.PREFERRED_ANSWER_TAKEN]
+        found.append(one)
+    first = found[0]
+    first.rows = [chat for one in found for chat in one.rows]
+    first.change(RowChange.RATED_ANSWERS)
+    return first
 
 
 def _account(line: int, outcome: RowOutcome, form: RowForm | None) -> RowAccount:

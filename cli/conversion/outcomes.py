@@ -30,6 +30,7 @@ class RowChange(StrEnum):
     HISTORY_TO_TURNS = "history_to_turns"
     TOOLS_TO_FUNCTIONS = "tools_to_functions"
     NUMBER_TO_TEXT = "number_to_text"
+    RATED_ANSWERS = "rated_answers"
     BYTE_ORDER_MARK_REMOVED = "byte_order_mark_removed"
 
 
@@ -50,6 +51,7 @@ class DropReason(StrEnum):
     LABEL_FALSE = "label_false"
     TEXT_WITHOUT_TURNS = "text_without_turns"
     FORM_UNKNOWN = "form_unknown"
+    NOT_RATED = "not_rated"
     COLUMNS_DIFFER = "columns_differ"
 
 
@@ -88,6 +90,7 @@ class RowOptions:
         keep_refusals: a refusal becomes the answer's content; otherwise its row is dropped.
         developer_as_system: for a base whose template has no role `developer`.
         as_supervised: train on the preferred answer of a preference.
+        as_rated: write rows for KTO: a rated answer with its label, and a pair as two of them.
         split_answers: a chat of several answers becomes a row for each.
         strip: remove these markers.
     """
@@ -95,6 +98,7 @@ class RowOptions:
     keep_refusals: bool = False
     developer_as_system: bool = False
     as_supervised: bool = False
+    as_rated: bool = False
     split_answers: bool = False
     strip: Markers | None = None
 

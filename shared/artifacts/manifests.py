@@ -88,8 +88,10 @@ class ManifestPreference(BaseModel):
     label_smoothing: float
     smoothing: Smoothing
     sft_weight: float
+    desirable_weight: float | None = None
+    undesirable_weight: float | None = None
     reference: Literal["base", "parent"]
-    reference_digest: Sha256 = Field(description="SHA-256 of the reference's scores of every pair.")
+    reference_digest: Sha256 = Field(description="SHA-256 of the reference's scores of every pair or rated answer.")
 
 
 class AdapterManifest(BaseModel):
@@ -128,10 +130,10 @@ class AdapterManifest(BaseModel):
     lineage: Lineage | None = Field(
         None, description="Provenance of the training process; null: an import, or trained by an older release."
     )
-    method: Literal[MethodType.DPO] | None = Field(
-        None, description="Training method: dpo; null: supervised, or an import."
+    method: Literal[MethodType.DPO, MethodType.KTO] | None = Field(
+        None, description="Training method: dpo or kto; null: supervised, or an import."
     )
-    preference: ManifestPreference | None = Field(None, description="Null: the method is not dpo.")
+    preference: ManifestPreference | None = Field(None, description="Null: the method is neither dpo nor kto.")
     files: dict[FileName, Sha256] = Field(description="Every other file of the folder → SHA-256.")
 
     @model_validator(mode="after")

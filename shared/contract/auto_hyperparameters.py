@@ -4,7 +4,7 @@
 - ``learning_rate``: the base's in the catalogue, else 2e-4.
 - ``epochs``: enough for about 200 optimizer steps; from 1 to 3, or to 10 if the base's own rate is 1e-3 or more.
 
-For pairs of answers (method.type dpo) the rate is a tenth, and the epochs are enough for about 100 steps, from 1 to 3.
+For preferences (method.type dpo or kto) the rate is a tenth, and the epochs are enough for about 100 steps, from 1 to 3.
 
 A base with such a high rate is a small one that was trained for seconds: it has little to forget, and needs many steps.
 A real base already has the skills for a task, and forgets others with each further epoch (decision 0075).
@@ -41,7 +41,7 @@ def auto_exec(rows: int, rate_of_base: float | None, *, pairs: bool = False) -> 
     Args:
         rows: of the training file.
         rate_of_base: the catalogue's; None if the base has none there.
-        pairs: the rows are pairs of answers.
+        pairs: the rows are pairs of answers, or rated ones.
     """
     batch_size = auto_batch_size(rows)
     return {
@@ -75,11 +75,11 @@ def note_on_default_rate(
         is_default: whether it is the default, not set by caller, rule or preset.
         base: name of the base.
         rate_of_base: the catalogue's; None when it has none for the base.
-        pairs: the rows are pairs of answers.
+        pairs: the rows are pairs of answers, or rated ones.
     """
     if is_default and pairs:
         what = f"exec.learning_rate is the contract's default, {rate:g}, which is for answers"
-        return [f"{what}; for pairs the rule is {auto_learning_rate(rate_of_base, pairs=True):g}: set it."]
+        return [f"{what}; for preferences the rule is {auto_learning_rate(rate_of_base, pairs=True):g}: set it."]
     if not is_default or rate_of_base is None or rate_of_base == rate:
         return []
     what = f"exec.learning_rate is the contract's default, {rate:g}"

@@ -58,7 +58,9 @@ class BaseWeights(StrEnum):
 
 
 class MethodType(StrEnum):
-    """The training method: on answers, or on pairs of a preferred and a rejected answer; the last two names are reserved."""
+    """The training method: on answers, on pairs of a preferred and a rejected answer, or on answers that are each rated good
+    or bad; the last name is reserved.
+    """
 
     SUPERVISED = "supervised"
     DPO = "dpo"
@@ -67,11 +69,14 @@ class MethodType(StrEnum):
 
 
 class PreferenceLoss(StrEnum):
-    """The loss of a pair: by the difference of log-probabilities, of their means by token, or IPO's squared distance."""
+    """The loss of a pair: by the difference of log-probabilities, of their means by token, or IPO's squared distance; or
+    that of a rated answer.
+    """
 
     SIGMOID = "sigmoid"
     SIGMOID_NORM = "sigmoid_norm"
     IPO = "ipo"
+    KTO = "kto"
 
 
 class Smoothing(StrEnum):

@@ -27,6 +27,9 @@ from shared.contract.sections import (
 from shared.contract.values import ContractValue, Name, Number, TemplateArguments
 from shared.hashing import digest_json
 
+RATED_FIELDS = ("desirable_weight", "undesirable_weight")
+"""Fields of the preference section that only rated answers have."""
+
 
 class FineTuneContract(ContractValue):
     """The options of a training job; the plan decides open ones. Equal contracts have equal digests everywhere."""
@@ -52,6 +55,11 @@ class FineTuneContract(ContractValue):
     def has_pairs(self) -> bool:
         """Return true if a row is a pair of answers."""
         return self.method.type is MethodType.DPO
+
+    @property
+    def has_preferences(self) -> bool:
+        """Return true if answers are compared with a reference: pairs of them, or rated ones."""
+        return self.method.type in (MethodType.DPO, MethodType.KTO)
 
     @property
     def sequences_per_row(self) -> int:
@@ -85,6 +93,8 @@ def contract_digest(contract: FineTuneContract, content: dict[str, str]) -> str:
         del fields["method"]
     if contract.preference == PreferenceSection():
         del fields["preference"]
+    elif contract.method.type is not MethodType.KTO:
+        fields["preference"] = {key: value for key, value in fields["preference"].items() if key not in RATED_FIELDS}
     return digest_json({"contract": fields, "content": content})
 
 

@@ -28,7 +28,7 @@ from shared.contract.choices import (
     ReferencePolicy,
     TokenizerMode,
 )
-from shared.contract.contracts import FineTuneContract, ImportContract, MergeContract, contract_digest
+from shared.contract.contracts import RATED_FIELDS, FineTuneContract, ImportContract, MergeContract, contract_digest
 from shared.contract.epochs import Histogram, rows_per_epoch
 from shared.contract.parent import PlannedParent
 from shared.contract.refusals import UNKNOWN, RefusalContext, check_refusals
@@ -39,6 +39,11 @@ from shared.hashing import digest_json
 
 MIN_VALIDATION_ROWS = 10
 SMALL_DATASET_ROWS = 20
+MAX_RATED_WEIGHT = 100.0
+"""Largest weight of a kind of rated answers."""
+PAIR_LOSSES = (PreferenceLoss.SIGMOID, PreferenceLoss.SIGMOID_NORM, PreferenceLoss.IPO)
+RATED_LOSSES = (PreferenceLoss.SIGMOID, PreferenceLoss.KTO)
+"""The first is the default, which stands for KTO's own."""
 
 
 class DataFile(ContractValue):
@@ -199,7 +204,7 @@ def plan_finetune(
             an epoch without rows; with the field's path.
     """
     facts = context or replace(UNKNOWN, rows=train.rows)
-    contract = with_beta(settled(contract))
+    contract = with_preference(settled(contract))
     notes = check_refusals(contract, facts)
     reject_unsupported(contract, accepted=facts.accepted)
     held_out = 0 if validation else validation_split(train.rows, contract.data.validation_split_ratio)
@@ -241,12 +246,36 @@ def plan_finetune(
     return ExecutionPlan.model_validate(plan.model_dump(mode="json"))
 
 
-def with_beta(contract: FineTuneContract) -> FineTuneContract:
-    """Return the contract with its beta decided; the same object where no preference is learnt."""
-    if not contract.has_pairs or contract.preference.beta is not None:
+def with_preference(contract: FineTuneContract) -> FineTuneContract:
+    """Return the contract with its preference loss and beta decided; the same object where no preference is learnt."""
+    section = contract.preference
+    if contract.method.type is MethodType.KTO:
+        section = section.model_copy(update={"loss": PreferenceLoss.KTO})
+    section = section.model_copy(update={"beta": section.strength})
+    if not contract.has_preferences or section == contract.preference:
         return contract
-    section = contract.preference.model_copy(update={"beta": contract.preference.strength})
     return contract.model_copy(update={"preference": section})
+
+
+def with_rated_weights(contract: FineTuneContract, good: int, bad: int) -> FineTuneContract:
+    """Return the contract with its open weights decided, so that both kinds of answers weigh the same in total.
+
+    If both are open, the more frequent kind gets 1.
+
+    Args:
+        good, bad: answers of the training file, each at least one.
+    """
+    section = contract.preference
+    desirable, undesirable = section.desirable_weight, section.undesirable_weight
+    if desirable is None and undesirable is None:
+        desirable, undesirable = max(1.0, bad / good), max(1.0, good / bad)
+    elif desirable is None and undesirable is not None:
+        desirable = undesirable * bad / good
+    elif desirable is not None and undesirable is None:
+        undesirable = desirable * good / bad
+    weights = {"desirable_weight": desirable, "undesirable_weight": undesirable}
+    bounded = {name: min(MAX_RATED_WEIGHT, float(weight)) for name, weight in weights.items() if weight is not None}
+    return contract.model_copy(update={"preference": section.model_copy(update=bounded)})
 
 
 def validation_split(rows: int, ratio: float) -> int:
@@ -312,10 +341,10 @@ def reject_unsupported(contract: FineTuneContract, *, accepted: bool = False) ->
         ("reward.hook", contract.reward.hook, None, "nothing is scored in supervised training"),
     ]
     kind = contract.method.type
-    if kind not in (MethodType.SUPERVISED, MethodType.DPO):
-        allowed.append(("method.type", kind, MethodType.SUPERVISED, "this release trains supervised and dpo"))
-    if kind is MethodType.DPO:
-        allowed += _not_with_pairs(contract)
+    if kind is MethodType.REINFORCEMENT:
+        allowed.append(("method.type", kind, MethodType.SUPERVISED, "this release trains supervised, dpo and kto"))
+    if contract.has_preferences:
+        allowed += _not_with_preferences(contract)
     if not accepted:
         claimed = contract.collateral_damage_verified
         allowed.append(("collateral_damage_verified", claimed, False, "nothing here has verified it"))
@@ -342,9 +371,26 @@ def refuse_unread(contract: FineTuneContract) -> None:
         raise ContractRejected(
             Code.CONTRACT_INVALID,
             f"The preference section is filled in, but method.type is {kind}, which does not read it.",
-            remedy="Set method.type to dpo, or leave the preference section out.",
+            remedy="Set method.type to dpo or kto, or leave the preference section out.",
             param="preference",
         )
+    if section.loss not in (RATED_LOSSES if kind is MethodType.KTO else PAIR_LOSSES):
+        raise ContractRejected(
+            Code.CONTRACT_INVALID,
+            f"preference.loss is {section.loss}, and method.type is {kind}, which does not have it.",
+            remedy="Leave preference.loss out: method.type kto has one loss, which no other method has.",
+            param="preference.loss",
+        )
+    defaults = PreferenceSection()
+    unread = ("label_smoothing", "smoothing", "sft_weight") if kind is MethodType.KTO else RATED_FIELDS
+    for name in unread:
+        if getattr(section, name) != getattr(defaults, name):
+            raise ContractRejected(
+                Code.CONTRACT_INVALID,
+                f"preference.{name} is filled in, but method.type is {kind}, which does not read it.",
+                remedy=f"Leave preference.{name} out.",
+                param=f"preference.{name}",
+            )
     if section.loss is PreferenceLoss.IPO and section.label_smoothing > 0:
         raise ContractRejected(
             Code.CONTRACT_INVALID,
@@ -354,14 +400,14 @@ def refuse_unread(contract: FineTuneContract) -> None:
         )
 
 
-def _not_with_pairs(contract: FineTuneContract) -> list[tuple[str, Any, Any, str]]:
-    """Return the fields that a run on pairs cannot honour, each with its only value and the reason."""
+def _not_with_preferences(contract: FineTuneContract) -> list[tuple[str, Any, Any, str]]:
+    """Return the fields that a run on pairs or rated answers cannot honour, each with its only value and the reason."""
     reference = contract.preference.reference
     start = ReferencePolicy.PARENT if contract.adapter.continue_from else ReferencePolicy.BASE
     return [
-        ("trajectory.enabled", contract.trajectory.enabled, False, "pairs have no weights of their own"),
+        ("trajectory.enabled", contract.trajectory.enabled, False, "preferences have no weights of their own"),
         ("exec.qlora_ce_last_k", contract.exec.qlora_ce_last_k, 0, "a preference counts the whole answer"),
-        ("data.replay_file", contract.data.replay_file, None, "rows of answers cannot be mixed into pairs"),
+        ("data.replay_file", contract.data.replay_file, None, "rows of answers cannot be mixed into preferences"),
         ("adapter.dropout", contract.adapter.dropout, 0.0, "the reference and the policy would differ by chance"),
         (
             "preference.reference",

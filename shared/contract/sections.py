@@ -280,8 +280,8 @@ class MethodSection(ContractValue):
 
     type: MethodType = Field(
         MethodType.SUPERVISED,
-        description="supervised: learn the answers. dpo: learn which of two answers is preferred; its rows are pairs. kto and"
-        " reinforcement are reserved.",
+        description="supervised: learn the answers. dpo: learn which of two answers is preferred; its rows are pairs. kto: learn from"
+        " answers that are rated good or bad. reinforcement is reserved.",
     )
 
 
@@ -289,15 +289,17 @@ DEFAULT_BETA: dict[PreferenceLoss, float] = {
     PreferenceLoss.SIGMOID: 0.1,
     PreferenceLoss.SIGMOID_NORM: 1.0,
     PreferenceLoss.IPO: 0.1,
+    PreferenceLoss.KTO: 0.1,
 }
 
 
 class PreferenceSection(ContractValue):
-    """How preferences are learnt (method.type dpo)."""
+    """How preferences are learnt (method.type dpo or kto)."""
 
     loss: PreferenceLoss = Field(
         PreferenceLoss.SIGMOID,
-        description="sigmoid: DPO. sigmoid_norm: the same with the mean log-probability by token. ipo: IPO, by token.",
+        description="sigmoid: DPO. sigmoid_norm: the same with the mean log-probability by token. ipo: IPO, by token. kto: that of"
+        " method.type kto, which has no other.",
     )
     beta: Number | None = Field(
         None,
@@ -316,6 +318,15 @@ class PreferenceSection(ContractValue):
         ge=0.0,
         le=10.0,
         description="Weight of the mean loss by token on the preferred answer, added to each pair.",
+    )
+    desirable_weight: Number | None = Field(
+        None,
+        gt=0.0,
+        le=100.0,
+        description="kto: weight of an answer that is rated good. Null: good and bad answers have the same weight in total.",
+    )
+    undesirable_weight: Number | None = Field(
+        None, gt=0.0, le=100.0, description="kto: weight of an answer that is rated bad. Null: as for the other."
     )
     reference: ReferencePolicy = Field(
         ReferencePolicy.AUTO,

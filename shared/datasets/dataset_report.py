@@ -123,16 +123,20 @@ def line_errors(report: DatasetReport, param: str = "data.train_file") -> Datase
 
 def _of_other_method(report: DatasetReport, param: str) -> DatasetInvalid | None:
     """Return the error of a file all of whose lines are rows for another training method; None if they are not."""
-    if report.rows:
+    mismatches = report.errors_by_code.get(RowCode.ROW_METHOD_MISMATCH) == report.error_count
+    if report.rows or not report.errors:
         return None
-    found = None
+    # The reader of rated answers names the field that it looked for; that of pairs cannot name one.
+    given = "supervised" if not mismatches else "kto" if report.errors[0].field else "dpo"
     if report.forms.get(RowForm.PREFERENCE) == report.error_count:
-        found = "pairs of a preferred and a rejected answer", "supervised", "dpo"
-    elif report.errors_by_code.get(RowCode.ROW_METHOD_MISMATCH) == report.error_count:
-        found = "rows without a second answer", "dpo", "supervised"
-    if found is None:
+        rows, right = "pairs of a preferred and a rejected answer", "dpo"
+    elif not mismatches:
         return None
-    rows, given, right = found
+    elif report.forms.get(RowForm.KTO) == report.error_count:
+        rows, right = "rows that rate one answer", "kto"
+    else:
+        rows = "rows without a second answer" if given == "dpo" else "rows that do not rate their answer"
+        right = "supervised"
     convert = "; `mens data convert FILE -o rows.jsonl --as-supervised` takes the preferred answers alone"
     return DatasetInvalid(
         Code.ROWS_OF_OTHER_METHOD,

@@ -24,8 +24,9 @@ from shared.datasets.file_parts import FilePart, ahead, split_file
 from shared.datasets.filters import RowFilter
 from shared.datasets.forms.advice import Advice, advise
 from shared.datasets.plain_chats import PlainBlock, Records, read_blocks
-from shared.datasets.preferences.findings import PreferenceFindings, warnings
-from shared.datasets.preferences.reader import read_pairs
+from shared.datasets.preferences.findings import PreferenceFindings, RatedFindings, findings_of, warnings
+from shared.datasets.preferences.rated import RatedRecord
+from shared.datasets.preferences.reader import read_preferences
 from shared.datasets.preferences.rows import PairRecord
 from shared.datasets.reader import EVERYTHING, Hasher, open_data, read_records
 from shared.datasets.report_types import DataReport, FileReport, FormAdvice, Lengths, LinePair, LineProblem, Repeats
@@ -49,6 +50,7 @@ CONVERTED: dict[Conversion, str] = {
     "thoughts": "have thoughts under another name, which are read as reasoning_content",
 }
 Progress = Callable[[int], None]
+PreferenceObserver = PreferenceFindings | RatedFindings
 
 
 @dataclass(slots=True)
@@ -59,7 +61,8 @@ class _FileFindings:
         report: of the reader.
         counts: of the valid rows.
         near: the index of near duplicates, if they are looked for.
-        pairs: findings on the pairs of a file of preferences.
+        preferences: findings on the pairs or rated answers of a file of preferences.
+        method: decides their form.
     """
 
     report: DatasetReport = field(default_factory=DatasetReport)
@@ -67,7 +70,8 @@ class _FileFindings:
     near: NearIndex | None = None
     near_repeats: PairReport = field(default_factory=PairReport)
     near_leaks: PairReport = field(default_factory=PairReport)
-    pairs: PreferenceFindings | None = None
+    preferences: PreferenceObserver | None = None
+    method: MethodType = MethodType.SUPERVISED
 
     def wants_sketches(self, training: NearIndex | None) -> bool:
         """Return whether near duplicates of further rows can be found."""
@@ -99,7 +103,7 @@ def inspect_file(
     executor: Executor | None = None,
     index: ExactIndex | None = None,
     method: MethodType = MethodType.SUPERVISED,
-    pairs: PreferenceFindings | None = None,
+    preferences: PreferenceObserver | None = None,
 ) -> DataReport:
     """Read a training file and its validation file, once each, and report on them.
 
@@ -118,10 +122,9 @@ def inspect_file(
         executor: processes that read parts of a file at once (``reading_processes``), where neither an observer nor a
             hasher wants them in their order; the report is the same.
         index: receives the valid rows of the training file.
-        method: decides the form of the rows: answers, or pairs of them.
-        pairs: receives the pairs of the training file.
+        method: decides the form of the rows: answers, pairs of them, or rated ones.
+        preferences: receives the pairs or rated answers of the training file.
     """
-    has_pairs = method is MethodType.DPO
     strict = mode is DataMode.STRICT
     training = _read(
         path,
@@ -135,7 +138,8 @@ def inspect_file(
         executor,
         index,
         strict=strict,
-        pairs=(pairs or PreferenceFindings()) if has_pairs else None,
+        method=method,
+        preferences=preferences or findings_of(method),
     )
     trained = _file_report(path, training)
     if validation is None:
@@ -152,7 +156,8 @@ def inspect_file(
         hashers[1],
         executor,
         strict=strict,
-        pairs=PreferenceFindings() if has_pairs else None,
+        method=method,
+        preferences=findings_of(method),
     )
     validated = _file_report(validation, held_out)
     leakage = _repeats(held_out.counts.exact.shared_with(training.counts.exact), held_out.near_leaks)
@@ -208,13 +213,17 @@ def _read(
     index: ExactIndex | None = None,
     *,
     strict: bool,
-    pairs: PreferenceFindings | None = None,
+    method: MethodType,
+    preferences: PreferenceObserver | None,
 ) -> _FileFindings:
     counts = RowCounts() if index is None else RowCounts(exact=index)
     found = _FileFindings(
-        counts=counts, near=NearIndex(path.stat().st_size // TYPICAL_ROW_BYTES) if near else None, pairs=pairs
+        counts=counts,
+        near=NearIndex(path.stat().st_size // TYPICAL_ROW_BYTES) if near else None,
+        preferences=preferences,
+        method=method,
     )
-    if executor and not (observer or hasher or pairs):
+    if executor and not (observer or hasher or preferences):
         _read_parts(executor, path, filters, training, quarantine, progress, found)
     else:
         observed = observer and _until_refused(observer, found.report) if strict else observer
@@ -245,8 +254,8 @@ def _read_whole(
     counts = RowCounts()
     with open_data(path, hasher) as file:
         bad_lines = Quarantine(quarantine) if quarantine else None
-        if found.pairs is not None:
-            observer = _noting_pairs(found.pairs, observer)
+        if found.preferences is not None:
+            observer = _noting(found.preferences, observer)
         for block in _blocks(file, found, bad_lines, observer):
             any_left = True
             while any_left:
@@ -265,16 +274,18 @@ def _read_whole(
 def _blocks(
     file: BinaryIO, found: _FileFindings, bad_lines: Quarantine | None, observer: Observer | None
 ) -> Iterable[PlainBlock | Records]:
-    if found.pairs is not None:
-        return [read_pairs(file, found.report, bad_lines)]
+    if found.preferences is not None:
+        return [read_preferences(found.method, file, found.report, bad_lines)]
     # An observer needs records, which a block of plain chats does not have.
     return [read_records(file, found.report, bad_lines)] if observer else read_blocks(file, found.report, bad_lines)
 
 
-def _noting_pairs(pairs: PreferenceFindings, observer: Observer | None) -> Observer:
+def _noting(preferences: PreferenceObserver, observer: Observer | None) -> Observer:
     def observe(record: Record, line: int) -> None:
-        if isinstance(record, PairRecord):
-            pairs.add(record, line)
+        if isinstance(record, PairRecord) and isinstance(preferences, PreferenceFindings):
+            preferences.add(record, line)
+        if isinstance(record, RatedRecord) and isinstance(preferences, RatedFindings):
+            preferences.add(record, line)
         if observer:
             observer(record, line)
 
@@ -327,7 +338,7 @@ def _read_part(part: FilePart, filters: RowFilter, *, near: bool, quarantine: bo
 
 
 def _file_report(path: Path, found: _FileFindings) -> FileReport:
-    report, counts = found.report, found.counts
+    report, counts, preferences = found.report, found.counts, found.preferences
     longest, longest_line = counts.longest
     advice = advise(path, report.error_count, report.forms)
     return FileReport(
@@ -357,7 +368,8 @@ def _file_report(path: Path, found: _FileFindings) -> FileReport:
         lanes=dict(counts.lanes.most_common()),
         task_families=dict(counts.task_families.most_common()),
         duplicates=_repeats(counts.exact.repeats(), found.near_repeats),
-        preferences=found.pairs.report() if found.pairs is not None else None,
+        preferences=preferences.report() if isinstance(preferences, PreferenceFindings) else None,
+        rated=preferences.report() if isinstance(preferences, RatedFindings) else None,
     )
 
 

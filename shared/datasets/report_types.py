@@ -65,13 +65,21 @@ class PreferenceReport(ReportPart):
     contradicting: int
 
 
+class RatedReport(ReportPart):
+    """The rated answers of a file, by label."""
+
+    good: int
+    bad: int
+
+
 class FileReport(ReportPart):
     """One file. ``rows`` are the valid ones; ``trainable_rows`` of them pass the filter.
 
     ``difficulties`` counts the valid rows as they are labelled, ``trainable_difficulties`` the trainable ones as a
     curriculum counts them. ``unused_keys`` counts rows by key that is not used (of a turn: ``messages[].key``), and
     ``conversions`` rows by what is read in another form than it is written in. ``forms`` counts bad lines by the form
-    of another program that they are in, and ``advice`` is on the file as a whole. ``preferences``: of a file of pairs.
+    of another program that they are in, and ``advice`` is on the file as a whole. ``preferences``: of a file of pairs;
+    ``rated``: of a file of rated answers.
     """
 
     bytes: int
@@ -94,6 +102,7 @@ class FileReport(ReportPart):
     task_families: dict[str, int]
     duplicates: Repeats
     preferences: PreferenceReport | None = None
+    rated: RatedReport | None = None
 
 
 class DataReport(ReportPart):

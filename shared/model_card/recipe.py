@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.artifacts.manifests import AdapterManifest
-from shared.contract.choices import BaseQuant
+from shared.contract.choices import BaseQuant, PreferenceLoss
 from shared.contract.plan import warmup_steps
 
 Sections = dict[str, Any]
@@ -37,5 +37,6 @@ def trained_how(manifest: AdapterManifest) -> str:
     """Return how an adapter was trained, for a sentence about it."""
     if manifest.preference is None:
         return "trained"
-    settings = f"{manifest.preference.loss}, beta {manifest.preference.beta:g}"
-    return f"tuned by preference (DPO, {settings}) from its {manifest.preference.reference}"
+    loss, beta = manifest.preference.loss, f"beta {manifest.preference.beta:g}"
+    settings = f"KTO, {beta}" if loss is PreferenceLoss.KTO else f"DPO, {loss}, {beta}"
+    return f"tuned by preference ({settings}) from its {manifest.preference.reference}"

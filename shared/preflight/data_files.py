@@ -16,10 +16,11 @@ import numpy as np
 
 from shared.contract.choices import DataMode
 from shared.contract.contracts import FineTuneContract
+from shared.contract.plan import with_rated_weights
 from shared.contract.sections import DataSection
 from shared.datasets.duplicates import ExactIndex, Lines
 from shared.datasets.filters import RowFilter
-from shared.datasets.preferences.findings import PreferenceFindings, refuse_contradictions
+from shared.datasets.preferences.findings import findings_of, rated_warnings, refuse_contradictions, refuse_one_label
 from shared.datasets.reader import Hasher, count_lines
 from shared.datasets.report import Observer, inspect_file, part_warnings, refusal
 from shared.datasets.report_types import DataReport, FileReport
@@ -28,7 +29,7 @@ from shared.datasets.rows import Record, as_row
 from shared.errors import ArtifactInvalid, Code, ContractRejected
 from shared.preflight.held_out import count_copies
 from shared.preflight.types import InputFile, Machine
-from shared.tokenization.pair_supervision import PairPass
+from shared.tokenization.preference_supervision import PreferenceSupervisionPass
 from shared.tokenization.supervision import SupervisionPass, sample_lines
 from shared.tokenization.supervision_report import SupervisionReport
 from shared.tokenization.tokenizer import Tokenizer
@@ -59,7 +60,7 @@ class Findings:
         data: on the training file and the validation file.
         replay: on the replay file, if any.
         supervision: by file; the training file's is always there.
-        index: of the training file's rows, or of the prompts of its pairs. lines: of those that the trainer will use, as :meth:`trained_on` counts
+        index: of the training file's rows, or of the prompts of its preferences. lines: of those that the trainer will use, as :meth:`trained_on` counts
             them.
     """
 
@@ -91,14 +92,15 @@ class Findings:
         Args:
             held_out: rows of the training file that are held out. seed: decides which.
         """
-        pairs = self.data.training.preferences
+        training = self.data.training
+        kind = "pairs" if training.preferences else "rated answers" if training.rated else ""
         # Without a repeated row no copies can exist, and most files have none.
-        repeats = held_out and (pairs or self.data.training.duplicates.exact_rows)
+        repeats = held_out and (kind or training.duplicates.exact_rows)
         copies = count_copies(self.index, self.lines, held_out, seed) if repeats else 0
         if not copies:
             return []
-        if pairs:
-            what = f"{copies} of the {held_out} held-out pairs have a prompt that is also trained on"
+        if kind:
+            what = f"{copies} of the {held_out} held-out {kind} have a prompt that is also trained on"
             return [f"{what}: the validation loss may be lower than on new prompts."]
         what = f"{copies} of the {held_out} held-out rows are also trained on"
         return [f"{what}: the validation loss is lower than on new rows."]
@@ -108,15 +110,24 @@ class Findings:
 
         Raises:
             DatasetInvalid: ``TEMPLATE_UNSUPPORTED``, ``EMBEDDING_ROW_MISSING`` or ``NOTHING_SUPERVISED``, with line
-                numbers; ``PREFERENCES_CONTRADICT``.
+                numbers; ``PREFERENCES_CONTRADICT``, ``KTO_ONE_LABEL``.
         """
         refuse_contradictions(self.data.training.preferences, "data.train_file")
+        refuse_one_label(self.data.training.rated, "data.train_file")
         for kind, report in self.supervision.items():
             report.refuse(f"data.{kind}_file", lenient=self.data.mode is DataMode.LENIENT)
 
-    def warnings(self, seq_len: int) -> list[str]:
-        """Warn of row contents that the training will not reproduce as written."""
+    def with_weights(self, contract: FineTuneContract) -> FineTuneContract:
+        """Return the contract with the weights of rated answers decided; the same object without such answers."""
+        rated = self.data.training.rated
+        return with_rated_weights(contract, rated.good, rated.bad) if rated else contract
+
+    def warnings(self, contract: FineTuneContract) -> list[str]:
+        """Warn of row contents that the training will not reproduce as written, and of rated answers that hardly count."""
+        seq_len = contract.exec.seq_len
         found = [*self.data.warnings, *(part_warnings(self.replay, "replay ") if self.replay else [])]
+        if self.data.training.rated:
+            found += rated_warnings(self.data.training.rated, contract.preference)
         for kind, report in self.supervision.items():
             found += report.warnings(seq_len, "" if kind == "train" else f"{kind} ")
         return found
@@ -137,7 +148,8 @@ def read_files(
     """
     filters, train, validation = RowFilter.of(contract.data), files.train, files.validation
     passes = _Passes(contract, seq_len, tokenizer, machine)
-    hashers, index, pairs = (_hasher(train), _hasher(validation)), ExactIndex(), PreferenceFindings()
+    hashers, index = (_hasher(train), _hasher(validation)), ExactIndex()
+    preferences = findings_of(contract.method.type)
     report = inspect_file(
         train.path,
         validation=validation.path if validation else None,
@@ -149,7 +161,7 @@ def read_files(
         hashers=hashers,
         index=index,
         method=contract.method.type,
-        pairs=pairs,
+        preferences=preferences,
     )
     # Changed bytes explain bad lines best, so they are refused first.
     _verify(train, hashers[0])
@@ -166,7 +178,7 @@ def read_files(
     replayed = _read_replay(files.replay, contract.data, passes) if files.replay else None
     counted = {"train": report.training, "validation": report.validation, "replay": replayed}
     supervision = {kind: passes.report(kind, counted[kind]) for kind in passes.started}
-    known = pairs.prompts if contract.has_pairs else index
+    known = index if preferences is None else preferences.prompts
     return Findings(report, replayed, supervision, known, passes.trained_lines())
 
 
@@ -193,7 +205,7 @@ class _Passes:
     def __init__(self, contract: FineTuneContract, seq_len: int, tokenizer: Tokenizer, machine: Machine) -> None:
         self._contract, self._seq_len, self._tokenizer = contract, seq_len, tokenizer
         self._thorough = machine.thorough
-        self.started: dict[Kind, tuple[SupervisionPass | PairPass, bool]] = {}
+        self.started: dict[Kind, tuple[SupervisionPass | PreferenceSupervisionPass, bool]] = {}
         self.heaviest_row: float | None = None
         self._admitted = array("I")
 
@@ -202,8 +214,8 @@ class _Passes:
         chosen = None
         if not self._thorough and file.path.stat().st_size > SAMPLED_ROWS * SMALLEST_ROW_BYTES:
             chosen = sample_lines(_lines(file), SAMPLED_ROWS)
-        if self._contract.has_pairs:
-            return self._observe_pairs(kind, chosen, filters)
+        if self._contract.has_preferences:
+            return self._observe_preferences(kind, chosen, filters)
         found = SupervisionPass(
             self._tokenizer, seq_len=self._seq_len, last_k=self._contract.exec.qlora_ce_last_k, filters=filters
         )
@@ -218,8 +230,8 @@ class _Passes:
 
         return observe
 
-    def _observe_pairs(self, kind: Kind, chosen: Collection[int] | None, filters: RowFilter) -> Observer:
-        found = PairPass(self._tokenizer, seq_len=self._seq_len, filters=filters)
+    def _observe_preferences(self, kind: Kind, chosen: Collection[int] | None, filters: RowFilter) -> Observer:
+        found = PreferenceSupervisionPass(self._tokenizer, seq_len=self._seq_len, filters=filters)
         self.started[kind] = found, chosen is not None
 
         def observe(record: Record, line: int) -> None:

@@ -220,8 +220,14 @@ def longest_row(contract: FineTuneContract) -> int:
 
 
 def _reference_share(contract: FineTuneContract) -> float:
-    """Return the cost of the reference's scores, one forward pass over every row, as a share of the training's."""
-    return 1 / (FORWARD_PASSES * contract.exec.epochs) if contract.has_pairs else 0.0
+    """Return the cost of forward passes without gradients as a share of the training's: one over every row for the
+    reference's scores. Rated answers need two for them, since each is also scored after another prompt, and one in each
+    epoch, since the policy scores the latter too.
+    """
+    if not contract.has_preferences:
+        return 0.0
+    passes = 1 / contract.exec.epochs if contract.has_pairs else 1 + 2 / contract.exec.epochs
+    return passes / FORWARD_PASSES
 
 
 def cpu_cache(

@@ -128,7 +128,7 @@ def preflight(
             update={"precision": "nf4", "reason": "the longest row does not fit in memory in full precision"}
         )
     resolution = resolve(rows=rows, measured=measured[precision.base_quant], open_base=precision.base_quant)
-    contract = resolution.contract
+    contract = found.with_weights(resolution.contract)
     if machine.limits:
         check_served_weights(contract, machine.limits)
     stack = model.middle.matched, model.middle.expected
@@ -147,7 +147,7 @@ def preflight(
     needs = _estimate(plan, model.config, difficulties, supervision, machine, context)
     leaks = found.leaks(plan.validation_rows, contract.exec.seed)
     data = data.model_copy(update={"notes": [*data.notes, *leaks]})
-    warnings = [*found.warnings(contract.exec.seq_len), *leaks]
+    warnings = [*found.warnings(contract), *leaks]
     served = serving_notes(contract, machine.limits) if machine.limits else []
     is_default = resolution.sources["exec.learning_rate"] == "default"
     advice = note_on_default_rate(
@@ -155,7 +155,7 @@ def preflight(
         is_default=is_default,
         base=base.name,
         rate_of_base=base.learning_rate,
-        pairs=contract.has_pairs,
+        pairs=contract.has_preferences,
     )
     epochs, has_replay = contract.exec.epochs, replay is not None
     advice += note_on_epochs(epochs, base.learning_rate, has_replay=has_replay)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.contract.epochs import DEFAULT_DIFFICULTY
@@ -135,8 +136,8 @@ class SupervisionCounts:
             pieces = text_pieces(labelled, example)[:MAX_SAMPLE_PIECES]
             self.sample = [Piece(text=text, learnt=learnt) for text, learnt in pieces]
 
-    def add_pair(self, sides: tuple[LabelledChat, LabelledChat], row: TrainingRow, tokenizer: Tokenizer) -> None:
-        """Count a pair of answers to one prompt, which both lose the same tokens of its beginning."""
+    def add_preference(self, sides: Sequence[LabelledChat], row: TrainingRow, tokenizer: Tokenizer) -> None:
+        """Count an answer to a prompt, or a pair of them, which both lose the same tokens of its beginning."""
         longest = max(len(side.ids) for side in sides)
         cut = max(0, longest - self.seq_len)
         examples = [side.example(max(1, len(side.ids) - cut)) for side in sides]
@@ -150,18 +151,18 @@ class SupervisionCounts:
         self.methods |= {side.chat.method for side in sides}
         self.token_sizes[_bucket(tokens)] += 1
         self.supervised_sizes[_bucket(supervised)] += 1
-        missing = next(filter(None, map(_missing_end, sides, examples, [tokenizer] * 2)), "")
+        missing = next(filter(None, map(_missing_end, sides, examples, [tokenizer] * len(sides))), "")
         chat, known = sides[0].chat, tokenizer.tokens_without_embedding
         if unknown := {id_ for one in examples for id_ in one.ids if id_ in known}:
             self.without_embedding.add(chat.line, _unknown_tokens(tokenizer, min(unknown)))
             self._lose(row)
-        elif reason := pair_fault(sides, cut, self.seq_len):
+        elif reason := preference_fault(sides, cut, self.seq_len):
             self.nothing.add(chat.line, reason)
             self._lose(row)
         elif missing:
             self.no_end.add(chat.line, missing)
         for notes, holds, reason in (
-            (self.cut, cut, f"{cut} tokens are cut off at the beginning of both answers' prompt"),
+            (self.cut, cut, f"{cut} tokens are cut off at the beginning of the prompt"),
             (self.prompt_differs, chat.prompt_differs, "the generation prompt is not how the answer's turn begins"),
             (self.developer_as_system, chat.developer_as_system, "the template does not know the role developer"),
             (self.thoughts_left_out, "thoughts" in chat.left_out, "the template leaves out thoughts of an answer"),
@@ -220,9 +221,9 @@ class SupervisionCounts:
         )
 
 
-def pair_fault(sides: tuple[LabelledChat, LabelledChat], cut: int, seq_len: int) -> str:
-    """Return why nothing can be learnt from a pair whose sides lose ``cut`` tokens; empty if something can."""
-    if sides[0].ids == sides[1].ids:
+def preference_fault(sides: Sequence[LabelledChat], cut: int, seq_len: int) -> str:
+    """Return why nothing can be learnt from answers that lose ``cut`` tokens; empty if something can."""
+    if len(sides) > 1 and sides[0].ids == sides[1].ids:
         return "both answers have the same tokens"
     for side in sides:
         if True not in side.supervised:

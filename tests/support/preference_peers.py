@@ -1,5 +1,5 @@
-"""Losses and gradients of TRL's own DPO trainer on random log-probabilities; run by the interpreter that has TRL, with a file
-to write into.
+"""Losses and gradients of TRL's own DPO and KTO trainers on random log-probabilities, and a whole run of the latter; run by
+the interpreter that has TRL, with a file to write into, or ``run`` and a file that describes the run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ CASES: list[dict[str, Any]] = [
     {"trl": {"loss_types": ["aot"], "label_smoothing": 0.2}, "ours": {"label_smoothing": 0.2}},
     {"trl": {"loss_types": ["sigmoid", "sft"], "loss_weights": [1.0, 0.4]}, "ours": {"sft_weight": 0.4}},
 ]
+KTO_CASES: list[dict[str, float]] = [
+    {},
+    {"beta": 0.5},
+    {"desirable_weight": 1.3, "undesirable_weight": 0.4},
+]
+KLS = (0.0, 1.7, -2.0)
+"""Means of what mismatched answers have gained; below 0 TRL takes 0."""
 PAIRS, LONGEST, PROMPT = 12, 400, 3
 
 
@@ -87,12 +94,140 @@ def trls(pair: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     return {"loss": loss.item(), "gradient": gradient, "margin": metrics["rewards/margins"][0]}
 
 
+def trls_rated(answers: list[dict[str, Any]], settings: dict[str, float], kl: float) -> dict[str, Any]:
+    """Loss of a batch of rated answers by TRL, and its gradient by the sums of their log-probabilities.
+
+    Args:
+        answers: pairs as above; the first answer of each is rated good, the second bad.
+        kl: mean of what the mismatched answers have gained.
+    """
+    import torch
+    from trl import KTOTrainer
+
+    scores = torch.tensor([sum(side) for pair in answers for side in pair["scores"]], dtype=torch.float64)
+    scores.requires_grad_()
+    reference = torch.tensor([one for pair in answers for one in pair["reference"]], dtype=torch.float64)
+    count = len(scores)
+    by_token = torch.zeros((count, PROMPT), dtype=torch.float64)
+    by_token[:, -1] = 1  # one scored token has the whole sum: TRL adds up the tokens of an answer
+    outputs = SimpleNamespace(
+        log_probs=by_token * scores[:, None],
+        entropy=torch.zeros_like(by_token),
+        mean_logits=torch.zeros_like(by_token),
+    )
+    accelerator = SimpleNamespace(
+        device=torch.device("cpu"), gather=lambda value: value, gather_for_metrics=lambda value: value
+    )
+    trainer = SimpleNamespace(
+        **{"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0} | settings,
+        model=SimpleNamespace(training=True),
+        accelerator=accelerator,
+        aux_loss_enabled=False,
+        precompute_ref_logps=True,
+        calculate_KL=True,
+        loss_type="kto",
+        _compute_kl_logps=lambda _model, batch: batch["ref_KL_logps"] + kl,
+        _metrics={"train": defaultdict(list)},
+        _total_train_tokens=0,
+        _tp_size=1,
+    )
+    mask = torch.zeros((count, PROMPT + 1), dtype=torch.long)
+    mask[:, -1] = 1
+    inputs = {
+        "input_ids": torch.zeros_like(mask),
+        "attention_mask": torch.ones_like(mask),
+        "completion_mask": mask,
+        "label": torch.tensor([True, False] * len(answers)),
+        "ref_logps": reference,
+        "ref_KL_logps": reference,
+    }
+    loss = KTOTrainer._compute_loss(trainer, lambda **_: outputs, inputs, False)
+    loss.backward()
+    assert scores.grad is not None
+    rewards = [trainer._metrics["train"][f"rewards/{kind}"][0] for kind in ("chosen", "rejected")]
+    return {"loss": loss.item(), "gradient": scores.grad.tolist(), "rewards": rewards}
+
+
+def rated_ids(answer: Any) -> dict[str, Any]:
+    """A rated answer of ours, and the one after its prompt that KTO compares with, as rows of TRL's prepared data set."""
+    parts = []
+    for chat in (answer.chat, answer.mismatched().chat):
+        scored = chat.weights.nonzero()[0]
+        # TRL scores every token of a completion, so what the template writes after its end is left out.
+        parts.append((chat.ids[: scored[0]].tolist(), chat.ids[scored[0] : scored[-1] + 1].tolist()))
+    [(prompt, completion), (_, other)] = parts
+    return {
+        "prompt_ids": prompt,
+        "completion_ids": completion,
+        "KL_completion_ids": other,
+        "label": bool(answer.is_good),
+    }
+
+
+def rated_run(work: dict[str, Any]) -> list[tuple[float, float]]:
+    """Loss and KL of each step of a run by TRL's KTOTrainer with peft and torch's AdamW, on rows in a given order."""
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import KTOConfig, KTOTrainer
+
+    losses: list[tuple[float, float]] = []
+
+    class FedTrainer(KTOTrainer):  # type: ignore[misc, unused-ignore]
+        def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+            return dataset
+
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            loss = self._compute_loss(model, inputs, False)
+            losses.append((loss.item(), self._metrics["train"]["kl"][-1]))
+            return loss
+
+    model = AutoModelForCausalLM.from_pretrained(work["base"], dtype=torch.float32).requires_grad_(False)
+    torch.manual_seed(work["seed"])
+    config = LoraConfig(r=work["rank"], lora_alpha=work["alpha"], target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(model, config)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1.0, weight_decay=work["weight_decay"])
+    rates = [*work["rates"], 0.0]
+    settings = KTOConfig(
+        output_dir=work["folder"],
+        per_device_train_batch_size=work["batch"],
+        num_train_epochs=1,
+        max_grad_norm=work["max_grad_norm"],
+        precompute_ref_log_probs=True,
+        train_sampling_strategy="sequential",
+        gradient_checkpointing=False,
+        max_length=None,
+        bf16=False,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        **work["kto"],
+    )
+    trainer = FedTrainer(
+        model,
+        args=settings,
+        train_dataset=Dataset.from_list(work["rows"]),
+        processing_class=AutoTokenizer.from_pretrained(work["base"]),
+        optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rates[step])),
+    )
+    trainer.train()
+    return losses
+
+
 def main() -> None:
     import torch
 
+    if sys.argv[1] == "run":
+        work = Path(sys.argv[2])
+        work.write_text(json.dumps({"losses": rated_run(json.loads(work.read_bytes()))}))
+        return
     made = pairs(torch)
     found = [[trls(pair, case["trl"]) for pair in made] for case in CASES]
-    Path(sys.argv[1]).write_text(json.dumps({"pairs": made, "found": found}))
+    rated = [[trls_rated(made, case, kl) for kl in KLS] for case in KTO_CASES]
+    Path(sys.argv[1]).write_text(json.dumps({"pairs": made, "found": found, "rated": rated}))
 
 
 if __name__ == "__main__":

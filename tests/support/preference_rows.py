@@ -48,3 +48,28 @@ PAIRS = [
     for form in [FORMS[number % len(FORMS)]]
 ]
 """Eight pairs in all forms, of which the short and certain answer is preferred."""
+
+
+def rated_row(prompt: str = "Why?", completion: str = "Because.", label: Any = True, **more: Any) -> Row:
+    """A rated answer in texts."""
+    return {"prompt": prompt, "completion": completion, "label": label, **more}
+
+
+def rated_turns(prompt: str = "Why?", completion: str = "Because.", label: Any = True, **more: Any) -> Row:
+    """A rated answer in TRL's conversational form."""
+    return {"prompt": [user(prompt)], "completion": [answer(completion)], "label": label, **more}
+
+
+def rated_chat(prompt: str = "Why?", completion: str = "Because.", label: Any = True, **more: Any) -> Row:
+    """A chat whose last answer is rated."""
+    return {"messages": [user(prompt), answer(completion)], "label": label, **more}
+
+
+RATED_FORMS = (rated_row, rated_turns, rated_chat)
+RATED = [
+    form(f"What is a {word}?", text, label=label)
+    for number, word in enumerate(WORDS)
+    for form in [RATED_FORMS[number % len(RATED_FORMS)]]
+    for text, label in ((f"A {word} is a word.", True), (f"I do not know what a {word} could be, sorry.", False))
+]
+"""Sixteen answers in all forms, of which the short and certain ones are rated good."""

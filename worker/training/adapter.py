@@ -25,7 +25,6 @@ from shared.artifacts.manifests import (
 )
 from shared.artifacts.original_layout import base_key_map
 from shared.contract.base_quant import pair_of
-from shared.contract.choices import MethodType
 from shared.contract.plan import ExecutionPlan
 from shared.contract.sections import PreferenceSection, ProvenanceSection
 from shared.errors import ArtifactInvalid, Code
@@ -115,6 +114,8 @@ def _preference(section: PreferenceSection, reference: str, *, has_parent: bool)
         label_smoothing=section.label_smoothing,
         smoothing=section.smoothing,
         sft_weight=section.sft_weight,
+        desirable_weight=section.desirable_weight,
+        undesirable_weight=section.undesirable_weight,
         reference="parent" if has_parent else "base",
         reference_digest=reference,
     )
@@ -156,7 +157,7 @@ def _manifest(
         parent=ParentRef(id=parent.id, digest=parent.digest, step=parent.step) if parent else None,
         trained_dtype=compute_dtype_name(model.device),
         lineage=lineage(),
-        method=MethodType.DPO if contract.has_pairs else None,
+        method=contract.method.type if contract.has_preferences else None,
         preference=_preference(contract.preference, reference, has_parent=parent is not None) if reference else None,
         files={name: digest_file(folder / name) for name in (WEIGHTS_NAME, CONFIG_NAME)},
     )

@@ -6,7 +6,7 @@ are the same for all. The rows, batches and loss of a method are values of its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -41,6 +41,10 @@ class Example(Protocol):
     @property
     def answer(self) -> Row:
         """The row's chat with the answer that the adapter is to give, for the self-evaluation."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """True if that answer is one to give; a rated one may be bad."""
 
     def unweighted(self) -> Self:
         """The row as validation counts it: without its own weight."""
@@ -110,6 +114,18 @@ class Method(Protocol[RowT, BatchT]):
         """Return a batch of the same shape with a few positions and no targets, for a process that has no rows while
         others have some.
         """
+
+    def ahead(self, rows: Sequence[RowT]) -> Sequence[RowT]:  # noqa: ARG002
+        """Return the rows that the policy must score, without gradients, before any loss of ``rows``; empty: none."""
+        return ()
+
+    def look_ahead(self, model: PeftModel, batches: Iterable[BatchT], device: torch.device) -> list[float]:  # noqa: ARG002
+        """Return sums over micro-batches of such rows, which are added over processes; called without gradients."""
+        return []
+
+    def settle(self, sums: Sequence[float]) -> None:  # noqa: ARG002
+        """Take the sums of :meth:`look_ahead` over all processes, for the losses that follow."""
+        return
 
     def loss(self, model: PeftModel, batch: BatchT, device: torch.device, divisor: float = 1.0) -> BatchLoss:
         """Return the loss of a micro-batch, divided by ``divisor``."""

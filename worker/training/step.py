@@ -31,6 +31,7 @@ def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> 
     rows, rate = [context.data.row(number) for number in step.rows], context.rate_at(step.number)
     weight_sum = sum(row.weight_sum for row in rows)
     context.distributed.seed_step(context.plan.contract.exec.seed, step.number)
+    look_ahead(context, progress, rows)
     sums, batches = retry_on_out_of_memory(
         partial(context.micro_batches, rows),
         partial(gradients, context, weight_sum=weight_sum),
@@ -68,6 +69,26 @@ def optimizer_step(context: TrainingContext, progress: Progress, step: Step) -> 
         token_budget=progress.token_budget,
         extra=context.method.metrics(score.sums, len(rows)),
     )
+
+
+def look_ahead(context: TrainingContext, progress: Progress, rows: Sequence[Example]) -> None:
+    """Let the training method score what the losses of a step's rows depend on, in all processes."""
+    if not (ahead := context.method.ahead(rows)):
+        return
+    sums, _ = retry_on_out_of_memory(
+        partial(context.micro_batches, ahead),
+        partial(_sums_ahead, context),
+        progress,
+        retry=not context.budget.shard_base,
+    )
+    # Not within the retry, which other processes need not make.
+    context.method.settle(context.distributed.sum(sums))
+
+
+@torch.no_grad()
+def _sums_ahead(context: TrainingContext, batches: Iterable[Batch]) -> list[float]:
+    context.model.eval()
+    return context.method.look_ahead(context.model, batches, context.device)
 
 
 def gradients(context: TrainingContext, batches: Sequence[Batch], weight_sum: float) -> StepSums:
@@ -176,17 +197,32 @@ def validation_in_memory(
     Raises:
         RuntimeError, MemoryError: the allocator's own error, if not even the longest row fits alone.
     """
+    if len(context.data.validation) and context.method.ahead(context.data.validation[:1]):
+        sums = _over_validation(context, progress, observed, partial(_sums_ahead, context), ahead=True)
+        context.method.settle(context.distributed.sum(sums))
+    score = partial(validation_sums, context.method, context.model, device=context.device)
+    return _over_validation(context, progress, observed, score)
+
+
+def _over_validation(
+    context: TrainingContext,
+    progress: Progress,
+    observed: Callable[[Iterable[Batch]], Iterable[Batch]],
+    work: Callable[[Iterable[Batch]], list[float]],
+    *,
+    ahead: bool = False,
+) -> list[float]:
     budget, last = progress.token_budget, 0
 
     def batches() -> Iterator[Batch]:
         nonlocal last
-        for batch in observed(context.validation_batches(budget)):
+        for batch in observed(context.validation_batches(budget, ahead=ahead)):
             last = batch.size
             yield batch
 
     while True:
         try:
-            return validation_sums(context.method, context.model, batches(), context.device)
+            return work(batches())
         except (RuntimeError, MemoryError) as error:
             splits = 1 < last <= budget  # a larger one is the longest row
             if context.budget.shard_base or not (splits and is_out_of_memory(error)):

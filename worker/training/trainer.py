@@ -42,7 +42,7 @@ from worker.training.model.lora_fusion import FusionReport
 from worker.training.model.memory_budget import Budget, choose_budget
 from worker.training.model.parent import start_from
 from worker.training.optimizer import build_optimizer
-from worker.training.preference.pairs import PreparedPairs
+from worker.training.preference.scored_rows import ScoredRows
 from worker.training.reporting.events import identifier
 from worker.training.reporting.facts import FinishedRun
 from worker.training.reporting.telemetry import TELEMETRY_SCHEMA_VERSION, Telemetry
@@ -109,13 +109,17 @@ class TrainingContext:
             return batches
         return list(in_step(batches, self.distributed, self.method.empty_batch))
 
-    def validation_batches(self, token_budget: int) -> Iterator[Batch]:
-        """Yield the tensors of this process's share of the validation rows, a step's worth at a time."""
+    def validation_batches(self, token_budget: int, *, ahead: bool = False) -> Iterator[Batch]:
+        """Yield the tensors of this process's share of the validation rows, a step's worth at a time.
+
+        Args:
+            ahead: of the rows that must be scored before them.
+        """
         size = self.plan.contract.exec.batch_size * self.plan.contract.exec.grad_accum * self.distributed.size
         for start in range(0, len(self.data.validation), size):
             stop = min(start + size, len(self.data.validation))
             rows = [self.data.validation[number].unweighted() for number in range(start, stop)]
-            yield from self.micro_batches(rows, token_budget)
+            yield from self.micro_batches(self.method.ahead(rows) if ahead else rows, token_budget)
 
     def planned_work(self) -> PlannedWork:
         """Return facts about the steps to come, for telemetry."""
@@ -148,7 +152,7 @@ class TrainingContext:
 
 def tokens_of(rows: Sequence[Example]) -> Numbers:
     """Return the number of tokens computed for each row, (rows,)."""
-    if isinstance(rows, PreparedRows | PreparedPairs):
+    if isinstance(rows, PreparedRows | ScoredRows):
         return rows.lengths
     return np.fromiter((sum(row.lengths) for row in rows), np.int64, len(rows))
 

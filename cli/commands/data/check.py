@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
@@ -39,7 +40,8 @@ console = plain_console()
 errors = plain_console(stderr=True)
 
 SHOWN_PAIRS = 5
-CheckedMethod = Literal["supervised", "dpo"]
+CheckedMethod = Literal["supervised", "dpo", "kto"]
+ROWS = {MethodType.DPO: "pairs of answers", MethodType.KTO: "rated answers"}
 
 
 def check(
@@ -108,7 +110,7 @@ def check(
                     path, model, seq_len, filters, sample, options, lenient=lenient, method=trained_by
                 )
     report = _with_paths(report, {"training": file, "validation": validation})
-    error = refusal(report, filters) or _contradiction(report) or _supervision_refusal(supervised, lenient=lenient)
+    error = refusal(report, filters) or _label_refusal(report) or _supervision_refusal(supervised, lenient=lenient)
     if error:
         error.remedy = with_file(error.remedy, (error.param == "data.validation_file" and validation) or file)
     if as_json:
@@ -117,8 +119,8 @@ def check(
         }
         typer.echo(json.dumps(report.model_dump(mode="json") | found, indent=2))
     else:
-        if trained_by is MethodType.DPO and not method:
-            console.print("the rows are pairs of answers, so they are checked for --method dpo")
+        if trained_by in ROWS and not method:
+            console.print(f"the rows are {ROWS[trained_by]}, so they are checked for --method {trained_by}")
         show(report, file, validation, quarantine)
         for name, one in supervised.items():
             show_supervision(one, "validation " if name == "validation_supervision" else "")
@@ -147,15 +149,20 @@ def _method_of(file: Path) -> MethodType:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return MethodType.SUPERVISED
-    is_pair = isinstance(row, dict) and recognise(row) is RowForm.PREFERENCE
-    return MethodType.DPO if is_pair else MethodType.SUPERVISED
+    form = recognise(row) if isinstance(row, dict) else None
+    methods: dict[RowForm | None, MethodType] = {RowForm.PREFERENCE: MethodType.DPO, RowForm.KTO: MethodType.KTO}
+    return methods.get(form, MethodType.SUPERVISED)
 
 
-def _contradiction(report: DataReport) -> MensError | None:
-    from shared.datasets.preferences.findings import refuse_contradictions  # numpy is slow to import
+def _label_refusal(report: DataReport) -> MensError | None:
+    from shared.datasets.preferences.findings import (  # numpy is slow to import
+        refuse_contradictions,
+        refuse_one_label,
+    )
 
     try:
         refuse_contradictions(report.training.preferences, "data.train_file")
+        refuse_one_label(report.training.rated, "data.train_file")
     except MensError as error:
         return error
     return None
@@ -197,7 +204,7 @@ def report_supervision(
     """Return the supervision report of a file for a base: which tokens are trained on, by the trainer's own labels."""
     from shared.base_models.hub import locate  # tokenizers and the hub's client are slow to import
     from shared.preflight.sequence_length import UNKNOWN_MEMORY_TOKENS
-    from shared.tokenization.pair_supervision import supervise_pairs
+    from shared.tokenization.preference_supervision import supervise_preferences
     from shared.tokenization.supervision import supervise_file
 
     try:
@@ -211,7 +218,7 @@ def report_supervision(
             with suppress(MensError, OSError, ValueError):
                 positions = parse_model_config(json.loads((folder / "config.json").read_bytes())).max_positions
                 seq_len = min(positions or seq_len, seq_len)
-        supervise = supervise_pairs if method is MethodType.DPO else supervise_file
+        supervise = supervise_file if method is MethodType.SUPERVISED else partial(supervise_preferences, method=method)
         return supervise(
             file, folder, seq_len=seq_len, filters=filters, lenient=lenient, limit_rows=sample, options=options
         )
@@ -325,6 +332,7 @@ def _figures(found: FileReport) -> dict[str, str]:
         "lanes": _counts(found.lanes),
         "duplicates": f"{repeats.exact_rows:,} exact, {repeats.near_rows:,} near",
         **_pair_figures(found.preferences),
+        **({"rated good, rated bad": f"{found.rated.good:,}, {found.rated.bad:,}"} if found.rated else {}),
     }
 
 

@@ -27,7 +27,8 @@ from shared.errors import Code, InvalidRequest, MensError
 SHOWN_KEYS = 20
 REASONS: dict[str, str] = {
     DropReason.PREFERENCE: "pairs for DPO need no conversion (docs/preference.md); --as-supervised trains on the chosen answers",
-    DropReason.LABEL_FALSE: "marked as bad answers",
+    DropReason.LABEL_FALSE: "rated as bad answers; --as-rated keeps them for --method kto",
+    DropReason.NOT_RATED: "the row neither rates its answer nor has two of them",
     DropReason.TEXT_WITHOUT_TURNS: "text without a known chat markup has no answer to learn",
     DropReason.FORM_UNKNOWN: "unknown form; name the columns: --columns question=prompt,answer=response",
     DropReason.IMAGE: "images, audio and video cannot be trained on, and the answer depends on them",
@@ -73,6 +74,14 @@ def convert(
             help="Convert a pair for DPO to a row with its chosen answer. Default: drop it, because DPO needs no conversion.",
         ),
     ] = False,
+    as_rated: Annotated[
+        bool,
+        typer.Option(
+            "--as-rated",
+            help="Write rows for KTO: rated answers with their label, and a pair for DPO as a good and a bad one. Default: drop bad "
+            "answers.",
+        ),
+    ] = False,
     keep_refusals: Annotated[
         bool, typer.Option("--keep-refusals", help="Keep a refusal as the answer's text. Default: drop its row.")
     ] = False,
@@ -90,6 +99,8 @@ def convert(
     markup, and LLaMA-Factory's data sets. File and rows are recognised by their content; a row that Mens reads as it is stays
     byte for byte. Offline; equal input gives equal output.
 
+    With --as-rated, rows are written for `mens train --method kto`, and all others are dropped.
+
     Exit code 1 if no row can be trained on (nothing is written then).
 
     Examples:
@@ -100,9 +111,17 @@ def convert(
 
       mens data convert train.parquet -o rows.jsonl --report account.jsonl --json
     """
+    if as_rated and as_supervised:
+        fail("--as-rated writes rows for KTO and --as-supervised rows of answers; leave one of them out.")
     try:
         check_output(source, output, report)
-        rules = _rules(source, form, columns, dataset_info, RowOptions(keep_refusals, as_supervised=as_supervised))
+        rules = _rules(
+            source,
+            form,
+            columns,
+            dataset_info,
+            RowOptions(keep_refusals, as_supervised=as_supervised, as_rated=as_rated),
+        )
         with ExitStack() as stack:
             bar = stack.enter_context(_progress())
             task = bar.add_task("rows", total=None)

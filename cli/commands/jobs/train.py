@@ -135,12 +135,12 @@ def train(
         base = find_base(sections["model"].get("hf_repo") or base_of_parent)
         if parsed.artifact.publish:
             refuse_unserved(base)
-        check_files(parsed.data, files, keep_all=bool(preset or domain), pairs=parsed.has_pairs)
+        check_files(parsed, files, keep_all=bool(preset or domain))
     except MensError as error:
         found = error.as_dict()
         fail(f"{describe_error(found)}\nnothing was uploaded", found)
     sections["model"].setdefault("hf_repo", base["id"])
-    rules = {} if preset or domain else _auto_rules(file, base, pairs=parsed.has_pairs)
+    rules = {} if preset or domain else _auto_rules(file, base, pairs=parsed.has_preferences)
     uploads = RequestUploads()
     for field, path in files.items():
         sections["data"][field] = uploads.add(path)

@@ -15,7 +15,8 @@ _REMEDIES = {
     RowForm.PREFERENCE: "Set method.type to dpo (`--method dpo`) to learn the preferences; "
     f"`{CONVERT} --as-supervised` takes the chosen answers.",
     RowForm.TEXT: f"`{CONVERT}` divides strings with a known chat markup into turns; other strings have no answer to learn.",
-    RowForm.KTO: f"`{CONVERT}` keeps the rows whose label is true and counts the others.",
+    RowForm.KTO: "Set method.type to kto (`--method kto`) to learn from both kinds of answers; "
+    f"`{CONVERT}` keeps the rows whose label is true and counts the others.",
 }
 COMMON = 0.5
 """Share of the bad lines from which on their form counts as the file's."""

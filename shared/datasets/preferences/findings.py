@@ -1,4 +1,6 @@
-"""Findings on a file of preferences as a whole: labels that contradict each other, answers preferred for their length."""
+"""Findings on a file of preferences as a whole: labels that contradict each other, answers preferred for their length; of
+rated answers, how many are good.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,12 @@ from typing import Any
 
 import msgspec
 
+from shared.contract.choices import MethodType
+from shared.contract.sections import PreferenceSection
 from shared.datasets.duplicates import ExactIndex
+from shared.datasets.preferences.rated import RatedRecord
 from shared.datasets.preferences.rows import PairRecord, essence
-from shared.datasets.report_types import PreferenceReport
+from shared.datasets.report_types import PreferenceReport, RatedReport
 from shared.datasets.rows import Message
 from shared.errors import Code, DatasetInvalid
 
@@ -20,6 +25,7 @@ MAX_COMPARED_PAIRS = 1_000_000
 LONGER_SHARE = 0.8
 CONTRADICTING_WARNING, CONTRADICTING_LIMIT = 0.01, 0.25
 ENOUGH_TO_REFUSE = 4
+LEAST_RATIO, MOST_RATIO, ROUNDING = 1.0, 4 / 3, 1e-6
 
 
 @dataclass(slots=True)
@@ -39,8 +45,8 @@ class PreferenceFindings:
     def add(self, record: PairRecord, line: int) -> None:
         """Count a pair, and compare it with the earlier ones."""
         chosen, rejected = (side.conversation()[-1] for side in (record, record.rejected))
-        prompt = _fingerprint([record.prompt_turns, record.tools])
-        one, other = _fingerprint(essence(chosen)), _fingerprint(essence(rejected))
+        prompt = fingerprint([record.prompt_turns, record.tools])
+        one, other = fingerprint(essence(chosen)), fingerprint(essence(rejected))
         self.pairs += 1
         self.longer += _size(chosen) > _size(rejected)
         self.contradicting += hash((prompt, other, one)) in self._seen
@@ -51,6 +57,70 @@ class PreferenceFindings:
     def report(self) -> PreferenceReport:
         """Return the counts."""
         return PreferenceReport(pairs=self.pairs, longer_chosen=self.longer, contradicting=self.contradicting)
+
+
+@dataclass(slots=True)
+class RatedFindings:
+    """Counts of the rated answers of a file; add every valid one.
+
+    Attributes:
+        prompts: as in :class:`PreferenceFindings`.
+    """
+
+    good: int = 0
+    bad: int = 0
+    prompts: ExactIndex = field(default_factory=ExactIndex)
+
+    def add(self, record: RatedRecord, line: int) -> None:
+        """Count an answer."""
+        self.good += record.is_good
+        self.bad += not record.is_good
+        self.prompts.add([fingerprint([record.prompt_turns, record.tools])], [line])
+
+    def report(self) -> RatedReport:
+        """Return the counts."""
+        return RatedReport(good=self.good, bad=self.bad)
+
+
+def findings_of(method: MethodType) -> PreferenceFindings | RatedFindings | None:
+    """Return what finds the faults of a method's file as a whole; None for rows of answers."""
+    if method is MethodType.KTO:
+        return RatedFindings()
+    return PreferenceFindings() if method is MethodType.DPO else None
+
+
+def rated_warnings(report: RatedReport, section: PreferenceSection, kind: str = "") -> list[str]:
+    """Return a note if written weights let one kind of answers count far more than the other.
+
+    The range is TRL's, from Ethayarajh et al. 2024 (https://arxiv.org/abs/2402.01306).
+    """
+    desirable, undesirable = section.desirable_weight, section.undesirable_weight
+    if desirable is None or undesirable is None or not (report.good and report.bad):
+        return []
+    ratio = desirable * report.good / (undesirable * report.bad)
+    if LEAST_RATIO / (1 + ROUNDING) <= ratio <= MOST_RATIO * (1 + ROUNDING):
+        return []
+    share = f"The {kind}answers that are rated good weigh {ratio:.2g} times as much as those rated bad; 1 to 1.33 is advised."
+    return [f"{share} Leave preference.desirable_weight or undesirable_weight out, and it is 1."]
+
+
+def refuse_one_label(report: RatedReport | None, param: str) -> None:
+    """Refuse a file whose answers are all rated good, or all rated bad.
+
+    Raises:
+        DatasetInvalid: ``KTO_ONE_LABEL``.
+    """
+    if report is None or (report.good and report.bad) or not (report.good or report.bad):
+        return
+    kind, other = ("good", "false") if report.good else ("bad", "true")
+    raise DatasetInvalid(
+        Code.KTO_ONE_LABEL,
+        f"All {report.good or report.bad} answers of the file are rated {kind}, so there is nothing to tell apart.",
+        remedy=f"Add rows whose label is {other}"
+        + ("; or train on these answers with method.type supervised." if report.good else "."),
+        param=param,
+        details={"good": report.good, "bad": report.bad},
+    )
 
 
 def warnings(report: PreferenceReport, kind: str = "") -> list[str]:
@@ -85,7 +155,8 @@ def refuse_contradictions(report: PreferenceReport | None, param: str) -> None:
     )
 
 
-def _fingerprint(value: Sequence[Any]) -> int:
+def fingerprint(value: Sequence[Any]) -> int:
+    """Return a number that only equal values have, but for a chance of 2⁻⁶⁴."""
     return int.from_bytes(hashlib.blake2b(msgspec.json.encode(value), digest_size=8).digest())
 
 

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
+from shared.contract.choices import MethodType
 from shared.datasets.dataset_report import DatasetReport, Quarantine
-from shared.datasets.preferences.rows import PairRecord, parse_pair
+from shared.datasets.preferences.findings import MAX_COMPARED_PAIRS, fingerprint
+from shared.datasets.preferences.rated import LABEL, RatedRecord, parse_rated
+from shared.datasets.preferences.rows import ParsedPreference, PreferenceRecord, essence, parse_pair
 from shared.datasets.reader import READ_BYTES, line_stream
-from shared.datasets.rows import RowError
+from shared.datasets.rows import RowCode, RowError
+
+ReadPreferences = Callable[[Iterable[bytes], DatasetReport, Quarantine | None], Iterator[tuple[int, PreferenceRecord]]]
 
 
-def read_pairs(
-    lines: Iterable[bytes], report: DatasetReport, quarantine: Quarantine | None = None
-) -> Iterator[tuple[int, PairRecord]]:
-    """Yield (line number, pair) of the valid lines; the others are counted in ``report``."""
+def read_preferences(
+    method: MethodType, lines: Iterable[bytes], report: DatasetReport, quarantine: Quarantine | None = None
+) -> Iterator[tuple[int, PreferenceRecord]]:
+    """Yield (line number, row) of the valid lines; the others are counted in ``report``.
+
+    Args:
+        method: decides the form of the rows: pairs, or rated answers.
+    """
+    parse: Callable[[bytes], ParsedPreference] = parse_pair
+    if method is MethodType.KTO:
+        earlier: dict[int, tuple[int, bool]] = {}
+        parse = parse_rated
     stream = line_stream(lines)
     for number, line in enumerate(stream, start=1):
         try:
-            found = parse_pair(line)
+            found = parse(line)
+            if isinstance(found.record, RatedRecord):
+                _refuse_contradiction(found.record, number, earlier)
         except RowError as error:
             report.add_error(number, error)
             if quarantine:
@@ -29,3 +45,27 @@ def read_pairs(
         else:
             report.add_unused(found.unused_keys)
             yield number, found.record
+
+
+def reading_of(method: MethodType) -> ReadPreferences:
+    """Return :func:`read_preferences` for a method."""
+    return partial(read_preferences, method)
+
+
+def _refuse_contradiction(record: RatedRecord, number: int, earlier: dict[int, tuple[int, bool]]) -> None:
+    """Refuse a row that rates the answer of an earlier line otherwise.
+
+    Args:
+        earlier: line and rating by answer, of the first ``MAX_COMPARED_PAIRS`` different ones.
+
+    Raises:
+        RowError: ``ROW_LABEL_CONTRADICTS``.
+    """
+    answer = hash(fingerprint([record.prompt_turns, record.tools, essence(record.conversation()[-1])]))
+    if len(earlier) < MAX_COMPARED_PAIRS:
+        earlier.setdefault(answer, (number, record.is_good))
+    line, was_good = earlier.get(answer, (number, record.is_good))
+    if was_good != record.is_good:
+        before = "good" if was_good else "bad"
+        reason = f"line {line} rates the same answer to the same prompt {before}, and this line does not"
+        raise RowError(RowCode.ROW_LABEL_CONTRADICTS, reason, LABEL)

@@ -28,82 +28,122 @@ Row = dict[str, Any]
 _PREFERRED = ("preferred_output", "preferred_completion")
 _NON_PREFERRED = ("non_preferred_output", "non_preferred_completion")
 LABELS = tuple(name for name in Labels.__struct_fields__ if name != "syntax_spans")
-_ANSWERS = (("chosen", "rejected"), *zip(_PREFERRED, _NON_PREFERRED, strict=True))
+ANSWERS = (("chosen", "rejected"), *zip(_PREFERRED, _NON_PREFERRED, strict=True))
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 _DECODE = msgspec.json.Decoder(Row).decode
 _PLACE = re.compile(r"messages\[(\d+)\]")
 _ASSISTANT = "assistant"
 
 
-class PairRecord(Record, frozen=True, gc=False, kw_only=True):
-    """A row of preferences: itself the chat with the preferred answer, and the same chat with the rejected one."""
+class PreferenceRecord(Record, frozen=True, gc=False):
+    """A row whose last turn alone is learnt, by comparison with what the reference says of it."""
+
+    @property
+    def prompt_turns(self) -> list[Message]:
+        """The turns before the answer."""
+        return self.conversation()[:-1]
+
+    def chats(self) -> tuple[Record, ...]:
+        """Return the chat with each of the row's answers."""
+        return (self,)
+
+
+class PairRecord(PreferenceRecord, frozen=True, gc=False, kw_only=True):
+    """A pair of answers: itself the chat with the preferred one, and the same chat with the rejected one."""
 
     rejected: Record
+
+    def chats(self) -> tuple[Record, ...]:
+        """Return the chat with the preferred answer, and the one with the rejected answer."""
+        return self, self.rejected
 
     def written_turns(self) -> list[Message]:
         """Return every turn of the row: prompt, preferred answer, rejected answer."""
         return [*self.conversation(), self.rejected.conversation()[-1]]
 
-    @property
-    def prompt_turns(self) -> list[Message]:
-        """The turns before the answers."""
-        return self.conversation()[:-1]
-
 
 @dataclass(frozen=True, slots=True)
-class ParsedPair:
+class ParsedPreference:
     """A row of preferences, and the keys in it that have a value and no meaning here."""
 
-    record: PairRecord
+    record: PreferenceRecord
     unused_keys: list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
-    """One answer of a pair as it is written: its turns, and the name of its field."""
+class Side:
+    """An answer as it is written.
+
+    Attributes:
+        turns: its turns. field: the name of the field that holds them. first: index of the first of them in that field.
+    """
 
     turns: list[Any]
     field: str
+    first: int = 0
+
+    @property
+    def place(self) -> str:
+        """Path of its turn."""
+        return f"{self.field}[{self.first}]"
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class Written:
     """A row as it is written.
 
     Attributes:
         prompt: its turns; prompt_field: the field that holds them.
+        answers: the preferred and the rejected one, or the rated one.
         used: names of the keys that have a meaning.
     """
 
     prompt: list[Any]
     prompt_field: str
     tools: Any
-    chosen: _Side
-    rejected: _Side
+    answers: tuple[Side, ...]
     used: tuple[str, ...]
 
+    def answered(self, labels: Row, line: bytes) -> list[Record]:
+        """Return the chat of each answer, checked.
 
-def parse_pair(line: bytes) -> ParsedPair:
+        Args:
+            labels: the row's labels. line: the whole row.
+
+        Raises:
+            RowError: ``ROW_PROMPT_ENDS_WITH_ANSWER``, or a fault of an answer, a turn, a tool or a label.
+        """
+        for side in self.answers:
+            _check_answer(side)
+        if isinstance(last := self.prompt[-1], dict) and last.get("role") == _ASSISTANT:
+            place = f"{self.prompt_field}[{len(self.prompt) - 1}].role"
+            reason = f"{place}: the prompt ends with the assistant's turn, so nothing asks for an answer"
+            raise RowError(RowCode.ROW_PROMPT_ENDS_WITH_ANSWER, reason, place)
+        return [_record(self, side, labels, line) for side in self.answers]
+
+    def unused_keys(self, row: Row) -> list[str]:
+        """Return the keys of the row that have a value and no meaning."""
+        return [key for key in row if key not in self.used and key not in LABELS and row[key] not in _EMPTY]
+
+
+def parse_pair(line: bytes) -> ParsedPreference:
     """Decode and check one line.
 
     Raises:
         RowError: the line's fault.
     """
-    row = _decoded(line)
+    row = decode_row(line)
     written = _read(row)
-    for side in (written.chosen, written.rejected):
-        _check_answer(side)
-    if isinstance(last := written.prompt[-1], dict) and last.get("role") == _ASSISTANT:
-        place = f"{written.prompt_field}[{len(written.prompt) - 1}].role"
-        reason = f"{place}: the prompt ends with the assistant's turn, so nothing asks for the answers"
-        raise RowError(RowCode.ROW_PROMPT_ENDS_WITH_ANSWER, reason, place)
-    labels = {name: row[name] for name in LABELS if name in row}
-    chosen, rejected = (_record(written, side, labels, line) for side in (written.chosen, written.rejected))
+    chosen, rejected = written.answered(labels_of(row), line)
     if essence(chosen.conversation()[-1]) == essence(rejected.conversation()[-1]):
-        raise _equal(written.rejected.field)
+        raise _equal(written.answers[1].field)
     fields = {name: getattr(chosen, name) for name in Record.__struct_fields__}
-    unused = [key for key in row if key not in written.used and key not in LABELS and row[key] not in _EMPTY]
-    return ParsedPair(PairRecord(**fields, rejected=rejected), unused)
+    return ParsedPreference(PairRecord(**fields, rejected=rejected), written.unused_keys(row))
+
+
+def labels_of(row: Row) -> Row:
+    """Return the labels of a row."""
+    return {name: row[name] for name in LABELS if name in row}
 
 
 def essence(turn: Message) -> tuple[Any, ...]:
@@ -111,9 +151,9 @@ def essence(turn: Message) -> tuple[Any, ...]:
     return ((turn.content or "").strip(), turn.tool_calls or None, (turn.reasoning_content or "").strip())
 
 
-def as_rows(record: PairRecord, number: int) -> tuple[TrainingRow, TrainingRow]:
-    """Return the chats with the preferred and with the rejected answer, as rows of one line."""
-    return as_row(record, number), as_row(record.rejected, number)
+def as_rows(record: PreferenceRecord, number: int) -> tuple[TrainingRow, ...]:
+    """Return the chat with each answer of a row: of a pair the preferred one first."""
+    return tuple(as_row(chat, number) for chat in record.chats())
 
 
 def parse_chosen(line: bytes, number: int) -> TrainingRow:
@@ -125,7 +165,12 @@ def parse_chosen(line: bytes, number: int) -> TrainingRow:
     return as_row(parse_pair(line).record, number)
 
 
-def _decoded(line: bytes) -> Row:
+def decode_row(line: bytes) -> Row:
+    """Decode a line.
+
+    Raises:
+        RowError: it is too long, or not an object of JSON.
+    """
     try:
         check_length(line)
         return _DECODE(line)
@@ -133,58 +178,58 @@ def _decoded(line: bytes) -> Row:
         raise explain(line, failure) from None
 
 
-def _read(row: Row) -> _Written:
+def _read(row: Row) -> Written:
     """Find the parts of a row, in whatever form it is written.
 
     Raises:
         RowError: ``ROW_FIELD_MISSING``, ``ROW_FIELD_TYPE``, ``ROW_METHOD_MISMATCH``, ``ROW_PROMPTS_DIFFER``.
     """
-    names = next((pair for pair in _ANSWERS if not row.keys().isdisjoint(pair)), None)
+    names = next((pair for pair in ANSWERS if not row.keys().isdisjoint(pair)), None)
     if names is None:
         raise _without_answers(row)
     chosen, rejected = names
     for name in names:
         if row.get(name) is None:
-            raise _missing(name)
-    if names != _ANSWERS[0]:
+            raise missing(name)
+    if names != ANSWERS[0]:
         return _openai(row, chosen, rejected)
     if isinstance(row[chosen], str) or isinstance(row[rejected], str):
         return _plain(row)
-    sides = [_Side(_turns(row[name], name), name) for name in names]
+    sides = [Side(turns_in(row[name], name), name) for name in names]
     if row.get("prompt") is None:
         return _implicit(row, *sides)
-    prompt = _turns(row["prompt"], "prompt")
-    return _written(prompt, "prompt", row.get("tools"), sides, used=("prompt", "tools", chosen, rejected))
+    prompt = turns_in(row["prompt"], "prompt")
+    return written_row(prompt, "prompt", row.get("tools"), sides, used=("prompt", "tools", chosen, rejected))
 
 
-def _openai(row: Row, chosen: str, rejected: str) -> _Written:
+def _openai(row: Row, chosen: str, rejected: str) -> Written:
     given = row.get("input")
     if given is None:
-        raise _missing("input")
+        raise missing("input")
     if not isinstance(given, dict):
-        raise _wrong_type("input", "an object with `messages`")
+        raise wrong_type("input", "an object with `messages`")
     if given.get("messages") is None:
-        raise _missing("input.messages")
-    prompt = _turns(given["messages"], "input.messages")
-    sides = [_Side(_turns(row[name], name), name) for name in (chosen, rejected)]
-    return _written(prompt, "input.messages", given.get("tools"), sides, used=("input", chosen, rejected))
+        raise missing("input.messages")
+    prompt = turns_in(given["messages"], "input.messages")
+    sides = [Side(turns_in(row[name], name), name) for name in (chosen, rejected)]
+    return written_row(prompt, "input.messages", given.get("tools"), sides, used=("input", chosen, rejected))
 
 
-def _plain(row: Row) -> _Written:
+def _plain(row: Row) -> Written:
     for name in ("prompt", "chosen", "rejected"):
         if row.get(name) is None:
-            raise _missing(name)
+            raise missing(name)
         if not isinstance(row[name], str):
-            raise _wrong_type(name, "text, as another part of the row is")
+            raise wrong_type(name, "text, as another part of the row is")
     prompt = [{"role": "user", "content": row["prompt"]}]
     if row.get("system"):
         prompt.insert(0, {"role": "system", "content": row["system"]})
-    sides = [_Side([{"role": _ASSISTANT, "content": row[name]}], name) for name in ("chosen", "rejected")]
+    sides = [Side([{"role": _ASSISTANT, "content": row[name]}], name) for name in ("chosen", "rejected")]
     used = ("prompt", "system", "tools", "chosen", "rejected")
-    return _written(prompt, "prompt", row.get("tools"), sides, used=used)
+    return written_row(prompt, "prompt", row.get("tools"), sides, used=used)
 
 
-def _implicit(row: Row, chosen: _Side, rejected: _Side) -> _Written:
+def _implicit(row: Row, chosen: Side, rejected: Side) -> Written:
     """Split off the turns that both sides have in common, as TRL does; the rest of each must be one answer."""
     pairs = enumerate(zip(chosen.turns, rejected.turns, strict=False))
     shorter = min(len(chosen.turns), len(rejected.turns))
@@ -196,33 +241,37 @@ def _implicit(row: Row, chosen: _Side, rejected: _Side) -> _Written:
         what = "have no first turn in common" if not common else "differ in more than their last turn"
         reason = f"chosen and rejected {what}, so the prompt is not known; write it as `prompt`"
         raise RowError(RowCode.ROW_PROMPTS_DIFFER, reason, rejected.field)
-    sides = [_Side(side.turns[common:], side.field) for side in (chosen, rejected)]
-    return _written(chosen.turns[:common], "chosen", row.get("tools"), sides, used=("tools", "chosen", "rejected"))
+    sides = [Side(side.turns[common:], side.field) for side in (chosen, rejected)]
+    return written_row(chosen.turns[:common], "chosen", row.get("tools"), sides, used=("tools", "chosen", "rejected"))
 
 
-def _written(prompt: list[Any], field: str, tools: Any, sides: Sequence[_Side], used: tuple[str, ...]) -> _Written:
+def written_row(prompt: list[Any], field: str, tools: Any, sides: Sequence[Side], used: tuple[str, ...]) -> Written:
+    """Return the parts of a row.
+
+    Raises:
+        RowError: ``ROW_FIELD_MISSING``: it has no prompt.
+    """
     if not prompt:
         raise RowError(RowCode.ROW_FIELD_MISSING, f"`{field}` is empty; it needs at least one turn", field)
-    chosen, rejected = sides
-    return _Written(prompt, field, tools, chosen, rejected, used)
+    return Written(prompt, field, tools, tuple(sides), used)
 
 
-def _check_answer(side: _Side) -> None:
+def _check_answer(side: Side) -> None:
     """Raises:
     RowError: ``ROW_ANSWER_COUNT``, ``ROW_FIELD_TYPE``, ``ROW_ANSWER_ROLE``.
     """
     if len(side.turns) != 1:
         reason = f"{side.field} has {len(side.turns)} turns; an answer is exactly one turn of the assistant"
         raise RowError(RowCode.ROW_ANSWER_COUNT, reason, side.field)
-    turn, place = side.turns[0], f"{side.field}[0]"
+    turn, place = side.turns[0], side.place
     if not isinstance(turn, dict):
-        raise _wrong_type(place, "an object")
+        raise wrong_type(place, "an object")
     if turn.get("role") != _ASSISTANT:
         reason = f"{place}.role is {str(turn.get('role'))[:60]!r}; an answer is the assistant's turn"
         raise RowError(RowCode.ROW_ANSWER_ROLE, reason, f"{place}.role")
 
 
-def _record(written: _Written, side: _Side, labels: Row, line: bytes) -> Record:
+def _record(written: Written, side: Side, labels: Row, line: bytes) -> Record:
     """Return the chat of one side: earlier answers are read and not learnt, so they weigh 0.
 
     Raises:
@@ -251,12 +300,12 @@ def _unlearnt(turn: Any) -> Any:
     return kept | {"weight": 0} if turn.get("role") == _ASSISTANT else kept
 
 
-def _located(error: RowError, written: _Written, side: _Side) -> RowError:
+def _located(error: RowError, written: Written, side: Side) -> RowError:
     """Return the error with the row's own names of the fields."""
 
     def place(found: re.Match[str]) -> str:
         index = int(found[1])
-        return f"{written.prompt_field}[{index}]" if index < len(written.prompt) else f"{side.field}[0]"
+        return f"{written.prompt_field}[{index}]" if index < len(written.prompt) else side.place
 
     return RowError(error.code, _PLACE.sub(place, error.reason), _PLACE.sub(place, error.field))
 
@@ -265,24 +314,33 @@ def _equal(field: str) -> RowError:
     return RowError(RowCode.ROW_ANSWERS_EQUAL, "both answers are the same, so none is preferred", field)
 
 
-def _turns(value: Any, field: str) -> list[Any]:
+def turns_in(value: Any, field: str) -> list[Any]:
+    """Return the value of a field that holds turns.
+
+    Raises:
+        RowError: ``ROW_FIELD_TYPE``.
+    """
     if not isinstance(value, list):
-        raise _wrong_type(field, "a list of turns")
+        raise wrong_type(field, "a list of turns")
     return value
 
 
-def _missing(name: str) -> RowError:
+def missing(name: str) -> RowError:
+    """Return the error of a row without a field."""
     return RowError(RowCode.ROW_FIELD_MISSING, f"`{name}` is missing", name)
 
 
-def _wrong_type(field: str, expected: str) -> RowError:
+def wrong_type(field: str, expected: str) -> RowError:
+    """Return the error of a field of another type."""
     return RowError(RowCode.ROW_FIELD_TYPE, f"{field} must be {expected}", field)
 
 
 def _without_answers(row: Row) -> RowError:
-    if form := recognise(row):
+    if (form := recognise(row)) is RowForm.KTO:
         rated = "the row rates one answer, as for KTO, and has no second one"
+        return RowError(RowCode.ROW_METHOD_MISMATCH, rated, form=form)
+    if form:
         learnt = "the row has no two answers to prefer one of; it is a row for supervised tuning"
-        return RowError(RowCode.ROW_METHOD_MISMATCH, rated if form is RowForm.KTO else learnt)
+        return RowError(RowCode.ROW_METHOD_MISMATCH, learnt)
     names = "`chosen` with `rejected`, or `preferred_output` with `non_preferred_output`,"
     return RowError(RowCode.ROW_FIELD_MISSING, f"{names} is missing")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from openai.types.fine_tuning import FineTuningJob as OpenAIsJob
 from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
 
 from shared.database.job_states import Stage
@@ -16,7 +17,7 @@ from shared.database.leases import Leases
 from shared.errors import Code, JobFailed
 from shared.worker_registry import WorkerMachine
 from tests.support.builders import BASE, new_adapter
-from tests.support.preference_rows import PAIRS
+from tests.support.preference_rows import PAIRS, RATED
 
 
 def create(client: TestClient, train_file: str, **body: Any) -> Any:
@@ -118,6 +119,14 @@ def test_our_block_alone_names_the_method_too(client: TestClient) -> None:
     assert job["method"]["type"] == "dpo"
 
 
+def test_kto_is_ours_alone(client: TestClient) -> None:
+    job = create(client, upload(client, RATED), mens={"method": {"type": "kto"}, "preference": {"beta": 0.2}}).json()
+    assert (job["method"], job["hyperparameters"]) == (None, {})
+    OpenAIsJob.model_validate(job, strict=True)
+    contract = client.get(f"/v1/jobs/{job['id']}").json()["contract"]
+    assert (contract["method"]["type"], contract["preference"]["loss"]) == ("kto", "kto")
+
+
 @pytest.mark.parametrize(("suffix", "name"), [("My Model v2!", "my-model-v2"), ("émile", "mile"), ("!!!", "adapter")])
 def test_any_suffix_becomes_a_valid_name(client: TestClient, train_file: str, suffix: str, name: str) -> None:
     job_id = create(client, train_file, suffix=suffix).json()["id"]
@@ -150,7 +159,7 @@ def test_any_suffix_becomes_a_valid_name(client: TestClient, train_file: str, su
         ),
         ({"method": {"type": "dpo"}, "mens": {"method": {"type": "kto"}}}, "CONTRACT_INVALID", "mens.method.type"),
         ({"method": {"type": "dpo"}}, "ROWS_OF_OTHER_METHOD", "training_file"),
-        ({"mens": {"method": {"type": "kto"}}}, "CONTRACT_UNSUPPORTED", "method.type"),
+        ({"mens": {"method": {"type": "kto"}}}, "ROWS_OF_OTHER_METHOD", "training_file"),
         ({"mens": {"preference": {"beta": 0.2}}}, "CONTRACT_INVALID", "preference"),
         ({"integrations": [{"type": "wandb"}]}, "REQUEST_INVALID", "integrations"),
         ({"seed": -1}, "REQUEST_INVALID", "seed"),

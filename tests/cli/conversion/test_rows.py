@@ -22,6 +22,7 @@ OF_FORMS = {
     RowChange.TOOLS_TO_FUNCTIONS,
     RowChange.NUMBER_TO_TEXT,
     RowChange.BYTE_ORDER_MARK_REMOVED,
+    RowChange.RATED_ANSWERS,
 }
 """Changes of rows of other programs: see `test_forms.py`."""
 USER = {"role": "user", "content": "Q"}

@@ -35,7 +35,7 @@ from shared.hashing import digest_json
 from tests.support.builders import base_entry, contract, data_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-GOLDEN_DIGEST = "169c4c6eb64771ca545d6bbee05ebe6022f7e65db99dd2dc5052cab443cafdd0"
+GOLDEN_DIGEST = "30933dc299ef002172e1e7496ee5f22cdc4ffd474d73012293a694df5c8d2a14"
 
 UNSUPPORTED: dict[str, Any] = {
     "adapter.targets": "lm_head_proxy",

@@ -65,7 +65,7 @@ DEFAULTS: dict[str, Any] = {
     "method": {"type": "supervised"},
     "preference": {
         "loss": "sigmoid", "beta": None, "label_smoothing": 0.0, "smoothing": "conservative", "sft_weight": 0.0,
-        "reference": "auto",
+        "desirable_weight": None, "undesirable_weight": None, "reference": "auto",
     },
     "collateral_damage_verified": False,
 }  # fmt: skip

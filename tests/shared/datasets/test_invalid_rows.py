@@ -50,8 +50,10 @@ OF_PAIRS = {
     "ROW_PROMPTS_DIFFER",
     "ROW_ANSWERS_EQUAL",
     "ROW_METHOD_MISMATCH",
+    "ROW_LABEL_INVALID",
+    "ROW_LABEL_CONTRADICTS",
 }
-"""Codes of rows of preferences alone, which `preferences/test_rows.py` has."""
+"""Codes of rows of preferences alone, which `preferences/test_rows.py`, `test_rated.py` and `test_reader.py` have."""
 
 
 def test_invalid_rows_cover_every_code() -> None:

@@ -18,7 +18,7 @@ from shared.preflight import data_files
 from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest, Machine, Preflight, ServingLimits
 from shared.tokenization.supervision import SupervisionPass, supervise_file
-from tests.support.preference_rows import plain_row
+from tests.support.preference_rows import plain_row, rated_row
 from tests.support.tiny_base import write_base
 
 
@@ -478,11 +478,39 @@ def test_full_precision_never_costs_a_row_its_beginning(base: Path, tmp_path: Pa
             assert found.supervision.truncated_rows == 0
 
 
-DPO = {"method": {"type": "dpo"}}
+DPO, KTO = {"method": {"type": "dpo"}}, {"method": {"type": "kto"}}
 
 
 def pairs(count: int = 40, **more: Any) -> list[str]:
     return [json.dumps(plain_row(f"question {index}", "Because.", "No.", **more)) for index in range(count)]
+
+
+def rated_line(index: int, label: bool, text: str = "Because.") -> str:
+    return json.dumps(rated_row(f"question {index}", text, label))
+
+
+def rated(count: int = 40, good: int = 30) -> list[str]:
+    return [rated_line(index, index < good) for index in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("written", "weights"),
+    [
+        ({}, (1.0, 3.0)),
+        ({"desirable_weight": 2.0}, (2.0, 6.0)),
+        ({"undesirable_weight": 1.5}, (0.5, 1.5)),
+        ({"desirable_weight": 1.0, "undesirable_weight": 1.0}, (1.0, 1.0)),
+    ],
+)
+def test_rated_answers_are_planned_with_equal_weight_in_total(
+    base: Path, tmp_path: Path, written: dict[str, float], weights: tuple[float, float]
+) -> None:
+    found = check(base, tmp_path, rated(), sections=KTO | {"preference": written})
+    section = found.plan.contract.preference
+    assert (section.loss, section.beta, section.desirable_weight, section.undesirable_weight) == ("kto", 0.1, *weights)
+    assert found.estimate.configuration.sequences == 1
+    assert found.supervision.rows == found.plan.train.rows == 40
+    assert any("that are rated good weigh 3 times" in note for note in found.warnings) is (weights == (1.0, 1.0))
 
 
 def test_pairs_are_planned_with_two_sequences_a_row(base: Path, tmp_path: Path) -> None:
@@ -496,7 +524,7 @@ def test_pairs_are_planned_with_two_sequences_a_row(base: Path, tmp_path: Path) 
     assert both.supervision.rows == both.plan.train.rows == 40
     assert both.supervision.supervised_tokens > 0
     assert both.plan.contract.preference.beta == 0.1
-    assert any("which is for answers; for pairs the rule is 2e-05" in note for note in both.notes)
+    assert any("which is for answers; for preferences the rule is 2e-05" in note for note in both.notes)
 
 
 @pytest.mark.parametrize(
@@ -505,7 +533,19 @@ def test_pairs_are_planned_with_two_sequences_a_row(base: Path, tmp_path: Path) 
         (ROWS, DPO, "ROWS_OF_OTHER_METHOD", "data.train_file"),
         (pairs(), {}, "ROWS_OF_OTHER_METHOD", "data.train_file"),
         ([*pairs(), *ROWS], DPO, "DATASET_LINE_INVALID", "data.train_file"),
-        (pairs(), {"method": {"type": "kto"}}, "CONTRACT_UNSUPPORTED", "method.type"),
+        (pairs(), KTO, "ROWS_OF_OTHER_METHOD", "data.train_file"),
+        (rated(), DPO, "ROWS_OF_OTHER_METHOD", "data.train_file"),
+        (ROWS, KTO, "ROWS_OF_OTHER_METHOD", "data.train_file"),
+        ([*rated(), *pairs()], KTO, "DATASET_LINE_INVALID", "data.train_file"),
+        ([*rated(), rated_line(0, False)], KTO, "DATASET_LINE_INVALID", "data.train_file"),
+        ([rated_line(index, True) for index in range(40)], KTO, "KTO_ONE_LABEL", "data.train_file"),
+        (rated(), KTO | {"adapter": {"dropout": 0.1}}, "CONTRACT_UNSUPPORTED", "adapter.dropout"),
+        (rated(), KTO | {"preference": {"loss": "ipo"}}, "CONTRACT_INVALID", "preference.loss"),
+        (pairs(), DPO | {"preference": {"loss": "kto"}}, "CONTRACT_INVALID", "preference.loss"),
+        (rated(), KTO | {"preference": {"sft_weight": 0.2}}, "CONTRACT_INVALID", "preference.sft_weight"),
+        (rated(), KTO | {"preference": {"label_smoothing": 0.2}}, "CONTRACT_INVALID", "preference.label_smoothing"),
+        (pairs(), DPO | {"preference": {"desirable_weight": 2}}, "CONTRACT_INVALID", "preference.desirable_weight"),
+        ([*rated(), rated_line(90, True, "long " * 200)], KTO | {"exec": {"seq_len": 64}}, "NOTHING_SUPERVISED", "data.train_file"),
         (pairs(), {"method": {"type": "reinforcement"}}, "CONTRACT_UNSUPPORTED", "method.type"),
         (pairs(), DPO | {"trajectory": {"enabled": True}}, "CONTRACT_UNSUPPORTED", "trajectory.enabled"),
         (pairs(), DPO | {"exec": {"qlora_ce_last_k": 3}}, "CONTRACT_UNSUPPORTED", "exec.qlora_ce_last_k"),

@@ -116,7 +116,7 @@ def content_key(sha256: str, tokenizer: Tokenizer, contract: FineTuneContract, v
             "filter": asdict(RowFilter.of(contract.data)),
             "trajectory": contract.trajectory.model_dump(mode="json"),
         }
-        | ({"method": contract.method.type} if contract.has_pairs else {})
+        | ({"method": contract.method.type} if contract.has_preferences else {})
     )
 
 

@@ -115,6 +115,11 @@ class Row:
         """The row itself: its answer is what the adapter is to give."""
         return self
 
+    @property
+    def is_wanted(self) -> bool:
+        """True: its answer is one to give."""
+        return True
+
     def unweighted(self) -> Row:
         """The row as validation counts it: without its own weight."""
         return replace(self, weight=1.0)

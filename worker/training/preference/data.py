@@ -1,24 +1,35 @@
-"""The pairs that a run trains and validates on, from the plan's files."""
+"""The pairs or rated answers that a run trains and validates on, from the plan's files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from shared.contract.plan import DataFile, TrainingRun, validation_split
 from shared.preflight.held_out import split_validation
 from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
+from worker.training.data.batches import Numbers
 from worker.training.data.dataset import Data, refuse_other_tokens
 from worker.training.data.prepare import prepare
 from worker.training.data.prepared import PreparationReport, PreparedRows
-from worker.training.preference.pairs import Pair, PreferredAnswers, PreparedPairs
-from worker.training.preference.prepare_pairs import write_pairs
+from worker.training.method import Example
+from worker.training.preference.prepare_rows import write_preferences
+from worker.training.preference.scored_rows import ScoredRows, WantedAnswers
+
+RowT = TypeVar("RowT", bound=Example)
+OpenRows = Callable[[PreparedRows, int, Sequence[Numbers]], ScoredRows[RowT]]
+"""Opens a prepared file: (its rows, number of the first row among all files', the numbers of its parts that are used apart)."""
 
 
-def read_pairs(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, cache: Path) -> Data[Pair]:
+def read_preferences(
+    run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, cache: Path, open_rows: OpenRows[RowT]
+) -> Data[RowT]:
     """Encode the plan's files, or find them encoded in the cache.
 
     Raises:
@@ -26,40 +37,42 @@ def read_pairs(run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int,
             ``TOKENIZER_MISMATCH``.
     """
     plan, inputs, contract = run.plan, run.inputs, run.plan.contract
-    labeller = Tokenizer.load(Path(inputs.base), ChatOptions.of(contract.data))
+    labeller, sides = Tokenizer.load(Path(inputs.base), ChatOptions.of(contract.data)), contract.sequences_per_row
 
     def encode(path: str, file: DataFile) -> PreparedRows:
-        return prepare(Path(path), file.sha256, labeller, contract, cache, vocab, write_pairs)
+        return prepare(Path(path), file.sha256, labeller, contract, cache, vocab, write_preferences)
 
-    rows = encode(inputs.train, plan.train)
-    pairs = PreparedPairs(rows)
-    refuse_other_tokens(labeller, tokenizer, rows)
-    validation = (
-        PreparedPairs(encode(inputs.validation, plan.validation), len(pairs))
-        if inputs.validation and plan.validation
-        else None
-    )
-    held_out = 0 if validation else validation_split(len(pairs), contract.data.validation_split_ratio)
-    training, kept_apart = split_validation(len(pairs), held_out, contract.exec.seed)
-    held = validation or [pairs[int(number)] for number in kept_apart]
+    encoded = encode(inputs.train, plan.train)
+    refuse_other_tokens(labeller, tokenizer, encoded)
+    apart = encode(inputs.validation, plan.validation) if inputs.validation and plan.validation else None
+    count = len(encoded) // sides
+    held_out = 0 if apart else validation_split(count, contract.data.validation_split_ratio)
+    training, kept_apart = split_validation(count, held_out, contract.exec.seed)
+    rows = open_rows(encoded, 0, [training, kept_apart])
+    validation = open_rows(apart, count, [np.arange(len(apart) // sides)]) if apart else None
+    held = validation or [rows[int(number)] for number in kept_apart]
     return Data(
-        rows=pairs,
+        rows=rows,
         training=training,
-        difficulties=pairs.difficulties[training],
+        difficulties=rows.difficulties[training],
         validation=held,
         replay=[],
-        probe_rows=PreferredAnswers(held or pairs),
-        report=_by_pair(rows.report),
-        validation_report=_by_pair(validation.rows.report) if validation else None,
-        key=rows.key,
+        probe_rows=WantedAnswers(held) or WantedAnswers(rows),
+        report=_by_row(encoded.report, sides),
+        validation_report=_by_row(apart.report, sides) if apart else None,
+        key=encoded.key,
     )
 
 
-def _by_pair(report: PreparationReport) -> PreparationReport:
-    """Return a report that counts pairs, not their chats."""
-    refused = "template_refused"  # counted once a pair already
-    skipped = {reason: count if reason == refused else count // 2 for reason, count in report.skipped.items()}
+def _by_row(report: PreparationReport, sides: int) -> PreparationReport:
+    """Return a report that counts rows, not their chats."""
+    refused = "template_refused"  # counted once a row already
+    skipped = {reason: count if reason == refused else count // sides for reason, count in report.skipped.items()}
     lines = list(dict.fromkeys(report.skipped_lines))
     return replace(
-        report, rows=report.rows // 2, truncated_rows=report.truncated_rows // 2, skipped=skipped, skipped_lines=lines
+        report,
+        rows=report.rows // sides,
+        truncated_rows=report.truncated_rows // sides,
+        skipped=skipped,
+        skipped_lines=lines,
     )

@@ -4,54 +4,36 @@ with what the reference says of both.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from shared.contract.plan import TrainingRun
-from shared.contract.sections import PreferenceSection
-from worker.run_folder import PREFERENCE_METRICS, REFERENCE_NAME
+from worker.run_folder import PREFERENCE_METRICS
 from worker.training.data.dataset import Data
-from worker.training.method import BatchLoss, Method
+from worker.training.method import BatchLoss
 from worker.training.metrics import Score
-from worker.training.model.lm_head import head_log_probs
-from worker.training.preference.data import read_pairs
+from worker.training.preference.compared import SQUARED_MARGIN, TOKENS, ComparedMethod
+from worker.training.preference.data import read_preferences
 from worker.training.preference.first_loss import check_first_loss
-from worker.training.preference.losses import preference_loss
-from worker.training.preference.pairs import Pair, PairBatch, no_pairs, pair_batches
-from worker.training.preference.reference import load_reference, score_reference
-from worker.training.supervised import predicting_rows
+from worker.training.preference.losses import first_loss, preference_loss
+from worker.training.preference.pairs import Pair, PairBatch, PreparedPairs, no_pairs, pair_batches
+from worker.training.preference.scored_rows import answer_log_probs
 
 if TYPE_CHECKING:
     from worker.training.trainer import TrainingContext
 
-LIKELIHOOD_FALLS = "LIKELIHOOD_FALLS"
-WATCHED_STEPS = 20
-FALL_NATS, FALL_SHARE = 5.0, 0.1
-"""Both answers' mean log-probability must have fallen by this much, and by this share of the reference's."""
-TOKENS, SQUARED_MARGIN = "tokens", "squared_margin"
+METRICS = tuple(name for name in PREFERENCE_METRICS if name != "kl")
 
 
-class DirectPreference(Method[Pair, PairBatch]):
-    """`worker/training/method.py:Method` for pairs of answers.
+class DirectPreference(ComparedMethod[Pair, PairBatch]):
+    """`worker/training/method.py:Method` for pairs of answers."""
 
-    Args:
-        section: the loss and its parameters.
-    """
-
-    sums = (*PREFERENCE_METRICS, TOKENS, SQUARED_MARGIN)
-    carried = (REFERENCE_NAME,)
-
-    def __init__(self, section: PreferenceSection) -> None:
-        self._section = section
-        self._reference = torch.zeros((0, 2))
-        self._fallen: deque[bool] = deque(maxlen=WATCHED_STEPS)
-        self._has_warned = False
+    sums = (*METRICS, TOKENS, SQUARED_MARGIN)
 
     def read(self, run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, cache: Path) -> Data[Pair]:
         """Encode the plan's files, or find them encoded in the cache.
@@ -59,7 +41,7 @@ class DirectPreference(Method[Pair, PairBatch]):
         Raises:
             DatasetInvalid: ``NOTHING_SUPERVISED``, ``SKIP_RATE_EXCEEDED``. JobFailed: ``TOKENIZER_MISMATCH``.
         """
-        return read_pairs(run, tokenizer, vocab, cache)
+        return read_preferences(run, tokenizer, vocab, cache, PreparedPairs)
 
     def micro_batches(
         self, rows: Sequence[Pair], token_budget: int, *, pad_token: int, packed: bool
@@ -73,7 +55,7 @@ class DirectPreference(Method[Pair, PairBatch]):
 
     def loss(self, model: PeftModel, batch: PairBatch, device: torch.device, divisor: float = 1.0) -> BatchLoss:
         """Return the sum of the pairs' losses, and the number of pairs whose preferred answer has gained more."""
-        policy = log_probs(model, batch, device)
+        policy = answer_log_probs(model, batch, device).view(-1, 2)
         reference = self._reference[batch.numbers].to(device)
         lengths = batch.lengths.to(device)
         preferred = preference_loss(self._section, policy, reference, lengths).sum()
@@ -88,17 +70,6 @@ class DirectPreference(Method[Pair, PairBatch]):
         sums = {name: value.detach().float() for name, value in zip(self.sums, found, strict=True)}
         return BatchLoss(loss, is_right, sums)
 
-    def prepare(self, context: TrainingContext, resume: Path | None, working: Callable[[], None]) -> None:
-        """Take the reference's scores of every pair, or those that the checkpoint carries.
-
-        Raises:
-            JobFailed: ``CHECKPOINT_MISMATCH``.
-        """
-        if resume is None:
-            self._reference = score_reference(context, log_probs, working)
-        else:
-            self._reference = load_reference(context, resume)
-
     def check_first_step(self, context: TrainingContext, score: Score, rows: int) -> None:
         """Check that a policy that has not been trained yet equals its reference.
 
@@ -106,32 +77,8 @@ class DirectPreference(Method[Pair, PairBatch]):
             JobFailed: ``REFERENCE_MISMATCH``.
         """
         loss, tokens, squares = (score.sums[name] / rows for name in ("preference_loss", TOKENS, SQUARED_MARGIN))
-        check_first_loss(self._section, context.device, loss, squares, tokens)
+        check_first_loss(self._section, context.device, first_loss(self._section), loss, squares, tokens)
 
     def metrics(self, sums: Mapping[str, float], rows: int) -> dict[str, float]:
         """Return the means of a step by pair."""
-        return {name: sums[name] / rows for name in PREFERENCE_METRICS}
-
-    def warning(self, metrics: Mapping[str, float]) -> dict[str, Any] | None:
-        """Return a warning, once, if both answers have become much less likely than they are to the reference."""
-        if self._has_warned or self._section.sft_weight:
-            return None
-        self._fallen.append(all(self._has_fallen(metrics, side) for side in ("chosen", "rejected")))
-        self._has_warned = len(self._fallen) == WATCHED_STEPS and all(self._fallen)
-        if not self._has_warned:
-            return None
-        names = ("logps_chosen", "logps_rejected", "rewards_chosen", "rewards_rejected")
-        return {"code": LIKELIHOOD_FALLS, "steps": WATCHED_STEPS, **{name: metrics[name] for name in names}}
-
-    def _has_fallen(self, metrics: Mapping[str, float], side: str) -> bool:
-        lost = -metrics[f"rewards_{side}"] / self._section.strength
-        return lost > max(FALL_NATS, FALL_SHARE * abs(metrics[f"logps_{side}"] + lost))
-
-
-def log_probs(model: PeftModel, batch: PairBatch, device: torch.device) -> torch.Tensor:
-    """Return the log-probability of each answer in nats, fp32, (pairs, 2)."""
-    head, rows, there = predicting_rows(model, batch.chats, device)
-    by_token = head_log_probs(head, rows, there.targets)
-    answers = by_token.split(batch.lengths.flatten().tolist())
-    # Not with index_add, whose order of additions differs from run to run on a GPU.
-    return torch.stack([answer.sum() for answer in answers]).view(-1, 2) if answers else by_token.view(0, 2)
+        return {name: sums[name] / rows for name in METRICS}

@@ -10,7 +10,6 @@ from shared.contract.choices import PreferenceLoss
 from shared.contract.sections import PreferenceSection
 from shared.errors import Code, JobFailed
 from worker.training.model.load import compute_dtype_name
-from worker.training.preference.losses import first_loss
 
 LOSS_BOUNDS = {"float32": 1e-4, "bfloat16": 1e-2}
 MARGIN_BOUNDS = {"float32": 1e-3, "bfloat16": 5e-2}
@@ -19,24 +18,32 @@ with the micro-batch and adds up over tokens."""
 
 
 def check_first_loss(
-    section: PreferenceSection, device: torch.device, loss: float, squared_margin: float, tokens: float
+    section: PreferenceSection,
+    device: torch.device,
+    expected: float,
+    loss: float,
+    squared_margin: float,
+    tokens: float,
 ) -> None:
     """Check the first step's preference loss and its margins, before anything is changed.
 
     Args:
         section: the loss and its parameters.
         device: decides the precision.
-        loss: mean over the step's pairs.
-        squared_margin: mean of the squared margins, in nats.
-        tokens: mean of both answers' tokens.
+        expected: loss of a policy that equals its reference.
+        loss: mean over the step's rows.
+        squared_margin: mean of the squared margins of pairs, or of what rated answers have gained, in nats.
+        tokens: mean of a row's tokens that are scored.
 
     Raises:
         JobFailed: ``REFERENCE_MISMATCH``.
     """
-    expected, dtype = first_loss(section), compute_dtype_name(device)
+    dtype = compute_dtype_name(device)
     largest = MARGIN_BOUNDS[dtype] * (math.sqrt(max(1.0, tokens)) if dtype == "bfloat16" else 1.0)
     bound = LOSS_BOUNDS[dtype] + (section.strength / 2 * largest if dtype == "bfloat16" else 0.0)
-    bound *= expected if section.loss is PreferenceLoss.IPO else 1.0
+    # The weights of rated answers scale their loss.
+    scales = {PreferenceLoss.IPO: expected, PreferenceLoss.KTO: max(1.0, 2 * expected)}
+    bound *= scales.get(section.loss, 1.0)
     margin = math.sqrt(squared_margin) if math.isfinite(squared_margin) else squared_margin
     if abs(loss - expected) <= bound and margin <= largest:
         return

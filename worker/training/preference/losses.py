@@ -1,8 +1,9 @@
-"""Losses of pairs, from log-probabilities of whole answers. Pure, in fp32.
+"""Losses of pairs and of rated answers, from log-probabilities of whole answers. Pure, in fp32.
 
 Sources: DPO (Rafailov et al. 2023, https://arxiv.org/abs/2305.18290, equation 7), IPO (Azar et al. 2023,
 https://arxiv.org/abs/2310.12036, equation 17, by token as TRL has it), label smoothing as cDPO, and its unbiased form
-(Chowdhury et al. 2024, https://arxiv.org/abs/2403.00409).
+(Chowdhury et al. 2024, https://arxiv.org/abs/2403.00409); KTO (Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306,
+equation 7).
 """
 
 from __future__ import annotations
@@ -45,3 +46,29 @@ def first_loss(section: PreferenceSection) -> float:
     if section.loss is PreferenceLoss.IPO:
         return 1 / (4 * section.strength**2)
     return math.log(2)
+
+
+def rated_loss(section: PreferenceSection, gained: torch.Tensor, is_good: torch.Tensor, kl: float) -> torch.Tensor:
+    """Return the loss of each rated answer, (answers,).
+
+    Args:
+        section: KTO's parameters, with both weights.
+        gained: (answers,), log-probability gained over the reference, in nats.
+        is_good: (answers,), bool.
+        kl: the reference point, in nats; no gradient goes through it.
+    """
+    desirable, undesirable = rated_weights(section)
+    beyond = torch.where(is_good, gained - kl, kl - gained)
+    weights = torch.where(is_good, desirable, undesirable).to(gained.dtype)
+    return weights * torch.sigmoid(-section.strength * beyond)
+
+
+def rated_first_loss(section: PreferenceSection, share: float) -> float:
+    """Return the loss of a policy that equals its reference on answers of which this share is rated good."""
+    desirable, undesirable = rated_weights(section)
+    return (desirable * share + undesirable * (1 - share)) / 2
+
+
+def rated_weights(section: PreferenceSection) -> tuple[float, float]:
+    """Return the weights of answers rated good and of those rated bad; 1 where the contract has not decided one."""
+    return section.desirable_weight or 1.0, section.undesirable_weight or 1.0

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import overload
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from worker.training.data.batches import MicroBatch, collate, empty_batch
 from worker.training.data.packing import pack
-from worker.training.data.prepared import PreparedRows, Row
+from worker.training.data.prepared import Row
+from worker.training.preference.scored_rows import ScoredRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,57 +45,24 @@ class Pair:
         """The chat with the preferred answer."""
         return self.chosen
 
+    @property
+    def is_wanted(self) -> bool:
+        """True: the preferred answer is one to give."""
+        return True
+
     def unweighted(self) -> Pair:
         """The pair as validation counts it."""
         return replace(self, chosen=self.chosen.unweighted())
 
 
-class PreparedPairs(Sequence[Pair]):
-    """Prepared rows, two by two: the chat with the preferred answer, and the one with the rejected answer.
+class PreparedPairs(ScoredRows[Pair]):
+    """Prepared rows, two by two: the chat with the preferred answer, and the one with the rejected answer."""
 
-    Args:
-        rows: of a file of preferences.
-        first: place of the first pair's scores by the reference.
-    """
+    sides = 2
 
-    def __init__(self, rows: PreparedRows, first: int = 0) -> None:
-        self.rows, self.first = rows, first
-        self.lengths: npt.NDArray[np.int64] = rows.lengths[::2] + rows.lengths[1::2]
-        self.difficulties: npt.NDArray[np.uint8] = rows.difficulties[::2]
-
-    def __len__(self) -> int:
-        return len(self.rows) // 2
-
-    @overload
-    def __getitem__(self, index: int) -> Pair: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Pair]: ...
-    def __getitem__(self, index: int | slice) -> Pair | list[Pair]:
-        if isinstance(index, slice):
-            return [self._pair(number) for number in range(*index.indices(len(self)))]
-        return self._pair(range(len(self))[index])
-
-    def _pair(self, number: int) -> Pair:
+    def row(self, number: int) -> Pair:
+        """Return a pair."""
         return Pair(self.first + number, self.rows[2 * number], self.rows[2 * number + 1])
-
-
-class PreferredAnswers(Sequence[Row]):
-    """The chats with the preferred answers of some pairs, read on demand."""
-
-    def __init__(self, pairs: Sequence[Pair]) -> None:
-        self._pairs = pairs
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [pair.chosen for pair in self._pairs[index]]
-        return self._pairs[index].chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +78,11 @@ class PairBatch:
     chats: MicroBatch
     numbers: torch.Tensor
     lengths: torch.Tensor
+
+    @property
+    def places(self) -> torch.Tensor:
+        """Places of the answers' scores by the reference, preferred, rejected, …"""
+        return (2 * self.numbers[:, None] + torch.arange(2)).flatten()
 
     @property
     def size(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shared.base_models.tensors import expected_tensors, parameter_count
-from shared.contract.choices import ThoughtsRule
+from shared.contract.choices import MethodType, ThoughtsRule
 from shared.contract.values import describe_arguments
 from shared.hashing import digest_json
 from shared.model_card.common_sections import attribution, front_matter, heading, limits
@@ -68,17 +68,27 @@ def draw_curves(facts: FinishedRun) -> str:
         Series("validation", facts.series("valid_loss"), ORANGE, dots=True),
     ]
     rates = [(step, facts.rate_at(step)) for step, _ in losses]
-    has_pairs = facts.plan.contract.has_pairs
-    panels = [Panel("Preference loss" if has_pairs else "Loss (nats per token)", loss)]
-    panels += _preference_panels(facts) if has_pairs else []
+    has_preferences = facts.plan.contract.has_preferences
+    panels = [Panel("Preference loss" if has_preferences else "Loss (nats per token)", loss)]
+    panels += _preference_panels(facts) if has_preferences else []
     panels.append(Panel("Learning rate", [Series("learning rate", rates, GREEN)]))
     return svg(f"Training of {facts.manifest.name}", panels)
 
 
+_RIGHT = {
+    MethodType.DPO: "Pairs with a positive margin",
+    MethodType.KTO: "Answers on the right side of the reference point",
+}
+"""Rows that the accuracy of a run on preferences counts."""
+
+
 def _preference_panels(facts: FinishedRun) -> list[Panel]:
-    """Return the curves of a run on pairs: how far the answers have moved from each other, and how often rightly."""
+    """Return the curves of a run on preferences: how far the answers have moved from each other, and how often rightly."""
     found = []
-    for title, name in (("Reward margin", "reward_margin"), ("Pairs with a positive margin", "reward_accuracy")):
+    for title, name in (
+        ("Reward margin", "reward_margin"),
+        (_RIGHT[facts.plan.contract.method.type], "reward_accuracy"),
+    ):
         values = facts.series(name)
         shown = [Series("training", values, GREY, width=1), Series("smoothed", smooth(values, CURVE_SMOOTHING), BLUE)]
         found.append(Panel(title, shown))
@@ -144,7 +154,7 @@ def _validation_source(facts: FinishedRun) -> str:
 
 def _recipe(facts: FinishedRun) -> str:
     shown = {"adapter", "quant", "exec", "trajectory", "optimizer", "curriculum"}
-    shown |= {"method", "preference"} if facts.plan.contract.has_pairs else set()
+    shown |= {"method", "preference"} if facts.plan.contract.has_preferences else set()
     values: dict[str, Value] = flatten(
         used_values(
             facts.plan.contract.model_dump(mode="json", include=shown),
@@ -169,8 +179,8 @@ def _evaluation(facts: FinishedRun) -> str:
         for label, (step, loss) in (("first", losses[0]), ("best", best), ("last", losses[-1]))
     ]
     head = ("validation", "step", "loss (nats per token)", "token accuracy")
-    if facts.plan.contract.has_pairs:
-        head = ("validation", "step", "preference loss", "pairs with a positive margin")
+    if facts.plan.contract.has_preferences:
+        head = ("validation", "step", "preference loss", _RIGHT[facts.plan.contract.method.type].lower())
     return f"\n## Evaluation\n\n{table(rows, head)}\nThe adapter is the one of the last step.\n"
 
 
@@ -204,17 +214,17 @@ def _limits(facts: FinishedRun) -> str:
         f"Rows were cut to {facts.plan.contract.exec.seq_len} tokens; longer contexts were not trained.",
         "The adapter belongs to the base model named above, byte for byte; on any other it means nothing.",
         "Token accuracy counts the next token given the right text before it.",
-        *_limits_of_pairs(facts),
+        *_limits_of_preferences(facts),
         "Free-form answers are shown as samples at most; they, safety and bias were not graded.",
         "The adapter inherits the base model's limits, and what is wrong in the training data.",
     ]
     return limits(points)
 
 
-def _limits_of_pairs(facts: FinishedRun) -> list[str]:
-    if not facts.plan.contract.has_pairs:
+def _limits_of_preferences(facts: FinishedRun) -> list[str]:
+    if not facts.plan.contract.has_preferences:
         return []
     return [
         "A margin compares log-probabilities with the base's on given answers; whether free answers are better was not judged.",
-        "The loss of the self-evaluation is that of the preferred answers alone.",
+        "The loss of the self-evaluation is that of the preferred answers alone, or of those rated good.",
     ]

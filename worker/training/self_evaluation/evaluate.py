@@ -20,10 +20,12 @@ from typing import Any, Protocol, overload
 
 import torch
 
-from shared.contract.choices import BaseQuant
+from shared.contract.choices import BaseQuant, MethodType
 from shared.contract.plan import TrainingInputs
+from shared.datasets.preferences.rated import parse_rated_row
 from shared.datasets.preferences.rows import parse_chosen
 from shared.datasets.row_validation import parse_row
+from shared.datasets.rows import TrainingRow
 from shared.errors import Code, MensError
 from shared.model_card.evaluation_rows import (
     SAMPLE_TOKENS,
@@ -162,6 +164,14 @@ def evaluate_run(
     return Measured(work.result(), time.monotonic() - began, work.causes)
 
 
+PARSERS: dict[MethodType, Callable[[bytes, int], TrainingRow]] = {
+    MethodType.SUPERVISED: parse_row,
+    MethodType.DPO: parse_chosen,
+    MethodType.KTO: parse_rated_row,
+}
+"""Readers of a line's chat with the answer to give."""
+
+
 class _Evaluation:
     """The parts of a self-evaluation, each of which may fail independently."""
 
@@ -219,6 +229,7 @@ class _Evaluation:
         chosen = choose_rows(
             lambda number: sum(self._rows[number].answer.lengths), len(self._rows), self._trained_tokens, self._seed
         )
+        chosen = [number for number in chosen if self._rows[number].is_wanted]
         rows = self._chosen = [self._rows[number].answer for number in chosen]
         passes = count(0)
 
@@ -254,7 +265,7 @@ class _Evaluation:
         path = Path((self._source is RowSource.VALIDATION_FILE and inputs.validation) or inputs.train)
         positions = self._context.config.max_positions or MAX_PROMPT_TOKENS + SAMPLE_TOKENS
         limit = min(MAX_PROMPT_TOKENS, positions - SAMPLE_TOKENS)
-        parse = parse_chosen if self._context.plan.contract.has_pairs else parse_row
+        parse = PARSERS[self._context.plan.contract.method.type]
         self._prompts = read_prompts(path, lines, tokenizer, wanted, limit, parse)
         if not self._prompts:
             self.notes.append(f"No row has a prompt of at most {limit} tokens for a sample answer.")

@@ -72,6 +72,32 @@ def test_preferences_need_the_option(tmp_path: Path) -> None:
     assert json.loads(output.read_text()) == {"messages": HI}
 
 
+def test_rated_answers_are_kept_and_pairs_divided_with_the_option(tmp_path: Path) -> None:
+    rated = {"prompt": "Hi", "completion": "No", "label": False}
+    foreign = {**SHAREGPT, "label": True}
+    openai = {
+        "input": {"messages": [HI[0]]},
+        "preferred_output": [HI[1]],
+        "non_preferred_output": [{"role": "assistant", "content": "Go away"}],
+    }
+    pair = {"prompt": "Hi?", "chosen": "Hello", "rejected": "No"}
+    source = write(
+        tmp_path / "in.jsonl", rated, foreign, openai, pair, {"messages": HI}, {"prompt": "Hi", "response": "Hi"}
+    )
+    output = tmp_path / "rows.jsonl"
+    code, text = run("convert", source, "-o", output, "--as-rated")
+    assert (code, "1 unchanged, 3 changed, 2 dropped" in text) == (0, True)
+    assert "dropped: not_rated: 2 (line 5, 6)" in text
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert rows[0] == rated
+    assert [row["label"] for row in rows] == [False, True, True, False, True, False]
+    assert [row["messages"][-1]["content"] for row in rows[1:]] == ["Hello", "Hello", "Go away", "Hello", "No"]
+    code, text = run("check", output, "--method", "kto")
+    assert (code, "rated good, rated bad" in text, "ok: 6 rows to train on" in text) == (0, True, True)
+    assert "so they are checked for --method kto" in run("check", write(tmp_path / "one.jsonl", rated))[1]
+    assert run("convert", source, "-o", output, "--as-rated", "--as-supervised")[0] != 0
+
+
 def test_json_has_the_account_and_the_error(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", SHAREGPT, PREFERENCE), tmp_path / "rows.jsonl"
     code, text = run("convert", source, "-o", output, "--json")

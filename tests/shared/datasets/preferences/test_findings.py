@@ -6,8 +6,16 @@ import json
 
 import pytest
 
-from shared.datasets.preferences.findings import PreferenceFindings, refuse_contradictions, warnings
-from shared.datasets.preferences.rows import parse_pair
+from shared.contract.sections import PreferenceSection
+from shared.datasets.preferences.findings import (
+    PreferenceFindings,
+    rated_warnings,
+    refuse_contradictions,
+    refuse_one_label,
+    warnings,
+)
+from shared.datasets.preferences.rows import PairRecord, parse_pair
+from shared.datasets.report_types import RatedReport
 from shared.errors import DatasetInvalid
 from tests.support.preference_rows import plain_row
 
@@ -15,7 +23,9 @@ from tests.support.preference_rows import plain_row
 def findings(*rows: dict[str, object]) -> PreferenceFindings:
     found = PreferenceFindings()
     for line, row in enumerate(rows, start=1):
-        found.add(parse_pair(json.dumps(row).encode()).record, line)
+        record = parse_pair(json.dumps(row).encode()).record
+        assert isinstance(record, PairRecord)
+        found.add(record, line)
     return found
 
 
@@ -38,3 +48,21 @@ def test_preferring_what_is_longer_is_told() -> None:
     assert any("sigmoid_norm" in warning for warning in warnings(longer))
     shorter = findings(*[plain_row(str(n), "No.", "A long answer.") for n in range(9)]).report()
     assert warnings(shorter) == []
+
+
+@pytest.mark.parametrize(("good", "bad", "advice"), [(5, 0, "label is false"), (0, 5, "label is true")])
+def test_answers_of_one_label_are_refused(good: int, bad: int, advice: str) -> None:
+    with pytest.raises(DatasetInvalid) as refused:
+        refuse_one_label(RatedReport(good=good, bad=bad), "data.train_file")
+    assert refused.value.code == "KTO_ONE_LABEL"
+    assert advice in refused.value.remedy
+    refuse_one_label(RatedReport(good=1, bad=1), "data.train_file")
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_told"), [((1, 1), True), ((1, 4), False), ((1, 3), False), ((1, 2.9), True), ((1, 5), True)]
+)
+def test_weights_that_drown_one_kind_are_told(weights: tuple[float, float], is_told: bool) -> None:
+    section = PreferenceSection(desirable_weight=weights[0], undesirable_weight=weights[1])
+    assert bool(rated_warnings(RatedReport(good=40, bad=10), section)) is is_told
+    assert rated_warnings(RatedReport(good=40, bad=10), PreferenceSection(desirable_weight=weights[0])) == []

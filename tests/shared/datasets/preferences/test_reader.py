@@ -10,12 +10,13 @@ import pytest
 
 from shared.contract.choices import DataMode, MethodType
 from shared.datasets.dataset_report import DatasetReport, Quarantine
-from shared.datasets.preferences.reader import read_pairs
+from shared.datasets.preferences.reader import reading_of
 from shared.datasets.reader import check_dataset
 from shared.datasets.report import inspect_file, refusal
 from shared.errors import DatasetInvalid
-from tests.support.preference_rows import PAIRS, openai_row, plain_row
+from tests.support.preference_rows import PAIRS, RATED, openai_row, plain_row, rated_row
 
+read_pairs, read_rated = reading_of(MethodType.DPO), reading_of(MethodType.KTO)
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
 
@@ -39,7 +40,7 @@ def test_a_line_over_the_limit_is_one_bad_line(tmp_path: Path) -> None:
     path = write(tmp_path, plain_row(), plain_row("x" * 3_000_000), plain_row("b"))
     report = DatasetReport()
     with path.open("rb") as file:
-        assert len(list(read_pairs(file, report))) == 2
+        assert len(list(read_pairs(file, report, None))) == 2
     assert dict(report.errors_by_code) == {"ROW_TOO_LONG": 1}
 
 
@@ -53,7 +54,14 @@ def test_report_counts_pairs_and_their_findings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "method", "right"), [(CHAT, MethodType.DPO, "supervised"), (plain_row(), MethodType.SUPERVISED, "dpo")]
+    ("row", "method", "right"),
+    [
+        (CHAT, MethodType.DPO, "supervised"),
+        (plain_row(), MethodType.SUPERVISED, "dpo"),
+        (rated_row(), MethodType.DPO, "kto"),
+        (plain_row(), MethodType.KTO, "dpo"),
+        (CHAT, MethodType.KTO, "supervised"),
+    ],
 )
 def test_a_file_for_another_method_is_refused_as_such(
     tmp_path: Path, row: dict[str, object], method: MethodType, right: str
@@ -79,3 +87,18 @@ def test_the_command_lines_check_reads_pairs(tmp_path: Path) -> None:
         assert check_dataset(file, read=read_pairs).trainable_rows == len(PAIRS)
     with path.open("rb") as file, pytest.raises(DatasetInvalid):
         check_dataset(file)
+
+
+def test_a_label_that_contradicts_an_earlier_line_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, rated_row(), rated_row(), rated_row(label=False), rated_row("Who?", label=False))
+    report = DatasetReport()
+    with path.open("rb") as file:
+        assert [line for line, _ in read_rated(file, report, None)] == [1, 2, 4]
+    assert [(error.line, error.code, error.field) for error in report.errors] == [(3, "ROW_LABEL_CONTRADICTS", "label")]
+    assert "line 1 rates the same answer" in report.errors[0].reason
+
+
+def test_report_counts_rated_answers(tmp_path: Path) -> None:
+    found = inspect_file(write(tmp_path, *RATED, rated_row()), method=MethodType.KTO).training
+    assert found.rated is not None
+    assert (found.rows, found.rated.good, found.rated.bad, found.preferences) == (17, 9, 8, None)

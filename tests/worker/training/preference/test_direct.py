@@ -16,6 +16,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 import worker.training.checkpoint
+import worker.training.preference.compared
 import worker.training.preference.direct
 import worker.training.preference.reference
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, verify_adapter
@@ -172,13 +173,13 @@ def test_a_checkpoint_without_its_scores_is_not_resumed(tiny: Any, whole: Path, 
 def test_a_wrong_reference_trains_nothing(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
-    real = worker.training.preference.direct.score_reference
+    real = worker.training.preference.compared.score_reference
 
     def score(*given: Any) -> torch.Tensor:
         scores = real(*given)
         return scores.flip(0) if wrong == "shuffled" else scores - torch.tensor([0.5, 0.0])
 
-    monkeypatch.setattr(worker.training.preference.direct, "score_reference", score)
+    monkeypatch.setattr(worker.training.preference.compared, "score_reference", score)
     with pytest.raises(JobFailed) as refused:
         tiny.train(plan(tiny, tmp_path), tmp_path / "run")
     assert refused.value.code == "REFERENCE_MISMATCH"
@@ -289,7 +290,8 @@ def encoded_pairs(run: Any, base: Path) -> list[list[tuple[torch.Tensor, int]]]:
 
 def test_both_answers_becoming_unlikely_is_told_once() -> None:
     from shared.contract.sections import PreferenceSection
-    from worker.training.preference.direct import LIKELIHOOD_FALLS, DirectPreference
+    from worker.training.preference.compared import LIKELIHOOD_FALLS
+    from worker.training.preference.direct import DirectPreference
 
     falling = {"rewards_chosen": -1.0, "rewards_rejected": -2.0, "logps_chosen": -30.0, "logps_rejected": -40.0}
     method = DirectPreference(PreferenceSection())

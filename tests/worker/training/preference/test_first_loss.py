@@ -12,12 +12,14 @@ import worker.training.preference.first_loss
 from shared.contract.sections import PreferenceSection
 from shared.errors import JobFailed
 from worker.training.preference.first_loss import check_first_loss
+from worker.training.preference.losses import first_loss
 
 CPU = torch.device("cpu")
 
 
 def check(fields: dict[str, Any], loss: float, margin: float = 0.0, tokens: float = 100.0) -> None:
-    check_first_loss(PreferenceSection.model_validate(fields), CPU, loss, margin**2, tokens)
+    section = PreferenceSection.model_validate(fields)
+    check_first_loss(section, CPU, first_loss(section), loss, margin**2, tokens)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shared.contract.sections import PreferenceSection
-from worker.training.preference.losses import first_loss, preference_loss
+from worker.training.preference.losses import first_loss, preference_loss, rated_first_loss, rated_loss
 
 LENGTHS = torch.tensor([[3, 7], [11, 2]])
 SECTIONS = [
@@ -54,3 +54,11 @@ def test_extreme_margins_stay_finite() -> None:
     assert loss.isfinite()
     assert policy.grad is not None
     assert policy.grad.isfinite().all()
+
+
+def test_known_values_of_rated_answers() -> None:
+    section = PreferenceSection.model_validate({"loss": "kto", "desirable_weight": 2.0, "undesirable_weight": 0.5})
+    found = rated_loss(section, torch.tensor([4.0, 4.0]), torch.tensor([True, False]), 1.0)
+    assert found.tolist() == pytest.approx([2 / (1 + math.exp(0.3)), 0.5 / (1 + math.exp(-0.3))], abs=1e-6)
+    even = rated_loss(section, torch.zeros(4), torch.tensor([True, False, False, False]), 0.0).mean().item()
+    assert even == pytest.approx(rated_first_loss(section, 0.25), abs=1e-6)

@@ -13,8 +13,8 @@ import torch
 from bench.harness.peers import peers_python
 from shared.contract.sections import PreferenceSection
 from tests.support import preference_peers
-from tests.support.preference_peers import CASES
-from worker.training.preference.losses import preference_loss
+from tests.support.preference_peers import CASES, KLS, KTO_CASES
+from worker.training.preference.losses import preference_loss, rated_loss
 
 pytestmark = [pytest.mark.bench, pytest.mark.long]  # TRL takes half a minute to import
 
@@ -42,3 +42,22 @@ def test_loss_and_gradient_are_trls(expected: Any, number: int) -> None:
         assert policy.grad is not None
         assert loss.item() == pytest.approx(theirs["loss"], abs=1e-6, rel=1e-6)
         assert policy.grad[0].tolist() == pytest.approx(theirs["gradient"], abs=1e-6)
+
+
+@pytest.mark.parametrize("number", range(len(KTO_CASES)))
+def test_loss_and_gradient_of_rated_answers_are_trls(expected: Any, number: int) -> None:
+    section = PreferenceSection.model_validate({"loss": "kto", **KTO_CASES[number]})
+    pairs = expected["pairs"]
+    reference = torch.tensor([one for pair in pairs for one in pair["reference"]], dtype=torch.float64)
+    is_good = torch.tensor([True, False] * len(pairs))
+    for kl, theirs in zip(KLS, expected["rated"][number], strict=True):
+        policy = torch.tensor([sum(side) for pair in pairs for side in pair["scores"]], dtype=torch.float64)
+        policy.requires_grad_()
+        loss = rated_loss(section, policy - reference, is_good, max(0.0, kl)).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert policy.grad is not None
+        assert loss.item() == pytest.approx(theirs["loss"], abs=1e-6)
+        assert policy.grad.tolist() == pytest.approx(theirs["gradient"], abs=1e-6)
+        rewards = section.strength * (policy - reference).detach()
+        found = [rewards[is_good].mean().item(), rewards[~is_good].mean().item()]
+        assert found == pytest.approx(theirs["rewards"], abs=1e-6)

@@ -1,4 +1,6 @@
-"""The supervision report on a file of preferences: a row is two chats with one prompt, cut at the same place."""
+"""The supervision report on a file of preferences: a pair is two chats with one prompt, cut at the same place; a rated
+answer is one chat.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from shared.contract.choices import MethodType
 from shared.datasets.dataset_report import DatasetReport, line_errors
 from shared.datasets.filters import RowFilter
-from shared.datasets.preferences.reader import read_pairs
-from shared.datasets.preferences.rows import PairRecord, as_rows
+from shared.datasets.preferences.reader import read_preferences
+from shared.datasets.preferences.rows import PreferenceRecord, as_rows
 from shared.datasets.reader import count_lines
 from shared.datasets.rows import Record, TrainingRow
 from shared.errors import InvalidRequest
@@ -21,10 +24,10 @@ from shared.tokenization.supervision_report import SupervisionReport
 from shared.tokenization.template_arguments import DEFAULT_OPTIONS, ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 
-Sides = tuple[Chat, Chat]
+Sides = tuple[Chat, ...]
 
 
-def supervise_pairs(
+def supervise_preferences(
     path: Path,
     base_folder: Path,
     *,
@@ -33,19 +36,20 @@ def supervise_pairs(
     lenient: bool = False,
     limit_rows: int | None = None,
     options: ChatOptions = DEFAULT_OPTIONS,
+    method: MethodType = MethodType.DPO,
 ) -> SupervisionReport:
     """Report what a base would be trained on in a file of preferences, as `supervision.py:supervise_file` does.
 
     Raises:
-        DatasetInvalid: ``DATASET_LINE_INVALID``: a line is not a pair. ContractRejected, InvalidRequest: as there.
+        DatasetInvalid: ``DATASET_LINE_INVALID``: a line is not a row of the method. ContractRejected, InvalidRequest: as there.
     """
     tokenizer = Tokenizer.load(base_folder, options)
     with path.open("rb") as file:
         lines = count_lines(file)
     chosen = sample_lines(lines, limit_rows)
-    found, report = PairPass(tokenizer, seq_len=seq_len, filters=filters), DatasetReport()
+    found, report = PreferenceSupervisionPass(tokenizer, seq_len=seq_len, filters=filters), DatasetReport()
     with path.open("rb") as file:
-        for line, record in read_pairs(file, report):
+        for line, record in read_preferences(method, file, report):
             take = found.add if chosen is None or line in chosen else found.measure
             take(record, line)
     if report.error_count and not lenient:
@@ -53,8 +57,8 @@ def supervise_pairs(
     return found.report(lines, sampled=chosen is not None)
 
 
-class PairPass:
-    """Builds a supervision report on pairs, as `shared/tokenization/supervision.py:SupervisionPass` does on answers."""
+class PreferenceSupervisionPass:
+    """Builds a supervision report on preferences, as `shared/tokenization/supervision.py:SupervisionPass` does on answers."""
 
     def __init__(self, tokenizer: Tokenizer, *, seq_len: int, filters: RowFilter) -> None:
         self._tokenizer, self._filters = tokenizer, filters
@@ -63,13 +67,13 @@ class PairPass:
         self._largest = 0
 
     def add(self, record: Record, line: int) -> None:
-        """Count a valid pair."""
+        """Count a valid row."""
         if not self._filters.admits(record):
             self._counts.filtered_rows += 1
             return
-        rows = as_rows(_pair(record), line)
+        rows = as_rows(_preference(record), line)
         try:
-            sides = find_assistant_spans(self._tokenizer, rows[0]), find_assistant_spans(self._tokenizer, rows[1])
+            sides = tuple(find_assistant_spans(self._tokenizer, row) for row in rows)
         except InvalidRequest as error:
             self._counts.refuse(rows[0], error.message, knows_tools=self._tokenizer.knows_tools)
             return
@@ -78,36 +82,36 @@ class PairPass:
             self._label()
 
     def measure(self, record: Record, line: int) -> None:
-        """Take a pair outside the sample into account for the longest one."""
+        """Take a row outside the sample into account for the longest one."""
         size = sum(len(turn.content or "") + len(turn.reasoning_content or "") for turn in record.written_turns())
         if size <= self._largest or not self._filters.admits(record):
             return
         self._largest = size
         with suppress(InvalidRequest):
             chats = [
-                find_assistant_spans(self._tokenizer, row, compare_prompt=False) for row in as_rows(_pair(record), line)
+                find_assistant_spans(self._tokenizer, row, compare_prompt=False)
+                for row in as_rows(_preference(record), line)
             ]
             lengths = [len(labelled.ids) for labelled in label_chats(self._tokenizer, chats)]
             self._counts.longest = max(self._counts.longest, *lengths)
 
     @property
     def lost_lines(self) -> Collection[int]:
-        """Line numbers of pairs so far that cannot be trained on; complete after the report."""
+        """Line numbers of rows so far that cannot be trained on; complete after the report."""
         return self._counts.lost_lines
 
     def report(self, lines: int, *, sampled: bool) -> SupervisionReport:
-        """Make the report on the pairs so far, of a file with this many lines."""
+        """Make the report on the rows so far, of a file with this many lines."""
         self._label()
         return self._counts.report(self._tokenizer, lines, sampled)
 
     def _label(self) -> None:
-        labelled = label_chats(self._tokenizer, [chat for _, sides in self._batch for chat in sides])
-        pairs = zip(labelled[::2], labelled[1::2], strict=True)
-        for (row, _), sides in zip(self._batch, pairs, strict=True):
-            self._counts.add_pair(sides, row, self._tokenizer)
+        labelled = iter(label_chats(self._tokenizer, [chat for _, sides in self._batch for chat in sides]))
+        for row, sides in self._batch:
+            self._counts.add_preference([next(labelled) for _ in sides], row, self._tokenizer)
         self._batch.clear()
 
 
-def _pair(record: Record) -> PairRecord:
-    assert isinstance(record, PairRecord)
+def _preference(record: Record) -> PreferenceRecord:
+    assert isinstance(record, PreferenceRecord)
     return record

@@ -11,15 +11,16 @@ import pytest
 from shared.errors import DatasetInvalid
 from tests.support.preference_rows import PAIRS, plain_row
 from worker.training.data.labelling import LabelledRows
-from worker.training.preference.data import read_pairs
-from worker.training.preference.prepare_pairs import cut_pairs
+from worker.training.preference.data import read_preferences
+from worker.training.preference.pairs import PreparedPairs
+from worker.training.preference.prepare_rows import cut_together
 
 DPO = {"method": {"type": "dpo"}}
 
 
 def read(tiny: Any, tokenizer: Any, folder: Path, rows: list[Any], **sections: Any) -> Any:
     run = tiny.plan_run(folder, rows, **DPO | sections)
-    return read_pairs(run, tokenizer, 1 << 20, folder / "cache")
+    return read_preferences(run, tokenizer, 1 << 20, folder / "cache", PreparedPairs)
 
 
 def test_pairs_have_one_prompt_and_their_own_answers(tiny: Any, tokenizer: Any, tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_the_cache_has_no_pairs_for_rows_and_no_rows_for_pairs(tiny: Any, tokeni
 def test_both_sides_are_cut_at_the_same_place() -> None:
     ids = np.arange(5 + 9, dtype=np.uint32)
     rows = LabelledRows(np.array([5, 9]), ids, np.ones(14, np.float32))
-    cut = cut_pairs(rows, 7)
+    cut = cut_together(rows, 7, 2)
     assert cut.lengths.tolist() == [3, 7]
     assert cut.ids.tolist() == [2, 3, 4, *range(7, 14)]
 

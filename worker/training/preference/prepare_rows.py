@@ -1,4 +1,6 @@
-"""Prepares a file of preferences: both chats of a pair are encoded, and cut at the same place of their common prompt."""
+"""Prepares a file of preferences: both chats of a pair are encoded, and cut at the same place of their common prompt; of a
+rated answer, its one chat.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from shared.contract.choices import DataMode
 from shared.contract.contracts import FineTuneContract
 from shared.datasets.dataset_report import DatasetReport, line_errors
 from shared.datasets.filters import RowFilter
-from shared.datasets.preferences.reader import read_pairs
-from shared.datasets.preferences.rows import as_rows
+from shared.datasets.preferences.rated import RatedRecord
+from shared.datasets.preferences.reader import read_preferences
+from shared.datasets.preferences.rows import PreferenceRecord, as_rows
 from shared.datasets.rows import TrainingRow
 from shared.errors import InvalidRequest
 from shared.tokenization.assistant_spans import Chat
@@ -22,14 +25,17 @@ from worker.training.data.labelling import LabelledRows, Labeller
 from worker.training.data.prepare import DEFAULT_DIFFICULTY, Tally, may_skip, refused_rows
 from worker.training.data.prepared import RowWriter
 
-PAIRS_AT_ONCE = 256
-Rows = tuple[TrainingRow, TrainingRow]
+ROWS_AT_ONCE = 256
+Rows = tuple[TrainingRow, ...]
 SHORT, UNKNOWN, NOTHING = 1, 2, 3
 """Reasons for leaving a pair out, as `worker/training/data/prepare.py:SKIPS` numbers them."""
 
 
-def write_pairs(labeller: Labeller, folder: Path, path: Path, contract: FineTuneContract, vocab_size: int) -> None:
-    """Write the pairs of a file into a folder, each as two rows.
+def write_preferences(
+    labeller: Labeller, folder: Path, path: Path, contract: FineTuneContract, vocab_size: int
+) -> None:
+    """Write the rows of a file into a folder: each pair as two, and each rated answer as one whose weight is 1 if it is
+    good, and otherwise 0.
 
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID``, ``NOTHING_SUPERVISED``, ``EMBEDDING_ROW_MISSING``. InvalidRequest:
@@ -48,29 +54,33 @@ def write_pairs(labeller: Labeller, folder: Path, path: Path, contract: FineTune
         writer.finish(tally.report(labeller))
 
 
-def _admitted(file: Iterable[bytes], contract: FineTuneContract) -> Iterator[Rows]:
+def _admitted(file: Iterable[bytes], contract: FineTuneContract) -> Iterator[tuple[Rows, float]]:
     report, filters = DatasetReport(), RowFilter.of(contract.data)
-    for line, record in read_pairs(file, report):
+    for line, record in read_preferences(contract.method.type, file, report):
         if report.error_count and contract.data.mode is DataMode.STRICT:
             break
         if filters.admits(record):
-            yield as_rows(record, line)
+            yield as_rows(record, line), _weight(record)
     if report.error_count and contract.data.mode is DataMode.STRICT:
         raise line_errors(report)
 
 
-def _batches(pairs: Iterator[Rows]) -> Iterator[list[Rows]]:
-    while batch := list(itertools.islice(pairs, PAIRS_AT_ONCE)):
+def _weight(record: PreferenceRecord) -> float:
+    return float(record.is_good) if isinstance(record, RatedRecord) else 1.0
+
+
+def _batches(rows: Iterator[tuple[Rows, float]]) -> Iterator[list[tuple[Rows, float]]]:
+    while batch := list(itertools.islice(rows, ROWS_AT_ONCE)):
         yield batch
 
 
 def _written(
-    labeller: Labeller, tally: Tally, pairs: Iterable[Rows], mode: DataMode
-) -> Iterator[tuple[Rows, tuple[Chat, Chat]]]:
-    """Yield the rendered pairs; in lenient mode, only those that the template accepts, and count the others."""
-    for rows in pairs:
+    labeller: Labeller, tally: Tally, batch: Iterable[tuple[Rows, float]], mode: DataMode
+) -> Iterator[tuple[Rows, float, list[Chat]]]:
+    """Yield the rendered rows; in lenient mode, only those that the template accepts, and count the others."""
+    for rows, weight in batch:
         try:
-            yield rows, (labeller.write(rows[0]), labeller.write(rows[1]))
+            yield rows, weight, [labeller.write(row) for row in rows]
         except InvalidRequest:
             if mode is DataMode.STRICT:
                 raise
@@ -81,16 +91,17 @@ def _add(
     writer: RowWriter,
     tally: Tally,
     labeller: Labeller,
-    written: list[tuple[Rows, tuple[Chat, Chat]]],
+    written: list[tuple[Rows, float, list[Chat]]],
     contract: FineTuneContract,
     vocab_size: int,
 ) -> None:
-    """Cut the pairs of a batch to size, leave out those that teach nothing, write the rest."""
-    rows = [row for pair, _ in written for row in pair]
-    whole = labeller.label(rows, [chat for _, chats in written for chat in chats])
-    cut = cut_pairs(whole, contract.exec.seq_len)
+    """Cut the rows of a batch to size, leave out those that teach nothing, write the rest."""
+    sides = len(written[0][0])
+    rows = [row for together, _, _ in written for row in together]
+    whole = labeller.label(rows, [chat for _, _, chats in written for chat in chats])
+    cut = cut_together(whole, contract.exec.seq_len, sides)
     lines = np.fromiter((row.line for row in rows), np.int64, len(rows))
-    reasons = _reasons(whole, cut, vocab_size)
+    reasons = _reasons(whole, cut, vocab_size, sides)
     tally.add(whole.lengths, cut, lines, reasons)
     if tally.unknown_id is None and (beyond := cut.ids[cut.ids >= vocab_size]).size:
         tally.unknown_id = int(beyond[0])
@@ -102,28 +113,30 @@ def _add(
         weights=wanted.weights,
         lines=lines[kept],
         difficulties=np.fromiter((row.difficulty or DEFAULT_DIFFICULTY for row in rows), np.uint8, len(rows))[kept],
-        row_weights=np.ones(int(kept.sum()), np.float32),
+        row_weights=np.repeat(np.array([weight for _, weight, _ in written], np.float32), sides)[kept],
     )
 
 
-def cut_pairs(rows: LabelledRows, seq_len: int) -> LabelledRows:
-    """Cut both chats of each pair at the beginning, by the same number of tokens, so that the longer one fits."""
-    excess = np.maximum(0, rows.lengths.reshape(-1, 2).max(axis=1) - seq_len)
-    kept = np.maximum(1, rows.lengths - np.repeat(excess, 2))
+def cut_together(rows: LabelledRows, seq_len: int, sides: int) -> LabelledRows:
+    """Cut the ``sides`` chats of each prompt at the beginning, by the same number of tokens, so that the longest fits."""
+    excess = np.maximum(0, rows.lengths.reshape(-1, sides).max(axis=1) - seq_len)
+    kept = np.maximum(1, rows.lengths - np.repeat(excess, sides))
     to_end = np.repeat(rows.starts + rows.lengths, rows.lengths) - np.arange(len(rows.ids))
     keep = to_end <= np.repeat(kept, rows.lengths)
     return LabelledRows(kept, rows.ids[keep], rows.weights[keep])
 
 
-def _reasons(whole: LabelledRows, cut: LabelledRows, vocab_size: int) -> npt.NDArray[np.int64]:
-    """Return for each row 0 if its pair is usable, otherwise the number of its reason; both of a pair have the same."""
+def _reasons(whole: LabelledRows, cut: LabelledRows, vocab_size: int, sides: int) -> npt.NDArray[np.int64]:
+    """Return for each row 0 if it is usable, otherwise the number of its reason; both of a pair have the same."""
     # The first token has no prediction: an answer that begins there has lost its prompt.
     first = cut.weights[cut.starts] > 0
-    lost = (cut.targets() == 0) | first | np.repeat(_equal(whole), 2)
+    lost = (cut.targets() == 0) | first
+    if sides > 1:
+        lost |= np.repeat(_equal(whole), sides)
     found = np.select(
         [cut.lengths < SHORT + 1, cut.per_row(cut.ids >= vocab_size) > 0, lost], [SHORT, UNKNOWN, NOTHING], 0
     )
-    return np.repeat(found.reshape(-1, 2).max(axis=1), 2)
+    return np.repeat(found.reshape(-1, sides).max(axis=1), sides)
 
 
 def _equal(rows: LabelledRows) -> npt.NDArray[np.bool_]:
