@@ -100,6 +100,11 @@ def without_folders(text: str) -> str:
     return PATH.sub("…/", text)
 
 
+def checkpoint_name(step: int) -> str:
+    """Return the name of the folder of a step's checkpoint; names are in the order of their steps."""
+    return f"step-{step:08d}"
+
+
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Return the complete checkpoints of a run folder, oldest first."""
     return sorted((run_dir / CHECKPOINTS_FOLDER).glob("step-*"))

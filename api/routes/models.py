@@ -81,7 +81,7 @@ def _offered_bases(services: Services) -> list[Model]:
 def _named_models(view: TenantView, bases: Collection[str]) -> Iterator[Model]:
     """Yield the models other than bases: aliases, foreign names, adapters. No manifest is read."""
     adapters = {adapter.id: adapter for adapter in view.adapters.published()}
-    ends = view.shutdown_dates()
+    ends = view.shutdown_dates(adapters.values())
     aliases = [alias for alias in view.aliases.all() if alias.adapter_id in adapters]
     yield from (_alias_model(alias, adapters[alias.adapter_id]) for alias in aliases)
     known = {*bases, *(alias.name for alias in aliases), *adapters}
@@ -97,7 +97,7 @@ def retrieve_model(model: Id, services: ServicesDep, caller: CallerDep) -> Model
         if base.name == model:
             return _base_model(services, base, _certificates(services, base))
     for adapter in view.adapters.with_ids([model], published_only=True):
-        return _adapter_model(adapter, view.shutdown_dates(), adapter.template_arguments)
+        return _adapter_model(adapter, view.shutdown_dates([adapter]), adapter.template_arguments)
     if alias := view.aliases.find(model):
         for adapter in view.adapters.with_ids([alias.adapter_id], published_only=True):
             return _alias_model(alias, adapter, adapter.template_arguments if len(alias.targets) == 1 else {})
@@ -118,7 +118,7 @@ def _retrieve_foreign(view: TenantView, model: str) -> Model:
         return _foreign_model(name)
     adapter = view.adapters.get(found.name)
     mens = {"kind": "foreign", "stands_for": {"kind": "adapter", "name": adapter.id}}
-    return _adapter_model(adapter, view.shutdown_dates()).model_copy(update={"id": model, "mens": mens})
+    return _adapter_model(adapter, view.shutdown_dates([adapter])).model_copy(update={"id": model, "mens": mens})
 
 
 @router.get("/adapters")

@@ -5,7 +5,7 @@ Routes reach these only through the view, so that none can forget to limit its r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 from fastapi import Depends
@@ -14,7 +14,7 @@ from api.inference.lookup_cache import LookupCache
 from api.polling.job_versions import JobVersions
 from api.services import Services, ServicesDep
 from api.web.auth import Caller, CallerDep
-from shared.database.adapters import Adapter, Adapters
+from shared.database.adapters import Adapter, Adapters, PublishedAdapter
 from shared.database.deletions import Deletions
 from shared.database.evaluation.evals import Evals
 from shared.database.evaluation.items import EvalItems
@@ -72,9 +72,10 @@ class TenantView:
         # A later checkpoint may have been registered before an earlier one.
         return sorted(shown, key=lambda one: (one.final, one.step), reverse=True)
 
-    def shutdown_dates(self) -> ShutdownDates:
-        """Days on which retention deletes adapters, by tenant and id."""
-        return shutdown_dates(self._services.database, self._services.settings)
+    def shutdown_dates(self, adapters: Iterable[Adapter | PublishedAdapter]) -> ShutdownDates:
+        """Days on which retention deletes these adapters, by tenant and id."""
+        jobs = {adapter.job_id for adapter in adapters}
+        return shutdown_dates(self._services.database, self._services.settings, jobs)
 
     @property
     def adapters(self) -> Adapters:

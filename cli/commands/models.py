@@ -265,6 +265,6 @@ def _describe_certificate(certificate: dict[str, Any]) -> str:
     measured = certificate | certificate["parity"]
     numbers = []
     for name, key in NUMBERS.items():
-        nats = measured[key]
+        nats = measured.get(key)
         numbers.append(f"{name} not taken" if nats is None else f"{name} {nats:.3g} nats")
     return f"{f'failed ({failed})' if failed else 'passed'}; {', '.join(numbers)}"

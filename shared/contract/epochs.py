@@ -20,6 +20,8 @@ EASIEST_CEILING = 3
 HARDEST = 10
 DEFAULT_DIFFICULTY = 5
 """Difficulty of a row that states none."""
+MOST_WATCHED = 256
+"""Maximum number of replay rows whose loss is measured: each costs one forward pass per epoch."""
 
 Histogram = Mapping[int, int]
 """Number of rows by difficulty."""

@@ -162,6 +162,13 @@ def adapter_needed_by(kind: str, plan: Mapping[str, Any]) -> str | None:
     return parent["digest"] if parent else None
 
 
+def adapters_asked_by(kind: str, plan: Mapping[str, Any]) -> set[str]:
+    """Return the ids of the adapters to which a job sends requests until it ends: those that an evaluation compares or judges."""
+    if kind == Kind.EVALUATE:
+        return {model["served"] for model in plan.get("models", [])}
+    return {plan["adapter_id"]} if kind == Kind.JUDGE and "adapter_id" in plan else set()
+
+
 def keep_for_job(session: Session, tenant: TenantName, digest: str) -> None:
     """Lock a stored adapter against deletion until the caller's transaction, which queues a job that reads it, has ended.
 
@@ -218,12 +225,14 @@ def users_of(session: Session, row: AdapterRow) -> tuple[list[AliasRow], list[st
     """Return the aliases and foreign names that name an adapter, and the unfinished jobs that need it."""
     existing = select(AliasRow).order_by(AliasRow.tenant, AliasRow.name)
     found = [alias for alias in session.scalars(existing) if _sees(alias.tenant, row) and row.id in named_by(alias)]
-    jobs = [
-        job.id
-        for job in open_jobs(session)
-        if _sees(job.tenant, row) and (_stores(job, row.digest) or adapter_needed_by(job.kind, job.plan) == row.digest)
-    ]
+    jobs = [job.id for job in open_jobs(session) if _sees(job.tenant, row) and _needs(job, row)]
     return found, jobs
+
+
+def _needs(job: JobRow, row: AdapterRow) -> bool:
+    if _stores(job, row.digest) or adapter_needed_by(job.kind, job.plan) == row.digest:
+        return True
+    return row.id in adapters_asked_by(job.kind, job.plan)
 
 
 def _refuse_in_use(session: Session, row: AdapterRow) -> None:

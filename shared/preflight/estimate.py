@@ -15,6 +15,7 @@ from shared.base_models.config import ModelConfig
 from shared.base_models.tensors import expected_tensors, linear_layers, parameter_count
 from shared.contract.choices import BaseQuant, OptimizerKind
 from shared.contract.contracts import FineTuneContract
+from shared.contract.epochs import MOST_WATCHED
 from shared.contract.plan import planned_steps, validation_split
 from shared.preflight.activations import is_fused, peak_bytes
 from shared.preflight.memory import (
@@ -125,7 +126,7 @@ def estimate(
         config,
         machine or Machine(),
         steps=steps,
-        tokens=tokens and round(tokens * (1 + _reference_share(contract))),
+        tokens=tokens and round(tokens * (1 + _reference_share(contract) + _replay_share(contract, epoch_rows))),
         supervised=supervised,
         checkpointing=checkpointing,
         on_gpu=on_gpu,
@@ -228,6 +229,17 @@ def _reference_share(contract: FineTuneContract) -> float:
         return 0.0
     passes = 1 / contract.exec.epochs if contract.has_pairs else 1 + 2 / contract.exec.epochs
     return passes / FORWARD_PASSES
+
+
+def _replay_share(contract: FineTuneContract, epoch_rows: Sequence[int]) -> float:
+    """Return the cost of watching rows of the replay file, a forward pass over each before every epoch, as a share of the
+    training's; at most, as the file may have fewer rows.
+    """
+    if not contract.data.replay_file or len(epoch_rows) == 1 or not sum(epoch_rows):
+        return 0.0
+    ratio = contract.data.replay_ratio
+    watched = min(2 * max(epoch_rows) * ratio / (1 + ratio), MOST_WATCHED)
+    return watched * len(epoch_rows) / (FORWARD_PASSES * sum(epoch_rows))
 
 
 def cpu_cache(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from shared.artifacts.base_folders import is_elsewhere
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import LocalSource, load_catalog
 from shared.database.connection import Database
-from shared.database.deletions import STORING, adapter_needed_by, named_by, open_jobs
+from shared.database.deletions import STORING, adapter_needed_by, adapters_asked_by, named_by, open_jobs
 from shared.database.job_states import FINAL, JobState
 from shared.database.records import Kind
 from shared.database.routing import Routing
@@ -102,10 +103,16 @@ def models_that_are_bases(catalog_path: Path, storage: Storage) -> frozenset[str
     return storage.digests_at("models", folders) | fetched
 
 
-def stored_adapters(session: Session) -> list[StoredAdapter]:
-    """Return every tenant's adapters that are not being deleted, oldest first; their manifests are not read."""
+def stored_adapters(session: Session, jobs: Collection[str] | None = None) -> list[StoredAdapter]:
+    """Return every tenant's adapters that are not being deleted, oldest first; their manifests are not read.
+
+    Args:
+        jobs: only the adapters of these jobs.
+    """
     columns = [getattr(AdapterRow, field.name) for field in fields(StoredAdapter)]
     query = select(*columns).where(AdapterRow.deleting_at.is_(None))
+    if jobs is not None:
+        query = query.where(AdapterRow.job_id.in_(jobs))
     rows = session.execute(query.order_by(AdapterRow.created_at, AdapterRow.step, AdapterRow.id))
     return [StoredAdapter(*row) for row in rows]
 
@@ -131,6 +138,7 @@ def uses_of(session: Session, unfinished: list[JobRow], alias_moves: int) -> Use
     digests = {digest for job in unfinished for digest in job.progress.get(STORING, [])}
     digests |= {digest for job in unfinished if (digest := adapter_needed_by(job.kind, job.plan))}
     needed |= set(session.scalars(select(AdapterRow.id).where(AdapterRow.digest.in_(digests))))
+    needed |= {asked for job in unfinished for asked in adapters_asked_by(job.kind, job.plan)}
     return Uses(needed, left_at)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import date
 
@@ -18,10 +18,13 @@ ShutdownDates = Mapping[tuple[str, str], date]
 """Days (UTC) by tenant and id; an adapter without one is kept."""
 
 
-def shutdown_dates(database: Database, settings: AdapterRetentionSettings) -> ShutdownDates:
+def shutdown_dates(database: Database, settings: AdapterRetentionSettings, jobs: Collection[str]) -> ShutdownDates:
     """Return the day on which retention deletes each adapter that no name protects; today if the adapter is due.
 
     Jobs that have not finished may keep an adapter for longer.
+
+    Args:
+        jobs: whose adapters are read: the policy compares an adapter with the others of its job alone.
     """
     policy = Policy(checkpoints=settings.retain_checkpoints, unaliased=days(settings.retain_unaliased_days))
     if policy == Policy():
@@ -31,5 +34,5 @@ def shutdown_dates(database: Database, settings: AdapterRetentionSettings) -> Sh
         # An adapter that another tenant may use is not deleted.
         lent = select(CheckpointPermissionRow.adapter_id)
         uses = replace(uses, needed={*uses.needed, *session.scalars(lent)})
-        found, now = stored_adapters(session), database.now(session)
+        found, now = stored_adapters(session, jobs), database.now(session)
     return {(one.tenant, one.id): moment.date() for one, moment in adapter_ends(found, uses, policy, now)}

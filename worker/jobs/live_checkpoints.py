@@ -35,7 +35,7 @@ from worker.jobs.attempt import Attempt
 from worker.jobs.certificates import CertificateLimits, Scores, ServedBase
 from worker.jobs.publish import ProbeSet, certify
 from worker.probe_chats import encode_chats
-from worker.run_folder import CHECKPOINT_STATE_NAME, PROBES_NAME, list_checkpoints, read_json
+from worker.run_folder import CHECKPOINT_STATE_NAME, PROBES_NAME, checkpoint_name, list_checkpoints, read_json
 
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 15.0
@@ -43,6 +43,8 @@ PATIENCE_SECONDS = 5.0
 """How long one try waits for a replica that does not answer; the next round tries again."""
 JOIN_SECONDS = 10.0
 """How long the end of the training waits for a measurement in progress."""
+REFUSED = "refused"
+"""In place of a replica's name, with the reason, where no certificate was made."""
 MOST_FAILURES = 2
 """Equal failures one after the other, after which the other checkpoints are left to the end of the job."""
 
@@ -70,7 +72,7 @@ class LiveCheckpoints:
         self._adapters = Adapters(database, self._job.tenant)
         self._deletions = Deletions(database, self._job.tenant)
         self._tried: set[str] = set()
-        self._stored: dict[str, str] = {}
+        self._present: list[Path] = []
         self._failures: list[str] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"live-checkpoints-{self._job.id}", daemon=True)
@@ -103,7 +105,9 @@ class LiveCheckpoints:
         while not self._done.wait(pause):
             try:
                 self.publish_next()
-                self.withdraw_dropped()
+                if (present := list_checkpoints(self._attempt.run_dir)) != self._present:
+                    self.withdraw_dropped()
+                    self._present = present
                 pause = POLL_SECONDS
             except (LeaseLost, RunEnded):
                 return
@@ -132,11 +136,14 @@ class LiveCheckpoints:
             copy = Path(private)
             for path in sorted(folder.iterdir()):
                 link_or_copy(path, copy / path.name)
-            self._publish(folder.name, copy)
+            self._publish(copy)
             self._tried.add(folder.name)
 
     def withdraw_dropped(self) -> None:
-        """Delete the published checkpoints that the trainer has dropped from the run, as they are not part of its result.
+        """Delete the checkpoints of the job that its trainer has dropped, as they are not part of its result.
+
+        An attempt that was killed may have left some, so the adapters of the job's row are compared with the run folder. Those of
+        later steps than it has are kept: this attempt makes them again.
 
         Raises:
             MensError: the database did not respond.
@@ -144,17 +151,21 @@ class LiveCheckpoints:
         # Another attempt may own the job by now, and have taken the checkpoints over.
         if self._attempt.keeper.lost:
             return
-        present = {folder.name for folder in list_checkpoints(self._attempt.run_dir)}
-        if not (dropped := self._stored.keys() - present):
+        try:
+            present = {digest_file(one / MANIFEST_NAME): one for one in list_checkpoints(self._attempt.run_dir)}
+        except FileNotFoundError:  # the trainer is removing one; a later round sees it
             return
-        # An equal checkpoint of an earlier job is that job's own, and a rollback may lead to a former target of an alias.
-        own = {adapter.id for adapter in self._adapters.of_job(self._job.id)} - self._needed()
-        for name in dropped:
-            # A name, a permission or a job needs it: it stays.
+        newest = max((folder.name for folder in present.values()), default="")
+        # An equal checkpoint of an earlier job is that job's own.
+        made = [one for one in self._adapters.of_job(self._job.id) if not one.final and one.digest not in present]
+        dropped = {one.id for one in made if checkpoint_name(one.step) <= newest}
+        if not dropped:
+            return
+        # A rollback may lead to a former target of an alias.
+        for adapter_id in dropped - self._needed():
+            # A name, a permission or a job needs it, for example an evaluation: it stays, and is tried again.
             with suppress(Conflict, NotFound):
-                if self._stored[name] in own:
-                    self._deletions.begin(self._stored[name])
-            del self._stored[name]
+                self._deletions.begin(adapter_id)
 
     def _needed(self) -> set[str]:
         """Return the ids of the adapters that retention would keep for aliases and their last moves."""
@@ -164,12 +175,10 @@ class LiveCheckpoints:
     def _is_untried(self, folder: Path) -> bool:
         return folder.name not in self._tried and (folder / PROBES_NAME).is_file()
 
-    def _publish(self, name: str, folder: Path) -> None:
+    def _publish(self, folder: Path) -> None:
         """Store and certify a private copy of a checkpoint, unless an earlier attempt has."""
         digest = digest_file(folder / MANIFEST_NAME)
         known = [one for one in self._adapters.of_job(self._job.id, deleted=True) if one.digest == digest]
-        if known:
-            self._stored[name] = known[0].id
         if known and known[0].state != "stored":
             return
         leases, lease, settings = self._attempt.leases, self._attempt.lease, self._attempt.settings
@@ -180,7 +189,6 @@ class LiveCheckpoints:
         adapter = stored.model_copy(update={"metrics": checkpoint_metrics(folder).get(stored.step, {})})
         # With a row it can be deleted, whether or not a replica ever measures it.
         leases.register(lease, adapter)
-        self._stored[name] = adapter.id
         try:
             certificates = certify(
                 discover(settings.serving_urls, settings.serving_dns),
@@ -210,7 +218,16 @@ class LiveCheckpoints:
         if error.code != Code.ADAPTER_NO_EFFECT:  # the first steps of a warm-up change little, the later ones more
             self._failures.append(str(error.code))
         details = error.details if isinstance(error, JobFailed) else {}
-        failed = adapter.model_copy(update={"certificates": details.get("certificates") or {}})
+        # Without any, the row would say that it was never measured, and the result would publish it.
+        refused = {
+            REFUSED: {
+                "passed": False,
+                "failed": [REFUSED],
+                "warnings": [f"{error.code}: {error.message}"],
+                "parity": {},
+            }
+        }
+        failed = adapter.model_copy(update={"certificates": details.get("certificates") or refused})
         told = NewEvent(
             level="warn",
             message=f"The checkpoint of step {adapter.step} cannot be called: {error.code}: {error.message}",

@@ -32,7 +32,14 @@ from shared.contract.plan import ExecutionPlan
 from shared.errors import Code, JobFailed
 from shared.hashing import digest_file
 from worker.checkpoints.folders import appearing_whole, link_or_copy, remove_whole
-from worker.run_folder import CHECKPOINTS_FOLDER, REFERENCE_NAME, list_checkpoints, read_json, write_json
+from worker.run_folder import (
+    CHECKPOINTS_FOLDER,
+    REFERENCE_NAME,
+    checkpoint_name,
+    list_checkpoints,
+    read_json,
+    write_json,
+)
 from worker.training.adapter import load_weights, save_adapter
 from worker.training.distributed import DistributedContext
 from worker.training.model.load import trainable
@@ -195,7 +202,7 @@ def checkpoint_at(run_dir: Path, step: int) -> Path | None:
 
 
 def _folder(run_dir: Path, step: int) -> Path:
-    return run_dir / CHECKPOINTS_FOLDER / f"step-{step:08d}"
+    return run_dir / CHECKPOINTS_FOLDER / checkpoint_name(step)
 
 
 def refuse_missing(distributed: DistributedContext, resume: Path | None) -> None:

@@ -178,6 +178,20 @@ def test_deletion_is_refused_while_a_job_reads_the_adapter(deletions: Deletions,
     assert refused(jobs.submit, reading).code == Code.ADAPTER_NOT_FOUND
 
 
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [(Kind.EVALUATE, {"models": [{"name": "prod", "served": TWO}]}), (Kind.JUDGE, {"adapter_id": TWO})],
+)
+def test_deletion_is_refused_while_an_evaluation_asks_the_adapter(
+    deletions: Deletions, jobs: Jobs, kind: Kind, plan: dict[str, Any]
+) -> None:
+    job, _ = jobs.submit(submission(kind=kind, plan=plan))
+    error = refused(deletions.begin, TWO)
+    assert (error.code, error.details) == (Code.MODEL_IN_USE, {"aliases": [], "jobs": [job.id]})
+    jobs.cancel(job.id)
+    deletions.begin(TWO)
+
+
 def test_deletion_is_refused_while_a_job_stores_the_same_content(
     deletions: Deletions, jobs: Jobs, leases: Leases
 ) -> None:

@@ -308,3 +308,23 @@ def test_nearest_fit_fits_and_keeps_the_effective_batch(
     assert found.changes_result == (found.configuration.seq_len < seq_len)
     if vram_parts(contract(), QWEN3_8B, requested).total <= gib * GIB:
         assert found.configuration == requested
+
+
+def seconds(epoch_rows: list[int], **data: Any) -> float:
+    """Estimated seconds of a job with a measured speed of 100 tokens per second and rows of 10 tokens."""
+    job = contract(data={"train_file": "file-1", **data}, exec={"epochs": len(epoch_rows)})
+    found = estimate(
+        job, QWEN3_8B, rows=100, mean_tokens=10, epoch_rows=epoch_rows, machine=Machine(tokens_per_second=100.0)
+    )
+    assert found.seconds is not None
+    return found.seconds
+
+
+def test_watching_the_replay_file_takes_time() -> None:
+    """Before each epoch the rows that may be replayed next are scored: twice as many as it replays, one forward pass each."""
+    replay = {"replay_file": "file-2", "replay_ratio": 0.1}
+    assert seconds([110, 110]) == 22.0
+    # 2 · 10 rows a pass, two passes, a third of a training step each.
+    assert seconds([110, 110], **replay) == pytest.approx(22 + 2 * 20 * 10 / 3 / 100, abs=0.02)
+    assert seconds([110], **replay) == 11.0, "a single epoch watches nothing"
+    assert seconds([110_000] * 2, **replay) == pytest.approx(22_000 + 2 * 256 * 10 / 3 / 100, abs=1)

@@ -12,6 +12,7 @@ from shared.database.lending.checkpoint_permissions import CheckpointPermissions
 from shared.database.names.aliases import Actor
 from shared.database.routing import Routing
 from shared.database.tenancy import SHARED
+from shared.retention.inventory import stored_adapters
 from shared.retention.shutdown_dates import shutdown_dates
 from shared.settings import AdapterRetentionSettings
 from tests.support.clock import Clock
@@ -26,8 +27,13 @@ def home(tmp_path: Path, database: Database, clock: Clock) -> Home:
     return Home(tmp_path, database, clock)
 
 
+def jobs_of(home: Home) -> set[str]:
+    with home.database.read() as session:
+        return {one.job_id for one in stored_adapters(session)}
+
+
 def dates(home: Home, **policy: float) -> dict[str, date]:
-    found = shutdown_dates(home.database, AdapterRetentionSettings(home=home.folder, **policy))
+    found = shutdown_dates(home.database, AdapterRetentionSettings(home=home.folder, **policy), jobs_of(home))
     assert {tenant for tenant, _ in found} <= {SHARED}
     return {name.partition("@")[2][:1]: day for (_, name), day in found.items()}
 
@@ -62,4 +68,16 @@ def test_an_adapter_that_another_tenant_may_use_has_no_date(home: Home) -> None:
     home.train("a", "b", tenant="acme")
     policy = AdapterRetentionSettings(home=home.folder, retain_unaliased_days=1)
     CheckpointPermissions(home.database, "acme").grant(f"demo@{'b' * 64}", ["guest"])
-    assert [name[5] for _, name in shutdown_dates(home.database, policy)] == ["a"]
+    assert [name[5] for _, name in shutdown_dates(home.database, policy, jobs_of(home))] == ["a"]
+
+
+def test_only_the_adapters_of_the_jobs_are_read(home: Home) -> None:
+    """One model's date must not cost the reading of every tenant's adapters."""
+    home.train("a", "b")
+    home.train("c", "d", tenant="acme")
+    policy = AdapterRetentionSettings(home=home.folder, retain_checkpoints=1)
+    with home.database.read() as session:
+        jobs = {one.job_id for one in stored_adapters(session) if one.tenant == "acme"}
+        assert {one.tenant for one in stored_adapters(session, jobs)} == {"acme"}
+    home.clock.advance(DAY)
+    assert {tenant for tenant, _ in shutdown_dates(home.database, policy, jobs)} <= {"acme"}

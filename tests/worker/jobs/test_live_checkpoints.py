@@ -19,10 +19,11 @@ from shared.database.deletions import Deletions
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
 from shared.database.names.aliases import Actor, Aliases
+from shared.database.records import Kind
 from shared.database.routing import Routing
-from shared.errors import Code, JobFailed, LeaseLost, Unavailable
+from shared.errors import ArtifactInvalid, Code, JobFailed, LeaseLost, Unavailable
 from shared.hashing import digest_file
-from tests.support.builders import claimed, contract
+from tests.support.builders import claimed, contract, submission
 from worker.jobs import live_checkpoints
 from worker.jobs.certificates import ServedBase
 from worker.jobs.live_checkpoints import LiveCheckpoints, RunEnded, own_scores
@@ -201,6 +202,67 @@ def test_what_the_trainer_drops_is_deleted_unless_a_name_needs_it(run: Run) -> N
         shutil.rmtree(folders[step])
     live.withdraw_dropped()
     assert run.states() == {2: "deleting", 4: "published", 6: "published"}
+
+
+def test_a_checkpoint_that_an_evaluation_asks_stays_until_it_has_ended(run: Run) -> None:
+    live = run.live()
+    folders = {step: run.write(step) for step in (2, 4)}
+    for _ in folders:
+        live.publish_next()
+    asked = next(one for one in run.made() if one.step == 2)
+    evaluation = submission(kind=Kind.EVALUATE, plan={"models": [{"name": "mine", "served": asked.id}]})
+    job, _ = Jobs(run.database).submit(evaluation)
+    shutil.rmtree(folders[2])
+    live.withdraw_dropped()
+    assert run.states() == {2: "published", 4: "published"}
+    Jobs(run.database).cancel(job.id)
+    live.withdraw_dropped()
+    assert run.states() == {2: "deleting", 4: "published"}
+
+
+def test_what_a_killed_attempt_had_dropped_is_deleted_by_the_next(run: Run) -> None:
+    """The kill came after the trainer had removed the folder and before the deletion. Steps that are made again stay."""
+    live = run.live()
+    folders = {step: run.write(step) for step in (2, 4, 6)}
+    for _ in folders:
+        live.publish_next()
+    run.leases.release(run.lease, "killed")
+    lease = run.leases.claim(run.job_id, "another")
+    assert lease
+    run.lease = lease
+    for step in (2, 6):
+        shutil.rmtree(folders[step])
+    run.live().withdraw_dropped()
+    assert run.states() == {2: "deleting", 4: "published", 6: "published"}
+
+
+def test_a_checkpoint_of_other_bytes_at_the_same_step_is_replaced(run: Run) -> None:
+    """A run that goes on with another number of processes makes its steps again, with other rounding."""
+    live, folder = run.live(), run.write(2)
+    live.publish_next()
+    (before,) = run.made()
+    (folder / "adapter_manifest.json").write_text("2 ")
+    again = run.live()
+    again.publish_next()
+    again.withdraw_dropped()
+    assert {one.id: one.state for one in run.made()}[before.id] == "deleting"
+
+
+def test_a_refusal_without_certificates_lasts(run: Run) -> None:
+    def answer(_: ProbeSet) -> dict[str, Any]:
+        raise ArtifactInvalid(Code.ADAPTER_SHAPE_MISMATCH, "it does not fit")
+
+    live = run.live()
+    run.write(2)
+    run.answer = answer
+    live.publish_next()
+    assert run.states() == {2: "quarantined"}
+    run.live().publish_next()
+    assert len(run.measured) == 1, "a later attempt does not try it again"
+    (made,) = run.made()
+    result = NewAdapter.model_validate({name: getattr(made, name) for name in NewAdapter.model_fields})
+    run.leases.finish(run.lease, {}, adapters=[result.model_copy(update={"published": True, "certificates": {}})])
+    assert run.states() == {2: "quarantined"}, "the result does not publish what was refused"
 
 
 def test_a_checkpoint_that_a_rollback_may_need_stays(run: Run) -> None:

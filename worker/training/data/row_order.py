@@ -22,6 +22,7 @@ import numpy.typing as npt
 from shared.contract.contracts import FineTuneContract
 from shared.contract.epochs import (
     HARDEST,
+    MOST_WATCHED,
     Histogram,
     admitted_per_epoch,
     highest_difficulty,
@@ -29,9 +30,6 @@ from shared.contract.epochs import (
     rows_per_epoch,
 )
 from shared.contract.plan import planned_steps
-
-MOST_WATCHED = 256
-"""Maximum number of replay rows whose loss is measured: each costs one forward pass per epoch."""
 
 
 def nothing_at_risk(_epoch: int) -> Sequence[int]:

@@ -63,16 +63,24 @@ class ReplayRisk:
         return progress.replay_at_risk
 
     def _losses(self) -> list[float]:
-        """Score the watched rows: mean loss of each. All processes use the first one's, so that their orders agree."""
-        rows = [self.context.data.replay[row] for row in self.context.order.watched]
-        scores = score_rows(self.context, rows, self._check)
-        is_main = self.context.distributed.is_main
-        return self.context.distributed.sum(
-            [score.loss / score.weight if is_main and score.weight else 0.0 for score in scores]
-        )
+        """Score the watched rows: mean loss of each, the same in every process.
+
+        Each process scores its share. Where the base is sharded, all score every row, because a forward pass takes all of them.
+        """
+        watched, distributed = self.context.order.watched, self.context.distributed
+        shards, rank = (1, 0) if self.context.budget.shard_base else (distributed.size, distributed.rank)
+        mine = range(rank, len(watched), shards)
+        scores = score_rows(self.context, [self.context.data.replay[watched[place]] for place in mine], self._check)
+        if len(mine) < -(-len(watched) // shards):
+            self._check()  # the others have one row more, and wait for each other before it
+        counts = shards > 1 or distributed.is_main
+        losses = [0.0] * len(watched)
+        for place, score in zip(mine, scores, strict=True):
+            losses[place] = score.loss / score.weight if counts and score.weight else 0.0
+        return distributed.sum(losses)
 
     def _check(self) -> None:
-        """Report activity, and stop if any process was requested to: all score the same rows, so all stop after one."""
+        """Report activity, and stop if any process was requested to: all score as many rows, so all stop after one."""
         self.telemetry.working("replay")
         signals = [self.stop.cancel_requested, self.stop.pause_requested]
         cancel, pause = self.context.distributed.largest(signals)

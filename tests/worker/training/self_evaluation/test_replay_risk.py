@@ -121,3 +121,52 @@ def test_checkpoint_of_an_earlier_release_is_resumed(tiny, plan, whole, tmp_path
     assert [each["epoch"] for each in reported(resumed)] == list(range(EPOCHS))
     (last, *_) = reversed(list_checkpoints(resumed))
     assert NOT_RECORDED in state_of(last)["inexact_reasons"], "its reference is not that of the whole run"
+
+
+class OneOf(SimpleNamespace):
+    """One of several processes. Its sums are its own part, and its checks are counted."""
+
+    def sum(self, values):
+        return list(values)
+
+    def largest(self, values):
+        self.checks += 1
+        return list(values)
+
+
+def losses_of(monkeypatch, rank, size, *, shard_base=False, watched=(4, 2, 0, 5, 1)):
+    """Losses that one process contributes, and how often it waited for the others."""
+    scored = []
+
+    def score(_, rows, check):
+        for row in rows:
+            check()
+            scored.append(row)
+        return [SimpleNamespace(loss=2.0 * row, weight=2.0) for row in rows]
+
+    monkeypatch.setattr("worker.training.self_evaluation.replay_risk.score_rows", score)
+    distributed = OneOf(rank=rank, size=size, is_main=rank == 0, checks=0)
+    context = SimpleNamespace(
+        order=SimpleNamespace(watched=list(watched)),
+        data=SimpleNamespace(replay=[10.0 + row for row in range(6)]),
+        distributed=distributed,
+        budget=SimpleNamespace(shard_base=shard_base),
+    )
+    stop = SimpleNamespace(cancel_requested=False, pause_requested=False)
+    losses = ReplayRisk(context, None, SimpleNamespace(working=lambda _: None), stop)._losses()
+    return losses, scored, distributed.checks
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7])
+def test_processes_share_the_watched_rows(monkeypatch, size):
+    """Together they score each row once, with the losses of one process; all wait for each other equally often."""
+    (alone, _, _), parts = losses_of(monkeypatch, 0, 1), [losses_of(monkeypatch, rank, size) for rank in range(size)]
+    assert sorted(row for _, scored, _ in parts for row in scored) == [10.0, 11.0, 12.0, 14.0, 15.0]
+    assert [sum(values) for values in zip(*(losses for losses, _, _ in parts), strict=True)] == alone
+    assert len({checks for _, _, checks in parts}) == 1
+
+
+def test_with_a_sharded_base_all_score_every_row(monkeypatch):
+    parts = [losses_of(monkeypatch, rank, 2, shard_base=True) for rank in (0, 1)]
+    assert [len(scored) for _, scored, _ in parts] == [5, 5]
+    assert [sum(values) for values in zip(*(losses for losses, _, _ in parts), strict=True)] == parts[0][0]
