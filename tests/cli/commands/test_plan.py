@@ -260,16 +260,42 @@ def test_the_name_of_a_bases_folder_is_not_in_the_contracts_digest(base: Path, r
     assert (after["base"]["name"], after["contract_digest"]) == ("renamed", before["contract_digest"])
 
 
-def test_unusable_gpu_is_refused_with_its_driver(
-    base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("machine", "mebibytes"), [("new driver", 24564), ("two cards", 23028), ("MIG", 19968), ("WSL2", 24564)]
+)
+def test_usable_gpu_is_planned_for_with_its_memory(
+    base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: str, mebibytes: int
 ) -> None:
-    pretend(MACHINES["old driver"], tmp_path / "gpu", monkeypatch)
+    """Of two cards with the smaller one's memory, of a MIG instance with its own."""
+    pretend(MACHINES[machine], tmp_path / "gpu", monkeypatch)
+    found = json.loads(runner.invoke(app, ["plan", str(rows), "--model", str(base), "--json"]).output)
+    assert found["device"] == {"device": "cuda", "source": "this machine"}
+    assert found["precision"]["precision"] == "bfloat16"
+    assert found["precision"]["room_bytes"] == pytest.approx(0.7225 * mebibytes * 2**20, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("machine", "fault"),
+    [
+        (
+            "old driver",
+            "NVIDIA GeForce RTX 4090 (driver 550.54.14) cannot be used: torch 2.13.0+cu130 needs driver 580",
+        ),
+        ("CPU build", "torch 2.13.0+cpu is built without CUDA"),
+        ("T4", "Tesla T4 (driver 580.65.06) cannot be used: its compute capability 7.5 has no bfloat16"),
+        ("V100", "has no kernels for its compute capability 7.0"),
+    ],
+)
+def test_unusable_gpu_is_refused_with_its_reason(
+    base: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: str, fault: str
+) -> None:
+    pretend(MACHINES[machine], tmp_path / "gpu", monkeypatch)
     plan = ["plan", str(rows), "--model", str(base)]
     refused = runner.invoke(app, plan)
     said = " ".join(refused.output.split())
     assert refused.exit_code == 1
     assert "GPU_UNUSABLE" in said
-    assert "NVIDIA GeForce RTX 4090 (driver 550.54.14) cannot be used: torch 2.13.0+cu130 needs driver 580" in said
+    assert fault in said
     assert runner.invoke(app, [*plan, "--device", "cpu"]).exit_code == 0
 
 
