@@ -24,6 +24,8 @@ from worker.training.data.batches import MicroBatch, collate
 from worker.training.data.prepared import Row
 from worker.training.model import attention, fused_functions
 from worker.training.model.fused_modules import FusedMlp
+from worker.training.model.kernels import choice
+from worker.training.model.kernels.blocks import use_kernels
 from worker.training.model.linear_attention import use_own_scan
 from worker.training.model.load import attach_lora
 from worker.training.model.lora_fusion import fuse_lora
@@ -107,6 +109,7 @@ def counted_model(
             quantise(model)
         if own_scan:
             use_own_scan(model)
+        use_kernels(model)
         model.set_attn_implementation(attention.DOCUMENTS)
         tuned = attach_lora(model.requires_grad_(False), AdapterSection(rank=rank, dropout=0), 0)
     if recompute:
@@ -150,9 +153,14 @@ def micro_batch(rows: int, tokens: int, *, packed: bool = True) -> MicroBatch:
 
 
 @contextmanager
-def as_on_a_gpu() -> Iterator[None]:
-    """Take a GPU's branches, and skip what reads values, which meta tensors do not have."""
+def as_on_a_gpu(*, kernels: bool = True) -> Iterator[None]:
+    """Take a GPU's branches, and skip what reads values, which meta tensors do not have.
+
+    Args:
+        kernels: Triton's kernels run, as on a GPU on which they agree with torch.
+    """
     stand_ins: list[tuple[Any, str, Any]] = [
+        (choice, "runs_kernels", lambda _: kernels),
         (attention, "has_varlen_kernel", lambda query: query.dtype in attention.VARLEN_DTYPES),
         (fused_functions, "_outer", _product_into),
         (torch, "is_autocast_enabled", lambda *_: False),

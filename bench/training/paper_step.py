@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 from bench.training.counted_model import META, as_on_a_gpu, counted_model, micro_batch
-from bench.training.paper_kernels import paper_kernels
 from bench.training.step_counter import Card, StepCounter
 from worker.training.supervised import SupervisedMethod
 
@@ -17,7 +15,7 @@ CARDS = {
     "rtx4090": Card(bandwidth=0.85e12, products=140e12, products_fp32=60e12, attention=110e12),
 }
 """About four fifths of the published bandwidth and three fifths of the published rates: assumed."""
-NOW, RECOMPUTE, KERNELS, REFERENCE = "now", "recompute", "kernels", "reference"
+NOW, RECOMPUTE, TORCH, REFERENCE = "now", "recompute", "torch", "reference"
 DIVISOR = 100.0
 """Divisor of the loss: any number."""
 
@@ -30,15 +28,15 @@ def count_step(
     Args:
         config: the keys of the model's config.json.
         tokens: of a row.
-        variant: ``now`` the trainer as it is; ``recompute`` with every block's activations recomputed; ``kernels`` with
-            fused kernels that do not exist yet; ``reference`` with transformers' linear attention.
+        variant: ``now`` the trainer as it is; ``recompute`` with every block's activations recomputed; ``torch`` without
+            Triton's kernels; ``reference`` with transformers' linear attention, and without kernels.
         passes: micro-batches; from the second on there are gradients before.
     """
     counter, packed = StepCounter(card), variant != REFERENCE
-    with as_on_a_gpu():
+    with as_on_a_gpu(kernels=variant in (NOW, RECOMPUTE)):
         model = counted_model(config, recompute=variant == RECOMPUTE, own_scan=packed)
         batch = micro_batch(rows, tokens, packed=packed)
-        with paper_kernels(model, counter) if variant == KERNELS else nullcontext(), counter:
+        with counter:
             for _ in range(passes):
                 SupervisedMethod().loss(model, batch, META, DIVISOR).loss.backward()
     return counter

@@ -188,7 +188,7 @@ LLAMA_ACTIVATIONS = {
 }
 LLAMA_FUSED = {
     4: ActivationBytes(hidden=16, intermediate=8, query=12, kv=8, heads=4, rank=28, constant=8),
-    2: ActivationBytes(hidden=12, intermediate=4, query=4, kv=4, heads=4, rank=14, constant=8),
+    2: ActivationBytes(hidden=8, intermediate=4, query=4, kv=4, heads=4, rank=14, constant=8),
 }
 QWEN3_ACTIVATIONS = {
     4: ActivationBytes(hidden=16, intermediate=16, query=12, kv=12, heads=8, kv_heads=4, rank=28, constant=8),
@@ -196,7 +196,7 @@ QWEN3_ACTIVATIONS = {
 }
 QWEN3_FUSED = {
     4: ActivationBytes(hidden=16, intermediate=8, query=16, kv=12, heads=8, kv_heads=4, rank=28, constant=8),
-    2: ActivationBytes(hidden=12, intermediate=4, query=8, kv=8, heads=8, kv_heads=4, rank=14, constant=8),
+    2: ActivationBytes(hidden=8, intermediate=4, query=6, kv=6, heads=8, kv_heads=4, rank=14, constant=8),
 }
 QWEN3_5_ACTIVATIONS = {
     4: ActivationBytes(hidden=16, intermediate=16, query=28, kv=12, heads=8, kv_heads=4, rank=28, constant=8),
@@ -204,7 +204,7 @@ QWEN3_5_ACTIVATIONS = {
 }
 QWEN3_5_FUSED = {
     4: ActivationBytes(hidden=16, intermediate=8, query=32, kv=12, heads=8, kv_heads=4, rank=28, constant=8),
-    2: ActivationBytes(hidden=12, intermediate=4, query=14, kv=8, heads=8, kv_heads=4, rank=14, constant=8),
+    2: ActivationBytes(hidden=8, intermediate=4, query=12, kv=6, heads=8, kv_heads=4, rank=14, constant=8),
 }
 GPT2_ACTIVATIONS = {
     4: ActivationBytes(hidden=32, intermediate=20, heads=4, rank=16, constant=16),

@@ -100,7 +100,9 @@ def _gradient_bytes(config: ModelConfig, compute_bytes: int) -> int:
     """Return what the backward pass of a block needs beyond what it has saved, per token; a weight comes to it, which
     is dequantised where it is used.
     """
-    mlp = max(3 * compute_bytes * config.intermediate, 20 * config.hidden)
+    # In 16 bits, which is on a GPU, a norm's gradient is one kernel; in torch it takes several tensors in fp32.
+    norm = 4 * compute_bytes if compute_bytes == 2 else 20
+    mlp = max(3 * compute_bytes * config.intermediate, norm * config.hidden)
     if config.linear is None:
         return mlp
     linear = config.linear

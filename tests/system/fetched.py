@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,13 @@ def ollama_client() -> Path:
 def oras_client() -> Path:
     """The folder of ORAS' Python client, which copies between OCI layouts and registries; what it needs is in the environment already."""
     return _python_package(ORAS)
+
+
+def triton() -> Path:
+    """The folder of Triton as `locks/worker.lock` pins it; its interpreter needs no GPU, and nothing besides it."""
+    pin = re.search(r"^triton==(?:.*\\\n)*.*", (ROOT / "locks" / "worker.lock").read_text(), re.MULTILINE)
+    assert pin
+    return _python_package(pin[0])
 
 
 def registry_server() -> Path:
@@ -120,7 +128,7 @@ def _python_package(pin: str) -> Path:
         pip("install", "--no-deps", "--require-hashes", "--target", str(folder), "-r", str(requirements))
         requirements.unlink()
 
-    return fetched(pin.partition(" ")[0], install)
+    return fetched(pin.split(maxsplit=1)[0], install)
 
 
 def pip(*arguments: str) -> None:

@@ -70,9 +70,11 @@ def test_blocks_of_an_8b_model_need_on_a_gpu_what_is_planned(recompute: bool) ->
     assert plan == pytest.approx(counted(raw, on_gpu=True, recompute=recompute, **size), rel=0.1), parts
 
 
-@pytest.mark.parametrize(("recompute", "alive"), [(False, 20.99e9), (True, 2.22e9)])
+@pytest.mark.parametrize(("recompute", "alive"), [(False, 17.22e9), (True, 2.19e9)])
 def test_plan_of_an_8b_model_is_what_was_counted(recompute: bool, alive: float) -> None:
-    """Counted by `python -m bench.roofline`. Fails while the plan is for PEFT's unfused layers: 43.6 GB."""
+    """Counted by `bench/training/paper_step.py:count_step` in the second of two micro-batches. Fails while the plan is
+    for PEFT's unfused layers (43.6 GB), or for norms in torch (21 GB).
+    """
     plan, _ = planned(parse_model_config(QWEN3_8B), on_gpu=True, recompute=recompute, rows=2, tokens=2048)
     assert plan == pytest.approx(alive, rel=0.1)
 

@@ -27,6 +27,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, silu
 
+from worker.training.model.kernels import choice, operators
+
 Grads = Sequence[Tensor | None]  # dL/dy of each projection; None if the loss does not depend on it
 
 
@@ -205,7 +207,7 @@ class SwiGlu(torch.autograd.Function):
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
     """Return ``silu(gate) ⊙ up``."""
-    return silu(gate).mul_(up)
+    return operators.gated(gate, up) if choice.runs_kernels(gate) else silu(gate).mul_(up)
 
 
 def _through_down(
@@ -213,6 +215,10 @@ def _through_down(
 ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
     """Return dL/dgate, dL/dup and the gradients of down's A and B; uses at most three wide temporaries."""
     slim = slim_gradients((grad,), thin, adapters)
+    if choice.runs_kernels(gate):
+        d_inner = input_gradient((grad,), gate, slim, frozen, adapters)
+        inner, d_gate, d_up = operators.gated_gradients(d_inner, gate, up)
+        return d_gate, d_up, adapter_gradients((grad,), inner, thin, slim, adapters)
     activated = silu(gate)
     inner = activated * up
     learnt = adapter_gradients((grad,), inner, thin, slim, adapters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,6 +29,8 @@ from shared.gpus.torch_report import TorchReport
 from shared.gpus.usable import NO_GPU, MachineGpus, find_gpus
 from worker.training.model.attention import DOCUMENTS, can_pack
 from worker.training.model.fsdp import shard_base
+from worker.training.model.kernels.blocks import use_kernels
+from worker.training.model.kernels.choice import runs_kernels
 from worker.training.model.linear_attention import use_own_scan
 from worker.training.model.lora_fusion import FusionReport, fuse_lora
 from worker.training.model.memory_budget import Budget
@@ -108,6 +111,7 @@ def load_base(
     )
     _keep_differentiable(model)
     use_own_scan(model)
+    use_kernels(model)
     if can_pack(model, model.config):
         model.set_attn_implementation(DOCUMENTS)  # type: ignore[operator]
     return model.requires_grad_(False)
@@ -147,7 +151,7 @@ def build_model(
     fused = fuse_lora(model, cache_dequantised=budget.cache_dequantised)
     if budget.shard_base:
         shard_base(model, device)
-    return model, fused
+    return model, replace(fused, kernels=runs_kernels(torch.empty(0, device=device)))
 
 
 def _nf4_config(quant: QuantSection, dtype: torch.dtype) -> BitsAndBytesConfig:

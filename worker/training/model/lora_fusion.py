@@ -40,6 +40,7 @@ class FusionReport:
         single: LoRA layers with a function of their own.
         left: LoRA layers that keep peft's forward: dropout, DoRA, several adapters, other kinds of layers.
         dequantised_bytes: size of the cache of dequantised weights.
+        kernels: whether Triton's kernels compute norms, rotary embeddings and SwiGLU (`kernels/choice.py`).
     """
 
     qkv: int
@@ -47,6 +48,7 @@ class FusionReport:
     single: int
     left: int
     dequantised_bytes: int
+    kernels: bool = False
 
 
 def fuse_lora(model: PeftModel, *, cache_dequantised: bool) -> FusionReport:

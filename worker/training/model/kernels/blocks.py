@@ -1,0 +1,127 @@
+"""Gives the kernels to a model of transformers: its modules get a forward of their own, which computes as before where
+`choice.py` chooses no kernel. Weights and names stay.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.activations import SiLUActivation
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralMLP, MistralRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2MLP, Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3MLP, Qwen3RMSNorm
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5MLP, Qwen3_5RMSNorm
+
+from worker.training.model.kernels import choice
+from worker.training.model.kernels.functions import Gated, NormedSum, Rotation
+
+NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3_5RMSNorm)
+BLOCKS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, Qwen3_5DecoderLayer)
+MLPS = (LlamaMLP, MistralMLP, Qwen2MLP, Qwen3MLP, Qwen3_5MLP)
+ATTENTION_ALONE = ("position_ids", "position_embeddings", "past_key_values")
+"""Arguments of a block that its linear attention does not get."""
+
+
+def use_kernels(model: nn.Module) -> None:
+    """Give norms, blocks and MLPs a forward that can use kernels, and the family's rotary embeddings a function."""
+    for module in model.modules():
+        if type(module) in NORMS:
+            module.forward = Norm(module).forward
+        elif type(module) in BLOCKS:
+            module.forward = Block(module).forward
+        elif type(module) in MLPS and isinstance(module.act_fn, nn.SiLU | SiLUActivation):
+            module.forward = Mlp(module).forward
+    family: Any = sys.modules[type(model).__module__]
+    rotate = getattr(family, "apply_rotary_pos_emb", None)
+    # The function belongs to transformers' module, so to all models of the family.
+    if rotate is not None and not isinstance(rotate, Rotary):
+        family.apply_rotary_pos_emb = Rotary(rotate)
+
+
+class Norm:
+    """Replaces the forward of an RMSNorm."""
+
+    def __init__(self, norm: Any) -> None:
+        self.norm = norm
+        self.original: Callable[[Tensor], Tensor] = norm.forward
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(..., size)."""
+        if can_norm(self.norm, hidden_states):
+            return normed_sum(self.norm, hidden_states)[1]
+        return self.original(hidden_states)
+
+
+def can_norm(norm: Any, x: Tensor) -> bool:
+    """Return whether a kernel computes this norm; weights of another dtype would make the result one of theirs."""
+    return bool(norm.weight.dtype == x.dtype and choice.runs_kernels(x))
+
+
+def normed_sum(norm: Any, x: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the sum, or x alone, and its norm."""
+    centred = isinstance(norm, Qwen3_5RMSNorm)
+    eps = norm.eps if centred else norm.variance_epsilon
+    pair: tuple[Tensor, Tensor] = NormedSum.apply(x, delta, norm.weight, eps, centred)  # type: ignore[no-untyped-call]
+    return pair
+
+
+class Block:
+    """Replaces the forward of a decoder's block: its sums and norms are one kernel each, forward and backward."""
+
+    def __init__(self, block: Any) -> None:
+        self.block = block
+        self.original: Callable[..., Tensor] = block.forward
+
+    def forward(self, hidden_states: Tensor, **named: Any) -> Tensor:
+        """(rows, tokens, hidden)."""
+        block = self.block
+        if not can_norm(block.input_layernorm, hidden_states):
+            return self.original(hidden_states, **named)
+        stream, normed = normed_sum(block.input_layernorm, hidden_states)
+        stream, normed = normed_sum(block.post_attention_layernorm, stream, self._mix(normed, named))
+        output: Tensor = stream + block.mlp(normed)
+        return output
+
+    def _mix(self, normed: Tensor, named: dict[str, Any]) -> Tensor:
+        if hasattr(self.block, "linear_attn"):
+            others = {name: value for name, value in named.items() if name not in ATTENTION_ALONE}
+            past = named.get("past_key_values")
+            mixed: Tensor = self.block.linear_attn(hidden_states=normed, cache_params=past, **others)
+            return mixed
+        mixed, _ = self.block.self_attn(hidden_states=normed, **named)
+        return mixed
+
+
+class Mlp:
+    """Replaces the forward of a SwiGLU MLP; `lora_fusion.py` replaces it once more where its products are fused."""
+
+    def __init__(self, mlp: Any) -> None:
+        self.mlp = mlp
+        self.original: Callable[[Tensor], Tensor] = mlp.forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., hidden)."""
+        if not choice.runs_kernels(x):
+            return self.original(x)
+        mlp = self.mlp
+        inner = Gated.apply(mlp.gate_proj(x), mlp.up_proj(x))  # type: ignore[no-untyped-call]
+        output: Tensor = mlp.down_proj(inner)
+        return output
+
+
+class Rotary:
+    """Replaces a family's function of rotary embeddings."""
+
+    def __init__(self, original: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        self.original = original
+
+    def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+        """Turn both, (rows, heads, tokens, size)."""
+        if unsqueeze_dim != 1 or not (q.dtype == k.dtype == cos.dtype and choice.runs_kernels(q)):
+            return self.original(q, k, cos, sin, unsqueeze_dim)
+        pair: tuple[Tensor, Tensor] = Rotation.apply(q, k, cos, sin)  # type: ignore[no-untyped-call]
+        return pair
