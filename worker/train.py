@@ -109,7 +109,17 @@ def train(
         telemetry.emit("train_start", describe(context, progress))
         if run.plan.contract.device.device is Device.CUDA and context.device.type == "cpu":
             telemetry.gpu_fallback("trainer", "cuda", ["gpu_unusable" if own_gpus().fault else "no_cuda_device"])
+        began = time.monotonic()
         context.method.prepare(context, resume, partial(telemetry.working, "reference"))
+        if REFERENCE_NAME in context.method.carried and context.distributed.is_main:
+            own_file = context.data.validation if context.data.validation_report else ()
+            rows = len(context.data.rows) + len(own_file)
+            scores = {
+                "rows": rows,
+                "reference_digest": digest_file(run_dir / REFERENCE_NAME),
+                "computed": resume is None,
+            }
+            telemetry.emit("reference_scores", scores | {"seconds": time.monotonic() - began})
         train_loop(context, progress, telemetry, stop)
         finish(context, progress, telemetry, run.inputs, stop)
     context.distributed.leave()

@@ -34,6 +34,7 @@ from shared.database.queueing.queue_state import read_claimable
 from shared.database.records import PARTS_WITH_TEXT, Job, NewEvent
 from shared.database.tables.jobs import JobRow, TenantQuotaRow
 from shared.database.tenancy import Role, TenantName
+from shared.database.webhooks.outbox import add_checkpoint
 from shared.errors import Code, LeaseLost, MensError
 from shared.scheduling.fair_queue import FairQueue
 
@@ -290,6 +291,8 @@ class Leases:
         with self._db.write() as session:
             row, now = self._held(session, lease), self._db.now(session)
             register_adapters(session, row.tenant, row.id, [adapter], now)
+            if adapter.published and not adapter.final:
+                add_checkpoint(session, row, adapter.id, now)
             if events:
                 count_change(row, now)
                 add_events(session, row, now, *events)

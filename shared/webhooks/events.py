@@ -13,6 +13,8 @@ class EventType(StrEnum):
     JOB_SUCCEEDED = "fine_tuning.job.succeeded"
     JOB_FAILED = "fine_tuning.job.failed"
     JOB_CANCELLED = "fine_tuning.job.cancelled"
+    CHECKPOINT_CREATED = "fine_tuning.job.checkpoint.created"
+    """Of Mens alone: OpenAI has no event for it."""
     RUN_SUCCEEDED = "eval.run.succeeded"
     RUN_FAILED = "eval.run.failed"
     RUN_CANCELED = "eval.run.canceled"

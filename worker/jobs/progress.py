@@ -115,6 +115,8 @@ def _message(kind: str, payload: dict[str, Any]) -> str | None:
             phase = f" ({payload['phase']})" if payload.get("phase") else ""
             message = f"Epoch {payload['epoch'] + 1}{phase} complete after {payload['global_step']} steps"
             message += f": {shown}." if shown else "."
+        case "reference_scores" if payload["computed"]:
+            message = f"The reference scored {payload['rows']} rows in {payload['seconds']:.0f} s."
         case "replay" if payload["at_risk"]:
             message = (
                 f"Replay: the loss of {payload['at_risk']} of {payload['watched']} watched rows has risen;"

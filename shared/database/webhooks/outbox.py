@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import select, update
@@ -37,20 +38,35 @@ def add_end_of_job(session: Session, job: JobRow, state: JobState, now: datetime
         state: that it ends in.
         now: the time of the event.
     """
-    query = select(WebhookEndpointRow).where(
-        WebhookEndpointRow.tenant == job.tenant, WebhookEndpointRow.disabled_at.is_(None)
-    )
-    # Locked as by a foreign key: an endpoint that is being deleted is waited for and then left out, and fails no job's
-    # end.
-    endpoints = session.scalars(query.with_for_update(read=True, key_share=True)).all()
-    if not endpoints:
+    if not (endpoints := _endpoints(session, job.tenant)):
         return
     ended: list[tuple[EventType, str]] = []
     if job.kind == Kind.FINETUNE:
         ended.append((JOB_EVENTS[state], job.id))
     runs = select(EvalRunRow.id).where(EvalRunRow.job_id == job.id).order_by(EvalRunRow.id)
     ended += [(RUN_EVENTS[state], run_id) for run_id in session.scalars(runs)]
-    for event, thing_id in ended:
+    _add(session, endpoints, ended, now)
+
+
+def add_checkpoint(session: Session, job: JobRow, adapter_id: str, now: datetime) -> None:
+    """Put the event of a checkpoint that can be called into the outbox; in the transaction that publishes it."""
+    if endpoints := _endpoints(session, job.tenant):
+        _add(session, endpoints, [(EventType.CHECKPOINT_CREATED, adapter_id)], now)
+
+
+def _endpoints(session: Session, tenant: str) -> Sequence[WebhookEndpointRow]:
+    query = select(WebhookEndpointRow).where(
+        WebhookEndpointRow.tenant == tenant, WebhookEndpointRow.disabled_at.is_(None)
+    )
+    # Locked as by a foreign key: an endpoint that is being deleted is waited for and then left out, and fails no job's
+    # end.
+    return session.scalars(query.with_for_update(read=True, key_share=True)).all()
+
+
+def _add(
+    session: Session, endpoints: Sequence[WebhookEndpointRow], events: Sequence[tuple[EventType, str]], now: datetime
+) -> None:
+    for event, thing_id in events:
         event_id = new_id("evt").replace("-", "_")
         for endpoint in endpoints:
             if event in endpoint.event_types:

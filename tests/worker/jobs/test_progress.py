@@ -100,6 +100,13 @@ def test_epoch_complete_message():
     ]
 
 
+def test_reference_that_was_scored_has_a_message_and_a_resumed_one_has_none():
+    payload = {"rows": 40, "seconds": 3.4, "reference_digest": "0" * 64, "computed": True}
+    (event,) = to_events([{"event": "reference_scores", "payload": payload}])
+    assert event.message == "The reference scored 40 rows in 3 s."
+    assert to_events([{"event": "reference_scores", "payload": payload | {"computed": False}}]) == []
+
+
 def test_replay_message_names_what_has_risen():
     payload = {"epoch": 2, "watched": 20, "at_risk": 3, "mean_rise": 0.05, "largest_rise": 0.25}
     (event,) = to_events(

@@ -18,7 +18,7 @@ from shared.database.webhooks.deliveries import KEPT, LEASE, RETRY_SECONDS, Clai
 from shared.database.webhooks.endpoints import MAX_ENDPOINTS, EndpointFields, Endpoints
 from shared.errors import Code, Conflict, JobFailed, NotFound
 from shared.webhooks.events import EventType
-from tests.support.builders import at_once, claimed, submission
+from tests.support.builders import at_once, claimed, new_adapter, submission
 from tests.support.clock import Clock
 
 ALL = list(EventType)
@@ -69,6 +69,19 @@ def test_every_end_of_a_job_is_an_event(
     for event in found:
         assert (event["object"], event["id"]) == ("event", event["webhook"])
         assert event["id"].startswith("evt_")
+
+
+def test_a_checkpoint_that_can_be_called_is_an_event(
+    endpoints: Endpoints, deliveries: Deliveries, jobs: Jobs, leases: Leases
+) -> None:
+    endpoints.create("all", URL, ALL)
+    lease = claimed(jobs, leases)
+    checkpoint = new_adapter(f"demo@{'a' * 64}", digest="a" * 64, step=3, final=False, published=False)
+    leases.register(lease, checkpoint)
+    assert not deliveries.claim(16), "it is stored, and cannot be called"
+    leases.register(lease, checkpoint.model_copy(update={"published": True, "certificates": {"replica-1": {}}}))
+    event = json.loads(only(deliveries.claim(16)).payload)
+    assert (event["type"], event["data"]) == ("fine_tuning.job.checkpoint.created", {"id": checkpoint.id})
 
 
 def test_a_run_of_an_eval_ends_with_its_job(database: Database, endpoints: Endpoints, jobs: Jobs) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors import safe_open
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
@@ -102,6 +103,14 @@ def test_manifest_names_method_and_reference(whole: Path) -> None:
     assert manifest.preference is not None
     assert (manifest.method, manifest.preference.loss, manifest.preference.beta) == ("dpo", "sigmoid", 0.1)
     assert manifest.preference.reference_digest == digest_file(whole / REFERENCE_NAME)
+
+
+def test_reference_is_reported(whole: Path) -> None:
+    (scores,) = told(whole, "reference_scores")
+    assert scores["reference_digest"] == digest_file(whole / REFERENCE_NAME)
+    assert (scores["computed"], scores["seconds"] > 0) == (True, True)
+    with safe_open(whole / REFERENCE_NAME, framework="pt") as file:
+        assert scores["rows"] == len(file.get_tensor("scores"))
 
 
 def test_report_and_card_say_what_was_learnt(whole: Path) -> None:
