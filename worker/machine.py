@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from shared.errors import MensError
@@ -12,6 +13,9 @@ from shared.host import allowed_cores, allowed_memory
 from shared.sandbox.levels import Choice
 from shared.sandbox.probe import report_of_machine
 from shared.worker_registry import REPORT_SECONDS, WorkerMachine, WorkerRegistry
+
+FAULT_SECONDS = 1.0
+"""How often a change of the worker's fault is looked for between two reports."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +60,7 @@ class MachineReporter:
     ) -> None:
         self._registry, self._worker, self._every = registry, worker, every_seconds
         self._processes, self._sandbox, self._fault = processes, sandbox, fault
+        self._reported: str | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="machine-reporter", daemon=True)
 
@@ -74,11 +79,23 @@ class MachineReporter:
         while not self._done.is_set():
             # Determined once per process.
             self._report(report_of_machine(self._sandbox).statement)
-            self._done.wait(self._every)
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait until the next report: a fault that comes or goes is reported soon, because somebody looks for its end."""
+        end, reported = time.monotonic() + self._every, self._reported
+        while time.monotonic() < end and self._fault_code() == reported:
+            if self._done.wait(min(self._every, FAULT_SECONDS)):
+                return
+
+    def _fault_code(self) -> str | None:
+        fault = self._fault()
+        return str(fault.code) if fault else None
 
     def _report(self, sandbox: str | None) -> None:
         try:
             fault = self._fault()
+            self._reported = str(fault.code) if fault else None
             state: dict[str, object] = {"sandbox": sandbox}
             if fault:
                 state |= {"fault": f"{self._worker} takes no job: {fault}", "fault_code": str(fault.code)}

@@ -75,15 +75,20 @@ def test_the_machine_is_reported_until_the_worker_stops() -> None:
     assert [found.sandbox for found in registry.reports[:2]] == [None, "none: off: MENS_SANDBOX is off"]
 
 
-def test_fault_is_reported_with_the_workers_name() -> None:
+def test_fault_that_comes_or_goes_is_reported_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the worker's name, and long before the next report: who repairs a disk looks for the fault's end."""
+    monkeypatch.setattr("worker.machine.FAULT_SECONDS", 0.01)
     full = Unavailable(Code.STORAGE_FULL, "the disk is full.", remedy="")
-    registry, faults = Registry(), iter([None, full])
-    reporter = MachineReporter(registry, "one:1", 1, "off", every_seconds=0.01, fault=lambda: next(faults, None))
+    registry, faults = Registry(), [None]
+    reporter = MachineReporter(registry, "one:1", 1, "off", every_seconds=3600, fault=lambda: faults[-1])
     reporter.start()
-    eventually(lambda: len(registry.reports) > 2, what="it is reported again and again")
+    for fault, number in ((full, 3), (None, 4)):
+        eventually(lambda number=number: len(registry.reports) == number - 1, what="the fault before is reported")
+        faults.append(fault)
+    eventually(lambda: len(registry.reports) == 4, what="its end is reported")
     reporter.stop()
-    assert [found.fault for found in registry.reports[:3]] == [None, f"one:1 takes no job: {full}", None]
-    assert [found.fault_code for found in registry.reports[:3]] == [None, "STORAGE_FULL", None]
+    assert [found.fault for found in registry.reports] == [None, None, f"one:1 takes no job: {full}", None]
+    assert [found.fault_code for found in registry.reports] == [None, None, "STORAGE_FULL", None]
 
 
 @pytest.mark.sandbox
