@@ -30,6 +30,7 @@ from worker.probe_chats import encode_chats
 from worker.run_folder import ADAPTER_FOLDER, PLAN_NAME, PROBES_NAME, TemplateCheck, write_json
 
 MAX_PROBE_TOKENS = 256
+WEIGHTS_FIELD = "weights_file"
 TEMPLATE_PROGRAM, TEMPLATE_FOLDER = "worker.bases.template_check", "template"
 
 
@@ -79,8 +80,13 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
     ):
         with sidecar.open("rb") as file:
             raw = file.read(MAX_SIDECAR_BYTES + 1)
+        # Stored files are named by their content; errors name the field that its owner knows.
+        named = folder.with_name(WEIGHTS_FIELD)
+        named.parent.mkdir(parents=True, exist_ok=True)
+        named.unlink(missing_ok=True)
+        named.symlink_to(weights)
         request = ImportRequest(
-            weights=weights,
+            weights=named,
             sidecar=parse_description(raw),
             base=BaseModelEntry(
                 name=plan.base.name, source=LocalSource(path=str(base)), digests=dict(plan.base.digests)

@@ -188,6 +188,20 @@ def test_an_option_that_vllm_ignores_fails_the_job_with_its_name(peft_import):
     assert (error["code"], error["param"]) == (Code.ADAPTER_NOT_SERVABLE, "use_dora")
 
 
+def test_broken_weights_fail_the_job_with_the_name_of_the_field(installation, peft_import, monkeypatch):
+    written = installation.storage.put_file
+
+    def put_file(path):
+        if path.name == WEIGHTS_NAME:
+            path.write_bytes(path.read_bytes()[:-1])
+        return written(path)
+
+    monkeypatch.setattr(installation.storage, "put_file", put_file)
+    error = peft_import().error
+    assert (error["code"], error["param"]) == (Code.SAFETENSORS_INVALID, "weights_file")
+    assert error["message"].startswith("weights_file is not a sound safetensors file")
+
+
 def test_a_template_that_makes_other_tokens_fails_the_job(peft_import):
     error = peft_import("{% for message in messages %}[{{ message['content'] }}]{% endfor %}").error
     assert (error["code"], error["param"]) == (Code.ADAPTER_TEMPLATE_MISMATCH, "template_file")
