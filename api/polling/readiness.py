@@ -14,11 +14,14 @@ from typing import Generic, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
+from shared.errors import Code, Unavailable
 from shared.worker_registry import WorkerMachine
 
 T = TypeVar("T")
 MAX_AGE_SECONDS = 1.0
 """Largest age of a result, counted from the start of its reading."""
+DATABASE_SECONDS = 5.0
+"""How long an answer waits for the database: probes of the process time out soon after."""
 WORKERS_SECONDS = 0.5
 """How long an answer waits for the workers' reports; after that it has those of the reading before."""
 
@@ -73,7 +76,15 @@ class Readiness:
         """Raises:
         Unavailable: ``DATABASE_UNAVAILABLE``.
         """
-        await self._database.result()
+        try:
+            async with asyncio.timeout(DATABASE_SECONDS):
+                await self._database.result()
+        except TimeoutError:
+            raise Unavailable(
+                Code.DATABASE_UNAVAILABLE,
+                f"The database did not respond within {DATABASE_SECONDS:g} s.",
+                remedy="Check that it runs and is reachable; the same request can succeed later.",
+            ) from None
 
     async def faulty_machines(self) -> list[WorkerMachine]:
         """Return the machines of the workers that take no job because of a fault."""

@@ -43,6 +43,24 @@ def test_many_who_wait_ask_once() -> None:
     assert database.asked == 1
 
 
+def test_database_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.polling.readiness.DATABASE_SECONDS", 0.01)
+    database = Database()
+    database.answers.clear()
+
+    async def test() -> None:
+        readiness = Readiness(database.ping, list)
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="did not respond"):
+                await readiness.check()
+        database.answers.set()
+        monkeypatch.setattr("api.polling.readiness.DATABASE_SECONDS", 20)
+        await readiness.check()
+
+    asyncio.run(test())
+    assert database.asked == 1, "those who came later waited for the same answer"
+
+
 @pytest.mark.parametrize("is_away", [False, True])
 def test_an_answer_holds_for_a_second(*, is_away: bool) -> None:
     database, now = Database(), 0.0
