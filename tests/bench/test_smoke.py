@@ -23,6 +23,7 @@ RUNS = {
     ),
     "bench.train": ("C1 C1-trl", "mens|hf|trl|TRL, tokens per CPU second: packed"),
     "bench.train --quant none --trl-settings single": ("C1-none C1-none-trl", "mens|hf|trl"),
+    "bench.preference": ("D1 D2", "mens|trl|forward|TRL, CPU seconds of the first steps: batch"),
     "bench.gpu --device cpu --size tiny": (
         "G1 G1-naive G2 G3-cache G3-nf4 G4 G4-estimate G5",
         "mens|mens-nf4|mens-cache|mens-bf16|mens-quiet|hf|trl-packed|trl-packed-large|trl-padding-free",
