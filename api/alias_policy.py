@@ -21,6 +21,7 @@ from shared.evaluation.items import read_items
 from shared.evaluation.types import EvalSpec
 from shared.gates.evidence import TrainingReport
 from shared.gates.feasibility import Hopeless, RunFacts, hopeless_gates
+from shared.gates.forget_gates import parents_run
 from shared.gates.policy import GatePolicy, RunTemplate
 from shared.gates.training_gates import report_of
 
@@ -55,23 +56,25 @@ def describe_judgement(
     policy = GatePolicy.model_validate(view.policies.exactly(name).policy)
     first = first_comparison(view.adapters, parent.id if parent else None, base)
     beside = governed.incumbent or (first if policy.without_incumbent == "base" else "nothing")
-    gates = [(row, gate) for row, gate in policy.gates.configured() if gate.applies]
-    asked = ", ".join(row if gate.block else f"{row} (warns)" for row, gate in gates)
-    needed = {getattr(gate, "run", None) for _, gate in gates}
+    asked = ", ".join(
+        row if gate.block else f"{row} (warns)" for row, gate in policy.gates.configured() if gate.applies
+    )
     runs, missing = [], []
-    for run, template in policy.runs.items():
-        if run in needed:
-            try:
-                runs.append(f"{run} ({_describe(view, template)})")
-            except NotFound as error:
-                missing.append(_missing(run, error))
+    parents = _parents_runs(view, policy, parent.id if parent else None)
+    for run, template in [*policy.runs_read.items(), *parents.items()]:
+        try:
+            runs.append(f"{run} ({_describe(view, template)})")
+        except NotFound as error:
+            missing.append(_missing(run, error))
     message = (
         f"The alias {artifact.alias} is governed by the policy {name.name} ({name.digest[:12]}, {governed.policy.scope}): once it is published,"
         f" the adapter is compared with {beside}, and the alias moves to it if it passes. Gates: {asked}."
     )
     message += f" Runs: {', '.join(runs)}." if runs else ""
     compares = governed.incumbent is not None or policy.without_incumbent == "base"
-    hopeless = find_hopeless(services, view, policy, preflight, is_imported=preflight is None, compares=compares)
+    hopeless = find_hopeless(
+        services, view, policy, preflight, is_imported=preflight is None, compares=compares, parents=parents
+    )
     warnings = [NewEvent(level="warn", message=gate.describe(), data={"gate": gate.row}) for gate in hopeless]
     return [NewEvent(message=message, data={"policy": name.model_dump()}), *missing, *warnings]
 
@@ -84,6 +87,7 @@ def find_hopeless(
     *,
     is_imported: bool = False,
     compares: bool = True,
+    parents: Mapping[str, RunTemplate] | None = None,
 ) -> list[Hopeless]:
     """Return the gates of a policy that no adapter can pass, by the items of its runs and the criteria of their evals.
 
@@ -94,14 +98,31 @@ def find_hopeless(
         preflight: record of a job's preflight, by which its training is judged, too.
         is_imported: whether the adapter was not trained here.
         compares: whether there is an incumbent.
+        parents: the runs by which the parent was judged, if the gate `forget` asks them.
     """
     facts = {}
-    for name, template in policy.runs.items():
+    for name, template in {**policy.runs, **(parents or {})}.items():
         # A run whose eval or file is missing has a notice of its own at submission.
         with suppress(NotFound, InvalidRequest):
             facts[name] = _facts(services, view, template)
+    items = {name: facts[name].items for name in parents or {} if name in facts}
     training: TrainingReport | None = report_of(preflight) if preflight else None
-    return list(hopeless_gates(policy, facts, training=training, is_imported=is_imported, compares=compares))
+    return list(
+        hopeless_gates(
+            policy, facts, training=training, is_imported=is_imported, compares=compares, parents_items=items
+        )
+    )
+
+
+def _parents_runs(view: TenantView, policy: GatePolicy, parent_id: str | None) -> dict[str, RunTemplate]:
+    """Return the runs of the parent's newest receipt, by their names as evidence, if the gate `forget` asks them."""
+    asks = policy.gates.forget is not None and policy.gates.forget.applies
+    judged_by = view.policies.of_newest_receipt(parent_id) if asks and parent_id else None
+    if judged_by is None:
+        return {}
+    return {
+        parents_run(name): template for name, template in GatePolicy.model_validate(judged_by.policy).runs_read.items()
+    }
 
 
 def _facts(services: Services, view: TenantView, template: RunTemplate) -> RunFacts:

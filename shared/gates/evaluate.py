@@ -14,8 +14,9 @@ from pydantic import BaseModel
 from shared.gate_outcome import GateStatus
 from shared.gates.cycle_gates import cycle_checks
 from shared.gates.evidence import Evidence
+from shared.gates.forget_gates import forget_parts
 from shared.gates.measures import Loss, compared
-from shared.gates.policy import CyclesGate, Gate, GatePolicy, RunGate, ShadowGate
+from shared.gates.policy import CyclesGate, ForgetGate, Gate, GatePolicy, RunGate, ShadowGate
 from shared.gates.policy_file import policy_digest
 from shared.gates.receipt import GateCheck, GateRow, PolicyRef, Receipt
 from shared.gates.run_gates import run_parts
@@ -58,10 +59,10 @@ def judge(policy: GatePolicy, evidence: Evidence, name: str = "policy") -> Recei
         compared_with=evidence.compared_with,
         policy=PolicyRef(name=name, digest=policy_digest(policy)),
         serving_base=evidence.serving_base,
-        sandbox=weakest(run.sandbox for run in evidence.runs.values()),
+        sandbox=weakest(run.sandbox for run in evidence.all_runs.values()),
         attempt=evidence.attempt,
         alpha=alpha,
-        unrepeatable={name: run.unrepeatable for name, run in evidence.runs.items() if run.unrepeatable},
+        unrepeatable={name: run.unrepeatable for name, run in evidence.all_runs.items() if run.unrepeatable},
         overall_passed=all(row.passed for row in rows if row.block),
         gates=tuple(rows),
     )
@@ -77,6 +78,8 @@ def _parts(row: str, gate: Gate, policy: GatePolicy, evidence: Evidence) -> Sequ
         return [] if is_left_out else [shadow_check(gate, evidence)]
     if isinstance(gate, CyclesGate):
         return cycle_checks(gate, evidence) if evidence.compared_with else []
+    if isinstance(gate, ForgetGate):
+        return forget_parts(gate, evidence)
     check = training_check(gate, evidence.training)
     if check is None:
         raise TypeError(f"no check exists for the gate {row}")
@@ -136,6 +139,8 @@ def _digest(gate: Gate, evidence: Evidence) -> str | None:
         known = evidence.runs.get(gate.run or "")
     elif isinstance(gate, ShadowGate):
         known = evidence.shadows.get(gate.eval)
+    elif isinstance(gate, ForgetGate):
+        known = evidence.forget
     elif isinstance(gate, CyclesGate):
         cycles = [cycle.model_dump(mode="json") for cycle in evidence.cycles]
         return digest_json(cycles) if cycles else None
@@ -145,10 +150,10 @@ def _digest(gate: Gate, evidence: Evidence) -> str | None:
 def _valid_until(policy: GatePolicy, evidence: Evidence) -> datetime:
     """Return when the receipt expires: with its oldest run, shadow or file of cycles. Judging these again does not extend it."""
     ends = [evidence.judged_at + timedelta(days=policy.max_age_days)]
-    for name, run in evidence.runs.items():
-        if template := policy.runs.get(name):
-            days = min(policy.max_age_days, template.max_age_days or policy.max_age_days)
-            ends.append(run.measured_at + timedelta(days=days))
+    for name, run in evidence.all_runs.items():
+        template = policy.runs.get(name)
+        days = min(policy.max_age_days, (template and template.max_age_days) or policy.max_age_days)
+        ends.append(run.measured_at + timedelta(days=days))
     ends += [shadow.last_at + timedelta(days=policy.max_age_days) for shadow in evidence.shadows.values()]
     if evidence.cycles_from:
         ends.append(evidence.cycles_from + timedelta(days=policy.max_age_days))

@@ -107,6 +107,19 @@ class PromotionCycle(ScorecardValue):
         return self.spec.condition(self.candidate), self.spec.condition(self.incumbent)
 
 
+class ForgetEvidence(Evidenced):
+    """Runs of the gate `forget`, by name: the general questions, and the runs by which the parent was judged.
+
+    Attributes:
+        compared_with: id of the parent; without one that answers, name of the base.
+        missing: why a run is absent, by its name.
+    """
+
+    compared_with: str
+    runs: dict[str, RunScores] = {}
+    missing: dict[str, str] = {}
+
+
 class AdapterRef(Evidenced):
     """An adapter, by its id and by the digest of its bytes."""
 
@@ -131,6 +144,7 @@ class Evidence(Evidenced):
         shadows: outcomes of copied requests for the alias, by the eval that judged them.
         cycles: scorecards of the candidate and the incumbent.
         cycles_from: when the cycles' file was uploaded: scorecards have no time of their own.
+        forget: answers of the candidate and of the model from which its training started; None: no gate needs them.
         attempt: number of receipts under this policy of this adapter against this incumbent, this one included, if a
             run draws new answers each time; else 0: the same answers are judged again.
     """
@@ -146,13 +160,20 @@ class Evidence(Evidenced):
     shadows: dict[str, ShadowCounts] = {}
     cycles: tuple[PromotionCycle, ...] = ()
     cycles_from: datetime | None = None
+    forget: ForgetEvidence | None = None
     attempt: int = Field(0, ge=0)
 
     @model_validator(mode="after")
     def _runs_are_of_these_models(self) -> Evidence:
-        for name, run in self.runs.items():
+        for name, run in self.all_runs.items():
+            before = self.compared_with if name in self.runs or not self.forget else self.forget.compared_with
             if run.candidate != self.adapter.id:
                 raise ValueError(f"the run {name} evaluates {run.candidate}, not {self.adapter.id}")
-            if run.incumbent not in (None, self.compared_with):
-                raise ValueError(f"the run {name} compares with {run.incumbent}, not with {self.compared_with}")
+            if run.incumbent not in (None, before):
+                raise ValueError(f"the run {name} compares with {run.incumbent}, not with {before}")
         return self
+
+    @property
+    def all_runs(self) -> dict[str, RunScores]:
+        """The runs of the policy, and those of the gate `forget`, whose names have spaces."""
+        return self.runs | (self.forget.runs if self.forget else {})

@@ -13,15 +13,34 @@ from typing import NamedTuple
 
 from shared.gate_outcome import GateStatus
 from shared.gates.evaluate import judge_together
-from shared.gates.evidence import AdapterRef, AnswerPair, Evidence, RunScores, ScoredAnswer, TrainingReport
+from shared.gates.evidence import (
+    AdapterRef,
+    AnswerPair,
+    Evidence,
+    ForgetEvidence,
+    RunScores,
+    ScoredAnswer,
+    TrainingReport,
+)
+from shared.gates.forget_gates import GENERAL, forget_parts
 from shared.gates.measures import Loss
-from shared.gates.policy import CollateralDamage, ContextGate, Gate, GatePolicy, RunGate, RunTemplate, Throughput
+from shared.gates.policy import (
+    CollateralDamage,
+    ContextGate,
+    ForgetGate,
+    Gate,
+    GatePolicy,
+    RunGate,
+    RunTemplate,
+    Throughput,
+)
 from shared.gates.receipt import GateCheck
 from shared.gates.run_gates import Question, questions_of, run_parts
 from shared.gates.training_gates import training_check
+from shared.model_card.general_questions import all_general_questions
 from shared.statistics.paired import CONFIDENCE
 
-ENOUGH_ITEMS = 200
+ENOUGH_ITEMS = 250
 """Items with which every margin of a usual size can be shown; more of them say nothing new here."""
 CANDIDATE, INCUMBENT = AdapterRef(id="candidate", digest="1" * 64), AdapterRef(id="incumbent", digest="0" * 64)
 BEFORE = datetime(1970, 1, 1, tzinfo=UTC)
@@ -62,6 +81,7 @@ def hopeless_gates(
     training: TrainingReport | None = None,
     is_imported: bool = False,
     compares: bool = True,
+    parents_items: Mapping[str, int | None] | None = None,
 ) -> Iterator[Hopeless]:
     """Yield every gate that no adapter can pass, and every comparison that a merely equal adapter cannot pass.
 
@@ -71,16 +91,20 @@ def hopeless_gates(
         training: what a job's preflight says of its training; None: not known.
         is_imported: whether the adapter was not trained here, so that no report of its training exists.
         compares: whether the alias has an incumbent, or the base is one.
+        parents_items: number of items of the runs by which the parent was judged, by their names; None: not known.
     """
     gates = {row: gate for row, gate in policy.gates.configured() if gate.applies}
-    parts = {
+    parts: dict[str, Sequence[GateCheck | Loss]] = {
         row: _best_parts(row, gate, policy, facts.get(gate.run or "", RunFacts()), compares=compares)
         for row, gate in gates.items()
         if isinstance(gate, RunGate) and (gate.run is None or gate.run in facts)
     }
+    parts |= {
+        row: _unforgotten(gate, parents_items or {}) for row, gate in gates.items() if isinstance(gate, ForgetGate)
+    }
     judged = _judged(gates, parts)
     for row, gate in gates.items():
-        if isinstance(gate, RunGate):
+        if isinstance(gate, RunGate | ForgetGate):
             found = (
                 _of_loss(part, judged) if isinstance(part, Loss) else _of_check(part) for part in parts.get(row, ())
             )
@@ -121,6 +145,33 @@ def _best_parts(
     enough = max(gate.min_items, ENOUGH_ITEMS)
     items = enough if facts.items is None else min(known or 0, enough)
     return run_parts(row, gate, policy, _best_evidence(row, gate, policy, facts, items, compares=compares))
+
+
+def _unforgotten(gate: ForgetGate, parents_items: Mapping[str, int | None]) -> Sequence[GateCheck | Loss]:
+    """Return the comparisons of a gate whose both models answer everything rightly."""
+    right = (ScoredAnswer(passed=True),)
+    pair = AnswerPair(item_index=0, candidate=right, incumbent=right)
+    counts: dict[str, int | None] = {GENERAL: len(all_general_questions()), **parents_items}
+    runs = {
+        name: RunScores(
+            eval_id="",
+            run_id="",
+            measured_at=BEFORE,
+            candidate=CANDIDATE.id,
+            incumbent=INCUMBENT.id,
+            pairs=(pair,) * (ENOUGH_ITEMS if count is None else min(count, ENOUGH_ITEMS)),
+        )
+        for name, count in counts.items()
+    }
+    found = Evidence(
+        adapter=CANDIDATE,
+        incumbent=None,
+        compared_with=None,
+        serving_base=None,
+        judged_at=BEFORE,
+        forget=ForgetEvidence(compared_with=INCUMBENT.id, runs=runs),
+    )
+    return forget_parts(gate, found)
 
 
 def _judged(gates: Mapping[str, Gate], parts: Mapping[str, Sequence[GateCheck | Loss]]) -> _Judged:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shared.gate_outcome import GateStatus
@@ -126,6 +126,15 @@ def loss_of(measure: str, pairs: Sequence[AnswerPair], of_item: Measure, margin:
     new = tuple(of_item(pair.candidate, False) for pair in pairs)
     again = [of_item(pair.repeated, True) for pair in pairs if pair.repeated]
     return Loss(measure, old, new, margin, noise_floor(old, again))
+
+
+def share_lost(measure: str, pairs: Sequence[AnswerPair], of_item: Measure, share: float) -> Loss | GateCheck:
+    """Make the comparison of both models' items whose margin is a share of the previous mean."""
+    loss = loss_of(measure, pairs, of_item, share)
+    before = sum(loss.old) / len(loss.old)
+    if before == 0:
+        return missing(measure, "loss_at_most", share, f"{measure} was 0 before, so no loss can be seen")
+    return replace(loss, margin=share * before)
 
 
 def wins_of(measure: str, pairs: Sequence[AnswerPair], of_item: Measure, least: float) -> Loss:

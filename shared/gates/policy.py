@@ -174,6 +174,14 @@ class CollateralDamage(RunGate):
     criterion: str | None = None
 
 
+class ForgetGate(Gate):
+    """The model keeps what its parent could do, or its base if it has no parent: it answers the 200 general questions, and the
+    rows on which the parent itself was judged.
+    """
+
+    max_degradation: Margin = Field(0.05, description="Largest relative loss of the mean score of each run.")
+
+
 class ContextGate(RunGate):
     """As `eval_local`, on the items of one context alone: those whose ``item.context`` is the gate's name."""
 
@@ -255,10 +263,11 @@ class Gates(Closed):
     evals: dict[GateName, EvalGate] = {}
     shadow: ShadowGate | None = None
     cycles: CyclesGate | None = None
+    forget: ForgetGate | None = None
 
     @model_serializer(mode="wrap")
     def _later_fields_only_where_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_later(dump(self), {"shadow": None, "cycles": None})
+        return without_later(dump(self), {"shadow": None, "cycles": None, "forget": None})
 
     def configured(self) -> Iterator[tuple[str, Gate]]:
         """Return every gate in the file, with the name of its row: `throughput`, `per_context.web`, `evals.quality`."""
@@ -282,6 +291,12 @@ class GatePolicy(Closed):
     )
     runs: dict[GateName, RunTemplate] = {}
     gates: Gates
+
+    @property
+    def runs_read(self) -> dict[str, RunTemplate]:
+        """The runs that a gate reads."""
+        read = {getattr(gate, "run", None) for _, gate in self.gates.configured() if gate.applies}
+        return {name: template for name, template in self.runs.items() if name in read}
 
     @model_validator(mode="after")
     def _gates_are_there(self) -> GatePolicy:

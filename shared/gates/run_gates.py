@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from shared.gates.evidence import AnswerPair, Evidence, RunScores
@@ -15,6 +15,7 @@ from shared.gates.measures import (
     pass_at,
     rate_against,
     score_of,
+    share_lost,
     unusable,
     wins_of,
     without,
@@ -88,16 +89,8 @@ def _part(question: Question, pairs: Sequence[AnswerPair], gate: RunGate, alpha:
         return rate_against(
             question.measure, question.relation, pairs, question.of_item, question.bound, gate.min_items, alpha
         )
-    loss = loss_of(question.measure, pairs, question.of_item, question.bound)
-    if not isinstance(gate, CollateralDamage):
-        return loss
-    before = sum(loss.old) / len(loss.old)
-    if before == 0:
-        return missing(
-            question.measure, "loss_at_most", question.bound, "the mean score was 0 before, so no loss can be seen"
-        )
-    # The bound is a share of the previous value.
-    return replace(loss, margin=question.bound * before)
+    loss = share_lost if isinstance(gate, CollateralDamage) else loss_of
+    return loss(question.measure, pairs, question.of_item, question.bound)
 
 
 def _unusable(gate: RunGate, run: RunScores, policy: GatePolicy, questions: Sequence[Question]) -> str | None:

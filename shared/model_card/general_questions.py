@@ -1,4 +1,5 @@
-"""Eight fixed questions unrelated to a job's data: they show how much of its base's skills a tuned model keeps.
+"""Fixed questions unrelated to a job's data: they show how much of its base's skills a tuned model keeps. Eight are asked
+after each training; the gate `forget` asks all 200, which is enough for an interval.
 
 An answer counts if it names the right words, in prose: a model that was tuned on JSON and writes ``{"city": "Paris"}``
 has forgotten how to answer the question, though it has not forgotten the fact. Only questions that the base itself
@@ -17,6 +18,8 @@ from shared.model_card.self_evaluation import GeneralAnswer
 
 MAX_NEW_TOKENS = 48
 """Most tokens of an answer to one of them."""
+AFTER_TRAINING = 8
+"""How many of them, the first, a self-evaluation asks."""
 _MARKUP = tuple("{[<|`")
 
 
@@ -41,8 +44,13 @@ class GeneralQuestion(BaseModel):
         )
 
 
-@cache
 def general_questions() -> tuple[GeneralQuestion, ...]:
+    """Return the questions of a self-evaluation."""
+    return all_general_questions()[:AFTER_TRAINING]
+
+
+@cache
+def all_general_questions() -> tuple[GeneralQuestion, ...]:
     """`data/general_questions.json`."""
     text = files("shared.model_card").joinpath("data", "general_questions.json").read_bytes()
     return TypeAdapter(tuple[GeneralQuestion, ...]).validate_json(text)

@@ -23,6 +23,7 @@ from shared.database.leases import Leases
 from shared.database.names.aliases import Actor, Aliases
 from shared.database.records import Job, Kind
 from shared.database.routing import Routing
+from shared.model_card.general_questions import all_general_questions
 from tests.support.builders import claimed, new_adapter, submission
 from tests.support.doubles import FakeJobQueue
 from tests.support.gate_rows import govern
@@ -54,10 +55,12 @@ class Models:
 
     Attributes:
         right: by the model, the share that it answers rightly; a model that is not there is unknown.
+        general: the share of the general questions, where it differs.
         asked: bodies, as they came.
     """
 
     right: dict[str, float]
+    general: dict[str, float] = field(default_factory=dict)
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def respond(self, _method: str, target: str, content: bytes, _headers: Message) -> tuple[int, object]:
@@ -69,9 +72,15 @@ class Models:
         if body["model"] not in self.right:
             error = {"message": "This model does not exist.", "mens": {"code": "MODEL_NOT_FOUND", "remedy": ""}}
             return 404, {"error": error}
-        knows = int(question) < ROWS * self.right[body["model"]]
+        general = [one.question for one in all_general_questions()]
+        share, right = self.right[body["model"]], question
+        number, count = (int(question), ROWS) if question.isdigit() else (general.index(question), len(general))
+        if not question.isdigit():
+            share = self.general.get(body["model"], share)
+            right = " ".join(group[0] for group in all_general_questions()[number].right)
+        knows = number < count * share
         usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
-        message = {"content": question if knows else "I do not know"}
+        message = {"content": right if knows else "I do not know"}
         return 200, {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
 
 

@@ -1,8 +1,8 @@
-"""The runs of a policy: sends the same requests to candidate and incumbent, and returns their scores as evidence."""
+"""The runs of a policy, and of the gate `forget`: sends the same requests to candidate and incumbent, and returns their scores as evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import attrgetter
 
@@ -26,9 +26,11 @@ from shared.evaluation.types import (
     RunExtension,
     RunSpec,
 )
-from shared.gates.evidence import AnswerPair, RunScores, ScoredAnswer
-from shared.gates.policy import GatePolicy, RunTemplate
+from shared.gates.evidence import AnswerPair, ForgetEvidence, RunScores, ScoredAnswer
+from shared.gates.forget_gates import GENERAL, parents_run
+from shared.gates.policy import RunTemplate
 from shared.graders.types import ScoreModel
+from worker.evaluation.general_questions import ask_general_questions
 from worker.evaluation.run import EvaluatingJob, evaluate_model
 
 MOST_ITEMS = 100_000
@@ -38,15 +40,14 @@ NO_EVIDENCE = (NotFound, InvalidRequest, JobFailed)
 attempt, which is repeated."""
 
 
-def run_policy(
-    job: EvaluatingJob, policy: GatePolicy, adapter_id: str, compared_with: str | None
+def run_templates(
+    job: EvaluatingJob, templates: Mapping[str, RunTemplate], adapter_id: str, compared_with: str | None
 ) -> tuple[dict[str, RunScores], dict[str, str]]:
-    """Run every evaluation that a gate of a policy reads; results that an earlier attempt stored are not requested
-    again.
+    """Run evaluations of a policy; results that an earlier attempt stored are not requested again.
 
     Args:
         job: the attempt that judges.
-        policy: the policy whose runs are made.
+        templates: the runs, by the policy's name for them.
         adapter_id: id of the candidate, which is served.
         compared_with: id of the incumbent, or name of the base; None: nothing is compared.
 
@@ -57,15 +58,38 @@ def run_policy(
         Unavailable: the API, a replica or a limit holds it up. LeaseLost; and the exceptions of a stop.
     """
     runs, missing = {}, {}
-    wanted = {getattr(gate, "run", None) for _, gate in policy.gates.configured() if gate.applies}
-    for name, template in policy.runs.items():
-        if name not in wanted:
-            continue
+    for name, template in templates.items():
         try:
             runs[name] = _run(job, name, template, adapter_id, compared_with)
         except NO_EVIDENCE as error:
             missing[name] = f"{error.code}: {error.message}"
     return runs, missing
+
+
+def run_forget(
+    job: EvaluatingJob, parents: Mapping[str, RunTemplate], adapter_id: str, compared_with: str
+) -> ForgetEvidence:
+    """Compare an adapter with the model from which its training started, for the gate `forget`.
+
+    A run that the policy has too, with the same rows and models, is not requested twice.
+
+    Args:
+        job: the attempt that judges.
+        parents: the runs by which the parent was judged.
+        adapter_id: id of the candidate, which is served.
+        compared_with: id of the parent, or name of the base.
+
+    Raises:
+        Unavailable: the API, a replica or a limit holds it up. LeaseLost; and the exceptions of a stop.
+    """
+    found, absent = run_templates(job, parents, adapter_id, compared_with)
+    runs = {parents_run(name): run for name, run in found.items()}
+    missing = {parents_run(name): reason for name, reason in absent.items()}
+    try:
+        runs = {GENERAL: ask_general_questions(job, adapter_id, compared_with)} | runs
+    except NO_EVIDENCE as error:
+        missing = {GENERAL: f"{error.code}: {error.message}"} | missing
+    return ForgetEvidence(compared_with=compared_with, runs=runs, missing=missing)
 
 
 def answer_pairs(results: Iterable[ItemResult], criteria: list[Criterion]) -> Iterator[AnswerPair]:

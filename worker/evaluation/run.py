@@ -275,14 +275,25 @@ def _open_sandbox(settings: WorkerSettings, plan: EvaluationPlan) -> Iterator[Sa
 
 @contextmanager
 def _open_door(attempt: EvaluatingJob, plan: EvaluationPlan) -> Iterator[FrontDoor]:
-    """Open the connection to the models, with a key of the job's tenant that is valid as long as this attempt."""
-    url, threads = attempt.settings.api_url, attempt.settings.evaluation_concurrency
+    """Open the connection to the models of a run, which may have none."""
     if not plan.models and not any(
         isinstance(criterion, LabelModel | ScoreModel) for criterion in plan.testing_criteria
     ):
-        with FrontDoor(url, "", threads) as door:
+        with FrontDoor(attempt.settings.api_url, "", attempt.settings.evaluation_concurrency) as door:
             yield door
         return
+    with open_models(attempt) as door:
+        yield door
+
+
+@contextmanager
+def open_models(attempt: EvaluatingJob) -> Iterator[FrontDoor]:
+    """Open the connection to the models, with a key of the job's tenant that is valid as long as this attempt.
+
+    Raises:
+        JobFailed: ``EVAL_UNAVAILABLE``: no API is set.
+    """
+    url, threads = attempt.settings.api_url, attempt.settings.evaluation_concurrency
     if not url:
         raise JobFailed(
             Code.EVAL_UNAVAILABLE,

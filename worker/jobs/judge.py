@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -22,17 +23,29 @@ from shared.errors import JobFailed, NotFound, Unavailable
 from shared.gate_outcome import GateStatus, overall_outcome
 from shared.gates.cycles_file import read_cycles
 from shared.gates.evaluate import judge
-from shared.gates.evidence import AdapterRef, Evidence, PromotionCycle, ServedBaseRef, ShadowCounts, TrainingReport
-from shared.gates.policy import GatePolicy, ShadowGate
+from shared.gates.evidence import (
+    AdapterRef,
+    Evidence,
+    ForgetEvidence,
+    PromotionCycle,
+    ServedBaseRef,
+    ShadowCounts,
+    TrainingReport,
+)
+from shared.gates.forget_gates import GENERAL
+from shared.gates.policy import GatePolicy, RunTemplate, ShadowGate
 from shared.gates.policy_file import policy_digest
 from shared.gates.receipt import Receipt
 from shared.gates.training_gates import report_of
 from shared.replicas import Fit, ReplicaCapabilities, TrainedWeights, discover
-from worker.evaluation.gate_runs import run_policy
+from worker.evaluation.gate_runs import run_forget, run_templates
+from worker.evaluation.general_questions import lost_questions
 from worker.jobs.attempt import Attempt
 from worker.replica_client import BlockingReplicaClient
 
 REQUEST_SECONDS = 10.0
+MOST_NAMED = 10
+"""Most lost questions that an event names."""
 
 
 class PlannedCycles(BaseModel):
@@ -60,6 +73,13 @@ class JudgePlan(BaseModel):
     alias: str
     policy: PolicyName
     cycles: PlannedCycles | None = None
+
+
+class TrainingStart(NamedTuple):
+    """The parent's id, or without one that answers the base's name; and the runs by which the parent was judged."""
+
+    model: str
+    runs: dict[str, RunTemplate]
 
 
 def run_judge(attempt: Attempt) -> None:
@@ -96,7 +116,8 @@ def judge_adapter(
         f"Evaluating {adapter.id} against {compared_with or 'no incumbent'} by the policy {policy.name} ({policy.digest[:12]}).",
     )
     served = served_bases(attempt, adapter.base_digest, TrainedWeights.of(adapter.manifest))
-    runs, missing = run_policy(attempt, asked, adapter.id, compared_with)
+    runs, missing = run_templates(attempt, asked.runs_read, adapter.id, compared_with)
+    start = _start(attempt, adapter, adapters) if _asks_what_is_forgotten(asked) else None
     evidence = Evidence(
         adapter=AdapterRef(id=adapter.id, digest=adapter.digest),
         incumbent=AdapterRef(id=incumbent.id, digest=incumbent.digest) if incumbent else None,
@@ -109,10 +130,11 @@ def judge_adapter(
         shadows=_shadows(attempt, asked, alias, incumbent, adapter),
         cycles=cycles.cycles if cycles else (),
         cycles_from=cycles.given_at if cycles else None,
-        attempt=_attempt_number(attempt, asked, adapter, incumbent),
+        forget=run_forget(attempt, start.runs, adapter.id, start.model) if start else None,
+        attempt=_attempt_number(attempt, asked, start.runs if start else {}, adapter, incumbent),
     )
     receipt = attempt.leases.add_receipt(attempt.lease, _new(judge(asked, evidence, policy.name)))
-    attempt.report(events=_events(receipt))
+    attempt.report(events=[*_events(receipt), *_forgotten(evidence.forget)])
     return receipt
 
 
@@ -228,10 +250,28 @@ def _shadows(
     return found
 
 
-def _attempt_number(attempt: Attempt, policy: GatePolicy, adapter: Adapter, incumbent: Adapter | None) -> int:
+def _asks_what_is_forgotten(policy: GatePolicy) -> bool:
+    return policy.gates.forget is not None and policy.gates.forget.applies
+
+
+def _start(attempt: Attempt, adapter: Adapter, adapters: Adapters) -> TrainingStart:
+    """Return the model that an adapter's training started from, whatever the alias points to, and how it was judged."""
+    database, tenant = attempt.leases.database, attempt.lease.job.tenant
+    parent = (adapter.manifest.get("parent") or {}).get("id")
+    judged_by = Policies(database, tenant).of_newest_receipt(parent) if parent else None
+    runs = GatePolicy.model_validate(judged_by.policy).runs_read if judged_by else {}
+    return TrainingStart(first_comparison(adapters, parent, adapter.base_model), runs)
+
+
+def _attempt_number(
+    attempt: Attempt,
+    policy: GatePolicy,
+    parents_runs: Mapping[str, RunTemplate],
+    adapter: Adapter,
+    incumbent: Adapter | None,
+) -> int:
     """Return the number of this receipt for the pair under a policy, if runs sample answers; 0 if none does."""
-    wanted = {getattr(gate, "run", None) for _, gate in policy.gates.configured() if gate.applies}
-    if not any(template.temperature > 0 for name, template in policy.runs.items() if name in wanted):
+    if not any(template.temperature > 0 for template in (*policy.runs_read.values(), *parents_runs.values())):
         return 0
     found = Receipts(attempt.leases.database, attempt.lease.job.tenant)
     return 1 + found.count(adapter.id, adapter.digest, incumbent.digest if incumbent else None, policy_digest(policy))
@@ -261,3 +301,14 @@ def _events(receipt: StoredReceipt) -> list[NewEvent]:
         data = {"receipt": receipt.id, "gate": row["name"]}
         events.append(NewEvent(level="info" if row["passed"] else "warn", message=said, data=data))
     return events
+
+
+def _forgotten(evidence: ForgetEvidence | None) -> list[NewEvent]:
+    """Return an event that names the general questions which only the model before answered."""
+    run = evidence.runs.get(GENERAL) if evidence else None
+    lost = lost_questions(run) if run else []
+    if not run or not lost:
+        return []
+    more = f" … and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+    message = f"{run.incumbent} answered {len(lost)} of {len(run.pairs)} general questions that {run.candidate} does not: {' '.join(lost[:MOST_NAMED])}{more}"
+    return [NewEvent(level="warn", message=message, data={"lost": len(lost)})]

@@ -21,7 +21,7 @@ from shared.database.change_counter import bump
 from shared.database.connection import Database
 from shared.database.records import Value
 from shared.database.routing import StandsFor
-from shared.database.tables.gates import PolicyAssignmentRow, PolicyMoveRow, PolicyRow
+from shared.database.tables.gates import PolicyAssignmentRow, PolicyMoveRow, PolicyRow, ReceiptRow
 from shared.database.tables.storable import storable
 from shared.database.tenancy import SHARED, TenantName, visible_to
 from shared.database.visibility import foreign_name_rows
@@ -142,6 +142,15 @@ class Policies:
             if row is None or row.tenant not in self._tenants:
                 raise _unknown(policy.name)
             return StoredPolicy.model_validate(row)
+
+    def of_newest_receipt(self, adapter_id: str) -> StoredPolicy | None:
+        """Return the policy by which an adapter was judged last; None: it never was."""
+        query = select(ReceiptRow.policy_digest).where(ReceiptRow.tenant.in_(self._tenants))
+        query = query.where(ReceiptRow.adapter_id == adapter_id).order_by(ReceiptRow.id.desc())
+        with self._db.read() as session:
+            digest = session.scalar(query.limit(1))
+            row = policy_row(session, self._tenants, digest) if digest else None
+            return StoredPolicy.model_validate(row) if row else None
 
     def assign(self, scope: str, name: str | None, by: Author, reason: str = "") -> Assignment | None:
         """Assign a policy to an alias of the tenant (``alias:NAME``), the tenant, or the server; None removes the

@@ -70,6 +70,7 @@ GATES: dict[str, Any] = {
     },
     "shadow": {"eval": "eval-1"},
     "cycles": {},
+    "forget": {},
 }
 CRITERIA = ("parses", "construct_coverage", "scope_compliance", "tool_schema", "anti_stub", "repeated_finding")
 RUNS = [

@@ -97,6 +97,21 @@ def test_share_of_the_incumbents_score_is_judged_at_its_best() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("share", "count", "reason"),
+    [
+        (0.05, None, ""),
+        (0.05, 100, ""),
+        (0.005, None, "mean score of general questions: 200 items do not exclude a loss of 0.005, even if"),
+        (0.05, 10, "mean score of the parent's support: 10 items do not exclude a loss of 0.05, even if"),
+    ],
+)
+def test_what_a_model_forgets_can_be_shown_with_enough_items(share: float, count: int | None, reason: str) -> None:
+    policy = GatePolicy.model_validate({"version": "1", "gates": {"forget": {"max_degradation": share}}})
+    found = list(hopeless_gates(policy, {}, parents_items={"the parent's support": count}))
+    assert [one.reason[: len(reason)] for one in found] == ([reason] if reason else [])
+
+
 def test_gain_beyond_what_a_run_can_show() -> None:
     gate = {"review_recurrence": {"run": "bench", "min_delta": 1.0}}
     [reason] = said(gate, facts=items(100)).values()

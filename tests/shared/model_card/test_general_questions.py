@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from shared.model_card.general_questions import general_questions
+from shared.model_card.general_questions import GeneralQuestion, all_general_questions, general_questions
 
 FRANCE, WATER, *_, COLORS, DOG = general_questions()
 
 
-def test_there_are_eight() -> None:
-    assert len({one.question for one in general_questions()}) == 8
+def test_eight_of_two_hundred_are_asked_after_a_training() -> None:
+    assert len(general_questions()) == 8
+    assert len({one.question for one in all_general_questions()}) == 200
+
+
+@pytest.mark.parametrize("question", all_general_questions(), ids=lambda one: one.question)
+def test_every_question_can_be_answered_and_does_not_answer_itself(question: GeneralQuestion) -> None:
+    assert question.is_answered_by(" ".join(group[0] for group in question.right))
+    assert question.is_answered_by(question.question) is (question is DOG)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from shared.errors import Code, JobFailed, MensError, Unavailable
 from tests.support.builders import claimed, contract, new_adapter, submission
 from tests.support.databases import ON_SQLITE_IN_MAKE_TEST
 from tests.support.judged_installation import OLD, JudgedInstallation, Models
-from worker.evaluation.gate_runs import run_policy
+from worker.evaluation.gate_runs import run_templates
 from worker.jobs.attempt import Attempt
 from worker.jobs.finetune import finish
 from worker.run_folder import METRICS_NAME, SUMMARY_NAME
@@ -47,7 +47,7 @@ class HeldUp:
         self.left -= 1
         if self.left >= 0:
             raise self.error
-        return run_policy(*args)
+        return run_templates(*args)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_job_whose_judging_never_ends_succeeds_and_leaves_the_alias(
     code: str,
 ) -> None:
     held = HeldUp(99, error)
-    monkeypatch.setattr("worker.jobs.judge.run_policy", held)
+    monkeypatch.setattr("worker.jobs.judge.run_templates", held)
     job = finish_attempts(place, run_dir, "new@1", failures)
     assert (job.state, job.error, 99 - held.left) == ("succeeded", None, attempts), "judging has all attempts to itself"
     assert Adapters(place.database).get("new@1").published
@@ -169,7 +169,7 @@ def test_job_whose_judging_was_held_up_four_times_is_judged(
     place: JudgedInstallation, models: Models, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models.right["new@1"] = 1.0
-    monkeypatch.setattr("worker.jobs.judge.run_policy", HeldUp(4))
+    monkeypatch.setattr("worker.jobs.judge.run_templates", HeldUp(4))
     job = finish_attempts(place, run_dir, "new@1", failures=4)
     assert (job.state, job.result["receipt"]["passed"]) == ("succeeded", True)
     assert place.aliases.get("prod").adapter_id == "new@1"

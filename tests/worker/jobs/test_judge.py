@@ -6,10 +6,11 @@ import pytest
 
 from shared.database.adapters import Adapters
 from shared.database.evaluation.evals import Evals
+from shared.database.gates.policies import Policies
 from shared.database.gates.shadow_comparisons import PairCounts, ShadowComparisons, ShadowPair
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
-from shared.database.records import Kind
+from shared.database.records import Job, Kind
 from shared.database.routing import Routing
 from shared.errors import MensError
 from shared.sandbox.levels import LEVELS
@@ -206,17 +207,81 @@ def test_requests_of_another_tenant_are_no_evidence(place: JudgedInstallation) -
 
 
 def test_a_new_aliases_continued_adapter_is_compared_with_its_parent(place: JudgedInstallation, models: Models) -> None:
-    parent = {"parent": {"id": OLD, "digest": "d" * 64, "step": 7}}
+    receipt = place.receipt(judge_continued(place, models, OLD))
+    assert (receipt.incumbent_id, receipt.receipt["compared_with"]) == (None, OLD)
+    assert {body["model"] for body in models.asked} == {"next@1", OLD}
+
+
+def judge_continued(place: JudgedInstallation, models: Models, parent: str) -> Job:
+    """Judge an adapter that was trained from another, for an alias that points nowhere."""
     leases, jobs = Leases(place.database, 60), Jobs(place.database)
-    next_one = new_adapter("next@1", digest="e" * 64, manifest={"rank": 8} | parent)
-    leases.finish(claimed(jobs, leases), {}, adapters=[next_one])
+    manifest = {"rank": 8, "parent": {"id": parent, "digest": "d" * 64, "step": 7}}
+    leases.finish(claimed(jobs, leases), {}, adapters=[new_adapter("next@1", digest="e" * 64, manifest=manifest)])
     models.right["next@1"] = 1.0
     plan = {"adapter_id": "next@1", "adapter_digest": "e" * 64, "alias": "new", "policy": place.policy.model_dump()}
     job, _ = jobs.submit(submission(kind=Kind.JUDGE, plan=plan))
     place.worker.run_job(job.id)
-    receipt = place.receipt(jobs.get(job.id))
-    assert (receipt.incumbent_id, receipt.receipt["compared_with"]) == (None, OLD)
-    assert {body["model"] for body in models.asked} == {"next@1", OLD}
+    return jobs.get(job.id)
+
+
+FORGET = 'version: "1"\ngates: {forget: {}}'
+
+
+@pytest.mark.parametrize(("general", "status"), [(0.2, "passed"), (0.05, "failed")])
+def test_what_an_adapter_forgets_is_measured_against_its_base(
+    place: JudgedInstallation, models: Models, general: float, status: str
+) -> None:
+    place.policy = govern(place.database, "alias:prod", FORGET, name="forget").policy
+    models.general[GOOD] = general
+    job = place.judge(GOOD)
+    receipt = place.receipt(job)
+    (row,) = receipt.receipt["gates"]
+    assert (row["name"], row["status"], receipt.passed, row["n"]) == ("forget", status, status == "passed", 200)
+    assert (receipt.incumbent_id, {body["model"] for body in models.asked}) == (OLD, {GOOD, "tiny"})
+    assert [len(models.asked), {body["temperature"] for body in models.asked}] == [400, {0.0}]
+    events = Jobs(place.database).events(job.id)
+    said = [event.message for event in events if "general questions that" in event.message]
+    lost = "tiny answered 30 of 200 general questions that demo@2 does not: "
+    assert [message[: len(lost)] for message in said] == ([lost] if status == "failed" else [])
+    assert all(message.endswith(" … and 20 more") and message.count("?") == 10 for message in said)
+
+
+def test_a_continued_adapter_answers_the_rows_by_which_its_parent_was_judged(
+    place: JudgedInstallation, models: Models
+) -> None:
+    place.judge(GOOD)
+    models.asked.clear()
+    place.policy = govern(place.database, "alias:prod", FORGET, name="forget").policy
+    receipt = place.receipt(judge_continued(place, models, GOOD))
+    (row,) = receipt.receipt["gates"]
+    assert (row["status"], receipt.receipt["compared_with"]) == ("passed", GOOD)
+    assert [check["measure"] for check in row["checks"]] == [
+        "mean score of general questions", "mean score of the parent's support",
+    ]  # fmt: skip
+    asked = [(body["model"], body["messages"][-1]["content"].isdigit()) for body in models.asked]
+    counts = {True: ROWS, False: 200}
+    assert {each: asked.count(each) for each in asked} == {
+        (model, is_own): count for model in ("next@1", GOOD) for is_own, count in counts.items()
+    }
+
+
+def test_rows_that_the_policy_asks_too_are_asked_once(place: JudgedInstallation, models: Models) -> None:
+    place.judge(GOOD)
+    models.asked.clear()
+    source = place.policy
+    stored = Policies(place.database).exactly(source).source
+    place.policy = govern(place.database, "alias:prod", stored + "  forget: {}\n", name="both").policy
+    receipt = place.receipt(judge_continued(place, models, GOOD))
+    assert {row["name"]: row["status"] for row in receipt.receipt["gates"]}["forget"] == "passed"
+    assert sum(body["messages"][-1]["content"].isdigit() for body in models.asked) == 2 * ROWS
+
+
+def test_general_questions_that_nobody_answers_are_missing_evidence(place: JudgedInstallation, models: Models) -> None:
+    place.policy = govern(place.database, "alias:prod", FORGET, name="forget").policy
+    del models.right["tiny"]
+    (row,) = place.receipt(place.judge(GOOD)).receipt["gates"]
+    assert row["status"] == "missing_evidence"
+    assert row["message"].startswith("general questions: MODEL_NOT_FOUND: ")
 
 
 def test_cycles_of_scorecards_move_the_alias(place: JudgedInstallation) -> None:

@@ -9,7 +9,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from shared.database.leases import Leases
-from tests.support.builders import claimed, new_adapter
+from tests.support.builders import BASE, claimed, new_adapter
+from tests.support.gate_rows import govern, receipt, store
+from tests.support.parents import add_adapter, manifest_of
 
 POLICY = """\
 version: "1"
@@ -98,6 +100,36 @@ def test_gate_that_cannot_pass_is_named_by_policy_job_and_plan(
     assigned = client.put("/v1/policy_assignments/alias:prod", json={"policy": "few", "reason": "because"}).json()
     assert assigned["notes"] == [reason]
     assert told(client, job_body, alias="prod")[1:] == [("warn", reason)]
+
+
+def test_what_is_forgotten_is_named_where_it_cannot_be_shown(
+    app: FastAPI, client: TestClient, job_body: dict[str, Any], governed: str
+) -> None:
+    services = app.state.services
+    sources = {share: f'version: "1"\ngates: {{forget: {{max_degradation: {share}}}}}' for share in (0.05, 0.004)}
+    notes = {
+        share: client.post("/v1/policies", json={"name": "forget", "source": source}).json()["notes"]
+        for share, source in sources.items()
+    }
+    assert notes[0.05] == []
+    [note] = notes[0.004]
+    assert note.startswith(
+        "The gate forget cannot pass (blocks the alias): mean score of general questions: 200 items do"
+    )
+    # The parent was judged on so few rows that they show nothing of the adapters trained from it.
+    parent = add_adapter(services.database, manifest_of(services.catalog().get(BASE)))
+    rows = {"file": ("few.jsonl", b'{"item": {}}\n' * 10)}
+    file = client.post("/v1/files", data={"purpose": "evals"}, files=rows).json()["id"]
+    few = POLICY.format(eval=governed, file=file)
+    receipt(services.database, parent, policy_digest=store(services.database, "few", few))
+    govern(services.database, "alias:prod", sources[0.05], name="forget")
+    body = {"contract": job_body["contract"] | {"adapter": {"continue_from": parent}}}
+    (_, message), (level, warning) = told(client, body, alias="prod")
+    assert message.endswith(" Gates: forget. Runs: the parent's support (eval Support, rows of few.jsonl).")
+    assert level == "warn"
+    assert warning.startswith(
+        "The gate forget cannot pass (blocks the alias): mean score of the parent's support: 10 items"
+    )
 
 
 def test_training_that_fails_a_gate_is_named_at_submission(
