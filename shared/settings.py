@@ -160,13 +160,19 @@ class AdapterRetentionSettings(Settings):
         le=36500,
         description="Time without an alias after which an adapter is deleted; null: never.",
     )
+    retain_failed_checkpoint_days: float | None = Field(
+        30.0,
+        ge=0,
+        le=36500,
+        description="Time after which the checkpoints of a failed or cancelled job are deleted.",
+    )
     retain_alias_moves: int = Field(
         10, ge=0, description="Last moves of each alias whose adapters are kept, so that it can be rolled back."
     )
 
 
 class RetentionSettings(AdapterRetentionSettings):
-    """Limits of what is kept. Without any limit, only stored checkpoints that no unfinished job needs are deleted."""
+    """Limits of what is kept. Those that are null delete nothing."""
 
     retain_run_days: float | None = Field(
         None, ge=0, le=36500, description="Time after which the run folder of a finished job is removed; null: never."

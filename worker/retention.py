@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from shared.database.audit.actors import AuditActor, acting
 from shared.database.connection import Database
 from shared.errors import MensError
-from shared.retention.cleanup import NO_RULE, RetentionRunner
+from shared.retention.cleanup import RetentionRunner
 from shared.settings import read_settings
 from worker.settings import WorkerSettings
 
@@ -32,8 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     runner = RetentionRunner(database, settings)
-    if not runner.has_rule:
-        print(NO_RULE, file=sys.stderr)
     try:
         with acting(AuditActor.of_command()):
             found = runner.apply() if apply else runner.find()

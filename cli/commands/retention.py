@@ -32,11 +32,11 @@ def retention(
         )
         fail_with(NotFound(Code.INSTALLATION_NOT_FOUND, message, remedy=remedy))
     from shared.database.audit.actors import AuditActor, acting  # slow to import
-    from shared.retention.cleanup import NO_RULE, RetentionRunner
+    from shared.retention.cleanup import RetentionRunner
 
     runner = RetentionRunner(database, settings)
-    rules = [f"MENS_{name.upper()}={getattr(settings, name)}" for name in POLICY if name in settings.model_fields_set]
-    note(" ".join(rules) if runner.has_rule else NO_RULE)
+    rules = [(name, value) for name in POLICY if (value := getattr(settings, name)) is not None]
+    note(" ".join(f"MENS_{name.upper()}={value}" for name, value in rules))
     try:
         with acting(AuditActor.of_command()):
             found = runner.apply() if apply else runner.find()

@@ -54,8 +54,6 @@ What = Literal[
     "leftover model",
     "prepared data",
 ]
-NO_RULE = "no retention rule is set; see docs/retention.md"
-"""Printed by the commands when nothing can be deleted."""
 UNREFERENCED: dict[ArtifactKind, What] = {"adapters": "leftover adapter", "models": "leftover model"}
 
 logger = logging.getLogger(__name__)
@@ -80,15 +78,8 @@ class RetentionRunner:
         self._storage = open_storage(settings)
         self._policy = policy_of(settings)
 
-    @property
-    def has_rule(self) -> bool:
-        """Return true if the policy has any rule."""
-        return self._policy != Policy()
-
     def find(self) -> list[Finding]:
         """List the policy's present findings; nothing is changed."""
-        if not self.has_rule:
-            return []
         known = take_inventory(self._db, self._settings.retain_alias_moves)
         in_database = [
             *self._adapters(known),
@@ -125,8 +116,6 @@ class RetentionRunner:
 
         For a worker whose disk the control worker does not see.
         """
-        if not self.has_rule:
-            return []
         known = take_inventory(self._db, self._settings.retain_alias_moves)
         return self._remove([*self._run_folders(known), *self._prepared(known)])
 
@@ -230,6 +219,7 @@ def policy_of(settings: RetentionSettings) -> Policy:
     """Return the policy of the settings."""
     return Policy(
         checkpoints=settings.retain_checkpoints,
+        failed_checkpoints=days(settings.retain_failed_checkpoint_days),
         unaliased=days(settings.retain_unaliased_days),
         run_folders=days(settings.retain_run_days),
         models=days(settings.retain_model_days),

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import case, select
 from sqlalchemy.orm import Session
 
 from shared.artifacts.base_folders import is_elsewhere
@@ -109,8 +109,10 @@ def stored_adapters(session: Session, jobs: Collection[str] | None = None) -> li
     Args:
         jobs: only the adapters of these jobs.
     """
-    columns = [getattr(AdapterRow, field.name) for field in fields(StoredAdapter)]
-    query = select(*columns).where(AdapterRow.deleting_at.is_(None))
+    stopped_at = case((JobRow.state.in_([str(JobState.FAILED), str(JobState.CANCELLED)]), JobRow.finished_at))
+    columns = {field.name: getattr(AdapterRow, field.name, stopped_at) for field in fields(StoredAdapter)}
+    query = select(*columns.values()).outerjoin(JobRow, JobRow.id == AdapterRow.job_id)
+    query = query.where(AdapterRow.deleting_at.is_(None))
     if jobs is not None:
         query = query.where(AdapterRow.job_id.in_(jobs))
     rows = session.execute(query.order_by(AdapterRow.created_at, AdapterRow.step, AdapterRow.id))

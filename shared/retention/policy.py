@@ -1,7 +1,7 @@
 """Decisions of the retention policy, with reasons. Pure: facts in, decisions out.
 
 It keeps everything that an alias points to, that a rollback of one of its last moves would need, or that an unfinished
-job needs; and a rule with an age keeps everything younger. Without a policy nothing is deleted at all.
+job needs; and a rule with an age keeps everything younger. Without a rule nothing is deleted at all.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ class Policy:
 
     Attributes:
         checkpoints: number of each job's newest checkpoints to keep.
+        failed_checkpoints: a checkpoint is deleted this time after its job failed or was cancelled, or an alias last pointed to it.
         unaliased: an adapter is deleted when no alias has pointed to it for this time.
         run_folders: a finished job's run folder is removed after this time.
         models: a merged model is deleted this time after its job.
@@ -26,6 +27,7 @@ class Policy:
     """
 
     checkpoints: int | None = None
+    failed_checkpoints: timedelta | None = None
     unaliased: timedelta | None = None
     run_folders: timedelta | None = None
     models: timedelta | None = None
@@ -35,7 +37,11 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class StoredAdapter:
-    """A tenant's adapter that is not being deleted. ``final`` marks a job's result, the others are its checkpoints."""
+    """A tenant's adapter that is not being deleted. ``final`` marks a job's result, the others are its checkpoints.
+
+    Attributes:
+        stopped_at: when its job failed or was cancelled; None: it did neither.
+    """
 
     tenant: str
     id: str
@@ -44,6 +50,7 @@ class StoredAdapter:
     step: int
     final: bool
     created_at: datetime
+    stopped_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,10 @@ def adapters_to_delete(
         if adapter in surplus:
             deleted.append((adapter, f"not among the job's last {policy.checkpoints} checkpoints"))
             continue
+        stopped = _stopped_since(adapter, uses)
+        if stopped and _is_older(stopped, policy.failed_checkpoints, now):
+            deleted.append((adapter, f"its job failed or was cancelled; without an alias since {stopped:%Y-%m-%d}"))
+            continue
         if _is_older(since := _unaliased_since(adapter, uses), policy.unaliased, now):
             left_at = uses.left_at.get(adapter.id)
             reason = f"no alias since {since:%Y-%m-%d}" if left_at else f"no alias since it was made, {since:%Y-%m-%d}"
@@ -119,8 +130,14 @@ def adapter_ends(
     for adapter in found:
         if adapter in due:
             yield adapter, now
-        elif policy.unaliased is not None and adapter.id not in uses.needed:
-            yield adapter, _unaliased_since(adapter, uses) + policy.unaliased
+        elif adapter.id not in uses.needed:
+            rules = [
+                (_unaliased_since(adapter, uses), policy.unaliased),
+                (_stopped_since(adapter, uses), policy.failed_checkpoints),
+            ]
+            ends = [since + kept for since, kept in rules if since and kept is not None]
+            if ends:
+                yield adapter, min(ends)
 
 
 def run_folders_to_remove(jobs: Iterable[PastJob], policy: Policy, now: datetime) -> list[str]:
@@ -196,6 +213,13 @@ def _surplus_checkpoints(adapters: Iterable[StoredAdapter], kept: int | None) ->
 
 def _unaliased_since(adapter: StoredAdapter, uses: Uses) -> datetime:
     return max(adapter.created_at, uses.left_at.get(adapter.id, adapter.created_at))
+
+
+def _stopped_since(adapter: StoredAdapter, uses: Uses) -> datetime | None:
+    """Return since when a checkpoint belongs to a failed or cancelled job and no alias; None: it does not."""
+    if adapter.final or adapter.stopped_at is None:
+        return None
+    return max(adapter.stopped_at, _unaliased_since(adapter, uses))
 
 
 def _is_older(since: datetime, kept: timedelta | None, now: datetime) -> bool:

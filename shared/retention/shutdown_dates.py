@@ -26,13 +26,17 @@ def shutdown_dates(database: Database, settings: AdapterRetentionSettings, jobs:
     Args:
         jobs: whose adapters are read: the policy compares an adapter with the others of its job alone.
     """
-    policy = Policy(checkpoints=settings.retain_checkpoints, unaliased=days(settings.retain_unaliased_days))
-    if policy == Policy():
-        return {}
+    policy = Policy(
+        checkpoints=settings.retain_checkpoints,
+        failed_checkpoints=days(settings.retain_failed_checkpoint_days),
+        unaliased=days(settings.retain_unaliased_days),
+    )
     with database.read() as session:
+        found, now = stored_adapters(session, jobs), database.now(session)
+        if replace(policy, failed_checkpoints=None) == Policy() and not any(one.stopped_at for one in found):
+            return {}
         uses = uses_of(session, [], settings.retain_alias_moves)
         # An adapter that another tenant may use is not deleted.
         lent = select(CheckpointPermissionRow.adapter_id)
         uses = replace(uses, needed={*uses.needed, *session.scalars(lent)})
-        found, now = stored_adapters(session, jobs), database.now(session)
     return {(one.tenant, one.id): moment.date() for one, moment in adapter_ends(found, uses, policy, now)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shared.artifacts.manifests import MODEL_MANIFEST_NAME
+from shared.artifacts.manifests import MANIFEST_NAME, MODEL_MANIFEST_NAME
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
 from shared.database.connection import Database
 from shared.database.deletions import Deletions
@@ -16,9 +16,9 @@ from shared.database.names.aliases import Actor
 from shared.database.names.foreign_names import ForeignNames
 from shared.database.routing import Routing, StandsFor
 from shared.database.tenancy import SHARED
-from shared.errors import InvalidRequest
+from shared.errors import Code, InvalidRequest, JobFailed
 from shared.retention.inventory import MODEL_DELETED
-from tests.support.builders import claimed
+from tests.support.builders import claimed, new_adapter
 from tests.support.clock import Clock
 from tests.support.retention_home import Home, named
 
@@ -108,6 +108,34 @@ def test_only_the_newest_checkpoints_are_kept(home: Home) -> None:
     home.aliases.set("early", Routing.to(f"demo@{'a' * 64}"), BY)
     assert named(home.keep(retain_checkpoints=1).apply()) == [("checkpoint", "b")]
     assert home.states(*"abcd") == ["published", "deleting", "published", "published"]
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+def test_checkpoints_of_a_job_without_a_result_are_deleted_after_a_month(home: Home, how: str) -> None:
+    home.train("e", "f")
+    lease = claimed(home.jobs, home.leases)
+    for step, letter in enumerate("abcd"):
+        home.store("adapters", letter * 64, MANIFEST_NAME)
+        made = new_adapter(f"demo@{letter * 64}", digest=letter * 64, step=step, final=False)
+        home.leases.register(lease, made)
+    home.clock.advance(40 * DAY)
+    assert home.keep().find() == [], "the job has not ended"
+    ended = JobFailed(Code.TRAINER_CRASHED, "no", remedy="") if how == "failed" else None
+    home.leases.fail(lease, ended) if ended else home.leases.stop(lease)
+    home.aliases.set("early", Routing.to(f"demo@{'a' * 64}"), BY)
+    home.aliases.set("late", Routing.to(f"demo@{'b' * 64}"), BY)
+    home.clock.advance(10 * DAY)
+    home.aliases.set("late", Routing.to(f"demo@{'e' * 64}"), BY)
+    keep = home.keep(retain_alias_moves=0)
+    home.clock.advance(20 * DAY)
+    assert keep.find() == []
+    home.clock.advance(DAY)
+    assert named(keep.find()) == [("checkpoint", "c"), ("checkpoint", "d")]
+    assert home.keep(retain_failed_checkpoint_days=32).find() == []
+    assert keep.find()[0].reason == "its job failed or was cancelled; without an alias since 2026-02-11"
+    home.clock.advance(10 * DAY)
+    assert named(keep.apply()) == [("checkpoint", letter) for letter in "bcd"]
+    assert home.states(*"abcdef") == ["published", *["deleting"] * 3, "published", "published"]
 
 
 def test_adapters_of_unfinished_jobs_are_kept(home: Home) -> None:

@@ -39,12 +39,13 @@ adapters = st.lists(
         step=st.integers(0, 9),
         final=st.booleans(),
         created_at=ages,
+        stopped_at=st.none() | ages,
     ),
     max_size=12,
     unique_by=lambda adapter: (adapter.tenant, adapter.id),
 )
 uses = st.builds(Uses, needed=st.frozensets(ids, max_size=4), left_at=st.dictionaries(ids, ages, max_size=4))
-policies = st.builds(Policy, checkpoints=st.none() | st.integers(0, 3), unaliased=limits)
+policies = st.builds(Policy, checkpoints=st.none() | st.integers(0, 3), failed_checkpoints=limits, unaliased=limits)
 digests = st.none() | st.sampled_from(["m1", "m2", "m3"])
 jobs = st.lists(st.builds(PastJob, id=st.uuids().map(str), finished_at=ages, model=digests), max_size=12)
 files = st.lists(st.builds(PreparedFile, name=st.uuids().map(str), bytes=st.integers(0, 100), used_at=ages), max_size=8)
@@ -70,7 +71,11 @@ def test_adapter_is_deleted_when_neither_needed_nor_young(found, used, limit):
 
 @given(adapters, uses, policies)
 def test_combined_rules_delete_what_each_deletes(found, used, policy):
-    alone = [Policy(checkpoints=policy.checkpoints), Policy(unaliased=policy.unaliased)]
+    alone = [
+        Policy(checkpoints=policy.checkpoints),
+        Policy(failed_checkpoints=policy.failed_checkpoints),
+        Policy(unaliased=policy.unaliased),
+    ]
     taken = {adapter for one in alone for adapter, _ in adapters_to_delete(found, used, one, NOW)}
     deleted = adapters_to_delete(found, used, policy, NOW)
     assert {adapter for adapter, _ in deleted} == taken
@@ -88,6 +93,16 @@ def test_newest_checkpoints_of_each_job_are_kept(found, used, kept):
             if one in deleted:
                 assert sum(other.step >= one.step for other in left) >= kept
     assert not any(adapter.final or adapter.id in used.needed for adapter in deleted)
+
+
+@given(adapters, uses, limits)
+def test_only_old_checkpoints_of_jobs_that_made_no_result_are_deleted(found, used, limit):
+    deleted = {adapter for adapter, _ in adapters_to_delete(found, used, Policy(failed_checkpoints=limit), NOW)}
+    for one in found:
+        since = [one.stopped_at or NOW, one.created_at, used.left_at.get(one.id, one.created_at)]
+        is_old = limit is not None and all(NOW - moment > limit for moment in since)
+        is_free = one.stopped_at is not None and not one.final and one.id not in used.needed
+        assert (one in deleted) is (is_old and is_free)
 
 
 @given(adapters, uses)

@@ -15,6 +15,7 @@ from shared.database.tenancy import SHARED
 from shared.retention.inventory import stored_adapters
 from shared.retention.shutdown_dates import shutdown_dates
 from shared.settings import AdapterRetentionSettings
+from tests.support.builders import claimed, new_adapter
 from tests.support.clock import Clock
 from tests.support.retention_home import Home, named
 
@@ -54,6 +55,17 @@ def test_an_adapter_ends_when_no_name_has_pointed_to_it_for_long_enough(home: Ho
     assert dates(home, retain_unaliased_days=30).keys() == {"a"}, "the alias can be rolled back to b"
     left = dates(home, retain_unaliased_days=30, retain_alias_moves=0)
     assert left["b"] == (made + timedelta(days=40)).date()
+
+
+def test_a_checkpoint_of_a_cancelled_job_ends_a_month_later(home: Home) -> None:
+    lease = claimed(home.jobs, home.leases)
+    for letter in "ab":
+        home.leases.register(lease, new_adapter(f"demo@{letter * 64}", digest=letter * 64, final=False))
+    home.clock.advance(DAY)
+    assert dates(home) == {}
+    home.leases.stop(lease)
+    home.aliases.set("prod", Routing.to(f"demo@{'b' * 64}"), BY)
+    assert dates(home) == {"a": (home.clock.now + timedelta(days=30)).date()}
 
 
 def test_what_is_due_ends_today_and_is_what_retention_deletes(home: Home) -> None:
