@@ -148,7 +148,7 @@ def describe_adapter(
     return AdapterManifest.model_validate(fields | changes)
 
 
-def build_base(folder: Path) -> None:
+def build_base(folder: Path, positions: int = 256) -> None:
     """Write a random Qwen3 of 64 units with a byte-level tokenizer; head_dim 32 is the least that vLLM's CPU takes."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -159,7 +159,7 @@ def build_base(folder: Path) -> None:
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
     tokens = {"vocab_size": 320, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    config = Qwen3Config(**shape, **heads, **tokens, max_position_embeddings=256, tie_word_embeddings=True)
+    config = Qwen3Config(**shape, **heads, **tokens, max_position_embeddings=positions, tie_word_embeddings=True)
     Qwen3ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
