@@ -92,7 +92,7 @@ PLACES = (
     CommandPlace(
         "webhooks",
         "tenants.webhooks:app",
-        "Webhooks: get notified when a job or an eval run ends, instead of polling. They take an admin's key.",
+        "Webhooks: get notified of checkpoints and of the end of a job or an eval run, instead of polling. They take an admin's key.",
     ),
     CommandPlace(
         "permissions",

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import yaml
-from msgspec.structs import asdict
 from pydantic import TypeAdapter, ValidationError
 
 from shared.datasets.rows import Record
@@ -29,6 +28,8 @@ MESSAGES: dict[str, Any] = {"type": "item_reference", "item_reference": "item.me
 """Each item has its own messages: the default."""
 KEYS = ("name", "testing_criteria", "items", "data", "input_messages", "sampling_params")
 SHOWN_KEYS = 8
+TEXTS = ("prompt", "instruction", "input", "context", "response", "output", "completion")
+"""Fields of a training row without turns."""
 
 
 @dataclass(frozen=True)
@@ -139,28 +140,30 @@ def read_rows(path: Path) -> list[Item]:
 def to_item(row: Mapping[str, Any]) -> Item:
     """Convert a row to an item.
 
-    OpenAI's ``{"item": …}`` is unwrapped. A training row of any form gets ``messages``, the turns before its last answer, and that
-    answer as ``expected``; a row with a ``prompt`` alone gets ``messages``. Everything else stays as it is.
+    OpenAI's ``{"item": …}`` is unwrapped. A training row, a chat or a prompt with its answer, gets ``messages``, the turns before its
+    last answer, and that answer as ``expected``, unless it is rated bad. Other keys stay as they are.
     """
     if isinstance(row.get("item"), dict) and row.keys() <= {"item", "sample"}:
         return dict(row["item"])
     item = dict(row)
-    if "expected" not in item and (turns := _chat(item)):
-        *before, last = turns
-        item |= {"messages": before, "expected": last.get("content")}
-    elif "messages" not in item and isinstance(item.get("prompt"), str):
-        item["messages"] = [{"role": "user", "content": item["prompt"]}]
-    return item
+    turns = item.get("messages") or item.get("turns") or _written_turns(item)
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
+        return item
+    if isinstance(item.get("system"), str) and turns[0].get("role") not in ("system", "developer"):
+        turns = [{"role": "system", "content": item["system"]}, *turns]
+    answered = len(turns) > 1 and turns[-1].get("role") == "assistant" and "expected" not in item
+    if not answered:
+        return item | {"messages": turns}
+    *before, last = turns
+    return item | {"messages": before} | ({} if item.get("label") is False else {"expected": last.get("content")})
 
 
-def _chat(item: Item) -> list[dict[str, Any]]:
-    """Return the turns of a training row, at least two, which end with the assistant's; empty for other rows."""
-    try:
-        record = msgspec.convert({key: item[key] for key in Record.__struct_fields__ if key in item}, Record)
-    except msgspec.ValidationError:
-        return []
-    turns = [{key: value for key, value in asdict(turn).items() if value is not None} for turn in record.conversation()]
-    return turns if len(turns) > 1 and turns[-1]["role"] == "assistant" else []
+def _written_turns(item: Item) -> list[dict[str, Any]]:
+    """Return the turns of a row that names its prompt, and its answer if it has one, in fields of their own."""
+    texts = {key: item[key] for key in TEXTS if isinstance(item.get(key), str)}
+    prompt, answer = msgspec.convert(texts, Record).pair()
+    turns = [("user", prompt), ("assistant", answer)]
+    return [{"role": role, "content": text} for role, text in turns if text is not None] if prompt is not None else []
 
 
 def _invalid(message: str, param: str | None = None) -> InvalidRequest:

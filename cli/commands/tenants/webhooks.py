@@ -13,21 +13,15 @@ from cli.client.connection import call, fail, find_all, note
 from cli.client.id_prefixes import WEBHOOKS
 from cli.client.json_errors import Json
 from cli.output import print_table
+from shared.webhooks.events import EventType
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Webhooks: get notified when a job or an eval run ends, instead of polling. They take an admin's key.\n\n"
+    help="Webhooks: get notified of checkpoints and of the end of a job or an eval run, instead of polling. They take an admin's key.\n\n"
     "Run `mens webhooks create URL`, store the secret that it prints, then run `mens webhooks test ID`.",
 )
 PATH = "/v1/webhook_endpoints"
-ALL_EVENTS = tuple(
-    f"{thing}.{end}"
-    for thing, ends in (
-        ("fine_tuning.job", ("succeeded", "failed", "cancelled")),
-        ("eval.run", ("succeeded", "failed", "canceled")),
-    )
-    for end in ends
-)
+ALL_EVENTS = tuple(map(str, EventType))
 Endpoint = Annotated[str, typer.Argument(metavar="ID", help="Id of the endpoint, or a part that no other id has.")]
 Event = Annotated[
     list[str] | None, typer.Option("--event", help=f"Type of event; may be repeated: {', '.join(ALL_EVENTS)}.")

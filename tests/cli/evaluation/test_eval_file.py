@@ -36,6 +36,27 @@ EXACT = {"type": "string_check", "name": "e", "input": "{{ sample.output_text }}
                 {"turns": [USER, ANSWER]},
             )
         ),
+        *(
+            ({"messages": [USER, answer], **label}, {"messages": [USER], "expected": answer["content"], **label})
+            for answer, label in (
+                (ANSWER, {"difficulty": "hard"}),
+                (ANSWER, {"rating": 9, "input": {"a": 1}}),
+                (ANSWER | {"refusal": None, "annotations": []}, {}),
+                (ANSWER | {"content": [{"type": "text", "text": "4"}]}, {}),
+                (ANSWER, {"label": True}),
+            )
+        ),
+        (
+            {"prompt": "2 + 2?", "completion": "4", "category": 3},
+            {"prompt": "2 + 2?", "completion": "4", "category": 3, "messages": [USER], "expected": "4"},
+        ),
+        (
+            {"prompt": "2 + 2?", "completion": "5", "label": False},
+            {"prompt": "2 + 2?", "completion": "5", "label": False, "messages": [USER]},
+        ),
+        ({"messages": [USER, ANSWER], "label": False}, {"messages": [USER], "label": False}),
+        ({"prompt": [USER], "chosen": [ANSWER]}, {"prompt": [USER], "chosen": [ANSWER]}),
+        ({"messages": "2 + 2?"}, {"messages": "2 + 2?"}),
         ({"prompt": "2 + 2?", "answer": 4}, {"prompt": "2 + 2?", "answer": 4, "messages": [USER]}),
         ({"item": {"q": 1}, "sample": {}}, {"q": 1}),
         ({"item": {"q": 1}, "other": 2}, {"item": {"q": 1}, "other": 2}),

@@ -14,12 +14,9 @@ logfile_maxbytes = 0
 pidfile = {folder}/pid
 
 [program:talks]
-command = {python} -c "import time; [print(n, flush=True) or time.sleep(0.01) for n in range(20)]; time.sleep(60)"
+command = {python} -c "import os, time; [print(n, flush=True) or time.sleep(0.01) for n in range(20)]; os.kill(os.getppid(), 15); time.sleep(60)"
 stdout_logfile = /dev/full
 stdout_logfile_maxbytes = 0
-
-[program:ends]
-command = /bin/sh -c "sleep 2; kill $PPID"
 """
 
 
