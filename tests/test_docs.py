@@ -70,14 +70,15 @@ def test_every_setting_is_documented(settings: type[BaseSettings]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "rows"), [("original-defects.md", 35), ("complaints.md", 15), ("faults.md", 18), ("threat-model.md", 29)]
+    ("page", "rows"), [("original-defects.md", 35), ("complaints.md", 15), ("faults.md", 41), ("threat-model.md", 29)]
 )
 def test_every_row_names_tests_that_exist(page: str, rows: int) -> None:
     table = [line for line in (ROOT / "docs" / page).read_text().splitlines() if line.startswith("| ")][1:]
     assert len(table) == rows
     for row in table:
         named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
-        assert named, row
+        # `tests/system/test_fault_verdicts.py` holds that each trial of the page exists, and each that exists is on the page.
+        assert named or (page == "faults.md" and row.endswith("` |") and " | trial `" in row), row
         assert not [f"{path}::{name}" for path, name in named if f"def {name}(" not in (ROOT / path).read_text()]
 
 

@@ -13,20 +13,8 @@ from openai import OpenAI
 from cli.commands.bases.tiny import build
 from cli.standalone.stack import Stack, running_stack
 from shared.settings import Settings
-from tests.system.loop import BASE, ROOT, Installation
+from tests.system.loop import BASE, IMPATIENCE, ROOT, Installation
 from worker.training.lineage import GIT_SHA_VARIABLE, git_sha
-
-IMPATIENCE = {
-    "MENS_LEASE_SECONDS": "6",
-    "MENS_HEARTBEAT_SECONDS": "1",
-    "MENS_SWEEP_SECONDS": "1",
-    "MENS_SERVING_MAX_CPU_LORAS": "64",
-    "MENS_SAMPLE_ANSWERS": "0",
-    "MENS_LIVE_CHECKPOINTS": "false",
-}
-"""Short enough that a lost worker is noticed within a test, long enough that a busy machine loses none by accident. Without the answers
-that a run draws beside its training, which `test_demo.py` has, and without checkpoints that replicas load beside it, which `test_live_checkpoints.py`
-has."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,6 +22,17 @@ ROOT = Path(__file__).resolve().parents[2]
 BASE = "mens-tiny"
 QUESTION, ANSWER = "Where is the truth about a job kept?", "database row"
 SECONDS = 150.0
+IMPATIENCE = {
+    "MENS_LEASE_SECONDS": "6",
+    "MENS_HEARTBEAT_SECONDS": "1",
+    "MENS_SWEEP_SECONDS": "1",
+    "MENS_SERVING_MAX_CPU_LORAS": "64",
+    "MENS_SAMPLE_ANSWERS": "0",
+    "MENS_LIVE_CHECKPOINTS": "false",
+}
+"""Short enough that a lost worker is noticed within a test, long enough that a busy machine loses none by accident. Without the answers
+that a run draws beside its training, which `test_demo.py` has, and without checkpoints that replicas load beside it, which `test_live_checkpoints.py`
+has."""
 
 
 def mens(*arguments: str, home: Path, timeout: float = 250) -> subprocess.CompletedProcess[str]:

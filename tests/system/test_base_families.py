@@ -26,8 +26,7 @@ from shared.base_models.weights import read_tensors
 from shared.settings import Settings
 from tests.support.template_families import TEMPLATES
 from tests.support.waiting import eventually
-from tests.system.conftest import IMPATIENCE
-from tests.system.loop import ANSWER, QUESTION, ROOT, Installation
+from tests.system.loop import ANSWER, IMPATIENCE, QUESTION, ROOT, Installation
 from worker.jobs.certificates import ENGINE_ERROR_LIMITS, LOW_PRECISION_LIMIT
 
 pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(900)]

@@ -12,8 +12,7 @@ from cli.commands.bases.tiny import build
 from cli.standalone.stack import Stack, running_stack
 from shared.settings import Settings
 from tests.support.waiting import eventually
-from tests.system.conftest import IMPATIENCE
-from tests.system.loop import BASE, QUESTION, Installation
+from tests.system.loop import BASE, IMPATIENCE, QUESTION, Installation
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -20,8 +20,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.s3_server import S3Server
 from tests.support.valkey import Valkey, running_valkey
 from tests.support.waiting import eventually
-from tests.system.conftest import IMPATIENCE
-from tests.system.loop import ANSWER, BASE, Installation, short_lesson
+from tests.system.loop import ANSWER, BASE, IMPATIENCE, Installation, short_lesson
 from tests.system.separate_machines import SeparateMachines, running_machines
 
 pytestmark = [pytest.mark.long, pytest.mark.postgres]

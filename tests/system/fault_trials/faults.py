@@ -1,0 +1,139 @@
+"""Faults, made really: mounts, signals and locks. Each is a context manager, and the fault ends with the block."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+ROOM_BYTES = 96 << 20
+"""What a small disk has left before it is filled; a worker wants a third of it."""
+CHUNK = bytes(1 << 16)
+TOP_UP_SECONDS = 0.02
+
+
+class CannotTry(Exception):
+    """This machine does not allow a fault to be made, e.g. a mount."""
+
+
+def _mount(*arguments: str) -> None:
+    done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CannotTry(f"no right to mount: {done.stderr.strip()}")
+
+
+@contextmanager
+def mounted(folder: Path, *arguments: str) -> Iterator[None]:
+    """Mount something in a folder's place."""
+    _mount(*arguments, str(folder))
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """The folder, read-only: as ext4 becomes after an error of the disk."""
+    with mounted(folder, "--bind", str(folder)):
+        _mount("-o", "remount,bind,ro", str(folder))
+        yield
+
+
+@contextmanager
+def small_disk(folder: Path, room: int = ROOM_BYTES) -> Iterator[None]:
+    """The folder with its content on a disk of its own, which has some bytes of room; what is written there is kept afterwards."""
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    with tempfile.TemporaryDirectory() as name, mounted(Path(name), "--bind", str(folder)):
+        options = f"size={size + room},mode=755"
+        with mounted(folder, "-t", "tmpfs", "-o", options, "tmpfs"):
+            shutil.copytree(name, folder, symlinks=True, dirs_exist_ok=True)
+            try:
+                yield
+            finally:
+                shutil.copytree(folder, name, symlinks=True, dirs_exist_ok=True)
+
+
+@contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """A disk whose every byte is taken, also those that somebody frees meanwhile."""
+    if not os.path.ismount(folder):
+        raise CannotTry(f"{folder} is not a disk of its own")
+    over = threading.Event()
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as ballast:
+
+        def fill() -> None:
+            while not over.is_set():
+                try:
+                    ballast.write(CHUNK)
+                except OSError:
+                    with suppress(OSError):  # the rest, byte by byte of a page
+                        ballast.write(CHUNK[: 1 << 12])
+                    over.wait(TOP_UP_SECONDS)
+
+        fillers = threading.Thread(target=fill)
+        fillers.start()
+        try:
+            yield
+        finally:
+            over.set()
+            fillers.join()
+
+
+@contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """An SQLite database that somebody else writes to, in one long transaction."""
+    with sqlite3.connect(database, isolation_level=None, timeout=60) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        try:
+            yield
+        finally:
+            connection.execute("ROLLBACK")
+
+
+@contextmanager
+def hanging(process: psutil.Process) -> Iterator[None]:
+    """A process and its children that are there and do nothing: a machine that swaps, a network that drops packets."""
+    stopped = [process, *process.children(recursive=True)]
+    for each in stopped:
+        each.suspend()
+    try:
+        yield
+    finally:
+        for each in stopped:
+            with suppress(psutil.NoSuchProcess):
+                each.resume()
+
+
+class Server(Protocol):
+    """A server of a test, started by it as the leader of a process group."""
+
+    process: subprocess.Popen[bytes]
+
+
+@contextmanager
+def away(server: Server) -> Iterator[None]:
+    """A server that was killed and refuses connections, until it is started again as it was."""
+    found = psutil.Process(server.process.pid)
+    start = {"cwd": found.cwd(), "env": found.environ()}
+    if (user := found.uids().real) != os.getuid():
+        start |= {"user": user, "group": found.gids().real, "extra_groups": []}
+    os.killpg(found.pid, signal.SIGKILL)
+    server.process.wait()
+    try:
+        yield
+    finally:
+        null = subprocess.DEVNULL
+        server.process = subprocess.Popen(
+            server.process.args, stdin=null, stdout=null, stderr=null, process_group=0, **start
+        )
