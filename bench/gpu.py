@@ -6,31 +6,30 @@ the same weights in bf16 (G3); telemetry kept in memory (G5); `transformers.Trai
 needs a GPU. Peak and copy rate for the roofline are measured in the same run. A variant that fails, out of memory for example,
 stays in the table with its reason, and the exit code is 1. ``--device cpu --size tiny`` runs all but Unsloth on a CPU; its
 figures mean nothing.
+
+``--acceptance STAGE`` runs one of the six stages of the first hour on a new card instead, in at most nine minutes, and
+``--acceptance list`` says what each of them proves and needs. A stage takes the options ``--device`` and ``--smoke``; `speed` and `kernels`
+take ``--size``, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from bench.harness.command import BenchFailed, PeerMissing, bench_parser, parse_options, print_goal, run_bench
+from bench.acceptance.stages import STAGES, accept, print_stages
+from bench.harness.command import BenchFailed, PeerMissing, bench_parser, parse_options, run_bench
 from bench.harness.peers import peers_python
-from bench.harness.processes import VariantFailed, variant_processes
-from bench.training.recipe import InputsRequest, TrainerOutcome, Trainers, largest_relative_difference
+from bench.harness.processes import variant_processes
+from bench.training.gpu_comparison import GPU_PEERS, PEERS, PRODUCT, GpuComparison
+from bench.training.recipe import InputsRequest, Trainers
 from bench.training.roofline import Roofline
 from bench.training.shapes import SHAPES
 
-PRODUCT = ("mens", "mens-nf4", "mens-cache", "mens-bf16", "mens-quiet")
-PEERS = ("hf", "trl-packed", "trl-packed-large", "trl-padding-free")
-GPU_PEERS = ("unsloth",)
-USUAL_STEPS_BETWEEN_CHECKPOINTS = 500
 MINIMUM_STEPS = 5
-LOSS_TOLERANCE = 1e-3
 SMOKE = {"rounds": 1, "steps": 5, "batch_size": 2, "held_out_rows": 2, "seq_len": 128}
 PRELOADED = ("trl.trainer.sft_trainer", "bitsandbytes", "datasets", "worker.train", "worker.pretrain")
 
@@ -38,7 +37,8 @@ PRELOADED = ("trl.trainer.sft_trainer", "bitsandbytes", "datasets", "worker.trai
 def main() -> int:
     variants = [*PRODUCT, *PEERS, *GPU_PEERS]
     parser = bench_parser("bench.gpu", __doc__)
-    parser.add_argument("--size", choices=list(SHAPES), default="1.7B")
+    parser.add_argument("--acceptance", choices=["list", *STAGES], metavar="STAGE", help=f"list, {', '.join(STAGES)}")
+    parser.add_argument("--size", choices=list(SHAPES), help="1.7B, of an acceptance 8B")
     parser.add_argument("--steps", type=int, default=8, help=f"optimizer steps, at least {MINIMUM_STEPS}")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--variants", nargs="+", choices=variants, help="all that the device can run by default")
@@ -48,12 +48,31 @@ def main() -> int:
     parser.add_argument("--seq-len", type=int, help="2048, on a CPU 256")
     parser.add_argument("--held-out-rows", type=int, default=4, help="of the validation at the checkpoint")
     options = parse_options(parser, SMOKE)
+    if options.acceptance == "list":
+        print_stages()
+        return 0
+    if options.acceptance:
+        return run_bench(lambda: accept_stage(options))
+    options.size = options.size or "1.7B"
     on_gpu = options.device == "cuda"
     options.steps = max(options.steps, MINIMUM_STEPS)
     options.grad_accum = options.grad_accum or (8 if on_gpu else 1)
     options.seq_len = options.seq_len or (2048 if on_gpu else 256)
     options.variants = options.variants or (variants if on_gpu else [*PRODUCT, *PEERS])
     return run_bench(lambda: compare(options))
+
+
+def accept_stage(options: argparse.Namespace) -> bool:
+    """Run a stage of the acceptance; return whether all of it was done and all goals are met.
+
+    Raises:
+        PeerMissing: torch cannot use a GPU. BenchFailed: goals would be judged on a CPU, or a part of a smoke run has failed.
+    """
+    check_device(options.device)
+    if options.device == "cpu" and not options.smoke:
+        raise BenchFailed("on a CPU a stage runs with --smoke only")
+    size = "tiny" if options.smoke else options.size or "8B"
+    return accept(options.acceptance, options.device, size, smoke=options.smoke)
 
 
 def compare(options: argparse.Namespace) -> bool:
@@ -74,7 +93,10 @@ def compare(options: argparse.Namespace) -> bool:
     )
     with (
         tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder,
-        variant_processes(smoke=options.smoke, python=python, preloaded=PRELOADED) as processes,
+        # CUDA does not survive a fork, and bitsandbytes starts it when it is imported.
+        variant_processes(
+            smoke=options.smoke and options.device == "cpu", python=python, preloaded=PRELOADED
+        ) as processes,
     ):
         trainers = Trainers(processes, Path(folder), request, threads=1)
         probed = json.loads(trainers.run("bench.training.gpu_variants", "probe", options.device))
@@ -96,163 +118,6 @@ def check_device(device: str) -> None:
 
     if not torch.cuda.is_available():
         raise PeerMissing("no CUDA device that torch can use; `--device cpu --size tiny` runs the variants on a CPU.")
-
-
-class GpuComparison:
-    """The variants of one comparison.
-
-    Args:
-        trainers: runs them.
-        options: options of the command line.
-
-    Attributes:
-        failures: reasons of the variants that failed.
-    """
-
-    def __init__(self, trainers: Trainers, options: argparse.Namespace) -> None:
-        self._trainers, self._options = trainers, options
-        self._recomputing: set[str] = set()
-        self.failures: dict[str, str] = {}
-
-    def measure(self) -> dict[str, list[TrainerOutcome]]:
-        """Return outcomes of the variants, run in turns; a failed variant takes no further part.
-
-        Raises:
-            VariantFailed: in a smoke run, a variant has failed.
-        """
-        outcomes: dict[str, list[TrainerOutcome]] = {}
-        for number in range(self._options.rounds):
-            for variant in [name for name in self._options.variants if name not in self.failures]:
-                try:
-                    outcomes.setdefault(variant, []).append(self.train(variant, f"{variant}-{number}"))
-                except VariantFailed as failure:
-                    if self._options.smoke:
-                        raise
-                    outcomes.pop(variant, None)
-                    self.failures[variant] = failure.reason
-                    print(f"  {variant} has failed: {failure.reason}", flush=True)
-                else:
-                    speed = outcomes[variant][-1].tokens_per_second
-                    print(f"  {variant:<18} {speed:9.0f} tokens/s", flush=True)
-        return outcomes
-
-    def train(self, variant: str, run_name: str) -> TrainerOutcome:
-        """Make one run of a variant.
-
-        A peer runs as fast as it can: its activations are recomputed only once it has run out of memory without that.
-
-        Raises:
-            VariantFailed: it ended with an error.
-        """
-        if variant == "mens":
-            return self._trainers.train(run_name)
-        if variant.startswith("mens-"):
-            return self._trainers.train(run_name, "bench.training.gpu_variants", variant)
-        module = "bench.training.gpu_variants" if variant in GPU_PEERS else "bench.training.train_variants"
-        if variant not in self._recomputing:
-            try:
-                return self._trainers.train_peer(variant, run_name, module)
-            except VariantFailed as failure:
-                if "out of memory" not in failure.reason.lower():
-                    raise
-                self._recomputing.add(variant)
-                print(f"  {variant} recomputes activations from here on", flush=True)
-        return self._trainers.train_peer(variant, f"{run_name}-again", module, recompute=True)
-
-    def report(self, outcomes: dict[str, list[TrainerOutcome]], limit: Roofline) -> bool:
-        """Print the table and the goals.
-
-        Returns:
-            whether all goals are met.
-
-        Raises:
-            BenchFailed: in a smoke run, the variants' first steps have other losses.
-        """
-        recipe = self._trainers.recipe
-        speed = {name: statistics.median(one.tokens_per_second for one in ones) for name, ones in outcomes.items()}
-        print(f"{self._options.size}, {len(recipe.rates)} steps of {recipe.rows_per_step} rows,", end=" ")
-        print(f"{recipe.tokens()} tokens; {limit}")
-        print("variant            tokens/s   of roofline   peak GB")
-        for name, reached in speed.items():
-            peak = max(one.peak_bytes for one in outcomes[name]) / 1e9
-            print(f"{name:<18} {reached:9.0f} {reached / limit.tokens_per_second:12.1%} {peak:9.2f}")
-        for name, reason in self.failures.items():
-            print(f"{name:<18} failed: {reason}")
-        if "mens" not in outcomes:
-            return False
-        if self._options.smoke:
-            check_first_losses(outcomes)
-        met = [
-            *self.against_peers(speed),
-            self._goal("G2", speed["mens"] / limit.tokens_per_second, 0.65 if self._options.size == "8B" else 0.5),
-            *self.against_bf16(outcomes, speed),
-            *self.memory(outcomes["mens"][0], limit),
-            *self.overhead(outcomes),
-        ]
-        return all(met)
-
-    def _goal(self, goal: str, ratio: float, target: float, *, at_most: bool = False, **facts: Any) -> bool:
-        met = ratio <= target if at_most else ratio >= target
-        return print_goal(goal, ratio=round(ratio, 4), target=target, met=met, smoke=self._options.smoke, **facts)
-
-    def against_peers(self, speed: dict[str, float]) -> list[bool]:
-        """Judge G1: compared with the fastest peer, and with the peer that most people run first."""
-        met = []
-        peers = {name: value for name, value in speed.items() if name == "unsloth" or name.startswith("trl")}
-        if peers:
-            fastest = max(peers, key=lambda name: peers[name])
-            ratio = speed["mens"] / peers[fastest]
-            met.append(self._goal("G1", ratio, 1.25, peer=fastest, unsloth="unsloth" in peers))
-        if "hf" in speed:
-            met.append(self._goal("G1-naive", speed["mens"] / speed["hf"], 4.0))
-        return met
-
-    def against_bf16(self, outcomes: dict[str, list[TrainerOutcome]], speed: dict[str, float]) -> list[bool]:
-        """Judge G3: time of an NF4 step as a multiple of the same weights in bf16; the first step's loss shows equal
-        logits.
-        """
-        met = []
-        for name, target in (("mens-cache", 1.03), ("mens-nf4", 1.08)):
-            if name in speed and "mens-bf16" in speed:
-                same = outcomes[name][0].losses[0] == outcomes["mens-bf16"][0].losses[0]
-                ratio, goal = speed["mens-bf16"] / speed[name], f"G3-{name.removeprefix('mens-')}"
-                met.append(self._goal(goal, ratio, target, at_most=True, first_loss_identical=same) and same)
-        return met
-
-    def memory(self, ours: TrainerOutcome, limit: Roofline) -> list[bool]:
-        """Judge G4: the peak compared with the floor with its activations, and with the trainer's own prediction at its
-        start.
-        """
-        memory, budget = ours.facts.get("memory", {}), ours.facts.get("budget", {})
-        predicted = budget.get("predicted_bytes") or memory.get("predicted_bytes")
-        floor = limit.memory_floor(budget)
-        met = [self._goal("G4", ours.peak_bytes / floor, 1.15, at_most=True, floor_bytes=floor)]
-        if predicted:
-            error = abs(predicted / ours.peak_bytes - 1)
-            facts = {"predicted_bytes": predicted, "peak_bytes": ours.peak_bytes}
-            met.append(self._goal("G4-estimate", error, 0.1, at_most=True, **facts))
-        return met
-
-    def overhead(self, outcomes: dict[str, list[TrainerOutcome]]) -> list[bool]:
-        """Judge G5: share of a step's time for metrics and, spread over the usual number of steps, for checkpoints."""
-        if "mens-quiet" not in outcomes:
-            return []
-        loud = statistics.median(one.facts["step_seconds"] for one in outcomes["mens"])
-        quiet = statistics.median(one.facts["step_seconds"] for one in outcomes["mens-quiet"])
-        checkpoint = statistics.median(one.facts["checkpoint_seconds"] for one in outcomes["mens"])
-        share = max(0.0, loud / quiet - 1) + checkpoint / USUAL_STEPS_BETWEEN_CHECKPOINTS / quiet
-        return [self._goal("G5", share, 0.02, at_most=True, step_seconds=[quiet, loud], checkpoint_seconds=checkpoint)]
-
-
-def check_first_losses(outcomes: dict[str, list[TrainerOutcome]]) -> None:
-    """Check that the variants whose steps have the same rows start with the same loss.
-
-    Raises:
-        BenchFailed: they differ.
-    """
-    first = {name: ones[0].losses[0] for name, ones in outcomes.items() if ones[0].losses}
-    if largest_relative_difference(list(first.values()), [first["mens"]] * len(first)) > LOSS_TOLERANCE:
-        raise BenchFailed(f"the first step's losses differ: {first}")
 
 
 if __name__ == "__main__":

@@ -132,15 +132,18 @@ class Trainers:
         folder: receives inputs and run folders.
         request: base, rows and settings.
         threads: threads of each trainer.
+        peers: interpreter of the peers; None: their own environment's.
 
     Raises:
         VariantFailed: the inputs cannot be made.
         PeerMissing: the peers cannot be installed.
     """
 
-    def __init__(self, processes: Processes, folder: Path, request: InputsRequest, threads: int) -> None:
+    def __init__(
+        self, processes: Processes, folder: Path, request: InputsRequest, threads: int, peers: Path | None = None
+    ) -> None:
         self._processes, self.folder, self._threads = processes, folder, str(threads)
-        self._peers = peers_python()
+        self.peers = peers or peers_python()
         self.run("bench.training.training_inputs", json.dumps(asdict(request)), str(folder))
         self.recipe = Recipe(**json.loads((folder / "recipe.json").read_text()))
 
@@ -233,7 +236,7 @@ class Trainers:
         return losses
 
     def _run_peer(self, module: str, *arguments: str) -> str:
-        return self._processes.run(self._peers, module, *arguments, OMP_NUM_THREADS=self._threads)
+        return self._processes.run(self.peers, module, *arguments, OMP_NUM_THREADS=self._threads)
 
 
 def step_and_checkpoint_ms(events: list[dict[str, Any]]) -> tuple[list[float], float]:

@@ -28,6 +28,21 @@ RUNS = {
         "G1 G1-naive G2 G3-cache G3-nf4 G4 G4-estimate G5",
         "mens|mens-nf4|mens-cache|mens-bf16|mens-quiet|hf|trl-packed|trl-packed-large|trl-padding-free",
     ),
+    "bench.gpu --device cpu --acceptance parity": (
+        "A1-nf4 A1-attention A1-attention-kernel A1-lora A1-kernels A1-marked",
+        "nf4|attention|lora|kernels|marked tests",
+    ),
+    "bench.gpu --device cpu --acceptance loop": (
+        "A2-steps A2-resume A2-retries A2-memory A2-loss",
+        "train|resume|out of memory|peer",
+    ),
+    "bench.gpu --device cpu --acceptance speed": (
+        "G1 G1-naive G2 G3-cache G3-nf4 G4 G4-estimate G5 A3-paper",
+        "inputs and peak|mens|mens-nf4|mens-cache|mens-bf16|mens-quiet|hf|kernels|trl-packed",
+    ),
+    "bench.gpu --device cpu --acceptance memory": ("G4-estimate", "tiny"),
+    "bench.gpu --device cpu --acceptance scan": ("A5-own-values A5-growth A5-fla-values A5-speed", "reference|own|fla"),
+    "bench.gpu --device cpu --acceptance kernels": ("A6", "norm and sum|norm of queries|rotary embeddings|SwiGLU"),
     "bench.roofline": ("P1", "matrix products|attention|NF4 to bf16|elementwise|now|recompute|torch"),
     "bench.roofline --model qwen3.5-4b": ("P2", "now|recompute|torch|reference"),
     "bench.merge": ("C4", "mens|peft-f32|peft-bf16"),

@@ -18,6 +18,7 @@ REMEDIES = {
     r"gcc is not installed": "apt-get install gcc",
     r"no Python here that other users may run": "apt-get install python3",
     r"only root|may not mount|nothing may be mounted": "root, with the right to mount (CAP_SYS_ADMIN)",
+    r"flash-linear-attention": "pip install flash-linear-attention, for an NVIDIA GPU",
     r"NVIDIA GPU|no accelerator": "an NVIDIA GPU",
     r"MENS_TEST_CONTAINERS": "Docker with Compose, and MENS_TEST_CONTAINERS=1",
     r"MENS_TEST_KUBE_APISERVER": "tests/deploy/api_server/build.py, and MENS_TEST_KUBE_APISERVER",

@@ -1,0 +1,111 @@
+"""Memory that plans predict against the memory that the allocator took: ``python -m bench.acceptance.memory SIZE DEVICE TOKENS…``."""
+
+from __future__ import annotations
+
+import gc
+import math
+from functools import partial
+
+import torch
+
+from bench.acceptance.results import Goal, PartResult, run_part
+from bench.training.counted_model import UNSUPERVISED, config_of, counted_model, micro_batch
+from bench.training.paper_step import DIVISOR
+from bench.training.shapes import SHAPES
+from bench.training.step_counter import Card, StepCounter
+from shared.base_models.config import parse_model_config
+from shared.contract.contracts import FineTuneContract
+from shared.preflight.estimate import vram_parts
+from shared.preflight.types import Configuration, Vram
+from worker.training.model.load import trainable
+from worker.training.optimizer import allocate_state, build_optimizer
+from worker.training.supervised import SupervisedMethod
+
+RANK, PASSES = 16, 2
+ROW = {"cuda": 2048, "cpu": 256}
+ERROR = 0.1
+CUDA_BYTES = 1 << 30
+"""Memory that CUDA takes for itself, at most."""
+CONTRACT = FineTuneContract.model_validate(
+    {"model": {"hf_repo": "made"}, "data": {"train_file": "file-made"}, "adapter": {"rank": RANK}}
+)
+
+
+def measure(size: str, device: str, *tokens: str) -> PartResult:
+    """Measure micro-batches of these many tokens, with saved and with recomputed activations.
+
+    A case that is predicted not to fit is not tried, and one that is predicted to fit must.
+    """
+    figures: dict[str, float | str] = {}
+    goals = []
+    for recompute in (False, True):
+        case = MemoryCase(size, device, recompute=recompute)
+        for count in map(int, tokens):
+            name = f"{count} tokens{' recomputed' if recompute else ''}"
+            predicted = case.predicted(count)
+            if device == "cuda" and predicted + CUDA_BYTES > torch.cuda.mem_get_info()[1]:
+                figures[name] = f"{predicted / 1e9:.3g} GB predicted, not tried;"
+                continue
+            used = case.used(count)
+            figures[name] = f"{predicted / 1e9:.3g} GB predicted, {used / 1e9:.3g} used;"
+            facts = {"size": size, "tokens": count, "recompute": recompute, "predicted": predicted, "used": used}
+            error = abs(predicted / used - 1) if used else math.inf
+            goals.append(Goal("G4-estimate", error, ERROR, facts=facts))
+        del case
+        gc.collect()
+        torch.cuda.empty_cache()
+    return PartResult(figures, goals)
+
+
+class MemoryCase:
+    """A model with random weights.
+
+    Args:
+        recompute: every block's activations are recomputed.
+    """
+
+    def __init__(self, size: str, device: str, *, recompute: bool) -> None:
+        self._config = config_of(SHAPES[size])
+        self._device, self._recompute = torch.device(device), recompute
+        self._model = counted_model(self._config, device=self._device, rank=RANK, recompute=recompute)
+        self._optimizer = build_optimizer(trainable(self._model), CONTRACT, self._device)
+
+    def predicted(self, tokens: int) -> int:
+        """Return what the plan predicts: on a GPU all but CUDA's own memory, on a CPU what a micro-batch adds."""
+        row = min(tokens, ROW[self._device.type])
+        asked = Configuration(batch_size=tokens // row, grad_accum=PASSES, seq_len=row, checkpointing=self._recompute)
+        on_gpu = self._device.type == "cuda"
+        found: Vram = vram_parts(
+            CONTRACT, parse_model_config(self._config), asked, on_gpu=on_gpu, supervised=1 - UNSUPERVISED
+        )
+        return found.total - found.runtime if on_gpu else found.activations + found.logits + found.gradients
+
+    def used(self, tokens: int) -> int:
+        """Return what the allocator reserved at most, 0 if it was not enough; on a CPU the bytes alive at most, counted."""
+        if self._device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            try:
+                self._train(tokens)
+            except torch.OutOfMemoryError:
+                return 0
+            return int(torch.cuda.max_memory_reserved())
+        with StepCounter(Card(1, 1, 1, 1)) as counter:
+            self._train(tokens)
+        return int(counter.peak)
+
+    def _train(self, tokens: int) -> None:
+        row = min(tokens, ROW[self._device.type])
+        batch = micro_batch(tokens // row, row)
+        for _ in range(PASSES):
+            SupervisedMethod().loss(self._model, batch, self._device, DIVISOR).loss.backward()
+        if self._device.type == "cuda":
+            allocate_state(self._optimizer)
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+PARTS = {size: partial(measure, size) for size in SHAPES}
+
+if __name__ == "__main__":
+    run_part(PARTS)

@@ -1,0 +1,137 @@
+"""Values of the CUDA-only branches against the same on a CPU or in fp32: ``python -m bench.acceptance.parity PART DEVICE``."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import torch
+from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+from peft import PeftModel
+from torch import Tensor
+
+from bench.acceptance.kernel_functions import KernelFunctions
+from bench.acceptance.results import Goal, PartResult, run_part
+from bench.training.recipe import InputsRequest
+from bench.training.shapes import SHAPES
+from bench.training.training_inputs import make_base
+from shared.contract.sections import AdapterSection, QuantSection
+from worker.training.model.attention import attend_within_documents, has_varlen_kernel
+from worker.training.model.kernels import choice
+from worker.training.model.load import attach_lora, load_base, trainable
+from worker.training.model.lora_fusion import fuse_lora
+from worker.training.model.nf4 import BLOCK_SIZE
+
+HEAD_SIZES = (64, 128, 256)
+DOCUMENTS = (0, 7, 8, 200, 457)
+ROUNDING = 0.02
+"""Largest relative distance of a result in bf16 from the same in fp32."""
+LIKE_PEFT = 1.15
+"""Most times as far from fp32 as peft's own gradients in bf16."""
+
+
+def nf4(device: str) -> PartResult:
+    """Compare NF4 on the device with NF4 on a CPU, byte by byte: plain and nested, whole blocks and a cut one."""
+    generator, differing, compared = torch.Generator().manual_seed(0), 0, 0
+    for shape in ((512, 2048), (500, 517)):
+        weight = torch.randn(shape, generator=generator).bfloat16()
+        for nested in (False, True):
+            ours, theirs = (_through_nf4(weight.to(there), nested) for there in (device, "cpu"))
+            differing += sum(int((one != other).sum()) for one, other in zip(ours, theirs, strict=True))
+            compared += sum(one.numel() for one in theirs)
+    goal = Goal("A1-nf4", differing / compared, 0.0, facts={"compared": compared})
+    return PartResult({"values compared": compared, "differing": differing}, [goal])
+
+
+def _through_nf4(weight: Tensor, nested: bool) -> tuple[Tensor, Tensor]:
+    """Return the packed codes and the dequantised weight, on the CPU."""
+    packed, state = quantize_4bit(weight, blocksize=BLOCK_SIZE, compress_statistics=nested, quant_type="nf4")
+    return packed.cpu().flatten(), dequantize_4bit(packed, state).cpu().flatten()
+
+
+def attention(device: str) -> PartResult:
+    """Compare the kernel for all documents in bf16 with one fp32 call per document: values and gradients, with grouped heads."""
+    distances, kernels = {}, 0
+    for size in HEAD_SIZES:
+        generator = torch.Generator().manual_seed(size)
+        tokens = DOCUMENTS[-1]
+        inputs = [torch.randn(1, heads, tokens, size, generator=generator).bfloat16() for heads in (8, 2, 2)]
+        kernels += has_varlen_kernel(inputs[0].to(device))
+        ours, exact = (
+            _attended([one.to(there, dtype) for one in inputs], torch.device(there))
+            for there, dtype in ((device, torch.bfloat16), ("cpu", torch.float32))
+        )
+        distances[size] = max(_distance(one, other) for one, other in zip(ours, exact, strict=True))
+    goal = Goal("A1-attention", max(distances.values()), ROUNDING, facts={"by_head_size": distances})
+    missing = Goal("A1-attention-kernel", kernels, len(HEAD_SIZES), at_most=False)
+    return PartResult({"largest distance": goal.figure, "head sizes with the kernel": kernels}, [goal, missing])
+
+
+def _attended(inputs: list[Tensor], device: torch.device) -> list[Tensor]:
+    """Return attention's output and the gradients of its inputs."""
+    query, key, value = leaves = [one.requires_grad_() for one in inputs]
+    boundaries = torch.tensor(DOCUMENTS, dtype=torch.int32, device=device)
+    longest = int(boundaries.diff().max())
+    output, _ = attend_within_documents(
+        torch.nn.Module(), query, key, value, None, cu_seq_lens_q=boundaries, max_length_q=longest
+    )
+    seed = torch.linspace(-1, 1, output.numel(), device=device).view_as(output).to(output.dtype)
+    return [output.detach(), *torch.autograd.grad(output, leaves, seed)]
+
+
+def _distance(ours: Tensor, exact: Tensor) -> float:
+    exact = exact.cpu().float()
+    return float((ours.cpu().float() - exact).norm() / exact.norm())
+
+
+def lora(device: str) -> PartResult:
+    """Compare the fused functions' gradients in bf16 with peft's, both by their distance from fp32, on one NF4 base."""
+    with TemporaryDirectory(prefix="bench-gpu-") as folder:
+        make_base(Path(folder), SHAPES["tiny"], InputsRequest(SHAPES["tiny"], 0, 0, {}, device=device))
+        exact_model, theirs = (
+            _tuned(Path(folder), torch.device(there), dtype)
+            for there, dtype in (("cpu", torch.float32), (device, torch.bfloat16))
+        )
+    ours = copy.deepcopy(theirs)
+    report = fuse_lora(ours, cache_dequantised=False)
+    exact = _gradients(exact_model)
+    error, peft = (
+        sum(float((a.cpu() - b).square().sum()) for a, b in zip(_gradients(one), exact, strict=True)) ** 0.5
+        for one in (ours, theirs)
+    )
+    goal = Goal("A1-lora", error / peft, LIKE_PEFT, facts={"error": error, "of_peft": peft})
+    return PartResult({"error, in peft's": goal.figure, "fused groups": str(report)}, [goal])
+
+
+def _tuned(folder: Path, device: torch.device, dtype: torch.dtype) -> PeftModel:
+    """Return the base with LoRA whose B is not zero, the same on every device."""
+    model = attach_lora(load_base(folder, QuantSection(), device, dtype), AdapterSection(rank=4, alpha=8, dropout=0), 3)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            if parameter.requires_grad:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.train()
+
+
+def _gradients(model: PeftModel) -> list[Tensor]:
+    ids = torch.arange(60, device=model.device).view(1, -1)
+    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    return [parameter.grad for parameter in trainable(model) if parameter.grad is not None]
+
+
+def kernels(device: str) -> PartResult:
+    """Compare Triton's kernels with torch, as the trainer does before a job's first step."""
+    ours = KernelFunctions.of(device)
+    with patch.multiple(choice, **ours.functions):
+        distance = choice.largest_distance(torch.device(device), torch.bfloat16)
+    goal = Goal("A1-kernels", distance, choice.TOLERANCE, facts={"computed_by": ours.computed_by})
+    return PartResult({"largest distance": distance, "computed by": ours.computed_by}, [goal])
+
+
+PARTS = {"nf4": nf4, "attention": attention, "lora": lora, "kernels": kernels}
+
+if __name__ == "__main__":
+    run_part(PARTS)
