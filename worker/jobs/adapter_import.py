@@ -84,7 +84,7 @@ def convert(attempt: Attempt, plan: ImportPlan, base: Path) -> Imported:
         named = folder.with_name(WEIGHTS_FIELD)
         named.parent.mkdir(parents=True, exist_ok=True)
         named.unlink(missing_ok=True)
-        named.symlink_to(weights)
+        named.symlink_to(weights.resolve())
         request = ImportRequest(
             weights=named,
             sidecar=parse_description(raw),

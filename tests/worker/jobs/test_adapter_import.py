@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import worker.jobs.finetune
+from shared.artifacts.folder_storage import FolderStorage
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, parse_manifest
 from shared.artifacts.original_layout import ORIGINAL_WEIGHTS, V3_NAME
 from shared.artifacts.signatures import SIGNATURE_NAME, make_key, verify_signature
@@ -200,6 +201,16 @@ def test_broken_weights_fail_the_job_with_the_name_of_the_field(installation, pe
     error = peft_import().error
     assert (error["code"], error["param"]) == (Code.SAFETENSORS_INVALID, "weights_file")
     assert error["message"].startswith("weights_file is not a sound safetensors file")
+
+
+def test_storage_may_be_a_relative_folder(installation, imported, monkeypatch):
+    """The name of the weights' field is a link beside the adapter, not where the worker was started."""
+    job, _ = imported()
+    monkeypatch.chdir(installation.storage.root.parent)
+    storage = FolderStorage(Path(installation.storage.root.name))
+    replace(installation.worker, storage=storage).run_job(job.id)
+    done = installation.jobs.get(job.id)
+    assert done.state is JobState.SUCCEEDED, done.error
 
 
 def test_a_template_that_makes_other_tokens_fails_the_job(peft_import):
