@@ -92,8 +92,10 @@ class KahnemanTversky(ComparedMethod[RatedAnswer, RatedBatch]):
         is_right = (torch.where(is_good, gained - self._kl, self._kl - gained) > 0).sum()
         kinds = (is_good, ~is_good)
         found = [losses.sum(), is_right, batch.lengths.sum().to(device), (gained**2).sum()]
-        found += [*(kind.sum() for kind in kinds), *(self._section.strength * gained[kind].sum() for kind in kinds)]
-        found += [policy[kind].sum() for kind in kinds]
+        # Not gained[kind], whose size a GPU would have to tell first.
+        found += [kind.sum() for kind in kinds]
+        found += [self._section.strength * torch.where(kind, gained, 0).sum() for kind in kinds]
+        found += [torch.where(kind, policy, 0).sum() for kind in kinds]
         sums = {name: value.detach().float() for name, value in zip(self.sums, found, strict=True)}
         return BatchLoss(losses.sum() / divisor, is_right, sums)
 

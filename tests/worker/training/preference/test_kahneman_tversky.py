@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import worker.training.preference.compared
 import worker.training.preference.kahneman_tversky
 from bench.harness.peers import peers_python
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, verify_adapter
+from shared.contract.sections import PreferenceSection
 from shared.errors import JobFailed
 from shared.hashing import digest_file
 from tests.support import preference_peers
@@ -27,7 +29,8 @@ from worker.run_folder import ADAPTER_FOLDER, METRICS_NAME, REFERENCE_NAME, TELE
 from worker.training.data.row_order import RowOrder
 from worker.training.model.load import load_tokenizer
 from worker.training.preference.data import read_preferences
-from worker.training.preference.rated import PreparedRatedAnswers
+from worker.training.preference.kahneman_tversky import KahnemanTversky
+from worker.training.preference.rated import PreparedRatedAnswers, no_answers
 from worker.training.schedule import learning_rate
 
 KTO = {"method": {"type": "kto"}}
@@ -149,6 +152,16 @@ def test_losses_do_not_depend_on_the_micro_batches(
     ours = told(tiny.train(plan(tiny, tmp_path), tmp_path / "run"), "step")
     for one, other in zip(ours, told(whole, "step"), strict=True):
         assert (one["loss"], one["kl"]) == pytest.approx((other["loss"], other["kl"]), abs=1e-4)
+
+
+def test_the_loss_waits_for_nothing_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On meta tensors an operation fails if a GPU would have to tell the size of its result."""
+    meta = torch.device("meta")
+    method = KahnemanTversky(PreferenceSection.model_validate({"loss": "kto"}))
+    scores = torch.zeros(2, device=meta)
+    monkeypatch.setattr(method, "_gained", lambda *_: (scores, scores))
+    batch = replace(no_answers(), lengths=torch.tensor([3, 4]), is_good=torch.tensor([True, False]))
+    assert method.loss(None, batch, meta).loss.shape == ()  # type: ignore[arg-type]
 
 
 @pytest.mark.bench
