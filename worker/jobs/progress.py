@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from shared.contract.choices import MethodType
 from shared.database.job_states import Stage
 from shared.database.records import NewEvent
 from shared.job_progress import JobProgress, MergeProgress, SelfEvaluationProgress, TrainingProgress
@@ -134,6 +135,13 @@ def _message(kind: str, payload: dict[str, Any]) -> str | None:
     return message
 
 
+_FALLS = {
+    MethodType.DPO: ("both answers", "preferred", "Set preference.sft_weight, e.g. to 0.2"),
+    MethodType.KTO: ("good and bad answers", "good", "Lower preference.undesirable_weight"),
+}
+"""What a method's warning says: which answers are less likely, which of them have the number, and the remedy."""
+
+
 def _warning(kind: str, payload: dict[str, Any]) -> str | None:
     """Return the message of a kind of warning; None for other kinds of events."""
     match kind:
@@ -141,10 +149,11 @@ def _warning(kind: str, payload: dict[str, Any]) -> str | None:
             causes = ", ".join(payload["causes"])
             return f"{payload['component']} runs on the CPU, not on {payload['requested_device_kind']}: {causes}."
         case "training_warning":
+            # An attempt that an earlier release started does not name its method.
+            answers, good, remedy = _FALLS[payload.get("method", MethodType.DPO)]
             return (
-                f"{payload['code']}: for {payload['steps']} steps both answers have been much less likely than they are to the base"
-                f" (log-probability of the preferred ones: {payload['logps_chosen']:.1f}). Set preference.sft_weight, e.g. to 0.2, or"
-                " lower exec.learning_rate."
+                f"{payload['code']}: for {payload['steps']} steps {answers} have been much less likely than they are to the reference"
+                f" (log-probability of the {good} ones: {payload['logps_chosen']:.1f}). {remedy}, or lower exec.learning_rate."
             )
         case "tracker_failed":
             return f"The tracker {payload['tracker']} was dropped ({payload['error']}); training continues."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shared.database.job_states import Stage
 from shared.job_progress import MergeProgress, SelfEvaluationProgress, read_progress
 from worker.jobs.progress import (
@@ -80,6 +82,16 @@ def test_other_kinds_of_events():
         "Checkpoint at step 2.",
         "Training complete after 10 steps.",
     ]
+
+
+@pytest.mark.parametrize("method", [None, "dpo", "kto"])
+def test_remedy_for_unlikely_answers_is_one_that_the_method_takes(method: str | None):
+    payload = {"code": "LIKELIHOOD_FALLS", "steps": 20, "logps_chosen": -30.0}
+    payload |= {"method": method} if method else {}  # an earlier release's has none
+    (event,) = to_events([{"event": "training_warning", "payload": payload}])
+    assert "than they are to the reference" in event.message
+    assert ("undesirable_weight" in event.message) == (method == "kto")
+    assert ("sft_weight" in event.message) == (method != "kto")
 
 
 def test_epoch_complete_message():

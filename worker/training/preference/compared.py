@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shared.contract.choices import MethodType
 from shared.contract.sections import PreferenceSection
 from worker.run_folder import REFERENCE_NAME
 from worker.training.method import BatchT, Method, RowT
@@ -30,8 +31,12 @@ class ComparedMethod(Method[RowT, BatchT]):
 
     Args:
         section: the loss and its parameters.
+
+    Attributes:
+        type: its name in contracts.
     """
 
+    type: MethodType
     carried = (REFERENCE_NAME,)
 
     def __init__(self, section: PreferenceSection) -> None:
@@ -58,7 +63,8 @@ class ComparedMethod(Method[RowT, BatchT]):
         self._has_warned = len(self._fallen) == WATCHED_STEPS and all(self._fallen)
         if not self._has_warned:
             return None
-        return {"code": LIKELIHOOD_FALLS, "steps": WATCHED_STEPS, **{name: metrics[name] for name in names}}
+        found = {name: metrics[name] for name in names}
+        return {"code": LIKELIHOOD_FALLS, "method": self.type.value, "steps": WATCHED_STEPS, **found}
 
     def _has_fallen(self, metrics: Mapping[str, float], side: str) -> bool:
         lost = -metrics[f"rewards_{side}"] / self._section.strength

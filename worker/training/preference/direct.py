@@ -12,6 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
+from shared.contract.choices import MethodType
 from shared.contract.plan import TrainingRun
 from worker.run_folder import PREFERENCE_METRICS
 from worker.training.data.dataset import Data
@@ -33,6 +34,7 @@ METRICS = tuple(name for name in PREFERENCE_METRICS if name != "kl")
 class DirectPreference(ComparedMethod[Pair, PairBatch]):
     """`worker/training/method.py:Method` for pairs of answers."""
 
+    type = MethodType.DPO
     sums = (*METRICS, TOKENS, SQUARED_MARGIN)
 
     def read(self, run: TrainingRun, tokenizer: PreTrainedTokenizerBase, vocab: int, cache: Path) -> Data[Pair]:

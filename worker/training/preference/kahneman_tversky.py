@@ -12,6 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
+from shared.contract.choices import MethodType
 from shared.contract.plan import TrainingRun
 from shared.contract.sections import PreferenceSection
 from worker.training.data.dataset import Data
@@ -41,6 +42,7 @@ KINDS = ("chosen", "rejected")
 class KahnemanTversky(ComparedMethod[RatedAnswer, RatedBatch]):
     """`worker/training/method.py:Method` for rated answers."""
 
+    type = MethodType.KTO
     sums = (
         *(LOSS, RIGHT, TOKENS, SQUARED_MARGIN),
         *(f"{name}_{kind}" for name in ("answers", "rewards", "logps") for kind in KINDS),

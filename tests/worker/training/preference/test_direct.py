@@ -306,7 +306,7 @@ def test_both_answers_becoming_unlikely_is_told_once() -> None:
     method = DirectPreference(PreferenceSection())
     warnings = [method.warning(falling) for _ in range(30)]
     assert [index for index, warning in enumerate(warnings) if warning] == [19]
-    assert warnings[19]["code"] == LIKELIHOOD_FALLS
+    assert (warnings[19]["code"], warnings[19]["method"]) == (LIKELIHOOD_FALLS, "dpo")
     rising = falling | {"rewards_chosen": 0.5}
     assert not any(DirectPreference(PreferenceSection()).warning(rising) for _ in range(1))
     kept = DirectPreference(PreferenceSection(sft_weight=0.2))

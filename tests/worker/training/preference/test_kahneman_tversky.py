@@ -164,6 +164,13 @@ def test_the_loss_waits_for_nothing_on_the_device(monkeypatch: pytest.MonkeyPatc
     assert method.loss(None, batch, meta).loss.shape == ()  # type: ignore[arg-type]
 
 
+def test_unlikely_answers_are_told_with_the_method() -> None:
+    falling = {"rewards_chosen": -1.0, "rewards_rejected": -2.0, "logps_chosen": -30.0, "logps_rejected": -40.0}
+    method = KahnemanTversky(PreferenceSection.model_validate({"loss": "kto"}))
+    warnings = [found for _ in range(30) if (found := method.warning(falling))]
+    assert [(found["code"], found["method"]) for found in warnings] == [("LIKELIHOOD_FALLS", "kto")]
+
+
 @pytest.mark.bench
 @pytest.mark.long
 def test_a_whole_run_is_trls(tiny_llama: Any, tmp_path: Path) -> None:
