@@ -139,7 +139,7 @@ _FALLS = {
     MethodType.DPO: ("both answers", "preferred", "Set preference.sft_weight, e.g. to 0.2"),
     MethodType.KTO: ("good and bad answers", "good", "Lower preference.undesirable_weight"),
 }
-"""What a method's warning says: which answers are less likely, which of them have the number, and the remedy."""
+"""Parts of a method's warning: the less likely answers, those of them with the number, and the remedy."""
 
 
 def _warning(kind: str, payload: dict[str, Any]) -> str | None:
