@@ -10,7 +10,7 @@ from shared.model_card.self_evaluation import PairedMeasure, RowSource, SampleAn
 SOURCES = {
     RowSource.VALIDATION_FILE: "rows of the validation file",
     RowSource.HELD_OUT: "rows that were held out of the training file",
-    RowSource.TRAINING: "**rows that were trained on**, because none was held out; other rows may do worse",
+    RowSource.TRAINING: "**rows that were trained on**, because no others can be measured; other rows may do worse",
 }
 
 INTERVALS = (

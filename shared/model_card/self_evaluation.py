@@ -111,7 +111,7 @@ class SelfEvaluation(EvaluationPart):
     held_out_copies: int = Field(
         0, description="Scored held-out rows that are trained on too, because the file repeats them."
     )
-    rows_available: int
+    rows_available: int = Field(description="Rows of that source whose answer is one to give.")
     tokens: int = Field(description="Supervised tokens of these rows.")
     loss: PairedMeasure | None = Field(description="Nats per supervised token; lower is better.")
     token_accuracy: PairedMeasure | None = Field(description="Share of supervised tokens that the arg-max predicts.")
@@ -183,7 +183,7 @@ def summarize(evaluation: SelfEvaluation) -> list[str]:
     rows = {
         RowSource.VALIDATION_FILE: "rows of the validation file",
         RowSource.HELD_OUT: "held-out rows",
-        RowSource.TRAINING: "training rows, because none is held out: this shows what was learnt by heart",
+        RowSource.TRAINING: "training rows, because no others can be measured: this shows what was learnt by heart",
     }[evaluation.source]
     copies = evaluation.held_out_copies
     leaked = f"; {copies} of them are trained on too, so new rows may do worse" if copies else ""

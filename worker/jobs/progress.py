@@ -172,7 +172,8 @@ def _evaluation_message(payload: dict[str, Any]) -> str:
     if payload["base_token_accuracy"] is not None:
         before, after = 100 * payload["base_token_accuracy"], 100 * payload["tuned_token_accuracy"]
         parts.append(f"token accuracy {before:.1f} % to {after:.1f} %")
-    measured = ", ".join(parts) or f"nothing was measured ({', '.join(payload['causes'])})"
+    causes = ", ".join(payload["causes"]) or "no row has an answer to give"
+    measured = ", ".join(parts) or f"nothing was measured ({causes})"
     # Usually zero: the served model gives the answers later.
     answers = f"{payload['sample_answers']} sample answers, " if payload["sample_answers"] else ""
     return f"{rows}: {measured}; {answers}{payload['seconds']:.1f} s."

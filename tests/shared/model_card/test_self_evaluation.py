@@ -43,7 +43,7 @@ def test_the_summary_has_both_models_and_how_sure_it_is():
 
 def test_rows_that_were_trained_on_are_called_so():
     first, *_ = summarize(EVALUATION.model_copy(update={"source": RowSource.TRAINING}))
-    assert "training rows, because none is held out" in first
+    assert "training rows, because no others can be measured" in first
 
 
 def test_held_out_rows_that_are_trained_on_too_are_called_so():

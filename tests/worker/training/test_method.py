@@ -35,6 +35,7 @@ class Pair:
     weight = 1.0
     weight_sum = 1.0
     """The loss is a mean over pairs."""
+    is_wanted = True
 
     @property
     def lengths(self) -> tuple[int, ...]:

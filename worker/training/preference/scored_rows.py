@@ -84,9 +84,7 @@ class WantedAnswers(Sequence[Row]):
 
     def __init__(self, rows: Sequence[Example]) -> None:
         self._rows = rows
-        self._places: Sequence[int] = (
-            rows.wanted() if isinstance(rows, ScoredRows) else [at for at, row in enumerate(rows) if row.is_wanted]
-        )
+        self._places = wanted_places(rows)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -99,6 +97,15 @@ class WantedAnswers(Sequence[Row]):
         if isinstance(index, slice):
             return [self._rows[place].answer for place in self._places[index]]
         return self._rows[self._places[index]].answer
+
+
+def wanted_places(rows: Sequence[Example]) -> Sequence[int]:
+    """Return the places of the rows whose answer is one to give."""
+    if isinstance(rows, ScoredRows):
+        return rows.wanted()
+    if isinstance(rows, PreparedRows):  # all of them are; they are not read for it
+        return range(len(rows))
+    return [at for at, row in enumerate(rows) if row.is_wanted]
 
 
 def answer_log_probs(model: PeftModel, batch: ScoredBatch, device: torch.device) -> torch.Tensor:

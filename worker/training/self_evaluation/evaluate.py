@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, overload
 
+import numpy as np
 import torch
 
 from shared.contract.choices import BaseQuant, MethodType
@@ -55,6 +56,7 @@ from worker.run_folder import EVALUATION_ROWS_NAME, write_json
 from worker.training.checkpoint import Progress
 from worker.training.data.prepared import Row
 from worker.training.method import Example
+from worker.training.preference.scored_rows import wanted_places
 from worker.training.self_evaluation.sample_answers import (
     MAX_CANDIDATES,
     MAX_PROMPT_TOKENS,
@@ -186,10 +188,17 @@ class _Evaluation:
         self._context, self._inputs, self._check, self._advance = context, inputs, check, advance
         self._trained_tokens = trained_tokens
         self._seed = context.plan.contract.exec.seed
-        held_out = bool(len(context.data.validation))
-        self._rows: Sequence[Example] = context.data.validation if held_out else _TrainingRows(context)
-        held = RowSource.VALIDATION_FILE if inputs.validation else RowSource.HELD_OUT
-        self._source = held if held_out else RowSource.TRAINING
+        self.notes: list[str] = []
+        self.causes: list[str] = []
+        data = context.data
+        self._source = RowSource.VALIDATION_FILE if inputs.validation else RowSource.HELD_OUT
+        self._rows: Sequence[Example] = data.validation
+        self._places: Sequence[int] = wanted_places(data.validation)
+        if not self._places:
+            if len(data.validation):
+                self.notes.append("No held-out row has an answer that is rated good, so training rows are taken.")
+            self._source, self._rows = RowSource.TRAINING, _TrainingRows(context)
+            self._places = np.flatnonzero(np.isin(data.training, wanted_places(data.rows))).tolist()
         self._scored: dict[str, Any] = {
             "rows": 0,
             "held_out_copies": 0,
@@ -202,8 +211,6 @@ class _Evaluation:
         self._general: list[list[int]] = []
         self._end_ids: frozenset[int] = frozenset()
         self._answers = Answers()
-        self.notes: list[str] = []
-        self.causes: list[str] = []
 
     def attempt(self, what: str, part: Callable[[], None]) -> None:
         """Do a part, or note why it was not possible."""
@@ -226,11 +233,14 @@ class _Evaluation:
 
     def score(self) -> None:
         """Measure loss and token accuracy."""
-        chosen = choose_rows(
-            lambda number: sum(self._rows[number].answer.lengths), len(self._rows), self._trained_tokens, self._seed
+        if not self._places:
+            self.notes.append("No row has an answer that is rated good, so nothing is compared.")
+            return
+        numbers = choose_rows(
+            lambda number: sum(self._answer(number).lengths), len(self._places), self._trained_tokens, self._seed
         )
-        chosen = [number for number in chosen if self._rows[number].is_wanted]
-        rows = self._chosen = [self._rows[number].answer for number in chosen]
+        rows = self._chosen = [self._answer(number) for number in numbers]
+        copies = frozenset[int]() if self._source is RowSource.TRAINING else self._context.data.copies
         passes = count(0)
 
         def check() -> None:
@@ -245,7 +255,7 @@ class _Evaluation:
         self._advance("scored_rows", len(rows), len(rows))
         self._scored = {
             "rows": len(rows),
-            "held_out_copies": len(self._context.data.copies.intersection(chosen)),
+            "held_out_copies": len(copies.intersection(self._places[number] for number in numbers)),
             "tokens": sum(one.targets for one in base),
             "loss": compare_losses(base, tuned),
             "token_accuracy": compare_accuracies(base, tuned),
@@ -253,15 +263,19 @@ class _Evaluation:
         if self._scored["loss"] is None:
             self.notes.append("A loss is not finite, so losses are not compared.")
 
+    def _answer(self, number: int) -> Row:
+        """Return the chat of one of the rows whose answer is one to give."""
+        return self._rows[self._places[number]].answer
+
     def read(self, wanted: int) -> None:
         """Read the prompts of `wanted` sample answers, and of the general questions."""
         if not wanted:
             self.notes.append("Sample answers are left out, as the operator has set.")
             return
-        data, inputs = self._context.data, self._inputs
+        inputs = self._inputs
         tokenizer = Tokenizer.load(self._context.base, ChatOptions.of(self._context.plan.contract.data))
         self._end_ids, self._general = tokenizer.end_ids, general_prompts(tokenizer)
-        lines = [data.probe_rows[number].line for number in shuffled(len(data.probe_rows), self._seed, MAX_CANDIDATES)]
+        lines = [self._answer(number).line for number in shuffled(len(self._places), self._seed, MAX_CANDIDATES)]
         path = Path((self._source is RowSource.VALIDATION_FILE and inputs.validation) or inputs.train)
         positions = self._context.config.max_positions or MAX_PROMPT_TOKENS + SAMPLE_TOKENS
         limit = min(MAX_PROMPT_TOKENS, positions - SAMPLE_TOKENS)
@@ -299,7 +313,7 @@ class _Evaluation:
         """Return the measurements."""
         return SelfEvaluation(
             source=self._source,
-            rows_available=len(self._rows),
+            rows_available=len(self._places),
             precision=_precision(self._context),
             answers_from=AnswerSource.TRAINER if self._answers.samples else None,
             sample_answers=self._answers.samples,

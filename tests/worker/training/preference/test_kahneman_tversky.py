@@ -25,13 +25,22 @@ from tests.support import preference_peers
 from tests.support.preference_rows import RATED, rated_row
 from tests.support.training_runs import PauseAfter
 from worker.child_runtime import StopRequested
-from worker.run_folder import ADAPTER_FOLDER, METRICS_NAME, REFERENCE_NAME, TELEMETRY_NAME, list_checkpoints
+from worker.run_folder import (
+    ADAPTER_FOLDER,
+    EVALUATION_NAME,
+    METRICS_NAME,
+    REFERENCE_NAME,
+    TELEMETRY_NAME,
+    list_checkpoints,
+    read_json,
+)
 from worker.training.data.row_order import RowOrder
 from worker.training.model.load import load_tokenizer
 from worker.training.preference.data import read_preferences
 from worker.training.preference.kahneman_tversky import KahnemanTversky
 from worker.training.preference.rated import PreparedRatedAnswers, no_answers
 from worker.training.schedule import learning_rate
+from worker.training.self_evaluation.evaluate import SAMPLES_VARIABLE
 
 KTO = {"method": {"type": "kto"}}
 EXEC = {"epochs": 6, "batch_size": 4, "checkpoint_every": 1, "learning_rate": 0.005}
@@ -107,6 +116,19 @@ def test_manifest_and_card_name_the_method(whole: Path) -> None:
 def test_self_evaluation_measures_the_answers_that_are_rated_good(whole: Path) -> None:
     (measured,) = told(whole, "self_evaluation")
     assert (measured["causes"], measured["rows"]) == ([], 1)
+
+
+def test_bad_answers_are_never_references_of_the_model_card(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails while lines of the training file are looked up in a validation file whose answers are all bad."""
+    sections = {**KTO, "exec": EXEC | {"epochs": 1}}
+    bad = [rated_row(f"What is {name}?", "I do not know, sorry.", label=False) for name in ("a", "b", "c", "d")]
+    run = tiny.plan_run(tmp_path, RATED[:8], bad, **sections)
+    monkeypatch.setenv(SAMPLES_VARIABLE, "4")
+    found = read_json(tiny.train(run, tmp_path / "run") / EVALUATION_NAME)
+    assert (found["source"], found["rows"], len(found["sample_answers"])) == ("training", 4, 4)
+    assert [one["reference"] for one in found["sample_answers"] if "do not know" in one["reference"]] == []
 
 
 @pytest.mark.parametrize("step", [1, 13, 23])

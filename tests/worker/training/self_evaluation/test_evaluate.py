@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import worker.training.self_evaluation.evaluate
+from shared.model_card.evaluation_rows import RowScore
 from shared.model_card.self_evaluation import RowSource, SelfEvaluation
 from tests.support.training_runs import ROWS, PauseAfter
 from worker.child_runtime import EXIT_CANCELLED, EXIT_PAUSED, StopRequested
 from worker.run_folder import ADAPTER_FOLDER, EVALUATION_NAME, SUMMARY_NAME, TELEMETRY_NAME, list_checkpoints, read_json
+from worker.training.data.prepared import Row
 from worker.training.loss import mean_score, validation_sums
+from worker.training.preference.rated import RatedAnswer
 from worker.training.reporting.model_card import CARD_NAME
 from worker.training.self_evaluation.evaluate import MAX_TRIES, SAMPLES_VARIABLE, _Evaluation
 from worker.training.supervised import SupervisedMethod
@@ -98,6 +104,57 @@ def test_held_out_rows_that_are_trained_on_too_are_told_with_the_numbers(tiny, t
     assert (found.source, found.rows, found.held_out_copies) == (RowSource.HELD_OUT, 2, 2)
     assert events(run_dir, "self_evaluation")[0]["held_out_copies"] == 2
     assert "**2 of which are trained on too**" in (run_dir / CARD_NAME).read_text()
+
+
+def rated(number, *, good):
+    chat = Row(line=number + 1, ids=np.arange(40), weights=np.ones(40, np.float32), weight=1.0, difficulty=0)
+    return RatedAnswer(2 * number, chat, is_good=good)
+
+
+def rated_evaluation(monkeypatch, training, validation, copies=()):
+    """A self-evaluation of rated answers, whose scores are made up."""
+    data = SimpleNamespace(
+        rows=training,
+        training=np.arange(len(training)),
+        validation=validation,
+        row=training.__getitem__,
+        copies=frozenset(copies),
+    )
+    model = SimpleNamespace(disable_adapter=nullcontext)
+    exec_ = SimpleNamespace(seed=0)
+    plan = SimpleNamespace(contract=SimpleNamespace(exec=exec_))
+    context = SimpleNamespace(data=data, model=model, plan=plan)
+    made_up = RowScore(loss=40.0, correct=20, weight=40, targets=40)
+    monkeypatch.setattr(
+        worker.training.self_evaluation.evaluate, "score_rows", lambda _context, rows, _check: [made_up for _ in rows]
+    )
+    monkeypatch.setattr(worker.training.self_evaluation.evaluate, "_precision", lambda _: "float32")
+    inputs = SimpleNamespace(train="train", validation="validation")
+    work = _Evaluation(context, inputs, 0, lambda: None, lambda *_: None)
+    work.score()
+    return work.result()
+
+
+def test_rows_are_chosen_among_those_with_an_answer_to_give(monkeypatch):
+    """Fails while rows are chosen first: of 400 a tenth is good, and 25 or so are chosen."""
+    held = [rated(number, good=number % 10 == 0) for number in range(400)]
+    found = rated_evaluation(monkeypatch, [rated(0, good=True)], held, copies=range(400))
+    assert (found.source, found.rows_available, found.rows) == (RowSource.VALIDATION_FILE, 40, 25)
+    assert found.held_out_copies == 25
+    assert found.loss.interval is not None
+
+
+def test_good_training_answers_are_taken_where_every_held_out_one_is_bad(monkeypatch):
+    training = [rated(number, good=number > 1) for number in range(5)]
+    found = rated_evaluation(monkeypatch, training, [rated(9, good=False)], copies=range(5))
+    assert (found.source, found.rows_available, found.rows, found.held_out_copies) == (RowSource.TRAINING, 3, 3, 0)
+    assert found.notes == ("No held-out row has an answer that is rated good, so training rows are taken.",)
+
+
+def test_without_a_good_answer_the_note_says_so(monkeypatch):
+    found = rated_evaluation(monkeypatch, [rated(0, good=False)], [])
+    assert (found.rows, found.loss, len(found.notes)) == (0, None, 1)
+    assert "No row has an answer that is rated good" in found.notes[0]
 
 
 # -- it changes nothing and fails nothing -----------------------------------------------------------------------------
