@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,9 +20,11 @@ from cli.conversion.forms import Dropped, Tags, to_chat
 from cli.conversion.outcomes import ConvertedMethod, DropReason, Note, Row, RowChange, RowOptions, RowOutcome
 from cli.conversion.rows import convert_row, is_preference
 from cli.conversion.sources import SourceFile, SourceRow, open_source, read_rows
+from shared.datasets.forms.flags import flag_of
 from shared.datasets.forms.recognition import RowForm, recognise
-from shared.datasets.preferences.rated import LABEL, parse_rated
-from shared.datasets.preferences.rows import ANSWERS
+from shared.datasets.preferences.rated import LABEL, RatedRecord, parse_rated
+from shared.datasets.preferences.reader import refuse_contradiction
+from shared.datasets.preferences.rows import ANSWERS, essence
 from shared.datasets.row_validation import FAILURES, decode_line
 from shared.datasets.rows import RowCode, RowError
 from shared.errors import Code, InvalidRequest
@@ -85,12 +88,14 @@ def convert_file(
     """
     source = open_source(path, split, is_table=bool(rules.columns))
     report = ConversionReport(str(path), ConvertedMethod.SUPERVISED, file_form=source.form)
-    encoder = msgspec.json.Encoder()
+    encoder, ratings = msgspec.json.Encoder(), dict[int, tuple[int, bool]]()
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as target:
             for row in read_rows(source):
                 outcome, form, lines = _convert(row, source, rules, encoder)
+                if rules.options.as_rated and lines:
+                    outcome, lines = _consistent(outcome, lines, report.rows + 1, ratings)
                 target.writelines(line + b"\n" for line in lines)
                 report.count(outcome, [row.line])
                 report.forms[form or "unknown"] += 1
@@ -135,6 +140,37 @@ def _convert(
     if row.had_mark and lines:
         outcome.change(RowChange.BYTE_ORDER_MARK_REMOVED)
     return outcome, form, lines
+
+
+def _consistent(
+    outcome: RowOutcome, lines: list[bytes], number: int, earlier: dict[int, tuple[int, bool]]
+) -> tuple[RowOutcome, list[bytes]]:
+    """Return a row's outcome and the lines to write, without answers that an earlier line rates otherwise, as where a
+    ranking of three answers was written as two pairs.
+
+    Args:
+        number: of the first of the lines in the output. earlier: line and rating by answer.
+    """
+    try:
+        records = [record for line in lines if isinstance(record := parse_rated(line).record, RatedRecord)]
+    except RowError as error:
+        return RowOutcome(reason=error.code), []
+    if len(records) > 1 and len({msgspec.json.encode(essence(one.conversation()[-1])) for one in records}) == 1:
+        return RowOutcome(reason=RowCode.ROW_ANSWERS_EQUAL), []
+    agrees: list[bool] = []
+    for record in records:
+        try:
+            refuse_contradiction(record, number + sum(agrees), earlier)
+        except RowError:
+            agrees.append(False)
+        else:
+            agrees.append(True)
+    if not any(agrees):
+        return RowOutcome(reason=RowCode.ROW_LABEL_CONTRADICTS), []
+    if not all(agrees):
+        outcome.rows = list(compress(outcome.rows, agrees))
+        outcome.change(RowChange.CONTRADICTING_ANSWER_DROPPED)
+    return outcome, list(compress(lines, agrees))
 
 
 def _kept(row: SourceRow, source: SourceFile, encoder: msgspec.json.Encoder, options: RowOptions) -> bytes | None:
@@ -189,17 +225,27 @@ def _rated(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome) ->
     Raises:
         Dropped: the row is not converted.
     """
-    label = row.get(LABEL)
-    versions = [(row | {LABEL: True}, label)] if isinstance(label, bool) else []
+    row = {key.lower(): value for key, value in row.items()}
+    label = row.pop(LABEL, None)
+    versions: list[tuple[Row, bool]] = []
     for chosen, rejected in ANSWERS:
         if not versions and {chosen, rejected} <= row.keys():
             versions = [(row, True), (row | {chosen: row[rejected], rejected: row[chosen]}, False)]
-    if not versions:
+    if not versions and label in (None, ""):
         raise Dropped(DropReason.NOT_RATED)
+    if not versions:
+        if (is_good := flag_of(label)) is None:
+            raise Dropped(RowCode.ROW_LABEL_INVALID)
+        versions = [(row | {LABEL: True}, is_good)]
     options = replace(rules.options, as_rated=False, as_supervised=True)
     found = []
     for version, is_good in versions:
-        one = _converted(version, form, replace(rules, options=options), replace(outcome, changes=[]))
+        one = _converted(
+            version,
+            form,
+            replace(rules, options=options),
+            replace(outcome, changes=[], unused_keys=[*outcome.unused_keys]),
+        )
         if one.reason:
             return one
         one.rows = [chat | {LABEL: is_good} for chat in one.rows]

@@ -126,7 +126,7 @@ def to_chat(row: Row, form: RowForm, tags: Tags, outcome: RowOutcome, *, chosen:
     reading = Reading({key.lower(): value for key, value in row.items()}, tags, outcome)
     if form is RowForm.PREFERENCE and not chosen:
         raise Dropped(DropReason.PREFERENCE)
-    if reading.row.get("label") is False:
+    if is_excluded("label", reading.row.get("label")):
         raise Dropped(DropReason.LABEL_FALSE)
     if any(is_excluded(name, reading.row.get(name)) for name in ROW_FLAGS):
         raise Dropped(RowCode.ROW_EXCLUDED)
@@ -326,7 +326,7 @@ def _said(value: Any, role: str, reading: Reading) -> list[Row]:
 
 
 def _kto(reading: Reading) -> list[Row]:
-    return _sharegpt(reading) if turns_of(reading.row) else _prompt_completion(reading)
+    return _messages(reading) if turns_of(reading.row) else _prompt_completion(reading)
 
 
 def _preference(reading: Reading) -> list[Row]:

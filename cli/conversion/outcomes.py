@@ -31,6 +31,7 @@ class RowChange(StrEnum):
     TOOLS_TO_FUNCTIONS = "tools_to_functions"
     NUMBER_TO_TEXT = "number_to_text"
     RATED_ANSWERS = "rated_answers"
+    CONTRADICTING_ANSWER_DROPPED = "contradicting_answer_dropped"
     BYTE_ORDER_MARK_REMOVED = "byte_order_mark_removed"
 
 

@@ -137,7 +137,10 @@ def _of_other_method(report: DatasetReport, param: str) -> DatasetInvalid | None
     else:
         rows = "rows without a second answer" if given == "dpo" else "rows that do not rate their answer"
         right = "supervised"
-    convert = "; `mens data convert FILE -o rows.jsonl --as-supervised` takes the preferred answers alone"
+    option, outcome = ("--as-supervised", "takes the preferred answers alone")
+    if given == "kto":
+        option, outcome = "--as-rated", "makes a good and a bad answer of each pair"
+    convert = f"; `mens data convert FILE -o rows.jsonl {option}` {outcome}"
     return DatasetInvalid(
         Code.ROWS_OF_OTHER_METHOD,
         f"The {_kind(param)} file has {report.error_count} {rows}, and the job's method.type is {given}.",

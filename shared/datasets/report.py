@@ -123,7 +123,7 @@ def inspect_file(
             hasher wants them in their order; the report is the same.
         index: receives the valid rows of the training file.
         method: decides the form of the rows: answers, pairs of them, or rated ones.
-        preferences: receives the pairs or rated answers of the training file.
+        preferences: receives the pairs or rated answers of the training file that pass the filter.
     """
     strict = mode is DataMode.STRICT
     training = _read(
@@ -255,7 +255,7 @@ def _read_whole(
     with open_data(path, hasher) as file:
         bad_lines = Quarantine(quarantine) if quarantine else None
         if found.preferences is not None:
-            observer = _noting(found.preferences, observer)
+            observer = _noting(found.preferences, filters, observer)
         for block in _blocks(file, found, bad_lines, observer):
             any_left = True
             while any_left:
@@ -280,12 +280,17 @@ def _blocks(
     return [read_records(file, found.report, bad_lines)] if observer else read_blocks(file, found.report, bad_lines)
 
 
-def _noting(preferences: PreferenceObserver, observer: Observer | None) -> Observer:
+def _noting(preferences: PreferenceObserver, filters: RowFilter, observer: Observer | None) -> Observer:
+    """Return an observer that adds the rows that pass the filter: what is left out teaches nothing, and contradicts
+    nothing.
+    """
+
     def observe(record: Record, line: int) -> None:
-        if isinstance(record, PairRecord) and isinstance(preferences, PreferenceFindings):
-            preferences.add(record, line)
-        if isinstance(record, RatedRecord) and isinstance(preferences, RatedFindings):
-            preferences.add(record, line)
+        if filters.admits(record):
+            if isinstance(record, PairRecord) and isinstance(preferences, PreferenceFindings):
+                preferences.add(record, line)
+            if isinstance(record, RatedRecord) and isinstance(preferences, RatedFindings):
+                preferences.add(record, line)
         if observer:
             observer(record, line)
 

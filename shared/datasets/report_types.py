@@ -66,7 +66,7 @@ class PreferenceReport(ReportPart):
 
 
 class RatedReport(ReportPart):
-    """The rated answers of a file, by label."""
+    """The rated answers of a file that pass the filter, by label."""
 
     good: int
     bad: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Literal
 
@@ -16,18 +16,24 @@ import numpy as np
 
 from shared.contract.choices import DataMode
 from shared.contract.contracts import FineTuneContract
-from shared.contract.plan import with_rated_weights
+from shared.contract.plan import validation_split, with_rated_weights
 from shared.contract.sections import DataSection
 from shared.datasets.duplicates import ExactIndex, Lines
 from shared.datasets.filters import RowFilter
-from shared.datasets.preferences.findings import findings_of, rated_warnings, refuse_contradictions, refuse_one_label
+from shared.datasets.preferences.findings import (
+    RatedFindings,
+    findings_of,
+    rated_warnings,
+    refuse_contradictions,
+    refuse_one_label,
+)
 from shared.datasets.reader import Hasher, count_lines
 from shared.datasets.report import Observer, inspect_file, part_warnings, refusal
-from shared.datasets.report_types import DataReport, FileReport
+from shared.datasets.report_types import DataReport, FileReport, RatedReport
 from shared.datasets.row_weights import row_weight, stored_weight
 from shared.datasets.rows import Record, as_row
 from shared.errors import ArtifactInvalid, Code, ContractRejected
-from shared.preflight.held_out import count_copies
+from shared.preflight.held_out import count_copies, split_validation
 from shared.preflight.types import InputFile, Machine
 from shared.tokenization.preference_supervision import PreferenceSupervisionPass
 from shared.tokenization.supervision import SupervisionPass, sample_lines
@@ -62,6 +68,7 @@ class Findings:
         supervision: by file; the training file's is always there.
         index: of the training file's rows, or of the prompts of its preferences. lines: of those that the trainer will use, as :meth:`trained_on` counts
             them.
+        rated: of a training file of rated answers, those of these lines that are not held out. held_out: how many are.
     """
 
     data: DataReport
@@ -69,6 +76,8 @@ class Findings:
     supervision: dict[Kind, SupervisionReport]
     index: ExactIndex
     lines: Lines
+    rated: RatedReport | None = None
+    held_out: int = 0
 
     @property
     def longest_row(self) -> int:
@@ -116,18 +125,19 @@ class Findings:
         refuse_one_label(self.data.training.rated, "data.train_file")
         for kind, report in self.supervision.items():
             report.refuse(f"data.{kind}_file", lenient=self.data.mode is DataMode.LENIENT)
+        refuse_one_label(self.rated, "data.train_file", self.held_out)
 
     def with_weights(self, contract: FineTuneContract) -> FineTuneContract:
         """Return the contract with the weights of rated answers decided; the same object without such answers."""
-        rated = self.data.training.rated
-        return with_rated_weights(contract, rated.good, rated.bad) if rated else contract
+        rated = self.rated
+        return with_rated_weights(contract, rated.good, rated.bad) if rated and rated.good else contract
 
     def warnings(self, contract: FineTuneContract) -> list[str]:
         """Warn of row contents that the training will not reproduce as written, and of rated answers that hardly count."""
         seq_len = contract.exec.seq_len
         found = [*self.data.warnings, *(part_warnings(self.replay, "replay ") if self.replay else [])]
-        if self.data.training.rated:
-            found += rated_warnings(self.data.training.rated, contract.preference)
+        if self.rated:
+            found += rated_warnings(self.rated, contract.preference)
         for kind, report in self.supervision.items():
             found += report.warnings(seq_len, "" if kind == "train" else f"{kind} ")
         return found
@@ -179,7 +189,16 @@ def read_files(
     counted = {"train": report.training, "validation": report.validation, "replay": replayed}
     supervision = {kind: passes.report(kind, counted[kind]) for kind in passes.started}
     known = index if preferences is None else preferences.prompts
-    return Findings(report, replayed, supervision, known, passes.trained_lines())
+    found = Findings(report, replayed, supervision, known, passes.trained_lines())
+    return _with_ratings(found, preferences, contract) if isinstance(preferences, RatedFindings) else found
+
+
+def _with_ratings(found: Findings, ratings: RatedFindings, contract: FineTuneContract) -> Findings:
+    """Return the findings with the ratings of the answers that are trained on, as the trainer splits them."""
+    data, rows = contract.data, len(found.lines)
+    held_out = 0 if found.data.validation else validation_split(rows, data.validation_split_ratio)
+    training, _ = split_validation(rows, held_out, contract.exec.seed)
+    return replace(found, rated=ratings.report_on(found.lines[training]), held_out=held_out)
 
 
 def _read_replay(replay: InputFile, wanted: DataSection, passes: _Passes) -> FileReport:

@@ -27,7 +27,7 @@ from shared.contract.plan import validation_split
 from shared.contract.sections import ContextFilter, DataSection
 from shared.datasets.file_parts import reading_processes
 from shared.datasets.filters import RowFilter
-from shared.datasets.forms.recognition import RowForm, recognise
+from shared.datasets.forms.recognition import RowForm, rates_its_answer, recognise
 from shared.datasets.report_types import DataReport, FileReport, LinePair, PreferenceReport
 from shared.errors import Code, MensError, Unavailable
 from shared.settings import Settings, read_settings
@@ -149,9 +149,11 @@ def _method_of(file: Path) -> MethodType:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return MethodType.SUPERVISED
-    form = recognise(row) if isinstance(row, dict) else None
-    methods: dict[RowForm | None, MethodType] = {RowForm.PREFERENCE: MethodType.DPO, RowForm.KTO: MethodType.KTO}
-    return methods.get(form, MethodType.SUPERVISED)
+    if not isinstance(row, dict):
+        return MethodType.SUPERVISED
+    if rates_its_answer(row):
+        return MethodType.KTO
+    return MethodType.DPO if recognise(row) is RowForm.PREFERENCE else MethodType.SUPERVISED
 
 
 def _label_refusal(report: DataReport) -> MensError | None:

@@ -13,7 +13,7 @@ CONVERT = "mens data convert FILE -o rows.jsonl"
 _CONVERT_IT = f"Convert it: `{CONVERT}` writes rows for training and accounts for each that it leaves out."
 _REMEDIES = {
     RowForm.PREFERENCE: "Set method.type to dpo (`--method dpo`) to learn the preferences; "
-    f"`{CONVERT} --as-supervised` takes the chosen answers.",
+    f"`{CONVERT} --as-supervised` takes the chosen answers, and `--as-rated` makes a good and a bad answer of each pair, for kto.",
     RowForm.TEXT: f"`{CONVERT}` divides strings with a known chat markup into turns; other strings have no answer to learn.",
     RowForm.KTO: "Set method.type to kto (`--method kto`) to learn from both kinds of answers; "
     f"`{CONVERT}` keeps the rows whose label is true and counts the others.",

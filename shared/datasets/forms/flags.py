@@ -8,7 +8,7 @@ FLAGS = ("train", "training", "trainable", "loss")
 """Keys by which a turn or a row says whether to train on it."""
 ROW_FLAGS = ("label", "weight", *FLAGS)
 """The same for a row, with KTO's ``label``."""
-_TEXTS = {"true": True, "false": False}
+_TEXTS = {"true": True, "false": False, "1": True, "0": False}
 
 
 def flag_of(value: Any) -> bool | None:
@@ -20,7 +20,5 @@ def flag_of(value: Any) -> bool | None:
 
 def is_excluded(name: str, value: Any) -> bool:
     """Return whether a row's flag says not to train on the row; a number may also be a class, or a measured loss."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if name == "label":
-        return value is False
-    return flag_of(value) is False and not (name == "loss" and is_number)
+    is_word = isinstance(value, bool) or (isinstance(value, str) and value.strip() != "0")
+    return flag_of(value) is False and (is_word or name not in ("label", "loss"))

@@ -30,7 +30,7 @@ DESCRIPTIONS: dict[RowForm, str] = {
     RowForm.QUESTION_ANSWER: "the question and answer form",
     RowForm.PROMPT_COMPLETION: "TRL's conversational form (`prompt` and `completion` as lists of turns)",
     RowForm.PREFERENCE: "the form of preferences (`chosen` and `rejected`), which are for DPO and not for supervised tuning",
-    RowForm.KTO: "KTO's form (`prompt`, `completion` and `label`)",
+    RowForm.KTO: "KTO's form (`prompt` and `completion`, or `messages`, with `label`)",
     RowForm.GEMINI: "Gemini's form (`contents` with `parts`)",
     RowForm.TEXT: "the plain form (one `text`), which has no answer to learn unless chat markup divides it into turns",
 }
@@ -71,6 +71,13 @@ def recognise(row: Row) -> RowForm | None:
     if isinstance(contents, list) and any(isinstance(turn, dict) and "parts" in turn for turn in contents):
         return RowForm.GEMINI
     return _form_of_turns(row) or _form_of_pair(keys)
+
+
+def rates_its_answer(row: Row) -> bool:
+    """Return whether a row says if its one answer is good: in KTO's form, or as a chat with `label`."""
+    form = recognise(row)
+    is_rated_chat = form is RowForm.MESSAGES and "messages" in row and isinstance(row.get("label"), bool)
+    return form is RowForm.KTO or is_rated_chat
 
 
 def _form_of_pair(keys: Row) -> RowForm | None:

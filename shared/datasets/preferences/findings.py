@@ -5,15 +5,18 @@ rated answers, how many are good.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from shared.contract.choices import MethodType
+from shared.contract.plan import MAX_RATED_WEIGHT
 from shared.contract.sections import PreferenceSection
-from shared.datasets.duplicates import ExactIndex
+from shared.datasets.duplicates import ExactIndex, Lines
 from shared.datasets.preferences.rated import RatedRecord
 from shared.datasets.preferences.rows import PairRecord, essence
 from shared.datasets.report_types import PreferenceReport, RatedReport
@@ -30,7 +33,7 @@ LEAST_RATIO, MOST_RATIO, ROUNDING = 1.0, 4 / 3, 1e-6
 
 @dataclass(slots=True)
 class PreferenceFindings:
-    """Counts of the pairs of a file; add every valid one.
+    """Counts of the pairs of a file; add every valid one that passes the filter.
 
     Attributes:
         prompts: index of the pairs by prompt, to find held-out prompts that are trained on too.
@@ -61,7 +64,7 @@ class PreferenceFindings:
 
 @dataclass(slots=True)
 class RatedFindings:
-    """Counts of the rated answers of a file; add every valid one.
+    """Counts of the rated answers of a file; add every valid one that passes the filter.
 
     Attributes:
         prompts: as in :class:`PreferenceFindings`.
@@ -70,16 +73,24 @@ class RatedFindings:
     good: int = 0
     bad: int = 0
     prompts: ExactIndex = field(default_factory=ExactIndex)
+    _bad_lines: array[int] = field(default_factory=lambda: array("I"))
 
     def add(self, record: RatedRecord, line: int) -> None:
         """Count an answer."""
         self.good += record.is_good
         self.bad += not record.is_good
+        if not record.is_good:
+            self._bad_lines.append(line)
         self.prompts.add([fingerprint([record.prompt_turns, record.tools])], [line])
 
     def report(self) -> RatedReport:
         """Return the counts."""
         return RatedReport(good=self.good, bad=self.bad)
+
+    def report_on(self, lines: Lines) -> RatedReport:
+        """Return the counts of some lines of the file, each of them an added one."""
+        bad = int(np.isin(lines, np.frombuffer(self._bad_lines, np.uint32)).sum())
+        return RatedReport(good=len(lines) - bad, bad=bad)
 
 
 def findings_of(method: MethodType) -> PreferenceFindings | RatedFindings | None:
@@ -89,8 +100,9 @@ def findings_of(method: MethodType) -> PreferenceFindings | RatedFindings | None
     return PreferenceFindings() if method is MethodType.DPO else None
 
 
-def rated_warnings(report: RatedReport, section: PreferenceSection, kind: str = "") -> list[str]:
-    """Return a note if written weights let one kind of answers count far more than the other.
+def rated_warnings(report: RatedReport, section: PreferenceSection) -> list[str]:
+    """Return a note if the weights let one kind of answers count far more than the other: written ones, or such as reach
+    their bound.
 
     The range is TRL's, from Ethayarajh et al. 2024 (https://arxiv.org/abs/2402.01306).
     """
@@ -100,12 +112,20 @@ def rated_warnings(report: RatedReport, section: PreferenceSection, kind: str = 
     ratio = desirable * report.good / (undesirable * report.bad)
     if LEAST_RATIO / (1 + ROUNDING) <= ratio <= MOST_RATIO * (1 + ROUNDING):
         return []
-    share = f"The {kind}answers that are rated good weigh {ratio:.2g} times as much as those rated bad; 1 to 1.33 is advised."
-    return [f"{share} Leave preference.desirable_weight or undesirable_weight out, and it is 1."]
+    share = f"The answers that are rated good weigh {ratio:.2g} times as much as those rated bad; 1 to 1.33 is advised."
+    if MAX_RATED_WEIGHT in (desirable, undesirable):
+        rarer = "bad" if report.bad < report.good else "good"
+        return [f"{share} No weight is over {MAX_RATED_WEIGHT:g}, so add answers that are rated {rarer}."]
+    names = "preference.desirable_weight or preference.undesirable_weight"
+    return [f"{share} Leave {names} out, and both kinds weigh the same."]
 
 
-def refuse_one_label(report: RatedReport | None, param: str) -> None:
-    """Refuse a file whose answers are all rated good, or all rated bad.
+def refuse_one_label(report: RatedReport | None, param: str, held_out: int | None = None) -> None:
+    """Refuse answers that are all rated good, or all rated bad.
+
+    Args:
+        report: on the answers that pass the filter. held_out: answers of the file that are held out to validate, if the
+            report is on the others.
 
     Raises:
         DatasetInvalid: ``KTO_ONE_LABEL``.
@@ -113,13 +133,15 @@ def refuse_one_label(report: RatedReport | None, param: str) -> None:
     if report is None or (report.good and report.bad) or not (report.good or report.bad):
         return
     kind, other = ("good", "false") if report.good else ("bad", "true")
+    which = "of the file that pass the filter" if held_out is None else f"to train on ({held_out} more are held out)"
+    remedy = f"Add rows whose label is {other} and that pass data.min_rating and data.context_filter"
+    remedy += "; or set data.validation_split_ratio to 0, or give a validation file" if held_out else ""
     raise DatasetInvalid(
         Code.KTO_ONE_LABEL,
-        f"All {report.good or report.bad} answers of the file are rated {kind}, so there is nothing to tell apart.",
-        remedy=f"Add rows whose label is {other}"
-        + ("; or train on these answers with method.type supervised." if report.good else "."),
+        f"All {report.good or report.bad} answers {which} are rated {kind}, so there is nothing to tell apart.",
+        remedy=remedy + ("; or train on these answers with method.type supervised." if report.good else "."),
         param=param,
-        details={"good": report.good, "bad": report.bad},
+        details={"good": report.good, "bad": report.bad, "held_out": held_out or 0},
     )
 
 
@@ -147,8 +169,8 @@ def refuse_contradictions(report: PreferenceReport | None, param: str) -> None:
         return
     raise DatasetInvalid(
         Code.PREFERENCES_CONTRADICT,
-        f"{report.contradicting} of the file's {report.pairs} pairs prefer the opposite of an earlier pair with the same prompt and"
-        " answers.",
+        f"{report.contradicting} of the file's {report.pairs} pairs that pass the filter prefer the opposite of an earlier pair with"
+        " the same prompt and answers.",
         remedy="Keep one of two pairs that contradict each other, as most raters decided.",
         param=param,
         details={"pairs": report.pairs, "contradicting": report.contradicting},

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from shared.datasets.forms.flags import flag_of
 from shared.datasets.forms.recognition import recognise
 from shared.datasets.preferences.rows import (
     ANSWERS,
@@ -72,7 +73,9 @@ def _read(row: Row) -> Written:
             raise RowError(RowCode.ROW_METHOD_MISMATCH, reason, LABEL)
         raise missing(LABEL)
     if not isinstance(row[LABEL], bool):
-        raise RowError(RowCode.ROW_LABEL_INVALID, f"label is {str(row[LABEL])[:60]!r}; it must be true or false", LABEL)
+        reason = f"label is {row[LABEL]!r:.60}; it must be true or false"
+        hint = "; `mens data convert --as-rated` writes it so" if flag_of(row[LABEL]) is not None else ""
+        raise RowError(RowCode.ROW_LABEL_INVALID, reason + hint, LABEL)
     completion = next((name for name in _COMPLETIONS if row.get(name) is not None), None)
     if completion is None and row.get(_MESSAGES) is not None:
         return _chat(row)

@@ -34,7 +34,7 @@ def read_preferences(
         try:
             found = parse(line)
             if isinstance(found.record, RatedRecord):
-                _refuse_contradiction(found.record, number, earlier)
+                refuse_contradiction(found.record, number, earlier)
         except RowError as error:
             report.add_error(number, error)
             if quarantine:
@@ -52,7 +52,7 @@ def reading_of(method: MethodType) -> ReadPreferences:
     return partial(read_preferences, method)
 
 
-def _refuse_contradiction(record: RatedRecord, number: int, earlier: dict[int, tuple[int, bool]]) -> None:
+def refuse_contradiction(record: RatedRecord, number: int, earlier: dict[int, tuple[int, bool]]) -> None:
     """Refuse a row that rates the answer of an earlier line otherwise.
 
     Args:

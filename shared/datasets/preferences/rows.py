@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from shared.datasets.forms.flags import FLAGS
-from shared.datasets.forms.recognition import RowForm, recognise
+from shared.datasets.forms.recognition import RowForm, rates_its_answer, recognise
 from shared.datasets.row_validation import FAILURES, check_length, check_record, decode_strictly, explain
 from shared.datasets.rows import Labels, Message, Record, RowCode, RowError, TrainingRow, as_row
 from shared.datasets.written_rows import translate
@@ -267,7 +267,7 @@ def _check_answer(side: Side) -> None:
     if not isinstance(turn, dict):
         raise wrong_type(place, "an object")
     if turn.get("role") != _ASSISTANT:
-        reason = f"{place}.role is {str(turn.get('role'))[:60]!r}; an answer is the assistant's turn"
+        reason = f"{place}.role is {turn.get('role')!r:.60}; an answer is the assistant's turn"
         raise RowError(RowCode.ROW_ANSWER_ROLE, reason, f"{place}.role")
 
 
@@ -336,10 +336,10 @@ def wrong_type(field: str, expected: str) -> RowError:
 
 
 def _without_answers(row: Row) -> RowError:
-    if (form := recognise(row)) is RowForm.KTO:
+    if rates_its_answer(row):
         rated = "the row rates one answer, as for KTO, and has no second one"
-        return RowError(RowCode.ROW_METHOD_MISMATCH, rated, form=form)
-    if form:
+        return RowError(RowCode.ROW_METHOD_MISMATCH, rated, form=RowForm.KTO)
+    if recognise(row):
         learnt = "the row has no two answers to prefer one of; it is a row for supervised tuning"
         return RowError(RowCode.ROW_METHOD_MISMATCH, learnt)
     names = "`chosen` with `rejected`, or `preferred_output` with `non_preferred_output`,"

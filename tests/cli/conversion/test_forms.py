@@ -24,6 +24,7 @@ from tests.support.foreign_rows import CALLED, HI, READABLE, TOOL, UNREADABLE, s
 GOLDEN = Path(__file__).parent / "golden" / "accounts.json"
 ALPACA = {"instruction": "Hi", "output": "No", "history": [["Hi", "Hello"]]}
 CHOSEN = Rules(options=RowOptions(as_supervised=True))
+RATED = Rules(options=RowOptions(as_rated=True))
 
 
 def converted(
@@ -70,6 +71,72 @@ def test_row_that_cannot_be_converted_is_dropped_for_a_reason(number: int, tmp_p
 def test_row_that_is_marked_as_not_to_be_trained_on_is_dropped(flag: dict[str, Any], tmp_path: Path) -> None:
     rows, _, accounts = converted(tmp_path, *({**row, **flag} for row in (ALPACA, {"question": "Hi", "answer": "No"})))
     assert (rows, {account["reason"] for account in accounts}) == ([], {RowCode.ROW_EXCLUDED})
+
+
+@pytest.mark.parametrize("row", [{"prompt": "Hi", "completion": "No"}, {"messages": said("Hi", "No")}, ALPACA])
+@pytest.mark.parametrize(
+    ("label", "is_good"),
+    [(True, True), (False, False), ("true", True), ("False", False), (1, True), (0, False), ("1", True), ("0", False)],
+)
+def test_a_rating_is_kept_however_it_is_written(
+    label: object, is_good: bool, row: dict[str, Any], tmp_path: Path
+) -> None:
+    [written], _, _ = converted(tmp_path, {**row, "label": label}, rules=RATED)
+    assert written["label"] is is_good
+
+
+@pytest.mark.parametrize("label", [False, "false", " False "])
+def test_a_row_that_is_rated_bad_is_not_learnt(label: object, tmp_path: Path) -> None:
+    rows = [{**row, "label": label} for row in (ALPACA, {"prompt": "Hi", "completion": "No"}, {"messages": HI})]
+    written, report, _ = converted(tmp_path, *rows, rules=Rules())
+    assert (written, report.drops) == ([], {DropReason.LABEL_FALSE: 3})
+
+
+def test_a_number_as_label_may_be_a_class(tmp_path: Path) -> None:
+    rows = [{"prompt": "Hi", "completion": "No", "label": label} for label in (0, 1, 2, "0")]
+    assert converted(tmp_path, *rows, rules=Rules())[1].rows == 4
+
+
+@pytest.mark.parametrize(
+    ("label", "reason"), [("good", "ROW_LABEL_INVALID"), (2, "ROW_LABEL_INVALID"), (None, "not_rated")]
+)
+def test_a_label_that_rates_nothing_is_told(label: object, reason: str, tmp_path: Path) -> None:
+    _, report, _ = converted(tmp_path, {"prompt": "Hi", "completion": "No", "label": label}, rules=RATED)
+    assert report.drops == {reason: 1}
+
+
+def test_a_pair_stays_a_pair_whatever_its_label(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{label}?", "chosen": "Yes", "rejected": "No", "label": label} for label in (False, 1, "x")]
+    written, _, _ = converted(tmp_path, *rows, rules=RATED)
+    assert [row["label"] for row in written] == [True, False] * 3
+
+
+def test_chained_rankings_give_ratings_that_agree(tmp_path: Path) -> None:
+    def pair(chosen: str, rejected: str) -> dict[str, str]:
+        return {"prompt": "Hi", "chosen": chosen, "rejected": rejected}
+
+    rows = [
+        pair("A", "B"),
+        pair("B", "C"),
+        pair("B", "A"),
+        pair("D", "D "),
+        {"prompt": "Hi", "completion": "C", "label": True},
+    ]
+    written, report, accounts = converted(tmp_path, *rows, rules=RATED)
+    assert [(row["messages"][-1]["content"], row["label"]) for row in written] == [
+        ("A", True),
+        ("B", False),
+        ("C", False),
+    ]
+    assert (report.rows, report.changes["contradicting_answer_dropped"]) == (3, 1)
+    assert report.drops == {RowCode.ROW_LABEL_CONTRADICTS: 2, RowCode.ROW_ANSWERS_EQUAL: 1}
+    assert [account.get("rows", 0) for account in accounts] == [2, 1, 0, 0, 0]
+
+
+def test_a_rated_chat_that_the_reader_would_refuse_is_dropped_with_its_code(tmp_path: Path) -> None:
+    turns = [*said("Hi", "Hello"), {"role": "assistant", "content": "Bye"}]
+    _, report, _ = converted(tmp_path, {"messages": turns, "label": True}, rules=RATED)
+    assert report.drops == {RowCode.ROW_PROMPT_ENDS_WITH_ANSWER: 1}
 
 
 def test_turn_that_is_marked_as_not_to_be_trained_on_stays_marked(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ OF_FORMS = {
     RowChange.NUMBER_TO_TEXT,
     RowChange.BYTE_ORDER_MARK_REMOVED,
     RowChange.RATED_ANSWERS,
+    RowChange.CONTRADICTING_ANSWER_DROPPED,
 }
 """Changes of rows of other programs: see `test_forms.py`."""
 USER = {"role": "user", "content": "Q"}

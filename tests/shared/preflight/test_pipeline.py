@@ -15,6 +15,7 @@ from shared.contract.presets import domain_names, resolve_contract
 from shared.errors import MensError
 from shared.hashing import digest_file
 from shared.preflight import data_files
+from shared.preflight.held_out import split_validation
 from shared.preflight.pipeline import preflight
 from shared.preflight.types import InputFile, JobRequest, Machine, Preflight, ServingLimits
 from shared.tokenization.supervision import SupervisionPass, supervise_file
@@ -479,14 +480,15 @@ def test_full_precision_never_costs_a_row_its_beginning(base: Path, tmp_path: Pa
 
 
 DPO, KTO = {"method": {"type": "dpo"}}, {"method": {"type": "kto"}}
+ALL_TRAINED = {"data": {"train_file": "f", "validation_split_ratio": 0.0}}
 
 
 def pairs(count: int = 40, **more: Any) -> list[str]:
     return [json.dumps(plain_row(f"question {index}", "Because.", "No.", **more)) for index in range(count)]
 
 
-def rated_line(index: int, label: bool, text: str = "Because.") -> str:
-    return json.dumps(rated_row(f"question {index}", text, label))
+def rated_line(index: int, label: bool, text: str = "Because.", **more: Any) -> str:
+    return json.dumps(rated_row(f"question {index}", text, label, **more))
 
 
 def rated(count: int = 40, good: int = 30) -> list[str]:
@@ -505,12 +507,47 @@ def rated(count: int = 40, good: int = 30) -> list[str]:
 def test_rated_answers_are_planned_with_equal_weight_in_total(
     base: Path, tmp_path: Path, written: dict[str, float], weights: tuple[float, float]
 ) -> None:
-    found = check(base, tmp_path, rated(), sections=KTO | {"preference": written})
+    found = check(base, tmp_path, rated(), sections=KTO | ALL_TRAINED | {"preference": written})
     section = found.plan.contract.preference
     assert (section.loss, section.beta, section.desirable_weight, section.undesirable_weight) == ("kto", 0.1, *weights)
     assert found.estimate.configuration.sequences == 1
     assert found.supervision.rows == found.plan.train.rows == 40
     assert any("that are rated good weigh 3 times" in note for note in found.warnings) is (weights == (1.0, 1.0))
+
+
+BY_RATING = [rated_line(index, index < 30, rating=5 if index < 30 else 1) for index in range(40)]
+
+
+def test_rated_answers_that_the_filter_leaves_out_are_no_second_label(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(MensError) as refused:
+        check(base, tmp_path, BY_RATING, sections=KTO)
+    assert (refused.value.code, refused.value.details) == ("KTO_ONE_LABEL", {"good": 30, "bad": 0, "held_out": 0})
+    sections = KTO | {"data": {"train_file": "f", "min_rating": 0, "validation_split_ratio": 0.0}}
+    assert check(base, tmp_path, BY_RATING, sections=sections).plan.contract.preference.undesirable_weight == 3.0
+
+
+def test_pairs_that_the_filter_leaves_out_contradict_nothing(base: Path, tmp_path: Path) -> None:
+    opposite = [json.dumps(plain_row(f"question {index}", "No.", "Because.", rating=1)) for index in range(40)]
+    found = check(base, tmp_path, [*pairs(), *opposite], sections=DPO)
+    assert found.data.training.preferences is not None
+    assert (found.data.training.preferences.pairs, found.data.training.preferences.contradicting) == (40, 0)
+    with pytest.raises(MensError, match="prefer the opposite"):
+        check(base, tmp_path, [*pairs(), *opposite], sections=DPO | {"data": {"train_file": "f", "min_rating": 0}})
+
+
+def test_rated_answers_are_counted_without_those_that_are_held_out(base: Path, tmp_path: Path) -> None:
+    training, held_out = (part.tolist() for part in split_validation(40, 10, seed=7))
+    sections = KTO | {"exec": {"seed": 7}}
+    only_held_out = [rated_line(index, index != held_out[0]) for index in range(40)]
+    with pytest.raises(MensError) as refused:
+        check(base, tmp_path, only_held_out, sections=sections)
+    assert (refused.value.code, refused.value.details) == ("KTO_ONE_LABEL", {"good": 30, "bad": 0, "held_out": 10})
+    assert "data.validation_split_ratio to 0" in refused.value.remedy
+    all_trained = check(base, tmp_path, only_held_out, sections=sections | ALL_TRAINED)
+    assert all_trained.plan.contract.preference.undesirable_weight == 39.0
+    bad = {*held_out[:5], *training[:5]}
+    found = check(base, tmp_path, [rated_line(index, index not in bad) for index in range(40)], sections=sections)
+    assert found.plan.contract.preference.undesirable_weight == 5.0
 
 
 def test_pairs_are_planned_with_two_sequences_a_row(base: Path, tmp_path: Path) -> None:

@@ -95,7 +95,34 @@ def test_rated_answers_are_kept_and_pairs_divided_with_the_option(tmp_path: Path
     code, text = run("check", output, "--method", "kto")
     assert (code, "rated good, rated bad" in text, "ok: 6 rows to train on" in text) == (0, True, True)
     assert "so they are checked for --method kto" in run("check", write(tmp_path / "one.jsonl", rated))[1]
+    code, text = run("check", write(tmp_path / "chats.jsonl", *rows[1:]))
+    assert (code, "so they are checked for --method kto" in text) == (0, True)
     assert run("convert", source, "-o", output, "--as-rated", "--as-supervised")[0] != 0
+
+
+@pytest.mark.parametrize("labels", [("true", "false"), ("False", "True"), ("1", "0")])
+def test_the_next_step_after_as_rated_is_right(labels: tuple[str, str], tmp_path: Path) -> None:
+    source, output = tmp_path / "in.csv", tmp_path / "rated.jsonl"
+    source.write_text(f"prompt,completion,label\nHi,Hello,{labels[0]}\nHi,No,{labels[1]}\n")
+    code, text = run("convert", source, "-o", output, "--as-rated")
+    assert (code, text.endswith(f"next: `mens data check {output}`")) == (0, True)
+    code, text = run("check", output)
+    assert (code, "so they are checked for --method kto" in text) == (0, True)
+
+
+def test_a_table_loses_its_bad_answers_without_the_option(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.csv", tmp_path / "rows.jsonl"
+    source.write_text("prompt,completion,label\nHi,Hello,true\nHi,No,false\n")
+    assert "dropped: label_false: 1 (line 3)" in run("convert", source, "-o", output)[1]
+    assert json.loads(output.read_text()) == {"messages": HI}
+
+
+def test_check_counts_only_ratings_that_pass_the_filter(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}?", "completion": "Yes", "label": n < 30, "rating": 5 if n < 30 else 1} for n in range(40)]
+    source = write(tmp_path / "in.jsonl", *rows)
+    code, text = run("check", source, "--min-rating", "3")
+    assert (code, "All 30 answers of the file that pass the filter are rated good" in text) == (1, True)
+    assert run("check", source, "--min-rating", "0")[0] == 0
 
 
 def test_json_has_the_account_and_the_error(tmp_path: Path) -> None:

@@ -66,3 +66,16 @@ def test_weights_that_drown_one_kind_are_told(weights: tuple[float, float], is_t
     section = PreferenceSection(desirable_weight=weights[0], undesirable_weight=weights[1])
     assert bool(rated_warnings(RatedReport(good=40, bad=10), section)) is is_told
     assert rated_warnings(RatedReport(good=40, bad=10), PreferenceSection(desirable_weight=weights[0])) == []
+
+
+@pytest.mark.parametrize(
+    ("weights", "good", "advice"),
+    [
+        ((1, 1), 40, "out, and both kinds weigh the same."),
+        ((1, 100), 4000, "over 100, so add answers that are rated bad."),
+    ],
+)
+def test_the_advice_on_weights_says_what_helps(weights: tuple[float, float], good: int, advice: str) -> None:
+    section = PreferenceSection(desirable_weight=weights[0], undesirable_weight=weights[1])
+    [warning] = rated_warnings(RatedReport(good=good, bad=10), section)
+    assert warning.endswith(advice)

@@ -74,6 +74,20 @@ def test_each_fault_has_its_code_and_place(row: dict[str, Any], code: str, field
     assert (refused.value.code, refused.value.field) == (code, field)
 
 
+@pytest.mark.parametrize(
+    ("label", "reason"),
+    [
+        (1, "label is 1; it must be true or false; `mens data convert --as-rated` writes it so"),
+        ("false", "label is 'false'; it must be true or false; `mens data convert --as-rated` writes it so"),
+        ("yes", "label is 'yes'; it must be true or false"),
+    ],
+)
+def test_a_label_is_shown_as_it_is_written(label: object, reason: str) -> None:
+    with pytest.raises(RowError) as refused:
+        parse_rated(encode(rated_row(label=label)))
+    assert refused.value.reason == reason
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "user", "assistant", "a"]),
     lambda inner: (

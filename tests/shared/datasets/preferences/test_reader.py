@@ -14,7 +14,7 @@ from shared.datasets.preferences.reader import reading_of
 from shared.datasets.reader import check_dataset
 from shared.datasets.report import inspect_file, refusal
 from shared.errors import DatasetInvalid
-from tests.support.preference_rows import PAIRS, RATED, openai_row, plain_row, rated_row
+from tests.support.preference_rows import PAIRS, RATED, openai_row, plain_row, rated_chat, rated_row
 
 read_pairs, read_rated = reading_of(MethodType.DPO), reading_of(MethodType.KTO)
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -54,22 +54,25 @@ def test_report_counts_pairs_and_their_findings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "method", "right"),
+    ("row", "method", "right", "option"),
     [
-        (CHAT, MethodType.DPO, "supervised"),
-        (plain_row(), MethodType.SUPERVISED, "dpo"),
-        (rated_row(), MethodType.DPO, "kto"),
-        (plain_row(), MethodType.KTO, "dpo"),
-        (CHAT, MethodType.KTO, "supervised"),
+        (CHAT, MethodType.DPO, "supervised", ""),
+        (plain_row(), MethodType.SUPERVISED, "dpo", "--as-supervised"),
+        (rated_row(), MethodType.DPO, "kto", ""),
+        (rated_chat(), MethodType.DPO, "kto", ""),
+        (rated_chat(label=False), MethodType.DPO, "kto", ""),
+        (plain_row(), MethodType.KTO, "dpo", "--as-rated"),
+        (CHAT, MethodType.KTO, "supervised", ""),
     ],
 )
 def test_a_file_for_another_method_is_refused_as_such(
-    tmp_path: Path, row: dict[str, object], method: MethodType, right: str
+    tmp_path: Path, row: dict[str, object], method: MethodType, right: str, option: str
 ) -> None:
     error = refusal(inspect_file(write(tmp_path, row, row), method=method))
     assert error is not None
     assert error.code == "ROWS_OF_OTHER_METHOD"
-    assert f"Set method.type to {right}" in error.remedy
+    assert f"Set method.type to {right} " in error.remedy
+    assert [name for name in ("--as-supervised", "--as-rated") if name in error.remedy] == [option][: len(option)]
 
 
 def test_one_line_for_another_method_is_a_bad_line(tmp_path: Path) -> None:
