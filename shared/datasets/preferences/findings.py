@@ -4,13 +4,9 @@ rated answers, how many are good.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from shared.contract.choices import MethodType
@@ -18,13 +14,11 @@ from shared.contract.plan import MAX_RATED_WEIGHT
 from shared.contract.sections import PreferenceSection
 from shared.datasets.duplicates import ExactIndex, Lines
 from shared.datasets.preferences.rated import RatedRecord
-from shared.datasets.preferences.rows import PairRecord, essence
+from shared.datasets.preferences.rows import MAX_COMPARED_PAIRS, PairRecord, essence, fingerprint
 from shared.datasets.report_types import PreferenceReport, RatedReport
 from shared.datasets.rows import Message
 from shared.errors import Code, DatasetInvalid
 
-MAX_COMPARED_PAIRS = 1_000_000
-"""Pairs that are compared with later ones; the fingerprints of more would not fit in bounded memory."""
 LONGER_SHARE = 0.8
 CONTRADICTING_WARNING, CONTRADICTING_LIMIT = 0.01, 0.25
 ENOUGH_TO_REFUSE = 4
@@ -175,11 +169,6 @@ def refuse_contradictions(report: PreferenceReport | None, param: str) -> None:
         param=param,
         details={"pairs": report.pairs, "contradicting": report.contradicting},
     )
-
-
-def fingerprint(value: Sequence[Any]) -> int:
-    """Return a number that only equal values have, but for a chance of 2⁻⁶⁴."""
-    return int.from_bytes(hashlib.blake2b(msgspec.json.encode(value), digest_size=8).digest())
 
 
 def _size(turn: Message) -> int:

@@ -8,9 +8,15 @@ from functools import partial
 
 from shared.contract.choices import MethodType
 from shared.datasets.dataset_report import DatasetReport, Quarantine
-from shared.datasets.preferences.findings import MAX_COMPARED_PAIRS, fingerprint
 from shared.datasets.preferences.rated import LABEL, RatedRecord, parse_rated
-from shared.datasets.preferences.rows import ParsedPreference, PreferenceRecord, essence, parse_pair
+from shared.datasets.preferences.rows import (
+    MAX_COMPARED_PAIRS,
+    ParsedPreference,
+    PreferenceRecord,
+    essence,
+    fingerprint,
+    parse_pair,
+)
 from shared.datasets.reader import READ_BYTES, line_stream
 from shared.datasets.rows import RowCode, RowError
 

@@ -11,6 +11,7 @@ apply to them unchanged.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ _PREFERRED = ("preferred_output", "preferred_completion")
 _NON_PREFERRED = ("non_preferred_output", "non_preferred_completion")
 LABELS = tuple(name for name in Labels.__struct_fields__ if name != "syntax_spans")
 ANSWERS = (("chosen", "rejected"), *zip(_PREFERRED, _NON_PREFERRED, strict=True))
+MAX_COMPARED_PAIRS = 1_000_000
+"""Rows that are compared with later ones; the fingerprints of more would not fit in bounded memory."""
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 _DECODE = msgspec.json.Decoder(Row).decode
 _PLACE = re.compile(r"messages\[(\d+)\]")
@@ -149,6 +152,11 @@ def labels_of(row: Row) -> Row:
 def essence(turn: Message) -> tuple[Any, ...]:
     """Return what a model would learn of an answer, without white space around it."""
     return ((turn.content or "").strip(), turn.tool_calls or None, (turn.reasoning_content or "").strip())
+
+
+def fingerprint(value: Sequence[Any]) -> int:
+    """Return a number that only equal values have, but for a chance of 2⁻⁶⁴."""
+    return int.from_bytes(hashlib.blake2b(msgspec.json.encode(value), digest_size=8).digest())
 
 
 def as_rows(record: PreferenceRecord, number: int) -> tuple[TrainingRow, ...]:
