@@ -107,7 +107,8 @@ class FamilySpec:
         lora_head: whether that class lists an untied ``lm_head`` among the modules that an adapter may change.
         activations: as transformers and PEFT compute, by bytes of an element in compute dtype.
         fused_activations: as the trainer computes rows that share a sequence
-            (`worker/training/model/fused_functions.py`).
+            (`worker/training/model/fused_functions.py`), in 2 bytes by Triton's kernels.
+        without_kernels: the same in 2 bytes on a GPU on which these kernels do not run.
         tiny_base: config keys of the tiny base that `worker/pretrain.py` makes of this family; None: it makes none.
     """
 
@@ -135,6 +136,7 @@ class FamilySpec:
     lora_head: bool
     activations: Mapping[int, ActivationBytes]
     fused_activations: Mapping[int, ActivationBytes]
+    without_kernels: ActivationBytes
     tiny_base: Mapping[str, int | bool] | None = None
 
     @property
@@ -190,6 +192,7 @@ LLAMA_FUSED = {
     4: ActivationBytes(hidden=16, intermediate=8, query=12, kv=8, heads=4, rank=28, constant=8),
     2: ActivationBytes(hidden=8, intermediate=4, query=4, kv=4, heads=4, rank=14, constant=8),
 }
+LLAMA_WITHOUT_KERNELS = ActivationBytes(hidden=12, intermediate=4, query=4, kv=4, heads=4, rank=14, constant=8)
 QWEN3_ACTIVATIONS = {
     4: ActivationBytes(hidden=16, intermediate=16, query=12, kv=12, heads=8, kv_heads=4, rank=28, constant=8),
     2: ActivationBytes(hidden=28, intermediate=10, query=12, kv=8, heads=8, kv_heads=4, rank=28, constant=8),
@@ -198,6 +201,9 @@ QWEN3_FUSED = {
     4: ActivationBytes(hidden=16, intermediate=8, query=16, kv=12, heads=8, kv_heads=4, rank=28, constant=8),
     2: ActivationBytes(hidden=8, intermediate=4, query=6, kv=6, heads=8, kv_heads=4, rank=14, constant=8),
 }
+QWEN3_WITHOUT_KERNELS = ActivationBytes(
+    hidden=12, intermediate=4, query=8, kv=8, heads=8, kv_heads=4, rank=14, constant=8
+)
 QWEN3_5_ACTIVATIONS = {
     4: ActivationBytes(hidden=16, intermediate=16, query=28, kv=12, heads=8, kv_heads=4, rank=28, constant=8),
     2: ActivationBytes(hidden=28, intermediate=10, query=16, kv=8, heads=8, kv_heads=4, rank=28, constant=8),
@@ -206,6 +212,9 @@ QWEN3_5_FUSED = {
     4: ActivationBytes(hidden=16, intermediate=8, query=32, kv=12, heads=8, kv_heads=4, rank=28, constant=8),
     2: ActivationBytes(hidden=8, intermediate=4, query=12, kv=6, heads=8, kv_heads=4, rank=14, constant=8),
 }
+QWEN3_5_WITHOUT_KERNELS = ActivationBytes(
+    hidden=12, intermediate=4, query=14, kv=8, heads=8, kv_heads=4, rank=14, constant=8
+)
 GPT2_ACTIVATIONS = {
     4: ActivationBytes(hidden=32, intermediate=20, heads=4, rank=16, constant=16),
     2: ActivationBytes(hidden=24, intermediate=12, heads=4, rank=16, constant=16),
@@ -250,6 +259,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         lora_head=False,
         activations=LLAMA_ACTIVATIONS,
         fused_activations=LLAMA_FUSED,
+        without_kernels=LLAMA_WITHOUT_KERNELS,
         tiny_base=TINY_BASE,
     ),
     Family.QWEN3: FamilySpec(
@@ -264,6 +274,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         lora_head=True,
         activations=QWEN3_ACTIVATIONS,
         fused_activations=QWEN3_FUSED,
+        without_kernels=QWEN3_WITHOUT_KERNELS,
         tiny_base=TINY_BASE,
     ),
     Family.QWEN3_5: FamilySpec(
@@ -288,6 +299,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         lora_head=True,
         activations=QWEN3_5_ACTIVATIONS,
         fused_activations=QWEN3_5_FUSED,
+        without_kernels=QWEN3_5_WITHOUT_KERNELS,
         tiny_base=TINY_HYBRID_BASE,
     ),
     Family.LLAMA: FamilySpec(
@@ -301,6 +313,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         lora_head=True,
         activations=LLAMA_ACTIVATIONS,
         fused_activations=LLAMA_FUSED,
+        without_kernels=LLAMA_WITHOUT_KERNELS,
         tiny_base=TINY_BASE,
     ),
     Family.MISTRAL: FamilySpec(
@@ -317,6 +330,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         lora_head=False,
         activations=LLAMA_ACTIVATIONS,
         fused_activations=LLAMA_FUSED,
+        without_kernels=LLAMA_WITHOUT_KERNELS,
         tiny_base=TINY_BASE,
     ),
     Family.GPT2: FamilySpec(
@@ -367,6 +381,7 @@ SPECS: Mapping[Family, FamilySpec] = {
         activations=GPT2_ACTIVATIONS,
         # Its MLP is not the one that is fused.
         fused_activations=GPT2_ACTIVATIONS,
+        without_kernels=GPT2_ACTIVATIONS[2],
     ),
 }
 """Every family's spec."""

@@ -6,7 +6,7 @@ Counted from the trainer's own functions; `tests/shared/preflight/test_activatio
 from __future__ import annotations
 
 from shared.base_models.config import LinearAttention, ModelConfig
-from shared.base_models.families import GATED_MLP, LINEAR
+from shared.base_models.families import GATED_MLP, LINEAR, ActivationBytes
 from shared.base_models.tensors import lora_modules
 from shared.contract.contracts import FineTuneContract
 
@@ -40,26 +40,43 @@ def activation_bytes(
 
 
 def peak_bytes(
-    config: ModelConfig, rank: int, compute_bytes: int, *, tokens: int, logits: int, checkpointing: bool, fused: bool
+    config: ModelConfig,
+    rank: int,
+    compute_bytes: int,
+    *,
+    tokens: int,
+    logits: int,
+    checkpointing: bool,
+    fused: bool,
+    kernels: bool = True,
 ) -> int:
     """Return the most bytes of activations that are alive in addition to the logits' bytes.
 
     The logits are alive at the end of the forward pass only. Afterwards there is, in their place, what a block's
     gradients need; and, with checkpointing, the block.
+
+    Args:
+        kernels: Triton's kernels run, if it is fused and on a GPU.
     """
     if not fused:
         return tokens * activation_bytes(config, rank, compute_bytes, checkpointing=checkpointing)
-    blocks = _block_bytes(config, rank, compute_bytes, fused=True)
+    blocks = _block_bytes(config, rank, compute_bytes, fused=True, kernels=kernels)
     kept = config.layers * config.hidden * compute_bytes if checkpointing else sum(blocks)
     block = max(blocks) if checkpointing else 0
     weight = compute_bytes * config.hidden * config.intermediate
-    backward = tokens * (block + _gradient_bytes(config, compute_bytes)) + weight
+    backward = tokens * (block + _gradient_bytes(config, compute_bytes, kernels=kernels)) + weight
     return tokens * kept + max(0, backward - logits)
 
 
-def _block_bytes(config: ModelConfig, rank: int, compute_bytes: int, *, fused: bool) -> list[int]:
+def _unit(config: ModelConfig, compute_bytes: int, *, fused: bool, kernels: bool) -> ActivationBytes:
+    if fused and compute_bytes == 2 and not kernels:
+        return config.spec.without_kernels
+    return (config.spec.fused_activations if fused else config.spec.activations)[compute_bytes]
+
+
+def _block_bytes(config: ModelConfig, rank: int, compute_bytes: int, *, fused: bool, kernels: bool = True) -> list[int]:
     """Return what each block saves, per token."""
-    unit = (config.spec.fused_activations if fused else config.spec.activations)[compute_bytes]
+    unit = _unit(config, compute_bytes, fused=fused, kernels=kernels)
     full = (
         unit.hidden * config.hidden
         + unit.intermediate * config.intermediate
@@ -70,15 +87,16 @@ def _block_bytes(config: ModelConfig, rank: int, compute_bytes: int, *, fused: b
         + unit.rank * rank
         + unit.constant
     )
-    linear = _linear_block_bytes(config, rank, compute_bytes, fused=fused) if config.linear else 0
+    linear = _linear_block_bytes(config, rank, compute_bytes, unit, fused=fused) if config.linear else 0
     return [linear if kind == LINEAR else full for kind in config.layer_types]
 
 
-def _linear_block_bytes(config: ModelConfig, rank: int, compute_bytes: int, *, fused: bool) -> int:
+def _linear_block_bytes(
+    config: ModelConfig, rank: int, compute_bytes: int, unit: ActivationBytes, *, fused: bool
+) -> int:
     """Return what a block of linear attention saves, per token."""
     linear = config.linear
     assert linear is not None
-    unit = (config.spec.fused_activations if fused else config.spec.activations)[compute_bytes]
     # Five projections where full attention has four. Below fp32 peft gives each a copy of its input in fp32.
     copies = 4 if not fused and compute_bytes == 2 else 0
     residual = (unit.hidden + copies) * config.hidden + unit.intermediate * config.intermediate
@@ -96,12 +114,12 @@ def _state_bytes(linear: LinearAttention) -> int:
     return 4 * linear.key_head_dim * linear.value_dim // DELTA_CHUNK
 
 
-def _gradient_bytes(config: ModelConfig, compute_bytes: int) -> int:
+def _gradient_bytes(config: ModelConfig, compute_bytes: int, *, kernels: bool) -> int:
     """Return what the backward pass of a block needs beyond what it has saved, per token; a weight comes to it, which
     is dequantised where it is used.
     """
-    # In 16 bits, which is on a GPU, a norm's gradient is one kernel; in torch it takes several tensors in fp32.
-    norm = 4 * compute_bytes if compute_bytes == 2 else 20
+    # In 16 bits, which is on a GPU, a norm's gradient is one kernel, if kernels run; in torch it takes several tensors in fp32.
+    norm = 4 * compute_bytes if compute_bytes == 2 and kernels else 20
     mlp = max(3 * compute_bytes * config.intermediate, norm * config.hidden)
     if config.linear is None:
         return mlp

@@ -159,6 +159,7 @@ def vram_parts(
     on_gpu: bool = True,
     most_tokens: int | None = None,
     supervised: float = 1.0,
+    kernels: bool = True,
 ) -> Vram:
     """Return the memory of one process in a configuration, whatever batch, accumulation and length the contract has.
 
@@ -167,6 +168,7 @@ def vram_parts(
             stated allowance, or the resident set of Python with torch and transformers, as measured.
         most_tokens: that a micro-batch can have, where the rows are known.
         supervised: fraction of them that has logits.
+        kernels: Triton's kernels run on the GPU. A plan is made without the GPU, and assumes it.
     """
     compute_bytes, holders = 2 if on_gpu else 4, configuration.holders
     adapter, lora = contract.adapter, lora_tensors(config, contract.adapter.rank, contract.adapter.target_modules)
@@ -192,6 +194,7 @@ def vram_parts(
         logits=logits,
         checkpointing=configuration.checkpointing,
         fused=is_fused(contract, config),
+        kernels=kernels,
     )
     return Vram(
         quantised_weights=held if quantised else 0,

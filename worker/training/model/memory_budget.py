@@ -20,6 +20,7 @@ from shared.host import allowed_memory, available_memory
 from shared.preflight.estimate import cpu_cache, cpu_tokens, longest_row, memory_limit, vram_parts
 from shared.preflight.memory import cache_bytes
 from shared.preflight.types import Configuration
+from worker.training.model.kernels.choice import kernels_agree
 
 MAX_TOKENS = 65_536
 """Larger micro-batches do not use an accelerator better."""
@@ -75,9 +76,11 @@ def choose_budget(
         largest = largest_step if processes == 1 else None
         budget = cpu_budget(contract, config, smallest(limit), available_memory() // processes, largest)
     else:
+        # Without kernels torch saves more, and sharded processes cannot try again with less.
+        kernels = bool(smallest(int(kernels_agree(device))))
         free, total = torch.cuda.mem_get_info(device)  # a serving replica may share the device
         limit = min(memory_limit(contract, total), free)
-        budget = device_budget(contract, config, smallest(limit), processes)
+        budget = device_budget(contract, config, smallest(limit), processes, kernels=kernels)
     if shard_base and processes > 1:
         return replace(budget, shard_base=True, cache_dequantised=False)
     return budget
@@ -106,10 +109,15 @@ def cpu_budget(
     return Budget(way.tokens, way.checkpointing, cache > 0, needed + cache)
 
 
-def device_budget(contract: FineTuneContract, config: ModelConfig, limit_bytes: int, processes: int = 1) -> Budget:
+def device_budget(
+    contract: FineTuneContract, config: ModelConfig, limit_bytes: int, processes: int = 1, *, kernels: bool = True
+) -> Budget:
     """Return the budget of the fastest way that needs at most ``limit_bytes``; the smallest way if none does.
 
     A base is sharded only if nothing else fits.
+
+    Args:
+        kernels: Triton's kernels run on every process's GPU.
     """
     sizes = token_sizes(contract)
     whole = min(ENOUGH_TOKENS, sizes[0])
@@ -120,7 +128,7 @@ def device_budget(contract: FineTuneContract, config: ModelConfig, limit_bytes: 
         for tokens in sizes
         if recompute or tokens >= whole
     ]
-    way, needed = first_that_fits(contract, config, ways, limit_bytes, on_gpu=True)
+    way, needed = first_that_fits(contract, config, ways, limit_bytes, on_gpu=True, kernels=kernels)
     cache = cache_bytes(contract, config, element_bytes=2)
     cached = cache > 0 and way.holders == 1 and needed + cache <= limit_bytes
     return Budget(way.tokens, way.checkpointing, cached, needed + cache * cached, way.holders > 1)
@@ -136,13 +144,19 @@ class Way:
 
 
 def first_that_fits(
-    contract: FineTuneContract, config: ModelConfig, ways: Iterable[Way], limit_bytes: int, *, on_gpu: bool
+    contract: FineTuneContract,
+    config: ModelConfig,
+    ways: Iterable[Way],
+    limit_bytes: int,
+    *,
+    on_gpu: bool,
+    kernels: bool = True,
 ) -> tuple[Way, int]:
     """Return the first way that needs at most `limit_bytes`, else the last, which the attempt will test; and the bytes
     it needs.
     """
     for way in ways:
-        needed = predict(contract, config, way, on_gpu=on_gpu)
+        needed = predict(contract, config, way, on_gpu=on_gpu, kernels=kernels)
         if needed <= limit_bytes:
             break
     return way, needed
@@ -163,7 +177,13 @@ def halved(largest: int, smallest: int) -> list[int]:
 
 
 def predict(
-    contract: FineTuneContract, config: ModelConfig, way: Way, *, on_gpu: bool, most_tokens: int | None = None
+    contract: FineTuneContract,
+    config: ModelConfig,
+    way: Way,
+    *,
+    on_gpu: bool,
+    most_tokens: int | None = None,
+    kernels: bool = True,
 ) -> int:
     """Predict the memory of one process in bytes, by the plan's own arithmetic."""
     asked = Configuration(
@@ -173,4 +193,4 @@ def predict(
         checkpointing=way.checkpointing,
         holders=way.holders,
     )
-    return vram_parts(contract, config, asked, on_gpu=on_gpu, most_tokens=most_tokens).total
+    return vram_parts(contract, config, asked, on_gpu=on_gpu, most_tokens=most_tokens, kernels=kernels).total

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,9 +14,11 @@ from shared.preflight.estimate import CPU_TOKENS, estimate, memory_limit
 from shared.preflight.memory import cache_bytes
 from tests.support.base_configs import QWEN3_06B, QWEN3_8B
 from tests.support.training_runs import contract_for
+from worker.training.model import memory_budget
 from worker.training.model.memory_budget import (
     MAX_TOKENS,
     Way,
+    choose_budget,
     cpu_budget,
     device_budget,
     predict,
@@ -62,6 +65,18 @@ def test_a_small_gpu_recomputes_before_its_micro_batches_get_tiny():
 def test_where_nothing_fits_the_smallest_is_tried():
     budget = device_budget(contract(), CONFIG, 1 * GIB)
     assert (budget.tokens, budget.checkpointing, budget.cache_dequantised) == (2048, True, False)
+
+
+@pytest.mark.parametrize(("ours", "others"), [(True, 1), (False, 1), (True, 0)])
+def test_a_gpu_without_kernels_gets_what_torch_saves_there(monkeypatch, ours, others):
+    """Fails while the decision is made for kernels that do not run, on this GPU or on another process's."""
+    monkeypatch.setattr(memory_budget, "kernels_agree", lambda _: ours)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (26 * GIB, 80 * GIB))
+    smallest = lambda number: min(number, others) if number <= 1 else number  # noqa: E731
+    found = choose_budget(contract(), CONFIG, torch.device("cuda"), smallest=smallest)
+    kernels = ours and bool(others)
+    assert found == device_budget(contract(), CONFIG, 26 * GIB, kernels=kernels)
+    assert found.checkpointing != kernels
 
 
 @pytest.mark.parametrize("exec_", [{"batch_size": 1, "grad_accum": 4}, {"batch_size": 6, "grad_accum": 2}])
