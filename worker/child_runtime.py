@@ -114,14 +114,15 @@ def run_engine(work: Callable[[], object], run_dir: Path) -> int:
 
     torchrun turns every exit code into 1 and ends the other processes at the first one that is not 0. So under torchrun
     the code is written to ``ending.json``, and a process that stopped as requested exits with 0. It ends its processes with
-    the signal of a cancel; without a request for one, a process or a machine was lost.
+    the signal of a cancel; if the launcher has noted no request for one, a process or a machine was lost. By hand, without
+    the launcher, nothing is noted, and the signal is a cancel.
     """
     log_as_the_worker()
     with traced_child(Path(sys.argv[0]).stem):
         code = _run(work, run_dir)
     if not under_torchrun():
         return code
-    if code == EXIT_CANCELLED and not (run_dir / ASKED_NAME).exists():
+    if code == EXIT_CANCELLED and PARENT_VARIABLE in os.environ and not (run_dir / ASKED_NAME).exists():
         code = _report_lost_peer(run_dir, "it was ended by SIGTERM, which no worker had sent")
     if code not in (0, EXIT_PEER_LOST):
         with suppress(OSError):

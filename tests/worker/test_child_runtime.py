@@ -17,6 +17,7 @@ from worker.child_runtime import (
     EXIT_FAILED,
     EXIT_PAUSED,
     EXIT_PEER_LOST,
+    PARENT_VARIABLE,
     STORAGE_EXITS,
     PeerLost,
     StopRequested,
@@ -109,8 +110,15 @@ def test_a_bug_is_not_dressed_up(tmp_path):
 
 
 @pytest.fixture
-def several(monkeypatch):
+def by_hand(monkeypatch):
+    """torchrun without the worker's launcher, as docs/runs.md has it."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def several(by_hand, monkeypatch):
+    monkeypatch.setenv(PARENT_VARIABLE, str(os.getppid()))
 
 
 LOST = [
@@ -140,6 +148,17 @@ def test_a_cancel_that_was_requested_is_one(tmp_path, several):
     assert run_engine(raising(StopRequested(EXIT_CANCELLED)), tmp_path) == 0
     assert json.loads((tmp_path / "ending.json").read_text()) == {"exit_code": EXIT_CANCELLED}
     assert not (tmp_path / "error.json").exists()
+
+
+def test_run_by_hand_that_is_terminated_is_cancelled(tmp_path, by_hand):
+    """Nobody notes there that a stop was requested."""
+    assert run_engine(raising(StopRequested(EXIT_CANCELLED)), tmp_path) == 0
+    assert not (tmp_path / "error.json").exists()
+
+
+def test_run_by_hand_may_lose_a_peer(tmp_path, by_hand):
+    assert run_engine(raising(LOST[0]), tmp_path) == EXIT_PEER_LOST
+    assert json.loads((tmp_path / "error.json").read_text())["code"] == Code.PEER_LOST
 
 
 def test_alone_no_peer_is_lost(tmp_path):
