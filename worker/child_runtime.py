@@ -17,7 +17,7 @@ from shared.host import disk_errors, exit_with_parent
 from shared.observability.log_context import adopt_from_environment
 from shared.observability.logs import configure_logging
 from shared.observability.tracing import traced_child
-from worker.run_folder import ASKED_NAME, ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, write_json
+from worker.run_folder import ASKED_NAME, ENDING_NAME, ERROR_NAME, FIRST_PROCESS_NAME, read_json, write_json
 
 EXIT_FAILED = 3
 """The child process failed with a coded error, written to ``error.json``."""
@@ -122,12 +122,24 @@ def run_engine(work: Callable[[], object], run_dir: Path) -> int:
         code = _run(work, run_dir)
     if not under_torchrun():
         return code
-    if code == EXIT_CANCELLED and PARENT_VARIABLE in os.environ and not (run_dir / ASKED_NAME).exists():
+    if code == EXIT_CANCELLED and PARENT_VARIABLE in os.environ and not _is_cancel_noted(run_dir):
         code = _report_lost_peer(run_dir, "it was ended by SIGTERM, which no worker had sent")
-    if code not in (0, EXIT_PEER_LOST):
+    is_stop = code in (EXIT_PAUSED, EXIT_CANCELLED)
+    if code not in (0, EXIT_PEER_LOST) and not (is_stop and _has_failed(run_dir)):
         with suppress(OSError):
             write_json(run_dir / ENDING_NAME, {"exit_code": code})
-    return 0 if code in (EXIT_PAUSED, EXIT_CANCELLED) else code
+    return 0 if is_stop else code
+
+
+def _is_cancel_noted(run_dir: Path) -> bool:
+    """Return whether the launcher has noted a cancel: torchrun's own signal is one even while a pause is requested."""
+    return (read_json(run_dir / ASKED_NAME) or {}).get("signal") == CANCEL_SIGNAL
+
+
+def _has_failed(run_dir: Path) -> bool:
+    """Return whether another process of the run has written that it failed."""
+    ending = read_json(run_dir / ENDING_NAME)
+    return ending is not None and ending["exit_code"] not in (EXIT_PAUSED, EXIT_CANCELLED)
 
 
 def _run(work: Callable[[], object], run_dir: Path) -> int:

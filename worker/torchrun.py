@@ -86,7 +86,7 @@ class SignalRelay:
         if self._wanted != CANCEL_SIGNAL:  # a cancel outranks a pause
             self._wanted = number
         with suppress(OSError):
-            write_json(self._run_dir / ASKED_NAME, {"signal": number})
+            write_json(self._run_dir / ASKED_NAME, {"signal": self._wanted})
         self._pass_on(number, frame)
 
     def _pass_on(self, _number: int, _frame: FrameType | None) -> None:

@@ -19,7 +19,17 @@ from shared.gpus.torch_report import TorchGpu
 from shared.gpus.usable import MachineGpus
 from tests.support.training_runs import contract_for
 from worker.jobs.child_process import ChildProcess, ExitReason, count_processes
-from worker.run_folder import ENDING_NAME, ERROR_NAME, LOG_NAME, TELEMETRY_NAME, read_json, write_json
+from worker.run_folder import (
+    ASKED_NAME,
+    ENDING_NAME,
+    ERROR_NAME,
+    FIRST_PROCESS_NAME,
+    LOG_NAME,
+    TELEMETRY_NAME,
+    read_json,
+    write_json,
+)
+from worker.torchrun import SignalRelay
 
 PATIENCE = 180
 
@@ -162,6 +172,43 @@ def test_the_code_of_the_process_that_failed_is_kept(start, tmp_path):
     fails = "raise JobFailed(Code.LOSS_NOT_FINITE, 'It was NaN.', remedy='Lower it.')"
     engine = start(f"def work():\n    if rank:\n        {fails}\n    while True: time.sleep(1)")
     assert failure(engine).as_dict()["message"] == "It was NaN."
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("raise JobFailed(Code.LOSS_NOT_FINITE, 'It was NaN.', remedy='Lower it.')", Code.LOSS_NOT_FINITE),
+        pytest.param("os.kill(os.getpid(), signal.SIGKILL)", Code.TRAINER_KILLED, marks=pytest.mark.long),
+    ],
+    ids=["coded", "killed"],
+)
+def test_failure_during_a_pause_is_no_pause(start, end, code):
+    """torchrun ends the first process with the signal of a cancel, before it has written a checkpoint."""
+    engine = start(
+        "def work():\n"
+        "    while not (stop.cancel_requested if rank == 0 else (run_dir / 'asked.json').exists()):\n"
+        "        time.sleep(0.05)\n"
+        f"    if rank: {end}\n"
+        "    raise StopRequested(EXIT_CANCELLED)"
+    )
+    ready(engine)
+    engine.request_stop(checkpoint=True, grace_seconds=PATIENCE)
+    assert failure(engine).code == code
+
+
+def test_noted_cancel_outranks_a_later_pause(tmp_path):
+    nobody = 2**22 + 1  # above the largest process id of Linux
+    write_json(tmp_path / FIRST_PROCESS_NAME, {"pid": nobody})
+    numbers = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
+    kept = {number: signal.getsignal(number) for number in numbers}
+    try:
+        SignalRelay(tmp_path)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    assert read_json(tmp_path / ASKED_NAME) == {"signal": signal.SIGTERM}
 
 
 @pytest.mark.long
