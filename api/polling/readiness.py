@@ -20,8 +20,10 @@ from shared.worker_registry import WorkerMachine
 T = TypeVar("T")
 MAX_AGE_SECONDS = 1.0
 """Largest age of a result, counted from the start of its reading."""
+ANSWER_SECONDS = 1.5
+"""How long a whole answer of /ready takes at most: less than any probe waits, so that one sees the 503 and its code."""
 DATABASE_SECONDS = 5.0
-"""How long an answer waits for the database: probes of the process time out soon after."""
+"""How long a query may take on a slow machine: until then the success of the one before it holds."""
 WORKERS_SECONDS = 0.5
 """How long an answer waits for the workers' reports; after that it has those of the reading before."""
 
@@ -39,14 +41,20 @@ class SharedReading(Generic[T]):
         self._clock = clock
         self._asked: asyncio.Task[T] | None = None
         self._asked_at = 0.0
+        self._succeeded_before = False
 
     async def result(self) -> T:
         """Return a fresh result, or raise it."""
         now, asked = self._clock(), self._asked
         if asked is None or (asked.done() and now - self._asked_at >= MAX_AGE_SECONDS):
+            self._succeeded_before = asked is not None and not asked.cancelled() and asked.exception() is None
             asked = self._asked = asyncio.create_task(to_thread.run_sync(self._read, limiter=self._limiter))
             self._asked_at = now
         return await asyncio.shield(asked)
+
+    def is_late(self, seconds: float) -> bool:
+        """Return whether the reading in progress has taken so long, or none before it succeeded."""
+        return not self._succeeded_before or self._clock() - self._asked_at >= seconds
 
     @cached_property
     def _limiter(self) -> CapacityLimiter:
@@ -72,23 +80,34 @@ class Readiness:
         self._machines = SharedReading(machines, clock)
         self._last_machines: Sequence[WorkerMachine] = ()
 
-    async def check(self) -> None:
-        """Raises:
-        Unavailable: ``DATABASE_UNAVAILABLE``.
+    async def check(self, until: float) -> None:
+        """Check that the database responds.
+
+        Args:
+            until: when the answer is due, by the running loop's clock.
+
+        Raises:
+            Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         try:
-            async with asyncio.timeout(DATABASE_SECONDS):
+            async with asyncio.timeout_at(until):
                 await self._database.result()
         except TimeoutError:
+            if not self._database.is_late(DATABASE_SECONDS):
+                return
             raise Unavailable(
                 Code.DATABASE_UNAVAILABLE,
-                f"The database did not respond within {DATABASE_SECONDS:g} s.",
+                "The database does not respond.",
                 remedy="Check that it runs and is reachable; the same request can succeed later.",
             ) from None
 
-    async def faulty_machines(self) -> list[WorkerMachine]:
-        """Return the machines of the workers that take no job because of a fault."""
+    async def faulty_machines(self, until: float) -> list[WorkerMachine]:
+        """Return the machines of the workers that take no job because of a fault.
+
+        Args:
+            until: as for :meth:`check`.
+        """
         with suppress(TimeoutError):
-            async with asyncio.timeout(WORKERS_SECONDS):
+            async with asyncio.timeout_at(min(until, asyncio.get_running_loop().time() + WORKERS_SECONDS)):
                 self._last_machines = await self._machines.result()
         return [machine for machine in self._last_machines if machine.fault]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
+from api.polling.readiness import ANSWER_SECONDS
 from api.services import Services, ServicesDep
 from api.web.auth import Caller
 from api.web.request_guard import authenticate
@@ -37,16 +40,27 @@ async def health() -> dict[str, str]:
 
 @router.get("/ready")
 async def ready(request: Request, services: ServicesDep) -> Ready:
-    """Readiness: the database answers, or did within the last second. The broker is not checked: the control worker enqueues jobs again later.
+    """Readiness: the database answers, or did within the last second; a single slow answer changes nothing. The broker is not checked: the control worker enqueues jobs again later.
 
     Workers that take no job because of a fault, e.g. a full disk, are listed, but the API is ready nevertheless. No key is
     needed; with an operator's, the faults name their workers.
     """
-    await services.readiness.check()
-    faulty = await services.readiness.faulty_machines()
-    is_named = bool(faulty) and await _is_operator(services, request)
+    until = asyncio.get_running_loop().time() + ANSWER_SECONDS
+    await services.readiness.check(until)
+    faulty = await services.readiness.faulty_machines(until)
+    is_named = bool(faulty) and await _is_operator_by(until, services, request)
     faults = [WorkerFault(code=one.fault_code, message=one.fault if is_named else None) for one in faulty]
     return Ready(worker_faults=faults)
+
+
+async def _is_operator_by(until: float, services: Services, request: Request) -> bool:
+    """Return whether a request has an operator's key; false if the database did not tell in time."""
+    # Never cancelled: an unknown key counts as a guess, however late it is looked up.
+    asked = asyncio.create_task(_is_operator(services, request))
+    with suppress(TimeoutError):
+        async with asyncio.timeout_at(until):
+            return await asyncio.shield(asked)
+    return False
 
 
 async def _is_operator(services: Services, request: Request) -> bool:

@@ -23,6 +23,7 @@ from shared.database.connection import Database
 from shared.database.job_states import FINAL
 from shared.database.records import Kind, Value
 from shared.database.tables.adapters import AdapterRow, CheckpointPermissionRow
+from shared.database.tables.evaluation import EvalRunRow
 from shared.database.tables.jobs import JobRow
 from shared.database.tables.names import AliasRow
 from shared.database.tenancy import SHARED, TenantName, check_owner, visible_to
@@ -162,11 +163,33 @@ def adapter_needed_by(kind: str, plan: Mapping[str, Any]) -> str | None:
     return parent["digest"] if parent else None
 
 
-def adapters_asked_by(kind: str, plan: Mapping[str, Any]) -> set[str]:
-    """Return the ids of the adapters to which a job sends requests until it ends: those that an evaluation compares or judges."""
-    if kind == Kind.EVALUATE:
-        return {model["served"] for model in plan.get("models", [])}
-    return {plan["adapter_id"]} if kind == Kind.JUDGE and "adapter_id" in plan else set()
+def models_asked_by(session: Session, jobs: Sequence[JobRow]) -> dict[str, set[str]]:
+    """Return the models to which unfinished jobs send requests until they end, by the id of the job: those that an evaluation
+    compares and those that judge its answers; those that a judged adapter is compared with. Names of bases and aliases are among them.
+    """
+    asked = {job.id: _models_of(job.plan) if job.kind == Kind.EVALUATE else set[str]() for job in jobs}
+    judged = {
+        job.id: str(job.plan["adapter_id"]) for job in jobs if job.kind == Kind.JUDGE and "adapter_id" in job.plan
+    }
+    parents: dict[str, set[str]] = {}
+    made = select(AdapterRow.id, AdapterRow.manifest).where(AdapterRow.id.in_(set(judged.values())))
+    for adapter_id, manifest in session.execute(made) if judged else ():
+        if parent := (manifest.get("parent") or {}).get("id"):
+            parents.setdefault(adapter_id, set()).add(parent)
+    for job_id, adapter_id in judged.items():
+        asked[job_id] |= {adapter_id} | parents.get(adapter_id, set())
+    # A job that judges opens them one by one: its plan names neither the alias's target, which may move, nor models of criteria.
+    opened = select(EvalRunRow.job_id, EvalRunRow.plan).join(JobRow, JobRow.id == EvalRunRow.job_id)
+    opened = opened.where(JobRow.state.not_in([str(state) for state in FINAL]), JobRow.kind != Kind.EVALUATE)
+    for job_id, plan in session.execute(opened) if asked else ():
+        asked.get(job_id, set()).update(_models_of(plan))
+    return asked
+
+
+def _models_of(plan: Mapping[str, Any]) -> set[str]:
+    """Return the models of an evaluation's plan: those that answer, and those that judge the answers."""
+    judges = {criterion["model"] for criterion in plan.get("testing_criteria", []) if "model" in criterion}
+    return judges | {model["served"] for model in plan.get("models", [])}
 
 
 def keep_for_job(session: Session, tenant: TenantName, digest: str) -> None:
@@ -225,14 +248,13 @@ def users_of(session: Session, row: AdapterRow) -> tuple[list[AliasRow], list[st
     """Return the aliases and foreign names that name an adapter, and the unfinished jobs that need it."""
     existing = select(AliasRow).order_by(AliasRow.tenant, AliasRow.name)
     found = [alias for alias in session.scalars(existing) if _sees(alias.tenant, row) and row.id in named_by(alias)]
-    jobs = [job.id for job in open_jobs(session) if _sees(job.tenant, row) and _needs(job, row)]
-    return found, jobs
+    jobs = [job for job in open_jobs(session) if _sees(job.tenant, row)]
+    asked = models_asked_by(session, jobs)
+    return found, [job.id for job in jobs if row.id in asked[job.id] or _reads_or_stores(job, row)]
 
 
-def _needs(job: JobRow, row: AdapterRow) -> bool:
-    if _stores(job, row.digest) or adapter_needed_by(job.kind, job.plan) == row.digest:
-        return True
-    return row.id in adapters_asked_by(job.kind, job.plan)
+def _reads_or_stores(job: JobRow, row: AdapterRow) -> bool:
+    return _stores(job, row.digest) or adapter_needed_by(job.kind, job.plan) == row.digest
 
 
 def _refuse_in_use(session: Session, row: AdapterRow) -> None:

@@ -15,11 +15,11 @@ from shared.artifacts.base_folders import is_elsewhere
 from shared.artifacts.storage import Storage
 from shared.base_models.catalog import LocalSource, load_catalog
 from shared.database.connection import Database
-from shared.database.deletions import STORING, adapter_needed_by, adapters_asked_by, named_by, open_jobs
+from shared.database.deletions import STORING, adapter_needed_by, models_asked_by, named_by, open_jobs
 from shared.database.job_states import FINAL, JobState
 from shared.database.records import Kind
 from shared.database.routing import Routing
-from shared.database.tables.adapters import AdapterRow
+from shared.database.tables.adapters import AdapterRow, CheckpointPermissionRow
 from shared.database.tables.jobs import JobRow
 from shared.database.tables.names import AliasMoveRow, AliasRow
 from shared.host import measure_folder
@@ -140,8 +140,21 @@ def uses_of(session: Session, unfinished: list[JobRow], alias_moves: int) -> Use
     digests = {digest for job in unfinished for digest in job.progress.get(STORING, [])}
     digests |= {digest for job in unfinished if (digest := adapter_needed_by(job.kind, job.plan))}
     needed |= set(session.scalars(select(AdapterRow.id).where(AdapterRow.digest.in_(digests))))
-    needed |= {asked for job in unfinished for asked in adapters_asked_by(job.kind, job.plan)}
+    for asked in models_asked_by(session, unfinished).values():
+        needed |= asked
     return Uses(needed, left_at)
+
+
+def needed_adapters(database: Database, alias_moves: int) -> set[str]:
+    """Return the ids of the adapters that cannot be deleted now, or that a rollback needs; those that other tenants may use too.
+
+    Args:
+        database: the installation's.
+        alias_moves: number of an alias's last moves whose adapters count as needed.
+    """
+    with database.read() as session:
+        lent = session.scalars(select(CheckpointPermissionRow.adapter_id))
+        return {*uses_of(session, open_jobs(session), alias_moves).needed, *lent}
 
 
 def _adapters_in(state: dict[str, Any] | None) -> set[str]:

@@ -9,6 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from api.polling.readiness import ANSWER_SECONDS
 from tests.support.helm_chart import (
     KUBERNETES,
     MINIMAL,
@@ -271,6 +272,13 @@ def test_every_container_has_resources_and_probes(documents: list[Document]) -> 
                 "beat": {"startupProbe", "livenessProbe"},
             }.get(name, {"startupProbe", "livenessProbe", "readinessProbe"})
             assert {key for key in container if key.endswith("Probe")} == wanted, name
+
+
+def test_probe_of_the_api_waits_longer_than_its_answer_takes(documents: list[Document]) -> None:
+    """Else kubelet gives up before the 503 that says what is missing."""
+    (api,) = [pod["containers"][0] for name, pod in pods(documents) if name == "api"]
+    assert api["readinessProbe"]["httpGet"]["path"] == "/ready"
+    assert api["readinessProbe"]["timeoutSeconds"] > ANSWER_SECONDS
 
 
 def test_services_reach_the_pods_they_name(documents: list[Document]) -> None:

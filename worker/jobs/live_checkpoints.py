@@ -9,8 +9,10 @@ A checkpoint without `probes.json` (an interim one, or one of an earlier release
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property, partial
@@ -26,7 +28,7 @@ from shared.database.records import NewEvent
 from shared.errors import Code, Conflict, JobFailed, LeaseLost, MensError, NotFound, Unavailable
 from shared.hashing import digest_file
 from shared.replicas import TrainedWeights, discover
-from shared.retention.inventory import uses_of
+from shared.retention.inventory import needed_adapters
 from shared.tokenization.template_arguments import ChatOptions
 from shared.tokenization.tokenizer import Tokenizer
 from worker.checkpoints.adapters import sign_adapters, store_adapter
@@ -73,6 +75,7 @@ class LiveCheckpoints:
         self._deletions = Deletions(database, self._job.tenant)
         self._tried: set[str] = set()
         self._present: list[Path] = []
+        self._withdraw_at = math.inf
         self._failures: list[str] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"live-checkpoints-{self._job.id}", daemon=True)
@@ -105,8 +108,10 @@ class LiveCheckpoints:
         while not self._done.wait(pause):
             try:
                 self.publish_next()
-                if (present := list_checkpoints(self._attempt.run_dir)) != self._present:
-                    self.withdraw_dropped()
+                present = list_checkpoints(self._attempt.run_dir)
+                if present != self._present or time.monotonic() >= self._withdraw_at:
+                    is_left = self.withdraw_dropped()
+                    self._withdraw_at = time.monotonic() + RETRY_SECONDS if is_left else math.inf
                     self._present = present
                 pause = POLL_SECONDS
             except (LeaseLost, RunEnded):
@@ -139,38 +144,42 @@ class LiveCheckpoints:
             self._publish(copy)
             self._tried.add(folder.name)
 
-    def withdraw_dropped(self) -> None:
+    def withdraw_dropped(self) -> bool:
         """Delete the checkpoints of the job that its trainer has dropped, as they are not part of its result.
 
         An attempt that was killed may have left some, so the adapters of the job's row are compared with the run folder. Those of
         later steps than it has are kept: this attempt makes them again.
+
+        Returns:
+            whether some are left, because a name, a permission or a job needs them: a later call may delete them. Such a call only
+            reads while that lasts.
 
         Raises:
             MensError: the database did not respond.
         """
         # Another attempt may own the job by now, and have taken the checkpoints over.
         if self._attempt.keeper.lost:
-            return
+            return False
         try:
             present = {digest_file(one / MANIFEST_NAME): one for one in list_checkpoints(self._attempt.run_dir)}
         except FileNotFoundError:  # the trainer is removing one; a later round sees it
-            return
+            return True
         newest = max((folder.name for folder in present.values()), default="")
         # An equal checkpoint of an earlier job is that job's own.
         made = [one for one in self._adapters.of_job(self._job.id) if not one.final and one.digest not in present]
         dropped = {one.id for one in made if checkpoint_name(one.step) <= newest}
         if not dropped:
-            return
+            return False
         # A rollback may lead to a former target of an alias.
-        for adapter_id in dropped - self._needed():
-            # A name, a permission or a job needs it, for example an evaluation: it stays, and is tried again.
-            with suppress(Conflict, NotFound):
+        needed = needed_adapters(self._attempt.leases.database, self._attempt.settings.retain_alias_moves)
+        for adapter_id in dropped - needed:
+            try:
                 self._deletions.begin(adapter_id)
-
-    def _needed(self) -> set[str]:
-        """Return the ids of the adapters that retention would keep for aliases and their last moves."""
-        with self._attempt.leases.database.read() as session:
-            return set(uses_of(session, [], self._attempt.settings.retain_alias_moves).needed)
+            except NotFound:
+                continue
+            except Conflict:  # needed since they were read
+                needed.add(adapter_id)
+        return bool(dropped & needed)
 
     def _is_untried(self, folder: Path) -> bool:
         return folder.name not in self._tried and (folder / PROBES_NAME).is_file()

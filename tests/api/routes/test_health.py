@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api.polling.readiness import Readiness
+from api.polling.readiness import ANSWER_SECONDS, Readiness
+from cli.standalone import ports
 from shared.database.tenancy import Role
 from shared.worker_registry import WorkerMachine
 
@@ -48,3 +51,30 @@ def test_ready_lists_faults_of_workers_and_names_them_to_operators_only(
     for answer in answers.values():
         assert answer.json()["worker_faults"] == [{"code": "STORAGE_FULL", "message": None}]
         assert "gpu-7" not in answer.text
+
+
+def test_ready_waits_for_no_key(app: FastAPI, anonymous: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database may hang between the two questions; whose key it is stays open then."""
+    machines = [WorkerMachine(device="cpu", fault="gpu-7:12 takes no job.", fault_code="STORAGE_FULL")]
+    readiness = Readiness(lambda: None, lambda: machines)
+    monkeypatch.setattr(app.state, "services", replace(app.state.services, readiness=readiness))
+    monkeypatch.setattr("api.routes.health.ANSWER_SECONDS", 0.3)
+    ended: list[bool] = []
+
+    async def hang(*_: Any) -> None:
+        try:
+            await asyncio.sleep(2)
+        finally:
+            ended.append(True)
+
+    monkeypatch.setattr("api.routes.health.authenticate", hang)
+    began = time.monotonic()
+    answer = anonymous.get("/ready")
+    assert time.monotonic() - began < 1.5
+    assert not ended, "a guess is counted, however late"
+    assert (answer.status_code, answer.json()["worker_faults"][0]["message"]) == (200, None)
+
+
+def test_every_probe_waits_longer_than_the_answer_takes() -> None:
+    """A probe that gives up first has neither the 503 nor its code."""
+    assert ports.TIMEOUT_SECONDS > ANSWER_SECONDS

@@ -13,6 +13,7 @@ from shared.database.adapters import Adapters, NewAdapter
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
 from shared.database.deletions import STORING, Deletions, DeletionStep, PendingDeletion
+from shared.database.evaluation.evals import Evals
 from shared.database.jobs import Jobs
 from shared.database.leases import Leases
 from shared.database.names.aliases import Actor, Aliases
@@ -25,7 +26,7 @@ from tests.support.builders import at_once, claimed, new_adapter, submission
 from tests.support.clock import Clock
 
 BY = Actor(id="key-1", name="alice")
-ONE, TWO = f"demo@{'1' * 64}", f"demo@{'2' * 64}"
+ONE, TWO, THREE = (f"demo@{digit * 64}" for digit in "123")
 
 
 def adapter(adapter_id: str, **changes: Any) -> NewAdapter:
@@ -180,15 +181,41 @@ def test_deletion_is_refused_while_a_job_reads_the_adapter(deletions: Deletions,
 
 @pytest.mark.parametrize(
     ("kind", "plan"),
-    [(Kind.EVALUATE, {"models": [{"name": "prod", "served": TWO}]}), (Kind.JUDGE, {"adapter_id": TWO})],
+    [
+        (Kind.EVALUATE, {"models": [{"name": "prod", "served": TWO}]}),
+        (Kind.EVALUATE, {"testing_criteria": [{"type": "string_check"}, {"type": "score_model", "model": TWO}]}),
+        (Kind.JUDGE, {"adapter_id": TWO}),
+        (Kind.JUDGE, {"adapter_id": THREE}),
+    ],
+    ids=["answers", "judges", "is judged", "is the parent of the judged one"],
 )
 def test_deletion_is_refused_while_an_evaluation_asks_the_adapter(
-    deletions: Deletions, jobs: Jobs, kind: Kind, plan: dict[str, Any]
+    deletions: Deletions, jobs: Jobs, leases: Leases, kind: Kind, plan: dict[str, Any]
 ) -> None:
+    child = adapter(THREE, manifest={"parent": {"id": TWO, "digest": "2" * 64}})
+    leases.finish(claimed(jobs, leases), {}, adapters=[child])
     job, _ = jobs.submit(submission(kind=kind, plan=plan))
     error = refused(deletions.begin, TWO)
     assert (error.code, error.details) == (Code.MODEL_IN_USE, {"aliases": [], "jobs": [job.id]})
+    deletions.begin(ONE)
     jobs.cancel(job.id)
+    deletions.begin(TWO)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [{"models": [{"name": TWO, "served": TWO}]}, {"testing_criteria": [{"type": "label_model", "model": TWO}]}],
+    ids=["incumbent", "judge"],
+)
+def test_deletion_is_refused_while_a_job_that_judges_asks_the_adapter(
+    deletions: Deletions, database: Database, jobs: Jobs, leases: Leases, plan: dict[str, Any]
+) -> None:
+    """The alias has moved from the incumbent since, and models of criteria stand in the run's plan only."""
+    lease = claimed(jobs, leases)
+    leases.open_run(lease, Evals(database).create("e", {}, {}).id, "gate", plan)
+    error = refused(deletions.begin, TWO)
+    assert (error.code, error.details) == (Code.MODEL_IN_USE, {"aliases": [], "jobs": [lease.job.id]})
+    leases.finish(lease, {})
     deletions.begin(TWO)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from shared.database.routing import Routing
 from shared.errors import ArtifactInvalid, Code, JobFailed, LeaseLost, Unavailable
 from shared.hashing import digest_file
 from tests.support.builders import claimed, contract, submission
+from tests.support.waiting import eventually
 from worker.jobs import live_checkpoints
 from worker.jobs.certificates import ServedBase
 from worker.jobs.live_checkpoints import LiveCheckpoints, RunEnded, own_scores
@@ -218,6 +220,33 @@ def test_a_checkpoint_that_an_evaluation_asks_stays_until_it_has_ended(run: Run)
     Jobs(run.database).cancel(job.id)
     live.withdraw_dropped()
     assert run.states() == {2: "deleting", 4: "published"}
+
+
+def test_the_thread_deletes_a_dropped_checkpoint_when_the_evaluation_has_ended(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer's checkpoints do not change meanwhile, and a pass in vain writes nothing."""
+    monkeypatch.setattr(live_checkpoints, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(live_checkpoints, "RETRY_SECONDS", 0.02)
+    passes, begun = [], []
+    withdraw, begin = LiveCheckpoints.withdraw_dropped, Deletions.begin
+    monkeypatch.setattr(LiveCheckpoints, "withdraw_dropped", lambda self: (withdraw(self), passes.append(1))[0])
+    monkeypatch.setattr(Deletions, "begin", lambda self, one: (begun.append(one), begin(self, one))[1])
+    folders = {step: run.write(step) for step in (2, 4)}
+    with run.live():
+        eventually(lambda: run.states() == {2: "published", 4: "published"}, 20)
+        asked = next(one for one in run.made() if one.step == 2)
+        evaluation = submission(kind=Kind.EVALUATE, plan={"models": [{"name": "mine", "served": asked.id}]})
+        job, _ = Jobs(run.database).submit(evaluation)
+        shutil.rmtree(folders[2])
+        before = len(passes)
+        eventually(lambda: len(passes) >= before + 4, 20)
+        assert (run.states(), begun) == ({2: "published", 4: "published"}, [])
+        Jobs(run.database).cancel(job.id)
+        eventually(lambda: run.states() == {2: "deleting", 4: "published"}, 20)
+        before = len(passes)
+        time.sleep(0.2)
+        assert len(passes) <= before + 1, "nothing is left to try again"
 
 
 def test_what_a_killed_attempt_had_dropped_is_deleted_by_the_next(run: Run) -> None:

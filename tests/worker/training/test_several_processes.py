@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -252,7 +253,9 @@ def test_one_process_that_has_no_room_at_all_ends_the_run_with_its_code(tiny, tm
 
 # -- two machines -----------------------------------------------------------------------------------------------------
 
-LONG_RUN = EXEC | {"epochs": 12, "checkpoint_every": 4}
+LONG_RUN = EXEC | {"epochs": 60, "checkpoint_every": 4}
+"""120 steps: a test that was not scheduled for seconds still finds the trainers at work."""
+PORT_TAKEN = b"EADDRINUSE"
 
 
 class Machine:
@@ -281,12 +284,28 @@ class Machine:
         self.process = subprocess.Popen(
             [*launcher, *where, *trainer], stdout=self.log, stderr=self.log, env=os.environ | {"OMP_NUM_THREADS": "1"}
         )
+        self.trainer: int | None = None
 
-    def trainer(self) -> int | None:
-        """Process id of the trainer, once it runs."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-        return next((int(child) for child, command in commands.items() if b"worker.train" in command), None)
+    def has_begun(self) -> bool:
+        """Whether its trainer runs, whose process id it has from then on, or has ended."""
+        self.trainer = self.trainer or self._find_trainer()
+        return self.trainer is not None or self.process.poll() is not None
+
+    def _find_trainer(self) -> int | None:
+        # Any of these processes may end while it is read.
+        with suppress(OSError):
+            for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+                if b"worker.train" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
+        return None
+
+    def found_port_taken(self) -> bool:
+        return self.process.poll() is not None and PORT_TAKEN in (self.run_dir / LOG_NAME).read_bytes()
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(SECONDS)
+        self.log.close()
 
     def error(self) -> dict:
         """How it failed."""
@@ -296,22 +315,32 @@ class Machine:
         return error
 
 
+def have_begun(pair: list[Machine]) -> bool:
+    """Wait until both trainers run or have ended; false if the first machine's port was taken."""
+    until(lambda: pair[0].found_port_taken() or all(machine.has_begun() for machine in pair), "both have begun")
+    return not pair[0].found_port_taken()
+
+
 @pytest.fixture
 def machines(tmp_path):
     """Starts two machines, with the checkpoint that each resumes from."""
     started: list[Machine] = []
 
     def begin(name: str, *resume: Path) -> list[Machine]:
-        port = free_port()
-        pair = [Machine(rank, port, tmp_path / f"{name}-{rank}", resume[rank] if resume else None) for rank in (0, 1)]
-        started.extend(pair)
-        return pair
+        for _ in range(5):
+            port = free_port()  # another program may take it before torchrun does
+            folders = [tmp_path / f"{name}-{rank}" for rank in (0, 1)]
+            pair = [Machine(rank, port, folders[rank], resume[rank] if resume else None) for rank in (0, 1)]
+            started.extend(pair)
+            if have_begun(pair):
+                return pair
+            for machine in pair:
+                machine.close()
+        raise AssertionError("every port was taken")
 
     yield begin
     for machine in started:
-        machine.process.terminate()
-        machine.process.wait(SECONDS)
-        machine.log.close()
+        machine.close()
 
 
 def test_machine_without_the_checkpoint_is_named(tiny, tmp_path, machines):
@@ -327,9 +356,20 @@ def test_machine_without_the_checkpoint_is_named(tiny, tmp_path, machines):
 def kill_one(pair: list[Machine], rank: int, steps: int) -> None:
     """`kill -9` one machine's trainer after some steps; the other says that its peer was lost."""
     until(lambda: len(told(pair[0].run_dir, "step")) >= steps, "enough steps")
-    os.kill(pair[rank].trainer(), signal.SIGKILL)
+    assert pair[rank].process.poll() is None, "the run ended before it could be disturbed"
+    os.kill(pair[rank].trainer, signal.SIGKILL)
     error = pair[1 - rank].error()
     assert (error["code"], error["retryable"]) == (Code.PEER_LOST, True)
+
+
+def test_machines_of_a_taken_port_begin_at_another(tiny, tmp_path, machines, monkeypatch):
+    (tmp_path / PLAN_NAME).write_text(plan(tiny, tmp_path, exec=LONG_RUN).model_dump_json())
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [other.getsockname()[1], free_port()]
+        monkeypatch.setattr(f"{__name__}.free_port", lambda: ports.pop(0))
+        pair = machines("run")
+    assert not ports
+    assert all(machine.trainer for machine in pair)
 
 
 def test_lost_machine_is_told(tiny, tmp_path, machines):
