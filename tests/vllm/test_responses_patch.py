@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serving.launch.parsers import FORMS
+from shared.tokenization.tool_call_forms import FORMS
 from tests.support.tool_calls import CALLS, NAMED, parser_named, request_of, small_tokenizer
 
 pytest.importorskip("vllm")
