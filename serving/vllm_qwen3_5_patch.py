@@ -9,6 +9,9 @@ it.
 
 vLLM computes `in_proj_qkv` and `in_proj_z` as one layer of four slices. It fills in slices for a module that an adapter
 does not change, but takes a missing first one for all four, and refuses the adapter (vLLM 0.32).
+
+On a CPU with AMX it computes linear attention's convolution by an operator that refuses rows which are views of that
+layer's wider ones, as they are with LoRA, and the engine ends at its first prompt. This patch copies such rows.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
+
+import torch
 
 MODULE = "transformers.models.qwen2_vl.image_processing_qwen2_vl"
 PILLOW_MODULE = "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl"
@@ -43,6 +48,7 @@ def apply_patch() -> None:
     if find_spec("torchvision") is None and not any(isinstance(finder, PillowFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, PillowFinder())
     _patch_slices()
+    _patch_convolution()
 
 
 def _patch_slices() -> None:
@@ -62,3 +68,27 @@ def _patch_slices() -> None:
 
     expand_packed_lora.counts_the_first = True  # type: ignore[attr-defined]
     MergedColumnParallelLinearWithLoRA.expand_packed_lora = expand_packed_lora
+
+
+def _patch_convolution() -> None:
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
+
+    convolve = gdn_attention.ops.causal_conv1d_fwd_cpu
+    if getattr(convolve, "copies_views", False):
+        return
+
+    def convolve_dense(*, x: torch.Tensor, **others: Any) -> torch.Tensor:
+        """Return the convolution of x, channels by tokens, whose tokens are copied unless they lie side by side."""
+        tokens = x.transpose(0, 1)
+        if tokens.stride() != (tokens.shape[1], 1):
+            # Not contiguous(): a single token's view counts as contiguous, whatever its stride.
+            tokens = tokens.clone(memory_format=torch.contiguous_format)
+        result: torch.Tensor = convolve(x=tokens.transpose(0, 1), **others)
+        return result
+
+    convolve_dense.copies_views = True  # type: ignore[attr-defined]
+    gdn_attention.ops.causal_conv1d_fwd_cpu = convolve_dense
