@@ -1,4 +1,4 @@
-"""What the fault trials call bad, and that the page of faults has a row of each trial."""
+"""The verdicts of the fault trials, and their rows in docs/faults.md."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_job_that_ended_as_it_should_is_not_bad(ended: dict[str, Any], results: 
         (job(), 2, (), "done 2 times"),
         (job() | {"events": job()["events"] * 2}, 1, (), "done 2 times"),
         (job("succeeded", None, ("TRAINER_CRASHED", "Errno 30")), 1, (), "TRAINER_CRASHED"),
-        (job("succeeded", None, ("STORAGE_FULL", "/tmp/x is full")), 1, (), "tells of the server"),
+        (job("succeeded", None, ("STORAGE_FULL", "/tmp/x is full")), 1, (), "discloses details of the server"),
         (job(), 1, ("TEMPLATE_UNSUPPORTED",), "not refused"),
         (job("failed", "TEMPLATE_UNSUPPORTED", attempt=3), 0, ("TEMPLATE_UNSUPPORTED",), "attempt 3"),
     ],

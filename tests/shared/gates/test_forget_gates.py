@@ -1,4 +1,4 @@
-"""What a model has forgotten: a comparison for each run, and missing evidence where one is absent."""
+"""The gate `forget`: a comparison for each run, and missing evidence where a run is absent."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Makes faults under a real installation's jobs and callers, and prints a verdict on each.
 
   python -m tests.system.fault_trials                      all of them, about fifteen minutes
-  python -m tests.system.fault_trials --list               what there is
+  python -m tests.system.fault_trials --list               list the trials
   python -m tests.system.fault_trials --only runs-full     one; the option can be repeated
 
 A trial starts jobs on a tiny base, makes a fault (mounts, signals, locks), and has callers poll, upload, chat and read /ready meanwhile.
 It is bad if a job is lost, done twice or failed for good; if an attempt begins again without its checkpoint; if a caller gets no answer, an
-uncoded one, or one that tells of the server's inside; if nobody is told of the outage; or if work does not go on soon after it.
+uncoded one, or one that discloses details of the server; if nothing reports the outage; or if work does not go on soon after it.
 
 Needs root, to mount, and the development environment, which has PostgreSQL, SeaweedFS and Valkey. Prints the rows of docs/faults.md and, as
 its last lines, one JSON object a trial.

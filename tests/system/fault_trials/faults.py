@@ -17,7 +17,7 @@ from typing import Protocol
 import psutil
 
 ROOM_BYTES = 96 << 20
-"""What a small disk has left before it is filled; a worker wants a third of it."""
+"""Free space of a small disk before it is filled; a worker needs a third of it."""
 CHUNK = bytes(1 << 16)
 TOP_UP_SECONDS = 0.02
 

@@ -185,7 +185,7 @@ class TrialRun:
         return jobs is not None and all(job["state"] in FINAL for job in jobs)
 
     def _progress(self) -> list[Any] | None:
-        """What changes as soon as a job makes progress; None while the API is not ready."""
+        """A value that changes as soon as a job makes progress; None while the API is not ready."""
         jobs = self.jobs_now() if self._answer("/ready") else None
         return [(job["state"], job["attempt"], job["progress"]) for job in jobs] if jobs else None
 

@@ -64,7 +64,7 @@ class Verdict:
         return "" if self.recovery_seconds is None else f"work continued {self.recovery_seconds:.0f} s after the end"
 
     def _answers_text(self) -> str:
-        """What was not as always."""
+        """Return the callers' answers that differ from the usual ones."""
         unusual = {what: [each for each in answers if each != "200"] for what, answers in self.answers.items()}
         texts = [f"{what}: {', '.join(outcomes)}" for what, outcomes in unusual.items() if outcomes]
         return "; ".join(texts) or "callers noticed nothing"
@@ -76,7 +76,7 @@ def errors_of(job: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def job_faults(job: Mapping[str, Any], results: int, refusals: Sequence[str] = ()) -> list[str]:
-    """What is wrong with how a job has ended: lost, failed, done twice, or not refused as it should be.
+    """Faults in how a job has ended: lost, failed, done twice, or not refused as it should be.
 
     Args:
         job: with its events.
@@ -98,7 +98,7 @@ def job_faults(job: Mapping[str, Any], results: int, refusals: Sequence[str] = (
         bad.append(f"{kind} done {max(successes, results)} times")
     bad += [f"{kind}: {error['code']}: {error['message']}" for error in errors if error["code"] in NEVER]
     bad += [
-        f"{kind}: {error['code']} tells of the server: {error['message']}"
+        f"{kind}: {error['code']} discloses details of the server: {error['message']}"
         for error in errors
         if "/tmp/" in error["message"]
     ]

@@ -1,4 +1,4 @@
-"""What users see during a fault: four callers that ask again and again, and what they were answered."""
+"""Four callers that send requests during a fault, and the answers that they get."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Witness:
             if code in ("None", "INTERNAL_ERROR") or status < 500:
                 self.wrong.append(f"{what}: {status} {code}: {message or text[:200]}")
             if any(secret in message for secret in SECRETS):
-                self.wrong.append(f"{what}: {code} tells of the server: {message}")
+                self.wrong.append(f"{what}: {code} discloses details of the server: {message}")
         self.answers[what][outcome] += 1
 
 

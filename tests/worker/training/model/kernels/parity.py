@@ -182,7 +182,7 @@ def test_swiglu_far_from_zero():
 
 
 def test_shapes_are_known_without_memory():
-    """What plans and benches count with: each operator's outputs as they are on tensors of meta."""
+    """Compare each operator's outputs on meta tensors, with which plans and benches count, with the real ones."""
     x, delta, weight = (
         random(2, 3, 8, dtype=torch.bfloat16),
         random(2, 3, 8, dtype=torch.bfloat16),

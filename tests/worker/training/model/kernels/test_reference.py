@@ -1,4 +1,4 @@
-"""What kernels are compared with is what transformers' modules compute, bit for bit."""
+"""The torch references of the kernels equal transformers' modules bit for bit."""
 
 from __future__ import annotations
 
