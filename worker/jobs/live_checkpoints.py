@@ -99,9 +99,9 @@ class LiveCheckpoints:
             return
         self._done.set()
         self._thread.join(JOIN_SECONDS)
-        # The trainer may have dropped one since the last round.
+        # The trainer may have dropped one since the last round. A result brings its own checkpoints.
         with suppress(MensError):
-            self.withdraw_dropped()
+            self.withdraw_dropped(keep_callable=kind is not None)
 
     def _watch(self) -> None:
         pause = POLL_SECONDS
@@ -144,15 +144,19 @@ class LiveCheckpoints:
             self._publish(copy)
             self._tried.add(folder.name)
 
-    def withdraw_dropped(self) -> bool:
+    def withdraw_dropped(self, *, keep_callable: bool = True) -> bool:
         """Delete the checkpoints of the job that its trainer has dropped, as they are not part of its result.
 
         An attempt that was killed may have left some, so the adapters of the job's row are compared with the run folder. Those of
         later steps than it has are kept: this attempt makes them again.
 
+        Args:
+            keep_callable: keep the newest published one until a later one is published, so that a run that writes checkpoints
+                faster than they are measured always has one that answers, also after a cancel.
+
         Returns:
-            whether some are left, because a name, a permission or a job needs them: a later call may delete them. Such a call only
-            reads while that lasts.
+            whether some are left, because a name, a permission, a job or the rule above needs them: a later call may delete them.
+            Such a call only reads while that lasts.
 
         Raises:
             MensError: the database did not respond.
@@ -166,12 +170,16 @@ class LiveCheckpoints:
             return True
         newest = max((folder.name for folder in present.values()), default="")
         # An equal checkpoint of an earlier job is that job's own.
-        made = [one for one in self._adapters.of_job(self._job.id) if not one.final and one.digest not in present]
-        dropped = {one.id for one in made if checkpoint_name(one.step) <= newest}
+        made = [one for one in self._adapters.of_job(self._job.id) if not one.final]
+        dropped = {one.id for one in made if one.digest not in present and checkpoint_name(one.step) <= newest}
         if not dropped:
             return False
         # A rollback may lead to a former target of an alias.
         needed = needed_adapters(self._attempt.leases.database, self._attempt.settings.retain_alias_moves)
+        if keep_callable:
+            published = [one for one in made if one.state == "published"]
+            newest_first = sorted(published, key=lambda one: (one.step, one.digest in present), reverse=True)
+            needed |= {one.id for one in newest_first[:1]}
         for adapter_id in dropped - needed:
             try:
                 self._deletions.begin(adapter_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -57,11 +56,16 @@ def small_disk(folder: Path, room: int = ROOM_BYTES) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as name, mounted(Path(name), "--bind", str(folder)):
         options = f"size={size + room},mode=755"
         with mounted(folder, "-t", "tmpfs", "-o", options, "tmpfs"):
-            shutil.copytree(name, folder, symlinks=True, dirs_exist_ok=True)
+            _copy(Path(name), folder)
             try:
                 yield
             finally:
-                shutil.copytree(folder, name, symlinks=True, dirs_exist_ok=True)
+                _copy(folder, Path(name))
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a folder's content over another's. `shutil.copytree` refuses a link that is there already."""
+    subprocess.run(["cp", "-a", f"{source}/.", str(target)], check=True)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,8 @@ from shared.hashing import digest_file
 from tests.support.builders import claimed, contract, submission
 from tests.support.waiting import eventually
 from worker.jobs import live_checkpoints
+from worker.jobs.attempt import Stopped
+from worker.jobs.child_process import ExitReason
 from worker.jobs.certificates import ServedBase
 from worker.jobs.live_checkpoints import LiveCheckpoints, RunEnded, own_scores
 from worker.jobs.publish import ProbeSet
@@ -206,6 +209,39 @@ def test_what_the_trainer_drops_is_deleted_unless_a_name_needs_it(run: Run) -> N
     assert run.states() == {2: "deleting", 4: "published", 6: "published"}
 
 
+def test_the_last_callable_checkpoint_stays_until_a_later_one_is_published(run: Run) -> None:
+    """A run that writes checkpoints faster than they are measured has one that answers, also after a cancel."""
+    live = run.live()
+    folders = {step: run.write(step) for step in (2, 4)}
+    for _ in folders:
+        live.publish_next()
+    later = run.write(6)
+    for step in (2, 4):
+        shutil.rmtree(folders[step])
+    assert live.withdraw_dropped(), "one is left for a later call"
+    assert run.states() == {2: "deleting", 4: "published"}
+    live.publish_next()
+    assert not live.withdraw_dropped()
+    assert run.states() == {2: "deleting", 4: "deleting", 6: "published"}
+    assert later.is_dir()
+
+
+def test_the_end_of_a_training_drops_what_the_result_does_not_bring_and_a_cancel_does_not(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_checkpoints, "POLL_SECONDS", 600.0)
+    folder = run.write(2)
+    with suppress(Stopped), run.live() as live:
+        live.publish_next()
+        shutil.rmtree(folder)
+        run.write(4)
+        raise Stopped(ExitReason.CANCELLED)
+    assert run.states() == {2: "published"}
+    with run.live():
+        pass
+    assert run.states() == {2: "deleting"}
+
+
 def test_a_checkpoint_that_an_evaluation_asks_stays_until_it_has_ended(run: Run) -> None:
     live = run.live()
     folders = {step: run.write(step) for step in (2, 4)}
@@ -230,7 +266,9 @@ def test_the_thread_deletes_a_dropped_checkpoint_when_the_evaluation_has_ended(
     monkeypatch.setattr(live_checkpoints, "RETRY_SECONDS", 0.02)
     passes, begun = [], []
     withdraw, begin = LiveCheckpoints.withdraw_dropped, Deletions.begin
-    monkeypatch.setattr(LiveCheckpoints, "withdraw_dropped", lambda self: (withdraw(self), passes.append(1))[0])
+    monkeypatch.setattr(
+        LiveCheckpoints, "withdraw_dropped", lambda self, **options: (withdraw(self, **options), passes.append(1))[0]
+    )
     monkeypatch.setattr(Deletions, "begin", lambda self, one: (begun.append(one), begin(self, one))[1])
     folders = {step: run.write(step) for step in (2, 4)}
     with run.live():
