@@ -12,6 +12,7 @@ from api import errors
 from api.routes import (
     aliases,
     chat,
+    console,
     deletion,
     evals,
     files,
@@ -32,6 +33,7 @@ from api.routes.tenants import audit, checkpoint_permissions, overview, quotas, 
 from api.services import Services, make_services
 from api.settings import ApiSettings
 from api.web.auth import require_caller
+from api.web.console_files import console_files
 from api.web.exchange import ExchangeMiddleware
 from api.web.fast_path import FastPathMiddleware
 from api.web.known_parameters import KNOWN_PARAMETERS
@@ -89,6 +91,9 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
     app.state.services = services or make_services(settings or read_settings(ApiSettings))
     errors.install(app)
     app.include_router(health.router)
+    if app.state.services.settings.console:
+        console_files()  # read now: a faulty installation fails at its start, and no request waits for it
+        app.include_router(console.router)
     for router in KEYED_ROUTERS:
         # Requests to models skip FastAPI's dependencies.
         checks = [] if router is chat.router else [KNOWN_PARAMETERS]

@@ -29,6 +29,7 @@ class ApiSettings(AdapterRetentionSettings):
         None, description="Policy file that governs every alias without a policy of its own or of its tenant."
     )
     api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
+    console: bool = Field(True, description="Serve the web console at `/`.")
     fetch_bases: bool = Field(
         False,
         description="Make the API fetch the catalogue's bases from the hub or the storage; needed if it shares no folder with the other tiers.",

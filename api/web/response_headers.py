@@ -16,6 +16,12 @@ from api.web.request_body import MODEL_PATHS
 from shared.errors import TooMany
 
 ID_HEADER = b"x-request-id"
+OWN_API = "/v1/"
+FOR_BROWSERS: list[tuple[bytes, bytes]] = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
+]
+"""Headers of every answer of the API: a browser that opens an uploaded file runs nothing in it."""
 OPENAI_VERSION = b"2020-10-01"
 """The version of OpenAI's API that its own responses name."""
 
@@ -24,7 +30,7 @@ Headers = list[tuple[bytes, bytes]]
 
 async def with_own_headers(headers: Headers, scope: Scope, request_id: bytes, started: float) -> Headers:
     """Return a response's headers with Mens's own: ``x-ratelimit-…`` on model routes, ``openai-version`` and
-    ``openai-processing-ms`` on OpenAI's routes, and ``x-request-id``.
+    ``openai-processing-ms`` on OpenAI's routes, those for browsers under ``/v1/``, and ``x-request-id``.
 
     Args:
         headers: the route's headers.
@@ -41,6 +47,8 @@ async def with_own_headers(headers: Headers, scope: Scope, request_id: bytes, st
     if path.startswith(OPENAI_PATHS):
         milliseconds = f"{(time.perf_counter() - started) * 1000:.0f}".encode()
         own += [(b"openai-version", OPENAI_VERSION), (b"openai-processing-ms", milliseconds)]
+    if path.startswith(OWN_API):
+        own += FOR_BROWSERS
     own.append((ID_HEADER, request_id))
     return own
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps")
     must_run(*pip, "--no-build-isolation", "--wheel-dir", folder, folder / "source")
     return next(folder.glob("mens-*.whl"))
+
+
+def test_wheel_has_the_files_of_the_console(wheel: Path) -> None:
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "api" / "console").rglob("*") if path.is_file()}
+    assert "api/console/index.html" in files
+    assert files <= set(zipfile.ZipFile(wheel).namelist())
 
 
 @pytest.fixture(scope="module")

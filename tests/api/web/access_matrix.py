@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
+from api.web.console_files import console_files
 from shared.database.records import new_id
 from shared.database.tenancy import Role
 from tests.support.builders import BASE
@@ -246,6 +247,7 @@ def validate_grader(_: str) -> dict[str, Any]:
 
 
 TRAINER, ADMIN = Role.TRAINER, Role.ADMIN
+STYLE = {"digest": console_files().digest, "path:path": "style.css"}
 NO_REPLICA = 503
 """An allowed request to a model gets as far as the replica, which does not exist."""
 OPEN, KEYED, OPERATE = Case(Rule.OPEN), Case(Rule.KEYED), Case(Rule.OPERATE)
@@ -258,6 +260,8 @@ TOKENS = tuple(Case(Rule.SEE, TRAINER, kind, prompt, passes=NO_REPLICA) for kind
 MATRIX: dict[str, tuple[Case, ...]] = {
     "GET /health": (OPEN,),
     "GET /ready": (OPEN,),
+    "GET /": (OPEN,),
+    "GET /console/{digest}/{path:path}": (Case(Rule.OPEN, path=STYLE),),
     "GET /v1/openapi.json": (KEYED,),
     "GET /v1/contract/schema": (KEYED,),
     "GET /v1/capabilities": (KEYED,),

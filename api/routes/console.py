@@ -1,0 +1,61 @@
+"""The web console's page and files: ``/`` and ``/console/``. They need no key, so they use no pool thread and no database.
+
+They are not data: what the page shows, it asks of the public API, as any client does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response, status
+
+from api.errors import error_response
+from api.web.console_files import HEADERS, UNDER_THE_DIGEST, ConsoleFile, console_files
+from api.web.etags import is_known
+from shared.errors import Code, NotFound
+
+router = APIRouter(tags=["console"], default_response_class=Response)
+HTML: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/html": {"schema": {"type": "string"}}}, "description": "The page."}
+}
+FILE: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {"*/*": {"schema": {"type": "string", "format": "binary"}}},
+        "description": "The file, which never changes.",
+    }
+}
+
+
+@router.get("/", responses=HTML)
+async def console_page(request: Request) -> Response:
+    """The web console."""
+    files = console_files()
+    headers = {"Cache-Control": "no-cache", "ETag": f'W/"{files.digest}"'}
+    if is_known(headers["ETag"], request.headers.get("if-none-match", "")):
+        return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=HEADERS | headers)
+    return _response(files.index, request, headers)
+
+
+@router.get("/console/{digest}/{path:path}", responses=FILE)
+async def console_file(digest: str, path: str, request: Request) -> Response:
+    """A file of the web console. The digest is that of the release's files: another release answers 404, never with a file of its own."""
+    files = console_files()
+    if digest != files.digest or path not in files.others:
+        response = error_response(
+            NotFound(
+                Code.CONSOLE_FILE_NOT_FOUND,
+                "The console of this release has no such file.",
+                remedy="Load the page `/` again: Mens was updated, or is being updated.",
+            )
+        )
+        response.headers.update(HEADERS | {"Cache-Control": "no-store"})  # the next replica may have it
+        return response
+    return _response(files.others[path], request, {"Cache-Control": UNDER_THE_DIGEST})
+
+
+def _response(file: ConsoleFile, request: Request, headers: dict[str, str]) -> Response:
+    """Return the response with a file, compressed if the caller takes it."""
+    headers = HEADERS | headers | {"Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(file.compressed, media_type=file.media_type, headers={**headers, "Content-Encoding": "gzip"})
+    return Response(file.body, media_type=file.media_type, headers=headers)
