@@ -110,6 +110,11 @@ PLACES = (
         "Data: check training files, and convert files of other programs, offline.",
     ),
     CommandPlace(
+        "corpus",
+        "corpus.commands:app",
+        "Corpora: make training files from tables, code and documents, and find out where each row comes from.",
+    ),
+    CommandPlace(
         "eval",
         "evaluation.evals:app",
         "Evaluations: is a model good enough, and not worse than another? Your own rows and graders, benchmark suites.",
@@ -127,7 +132,7 @@ PLACES = (
 
 PANELS = {
     "Start": ("up", "demo", "train", "chat", "status"),
-    "Data": ("data", "plan", "files"),
+    "Data": ("data", "corpus", "plan", "files"),
     "Jobs and models": ("jobs", "models", "base", "adapter", "aliases", "names", "migrate"),
     "Prove": ("eval", "scorecard", "policies", "receipts"),
     "Run the installation": (

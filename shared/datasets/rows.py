@@ -109,7 +109,10 @@ class SyntaxSpan(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
 
 
 class Labels(msgspec.Struct, frozen=True, gc=False):
-    """Metadata of a row, as in every form of row."""
+    """Metadata of a row, as in every form of row.
+
+    ``id`` and ``origin`` have no effect; a corpus writes them (``shared/corpus``), and other programs anything.
+    """
 
     rating: Rating | None = None
     category: str | None = None
@@ -118,6 +121,8 @@ class Labels(msgspec.Struct, frozen=True, gc=False):
     response_mode: Literal["code_only", "prose_only"] | None = None
     task_family: str | None = None
     syntax_spans: list[SyntaxSpan] | None = None
+    id: Any = None
+    origin: Any = None
 
 
 class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):

@@ -52,6 +52,7 @@ LOOK_AT = {
     "export": "the machine where `mens adapter export` ran",
     "parts of the system": "`mens replicas`, `/ready` of the API, the logs of the affected process",
     "graders": "the run's items: `mens eval show`; the worker's log",
+    "corpora": "the file or folder that the message names, on that machine",
     "checkers of languages": "the package that has the checker, on that machine",
     "scorecards": "the scorecard's file",
     "evaluations": "`mens jobs show ID` of the run's job, the worker's log",

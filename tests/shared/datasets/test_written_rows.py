@@ -71,10 +71,10 @@ def test_system_turn_may_be_empty(role: str) -> None:
 def test_unused_keys_are_counted_by_row() -> None:
     noted = [USER | {"audio": {"id": "a"}}, ANSWER | {"audio": {"id": "b"}, "annotations": [], "refusal": None}]
     rows, report = read(
-        pair(source="web", id=3), pair(source="web"), chat(*noted, source=None, tags=[]), chat(USER, ANSWER)
+        pair(source="web", number=3), pair(source="web"), chat(*noted, source=None, tags=[]), chat(USER, ANSWER)
     )
     assert rows == [HELLO] * 4
-    assert report.unused_keys == {"source": 2, "id": 1, "messages[].audio": 1}
+    assert report.unused_keys == {"source": 2, "number": 1, "messages[].audio": 1}
 
 
 @pytest.mark.parametrize("metadata", [{"context": {"page": 3}}, {"input": ["x"]}, {"context": "page 3"}])
@@ -138,13 +138,13 @@ def test_number_and_length_of_unused_keys_are_bounded() -> None:
 def test_data_report_names_what_is_not_used_and_what_is_converted(tmp_path: Path) -> None:
     path, held_out = tmp_path / "rows.jsonl", tmp_path / "validation.jsonl"
     path.write_bytes(b"\n".join([pair(source="web"), chat(USER, CALLED, ANSWER)]))
-    held_out.write_bytes(pair(prompt="new", id=7))
+    held_out.write_bytes(pair(prompt="new", number=7))
     report = inspect_file(path, validation=held_out)
     assert report.training.unused_keys == {"source": 1}
     assert report.warnings == [
         "Keys of rows that are not used: source (1).",
         "1 rows have functions in OpenAI's older form, which are read as tools and their calls.",
-        "Keys of validation rows that are not used: id (1).",
+        "Keys of validation rows that are not used: number (1).",
     ]
     assert report.notes[:3] == report.warnings
 

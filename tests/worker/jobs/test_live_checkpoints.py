@@ -29,8 +29,8 @@ from tests.support.builders import claimed, contract, submission
 from tests.support.waiting import eventually
 from worker.jobs import live_checkpoints
 from worker.jobs.attempt import Stopped
-from worker.jobs.child_process import ExitReason
 from worker.jobs.certificates import ServedBase
+from worker.jobs.child_process import ExitReason
 from worker.jobs.live_checkpoints import LiveCheckpoints, RunEnded, own_scores
 from worker.jobs.publish import ProbeSet
 from worker.settings import WorkerSettings

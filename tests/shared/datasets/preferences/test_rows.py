@@ -64,7 +64,7 @@ def test_tools_calls_and_a_system_text_are_kept() -> None:
 
 
 def test_other_keys_with_a_value_are_named() -> None:
-    assert parse_pair(encode(plain_row(score_chosen=3, note="", id="x"))).unused_keys == ["score_chosen", "id"]
+    assert parse_pair(encode(plain_row(score_chosen=3, note="", number="x"))).unused_keys == ["score_chosen", "number"]
 
 
 @pytest.mark.parametrize(
