@@ -1,7 +1,7 @@
 """Process that checks code: reads one request per line of standard input, and writes one answer per line to its output.
 
-Started by `contained.py`, which sends {"language", "text"} and gets {"diagnostics", "constructs", "size"} or {"error"}.
-With "is_last" the process has ended, and another is to be started.
+Started by `contained.py`, which sends {"language", "text"} and gets {"diagnostics", "constructs", "size"} or {"error"};
+with {"units": true} it gets {"diagnostics", "units"}, where null says that the checker does not divide files. With "is_last" the process has ended, and another is to be started.
 Parsers are not a sandbox: the limits of this process bound hostile input.
 """
 
@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from shared.checkers.checker import Check, Checker, Diagnostic
 from shared.checkers.languages import load_checker
+from shared.checkers.unit import UnitFinder, Units, to_wire
 from shared.contained import limits
 
 MEMORY_BYTES = 1 << 30
@@ -41,18 +42,23 @@ def serve(requests: TextIO, answers: TextIO) -> None:
     for line in requests:
         request = json.loads(line)
         limits.limit_added_processor_time(CPU_SECONDS)
-        answer, is_last = _answer(checkers, request["language"], request["text"])
+        answer, is_last = _answer(checkers, request["language"], request["text"], request.get("units", False))
         answers.write(json.dumps({**answer, "is_last": is_last}) + "\n")
         answers.flush()
         if is_last:
             return
 
 
-def _answer(checkers: dict[str, Checker], language: str, text: str) -> tuple[dict[str, Any], bool]:
+def _answer(checkers: dict[str, Checker], language: str, text: str, wants_units: bool) -> tuple[dict[str, Any], bool]:
     try:
         if language not in checkers:
             checkers[language] = load_checker(language)
-        return _wire(checkers[language].check(text)), False
+        checker = checkers[language]
+        if not wants_units:
+            return _wire(checker.check(text)), False
+        if not isinstance(checker, UnitFinder):
+            return {"units": None}, False
+        return _wire_units(checker.units(text)), False
     except (RecursionError, MemoryError):
         return _wire(Check((Diagnostic("too_complex", "it is nested too deep, or too large to be checked"),))), True
     except Exception as error:
@@ -60,8 +66,15 @@ def _answer(checkers: dict[str, Checker], language: str, text: str) -> tuple[dic
 
 
 def _wire(check: Check) -> dict[str, Any]:
-    faults = [[fault.code, fault.message[:500], fault.line, fault.column] for fault in check.diagnostics]
-    return {"diagnostics": faults, "constructs": dict(check.constructs), "size": check.size}
+    return {"diagnostics": _faults(check.diagnostics), "constructs": dict(check.constructs), "size": check.size}
+
+
+def _wire_units(found: Units) -> dict[str, Any]:
+    return {"diagnostics": _faults(found.diagnostics), "units": [to_wire(unit) for unit in found.units]}
+
+
+def _faults(diagnostics: tuple[Diagnostic, ...]) -> list[list[Any]]:
+    return [[fault.code, fault.message[:500], fault.line, fault.column] for fault in diagnostics]
 
 
 if __name__ == "__main__":

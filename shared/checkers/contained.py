@@ -18,8 +18,9 @@ from typing import Any, Self
 
 from shared.checkers.checker import Check, Diagnostic
 from shared.checkers.languages import require_language
+from shared.checkers.unit import Units, from_wire
 from shared.contained.process import ContainedProcess
-from shared.errors import Code, Unavailable
+from shared.errors import Code, InvalidRequest, Unavailable
 
 MAX_CHARACTERS = 200_000
 SECONDS = 20.0
@@ -57,15 +58,38 @@ class ContainedCheckers:
             InvalidRequest: ``CHECKER_NOT_FOUND``.
             Unavailable: ``CHECKER_FAILED``: the checker has a fault of its own, or its process cannot be started.
         """
+        too_long, answer = self._answer(language, text, {})
+        return Check(too_long) if answer is None else _check(answer)
+
+    def units(self, language: str, text: str) -> Units:
+        """Divide a file into its units. A text that cannot be divided within the limits gets a diagnostic that says so.
+
+        Raises:
+            InvalidRequest: ``CHECKER_NOT_FOUND``: also if the language's checker does not divide files.
+            Unavailable: as :meth:`check`.
+        """
+        too_long, answer = self._answer(language, text, {"units": True})
+        if answer is None:
+            return Units((), too_long)
+        if (units := answer.get("units", [])) is None:
+            message = f"The checker of {language} does not divide files into units."
+            remedy = "Extract `python`, `sql` or `markdown`, or give the checker a method `units` (docs/extending.md)."
+            raise InvalidRequest(Code.CHECKER_NOT_FOUND, message, remedy=remedy, param="language")
+        return Units(tuple(map(from_wire, units)), _check(answer).diagnostics)
+
+    def _answer(
+        self, language: str, text: str, more: dict[str, Any]
+    ) -> tuple[tuple[Diagnostic, ...], dict[str, Any] | None]:
+        """Return the child's answer, or None with the diagnostic of a text that is not sent."""
         require_language(language)
         if len(text) > MAX_CHARACTERS:
             message = f"it has {len(text)} characters; at most {MAX_CHARACTERS} can be checked"
-            return Check((Diagnostic("too_long", message),))
-        request = json.dumps({"language": language, "text": text}).encode() + b"\n"
+            return (Diagnostic("too_long", message),), None
+        request = json.dumps({"language": language, "text": text, **more}).encode() + b"\n"
         with self._lock:
             answer = self._ask(request)
-            if "error" not in answer:
-                return _check(answer)
+        if "error" not in answer:
+            return (), answer
         message = f"The checker of {language} failed: {answer['error']}"
         raise Unavailable(Code.CHECKER_FAILED, message, remedy="Report it to the maintainers of this checker.")
 
@@ -114,4 +138,4 @@ def _fault(code: str, message: str) -> dict[str, Any]:
 
 def _check(answer: dict[str, Any]) -> Check:
     faults = tuple(Diagnostic(*fault) for fault in answer["diagnostics"])
-    return Check(faults, answer["constructs"], answer["size"])
+    return Check(faults, answer.get("constructs", {}), answer.get("size", 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sqlite3
@@ -10,9 +11,12 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from shared.checkers.checker import Check, Diagnostic
+from shared.checkers.unit import Unit, Units, difficulty_of
 
 SQL_STEPS = 1_000_000
 """Limit of SQLite's computation for a table's definition, in steps of its virtual machine."""
+MAX_TABLES = 100
+"""Definitions in one file, above which its statements do not hold them as context."""
 CLAUSES = (
     "select", "distinct", "join", "where", "group by", "having", "order by", "limit", "union", "intersect", "except", "with", "over",
     "case", "exists", "insert", "update", "delete", "values", "returning", "create table", "create view", "create index",
@@ -21,6 +25,10 @@ CLAUSES = (
 _CLAUSE = re.compile(r"\b(" + "|".join(clause.replace(" ", r"\s+") for clause in CLAUSES) + r")\b", re.IGNORECASE)
 _NOT_CODE = re.compile(r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'", re.DOTALL)
 _NAME_FAULT = re.compile(r"no such |ambiguous column|has no column|already exists")
+_COMMENTS = re.compile(r"(?:\s*(?:--[^\n]*(?:\n|$)|/\*.*?\*/))*\s*", re.DOTALL)
+_COMMENT_MARKS = re.compile(r"^\s*(?:--+|/\*+|\*(?!/))?[ \t]*|[ \t]*\*/\s*$", re.MULTILINE)
+_DEFINITION = re.compile(r"\s*(create|alter|drop)\b", re.IGNORECASE)
+_LITERAL = re.compile(r"('(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")")
 _FORBIDDEN = frozenset({sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA})
 
 
@@ -74,6 +82,44 @@ class SqlChecker:
             found = [Diagnostic("syntax", "it contains no statement")]
         return Check(tuple(found), clauses, clauses.total())
 
+    def units(self, text: str) -> Units:
+        """See :class:`shared.checkers.unit.UnitFinder`: the statements, each with the comment before it and the
+        definitions of tables that precede it.
+        """
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        if faults := self.check(text).diagnostics:
+            return Units((), faults)
+        found: list[Unit] = []
+        tables: list[str] = []
+        for line, piece in _statements(text):
+            comments = _COMMENTS.match(piece)
+            assert comments
+            statement = piece[comments.end() :].strip()
+            first = line + comments[0].count("\n")
+            # Bounds the work for a file of thousands of definitions, each of which would hold all earlier ones.
+            context = "\n".join(tables) if len(tables) <= MAX_TABLES else ""
+            found.append(_query(statement, first, _COMMENT_MARKS.sub("", comments[0]).strip(), context))
+            if _DEFINITION.match(statement):
+                tables.append(statement)
+        return Units(tuple(found))
+
+
+def _query(statement: str, first: int, comment: str, context: str) -> Unit:
+    code = _NOT_CODE.sub(" ", statement)
+    clauses = Counter(re.sub(r"\s+", " ", clause.lower()) for clause in _CLAUSE.findall(code))
+    pieces = _LITERAL.split(re.sub(r"--[^\n]*|/\*.*?\*/", " ", statement, flags=re.DOTALL))
+    words = [piece if number % 2 else " ".join(piece.lower().split()) for number, piece in enumerate(pieces)]
+    nesting = len(re.findall(r"\(\s*(?:select|with)\b", code, re.IGNORECASE))
+    return Unit(
+        "query", " ".join(code.split()[:2]).lower(), "sql", statement, first, first + statement.count("\n"),
+        docstring=" ".join(comment.split()),
+        context=context,
+        constructs=clauses,
+        size=clauses.total(),
+        ast_hash=hashlib.sha256("\0".join(words).encode(errors="surrogatepass")).hexdigest(),
+        difficulty=difficulty_of(clauses.total(), nesting, len(clauses)),
+    )  # fmt: skip
+
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
     """Split into statements, with the lines where they begin; the last one may lack its semicolon."""
@@ -92,7 +138,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 def _faults(database: sqlite3.Connection, line: int, statement: str) -> Iterator[Diagnostic]:
     try:
         database.execute("EXPLAIN " + statement)
-        if re.match(r"\s*(create|alter|drop)\b", _NOT_CODE.sub(" ", statement), re.IGNORECASE):
+        if _DEFINITION.match(_NOT_CODE.sub(" ", statement)):
             # Later statements name the objects that this one creates.
             database.execute(statement)
     except sqlite3.OperationalError as error:

@@ -11,6 +11,8 @@ from pyflakes import messages
 from pyflakes.checker import Checker as NameChecker
 
 from shared.checkers.checker import MAX_DIAGNOSTICS, Check, Diagnostic
+from shared.checkers.python_units import find_units
+from shared.checkers.unit import Units
 
 NAME_FAULTS = (
     messages.UndefinedName,
@@ -75,6 +77,10 @@ class PythonChecker:
             Diagnostic("name", str(fault.message % fault.message_args), fault.lineno, fault.col + 1) for fault in faults
         ]
         return Check(tuple(found[:MAX_DIAGNOSTICS]), Counter(_constructs(tree)), len(set(_code_lines(tree))))
+
+    def units(self, text: str) -> Units:
+        """See :class:`shared.checkers.unit.UnitFinder`."""
+        return find_units(text, _CONSTRUCTS_OF)
 
 
 class TypedPythonChecker:

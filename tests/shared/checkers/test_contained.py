@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,30 @@ def test_it_is_the_check_of_the_checker(checkers: ContainedCheckers) -> None:
         dict(direct.constructs),
         direct.size,
     )
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_a_deep_file_has_no_units_and_costs_no_other_its_units(checkers: ContainedCheckers, name: str) -> None:
+    found = checkers.units("python", DEEP[name])
+    assert found.diagnostics or found.units
+    assert [unit.name for unit in checkers.units("python", "def f():\n    pass\n").units] == ["", "f"]
+
+
+def test_units_are_those_of_the_checker(checkers: ContainedCheckers) -> None:
+    text = Path(__file__).read_text()
+    assert checkers.units("python", text) == PythonChecker().units(text)
+    assert checkers.units("sql", "SELECT 1;").units[0].code == "SELECT 1;"
+    assert checkers.units("sql", "SELEC 1;").diagnostics[0].code == "syntax"
+
+
+def test_a_checker_that_does_not_divide_files_is_refused(checkers: ContainedCheckers) -> None:
+    with pytest.raises(InvalidRequest, match="json does not divide") as caught:
+        checkers.units("json", "1")
+    assert caught.value.code == Code.CHECKER_NOT_FOUND
+
+
+def test_a_long_file_is_not_divided(checkers: ContainedCheckers) -> None:
+    assert checkers.units("python", "x" * (MAX_CHARACTERS + 1)).diagnostics[0].code == "too_long"
 
 
 def test_a_long_text_is_not_sent(checkers: ContainedCheckers) -> None:

@@ -77,3 +77,38 @@ def test_statements_touch_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     SqlChecker().check("ATTACH 'made.db' AS m; CREATE TABLE m.t (a);")
     SqlChecker().check("VACUUM INTO 'made.db'; CREATE TABLE t (a);")
     assert not list(tmp_path.iterdir())
+
+
+SCRIPT = """\
+CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT);
+
+-- How many people
+-- have a name?
+SELECT count(*) FROM people WHERE name IS NOT NULL;
+/* The names, sorted. */
+SELECT name FROM (SELECT name FROM people) ORDER BY name
+"""
+
+
+def test_statements_are_units_with_the_comment_and_the_tables_before_them() -> None:
+    table, count, names = SqlChecker().units(SCRIPT).units
+    assert (table.name, table.context, table.docstring) == ("create table", "", "")
+    assert count.docstring == "How many people have a name?"
+    assert count.context == table.code == "CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT);"
+    assert (count.first_line, count.last_line) == (5, 5)
+    assert (names.docstring, names.code[-13:]) == ("The names, sorted.", "ORDER BY name")
+    assert names.difficulty > count.difficulty
+
+
+def test_statements_that_differ_in_layout_only_are_one() -> None:
+    def hash_of(text: str) -> str:
+        return SqlChecker().units(text).units[0].ast_hash
+
+    assert hash_of("select 1,  'A b' -- one\n") == hash_of("SELECT 1, 'A b'")
+    assert hash_of("select 1, 'A b'") != hash_of("select 1, 'a b'")
+
+
+def test_a_script_with_a_fault_has_no_units() -> None:
+    found = SqlChecker().units(SCRIPT + "; SELEC 1;")
+    assert not found.units
+    assert "syntax error" in found.diagnostics[0].message
