@@ -153,7 +153,7 @@ def test_a_large_number_and_half_of_a_surrogate_pair_have_digests() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(SHARED.rglob("*.py"))[::6], ids=lambda path: str(path.relative_to(SHARED)))
-def test_measures_are_those_of_the_checker_and_units_compile_with_their_context(path: Path) -> None:
+def test_measures_are_the_checkers_and_units_compile_with_their_context(path: Path) -> None:
     for unit in CHECKER.units(path.read_text()).units:
         check = CHECKER.check(unit.code)
         assert (unit.size, unit.constructs) == (check.size, check.constructs), unit.name
