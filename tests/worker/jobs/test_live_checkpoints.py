@@ -226,9 +226,7 @@ def test_the_last_callable_checkpoint_stays_until_a_later_one_is_published(run: 
     assert later.is_dir()
 
 
-def test_the_end_of_a_training_drops_what_the_result_does_not_bring_and_a_cancel_does_not(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_training_drops_the_rest_and_a_cancel_does_not(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_checkpoints, "POLL_SECONDS", 600.0)
     folder = run.write(2)
     with suppress(Stopped), run.live() as live:
