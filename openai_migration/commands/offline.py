@@ -18,7 +18,6 @@ from cli.output import counted, plain_console
 from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive
 from openai_migration.commands.options import EXPORT, ExportFolder
-from openai_migration.conversion.redaction import Redaction
 from openai_migration.conversion.response_formats import FormatCheck, check_formats
 from openai_migration.conversion.training_files import (
     REPORT,
@@ -29,6 +28,7 @@ from openai_migration.conversion.training_files import (
     output_of,
 )
 from openai_migration.scan import ADVICE, scan, source_files
+from shared.corpus.filters.rules import RedactionRules
 from shared.datasets.file_parts import reading_processes
 
 app = typer.Typer()
@@ -100,7 +100,7 @@ def convert(
             typer.echo(f"{file.project} {file.name} ({file.file_id}): {fate}")
         return
     rows = RowOptions(keep_refusals, developer_as_system, as_supervised, split_answers)
-    choices = Choices(rows, strip, allow_image_loss, Redaction(redact) if redact else None)
+    choices = Choices(rows, strip, allow_image_loss, RedactionRules(redact) if redact else None)
     formats = check_formats(contents)
     console = plain_console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())

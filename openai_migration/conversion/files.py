@@ -25,7 +25,7 @@ from openai_migration.archive.folder import open_private
 from openai_migration.conversion.digests import DigestSet
 from openai_migration.conversion.lines import ConvertedPart, LineRules, convert_part, sampled_rows
 from openai_migration.conversion.markers import find_markers
-from openai_migration.conversion.redaction import Redaction
+from shared.corpus.filters.rules import RedactionRules
 from shared.datasets.file_parts import ahead, split_file
 
 MAX_LOSS = 0.05
@@ -54,7 +54,7 @@ class FileTask:
     options: RowOptions = field(default_factory=RowOptions)
     strip: bool = False
     allow_image_loss: bool = False
-    redaction: Redaction | None = None
+    redaction: RedactionRules | None = None
     trained: Sequence[DigestSet] = ()
     held_out: frozenset[str] = frozenset()
 

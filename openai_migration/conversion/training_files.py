@@ -18,10 +18,10 @@ from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive, make_private, safe_name, write_json
 from openai_migration.archive.pages import Item
 from openai_migration.conversion.lines import sampled_rows
-from openai_migration.conversion.redaction import Redaction
 from openai_migration.conversion.response_formats import FormatCheck
 from openai_migration.golden import decode_line
 from openai_migration.record import GOLDEN
+from shared.corpus.filters.rules import RedactionRules
 
 if TYPE_CHECKING:
     from openai_migration.conversion.digests import DigestSet
@@ -57,7 +57,7 @@ class Choices:
     rows: RowOptions
     strip: bool = False
     allow_image_loss: bool = False
-    redaction: Redaction | None = None
+    redaction: RedactionRules | None = None
 
 
 class ConvertedFile(msgspec.Struct, frozen=True):

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from cli.conversion.file_report import ConversionReport
 from cli.conversion.outcomes import ConvertedMethod, DropReason, Note, RowOptions
 from openai_migration.conversion.files import FileTask, convert_file, report_of
-from openai_migration.conversion.redaction import Redaction
 from openai_migration.conversion.training_files import guess_method
 from openai_migration.prompts import to_request
+from shared.corpus.filters.rules import RedactionRules
 from shared.datasets.reader import DatasetReport, read_records
 from shared.hashing import digest_json
 from tests.support.fake_openai import chat_line
@@ -167,7 +167,7 @@ def test_a_line_that_is_far_too_long_is_one_line(tmp_path: Path, monkeypatch: py
 def test_redaction_comes_first_and_is_accounted_for(tmp_path: Path) -> None:
     (tmp_path / "rules").write_text("# mail\n\n[\\w.]+@[\\w.]+ => (mail)\n")
     content = chat_line("I am ann@example.com", "Hello.") + chat_line("Q", "A")
-    report, output = convert(tmp_path, content, redaction=Redaction(tmp_path / "rules"))
+    report, output = convert(tmp_path, content, redaction=RedactionRules(tmp_path / "rules"))
     assert json.loads(output.splitlines()[0])["messages"][0]["content"] == "I am (mail)"
     assert (dict(report.changes), report.kept) == ({"redacted": 1}, 1)
     assert b"example.com" not in b"".join(path.read_bytes() for path in tmp_path.glob("out*"))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from openai_migration.conversion.redaction import Redaction
+from shared.corpus.filters.rules import RedactionRules
 from shared.errors import InvalidRequest
 
 
-def redaction(folder: Path, *rules: str) -> Redaction:
+def redaction(folder: Path, *rules: str) -> RedactionRules:
     (folder / "rules").write_text("\n".join(rules))
-    return Redaction(folder / "rules")
+    return RedactionRules(folder / "rules")
 
 
 def test_rules_are_applied_in_order_to_every_text(tmp_path: Path) -> None:

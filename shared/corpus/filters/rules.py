@@ -1,4 +1,4 @@
-"""Removes personal data from rows, by the user's own rules."""
+"""Redaction by the user's own rules: a file of expressions and replacements."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from shared.corpus.filters.redacted import Redacted
 from shared.errors import Code, InvalidRequest
 
 ARROW = " => "
@@ -13,8 +14,8 @@ NEVER_CHANGED = frozenset({"role", "type", "id", "tool_call_id", "tools", "funct
 """Keys whose values were not written by a person or a model."""
 
 
-class Redaction:
-    """Rules that replace matches of regular expressions in the strings of a row.
+class RedactionRules:
+    """Rules that replace matches of regular expressions in texts, or in the strings of a row.
 
     Args:
         path: a file with one rule per line, ``EXPRESSION => REPLACEMENT``; blank lines and lines that begin with # are
@@ -28,17 +29,26 @@ class Redaction:
         lines = enumerate(path.read_text().splitlines(), start=1)
         self._rules = [_rule(line, number) for number, line in lines if line.strip() and not line.startswith("#")]
 
+    def redact(self, texts: list[str]) -> list[Redacted]:
+        """Return each text with the rules applied, one after the other, and the number of their matches."""
+        return [self._redact(text) for text in texts]
+
     def apply(self, value: Any) -> Any:
-        """Return a JSON value with the rules applied to its strings, one after the other."""
+        """Return a JSON value with the rules applied to its strings."""
         if isinstance(value, str):
-            for expression, replacement in self._rules:
-                value = expression.sub(replacement, value)
-            return value
+            return self._redact(value).text
         if isinstance(value, list):
             return [self.apply(item) for item in value]
         if isinstance(value, dict):
             return {name: item if name in NEVER_CHANGED else self.apply(item) for name, item in value.items()}
         return value
+
+    def _redact(self, text: str) -> Redacted:
+        matches = 0
+        for expression, replacement in self._rules:
+            text, number = expression.subn(replacement, text)
+            matches += number
+        return Redacted(text, {"RULE": matches}) if matches else Redacted(text)
 
 
 def _rule(line: str, number: int) -> tuple[re.Pattern[str], str]:

@@ -1,0 +1,50 @@
+"""Many short texts as one string, so that an expression starts once for all of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+SEPARATOR = "\0"
+"""In no expression of this package, so no match crosses from one text into the next."""
+
+
+class FoundSpan(NamedTuple):
+    """A place in a string, and the name of what stands there."""
+
+    start: int
+    end: int
+    kind: str
+    value: str = ""
+    """The value in its canonical form: equal for two spellings of the same thing."""
+
+
+class JoinedTexts:
+    """Texts, and the string that joins them."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.joined = SEPARATOR.join(texts)
+        self._texts = texts
+        self._starts: list[int] = []
+
+    def by_text(self, spans: list[FoundSpan]) -> dict[int, list[FoundSpan]]:
+        """Return the spans of each text that has any, in order, with places in that text.
+
+        If two spans overlap, the one that begins first stays; if they begin together, the longer one.
+        """
+        found: dict[int, list[FoundSpan]] = {}
+        if not spans:
+            return found
+        if not self._starts:
+            self._starts = list(accumulate((len(text) + 1 for text in self._texts), initial=0))
+        end = -1
+        for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+            if span.start < end:
+                continue
+            end = span.end
+            number = bisect_right(self._starts, span.start) - 1
+            start = self._starts[number]
+            found.setdefault(number, []).append(span._replace(start=span.start - start, end=span.end - start))
+        return found
