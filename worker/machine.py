@@ -83,9 +83,9 @@ class MachineReporter:
 
     def _wait(self) -> None:
         """Wait until the next report: a fault that comes or goes is reported soon, because somebody looks for its end."""
-        end, reported = time.monotonic() + self._every, self._reported
-        while time.monotonic() < end and self._fault_code() == reported:
-            if self._done.wait(min(self._every, FAULT_SECONDS)):
+        end = time.monotonic() + self._every
+        while not self._done.wait(min(self._every, FAULT_SECONDS)):
+            if time.monotonic() >= end or self._fault_code() != self._reported:
                 return
 
     def _fault_code(self) -> str | None:
@@ -95,11 +95,12 @@ class MachineReporter:
     def _report(self, sandbox: str | None) -> None:
         try:
             fault = self._fault()
-            self._reported = str(fault.code) if fault else None
             state: dict[str, object] = {"sandbox": sandbox}
             if fault:
                 state |= {"fault": f"{self._worker} takes no job: {fault}", "fault_code": str(fault.code)}
-            self._registry.report(self._worker, describe_machine(self._processes).model_copy(update=state))
+            # A report that did not arrive is sent again soon.
+            if self._registry.report(self._worker, describe_machine(self._processes).model_copy(update=state)):
+                self._reported = str(fault.code) if fault else None
         except Exception:
             # Without reports the API plans as if it knew nothing; jobs continue.
             logger.exception("the machine could not be described")

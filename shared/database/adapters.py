@@ -207,13 +207,17 @@ def is_lent(session: Session, row: AdapterRow) -> bool:
 
 def register_adapters(
     session: Session, tenant: TenantName, job_id: str, adapters: list[NewAdapter], now: datetime
-) -> None:
+) -> list[str]:
     """Add a job's adapters to its tenant's, inside the caller's transaction.
 
     A published adapter is not changed, unless it is a checkpoint of the job that turns out to be its result. An unpublished one takes the state and certificates of a new record that is
     published or certified; a quarantined one stays quarantined if the new record has no certificate. A deleted adapter is
     registered again. An adapter that another tenant lent becomes the tenant's own.
+
+    Returns:
+        the ids of those that can be called from now on and could not be before.
     """
+    callable_now = []
     # In the order of their ids, as every transaction locks adapters.
     for adapter in sorted(adapters, key=lambda adapter: adapter.id):
         row = session.get(AdapterRow, (tenant, adapter.id), with_for_update=True)
@@ -221,14 +225,19 @@ def register_adapters(
             session.delete(row)
             session.flush()
             row = None
+        was_published = row is not None and row.published
         if row is None:
-            session.add(AdapterRow(tenant=tenant, job_id=job_id, created_at=now, **adapter.model_dump()))
+            row = AdapterRow(tenant=tenant, job_id=job_id, created_at=now, **adapter.model_dump())
+            session.add(row)
         elif adapter.final and not row.final and row.job_id == job_id:
             # After an early stop the result equals its last checkpoint, which may have been registered while the job ran.
             row.final, row.metrics = True, adapter.metrics
             row.published, row.certificates = adapter.published, adapter.certificates
         elif not row.published and (adapter.certificates or (adapter.published and not row.certificates)):
             row.published, row.certificates = adapter.published, adapter.certificates
+        if row.published and not was_published:
+            callable_now.append(row.id)
     session.flush()
     if adapters:
         bump(session, "adapters")
+    return callable_now

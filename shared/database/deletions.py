@@ -10,7 +10,7 @@ stored folder, which is removed with the last of them. A job that is about to st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from enum import Enum, auto
 from typing import Any
@@ -167,7 +167,7 @@ def models_asked_by(session: Session, jobs: Sequence[JobRow]) -> dict[str, set[s
     """Return the models to which unfinished jobs send requests until they end, by the id of the job: those that an evaluation
     compares and those that judge its answers; those that a judged adapter is compared with. Names of bases and aliases are among them.
     """
-    asked = {job.id: _models_of(job.plan) if job.kind == Kind.EVALUATE else set[str]() for job in jobs}
+    asked = {job.id: models_of(job.plan) if job.kind == Kind.EVALUATE else set[str]() for job in jobs}
     judged = {
         job.id: str(job.plan["adapter_id"]) for job in jobs if job.kind == Kind.JUDGE and "adapter_id" in job.plan
     }
@@ -182,11 +182,11 @@ def models_asked_by(session: Session, jobs: Sequence[JobRow]) -> dict[str, set[s
     opened = select(EvalRunRow.job_id, EvalRunRow.plan).join(JobRow, JobRow.id == EvalRunRow.job_id)
     opened = opened.where(JobRow.state.not_in([str(state) for state in FINAL]), JobRow.kind != Kind.EVALUATE)
     for job_id, plan in session.execute(opened) if asked else ():
-        asked.get(job_id, set()).update(_models_of(plan))
+        asked.get(job_id, set()).update(models_of(plan))
     return asked
 
 
-def _models_of(plan: Mapping[str, Any]) -> set[str]:
+def models_of(plan: Mapping[str, Any]) -> set[str]:
     """Return the models of an evaluation's plan: those that answer, and those that judge the answers."""
     judges = {criterion["model"] for criterion in plan.get("testing_criteria", []) if "model" in criterion}
     return judges | {model["served"] for model in plan.get("models", [])}
@@ -205,6 +205,24 @@ def keep_for_job(session: Session, tenant: TenantName, digest: str) -> None:
             "The adapter that the job needs was deleted.",
             remedy="List the adapters with GET /v1/adapters.",
             param="adapter",
+        )
+
+
+def keep_models_for_job(session: Session, tenant: TenantName, models: Collection[str]) -> None:
+    """Lock the adapters among the models against deletion until the caller's transaction, which queues a job that asks them, has ended.
+
+    Raises:
+        NotFound: ``MODEL_NOT_FOUND``: one of them is being deleted.
+    """
+    query = select(AdapterRow).where(AdapterRow.id.in_(models), AdapterRow.tenant.in_(visible_to(tenant)))
+    rows = session.scalars(query.order_by(AdapterRow.id, AdapterRow.tenant).with_for_update(read=True)).all()
+    kept = {row.id for row in rows if row.deleting_at is None}
+    if deleted := sorted({row.id for row in rows} - kept):
+        raise NotFound(
+            Code.MODEL_NOT_FOUND,
+            f"The model {deleted[0]!r} was deleted.",
+            remedy="List the available models with GET /v1/models.",
+            param="model",
         )
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from shared.database.audit.actors import current_actor
 from shared.database.connection import Database
-from shared.database.deletions import adapter_needed_by, keep_for_job
+from shared.database.deletions import adapter_needed_by, keep_for_job, keep_models_for_job, models_of
 from shared.database.evaluation.runs import add_run
 from shared.database.job_states import FINAL, JobState, Verb, next_state
 from shared.database.lists.job_filter import ALL_JOBS, JobFilter
@@ -83,6 +83,7 @@ class Jobs:
         Raises:
             Conflict: ``IDEMPOTENCY_CONFLICT``: the key was used with another request.
             NotFound: ``ADAPTER_NOT_FOUND``: the adapter that the job reads has been deleted. ``EVAL_NOT_FOUND``: so has the eval.
+                ``MODEL_NOT_FOUND``: so has a model that an evaluation asks.
             TooMany: ``QUEUED_JOBS_LIMITED``. Forbidden: ``GPU_MINUTES_EXHAUSTED``.
         """
         if replayed := self._replayed(submission):
@@ -100,6 +101,8 @@ class Jobs:
                 check_quota(session, self._tenant, gpu_hold(submission.max_gpu_minutes, expected, 1), now)
                 if digest := adapter_needed_by(submission.kind, submission.plan):
                     keep_for_job(session, self._tenant, digest)
+                if submission.kind == Kind.EVALUATE:
+                    keep_models_for_job(session, self._tenant, models_of(submission.plan))
                 row = JobRow(
                     id=new_id(JOB_ID_PREFIX),
                     tenant=self._tenant,

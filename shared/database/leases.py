@@ -34,7 +34,7 @@ from shared.database.queueing.queue_state import read_claimable
 from shared.database.records import PARTS_WITH_TEXT, Job, NewEvent
 from shared.database.tables.jobs import JobRow, TenantQuotaRow
 from shared.database.tenancy import Role, TenantName
-from shared.database.webhooks.outbox import add_checkpoint
+from shared.database.webhooks.outbox import add_checkpoints
 from shared.errors import Code, LeaseLost, MensError
 from shared.scheduling.fair_queue import FairQueue
 
@@ -221,7 +221,7 @@ class Leases:
             # Before the adapters' rows are locked: see `lock_alias`.
             moved = lock_alias(session, row.tenant, alias, now) if alias and final and final.published else None
             before = standing(session, moved) if moved else None
-            register_adapters(session, row.tenant, row.id, adapters or [], now)
+            _register(session, row, adapters or [], now)
             message = f"Job succeeded; new adapter {final.id}." if final else "Job succeeded."
             if moved and before and final:
                 published = publish_to_alias(session, moved, before, final.id, row.id, now, terms)
@@ -259,7 +259,7 @@ class Leases:
         with self._db.write() as session:
             row = self._held(session, lease)
             now = self._db.now(session)
-            register_adapters(session, row.tenant, row.id, adapters, now)
+            _register(session, row, adapters, now)
             # Judging has all attempts for itself. A later attempt publishes again, and keeps the failures of judging.
             if not row.result:
                 row.failures = 0
@@ -290,9 +290,7 @@ class Leases:
         """
         with self._db.write() as session:
             row, now = self._held(session, lease), self._db.now(session)
-            register_adapters(session, row.tenant, row.id, [adapter], now)
-            if adapter.published and not adapter.final:
-                add_checkpoint(session, row, adapter.id, now)
+            _register(session, row, [adapter], now)
             if events:
                 count_change(row, now)
                 add_events(session, row, now, *events)
@@ -416,3 +414,10 @@ def _ready_row(session: Session, job_id: str, now: datetime) -> JobRow | None:
     row = session.scalar(UNLOCKED, {"job_id": job_id})
     is_ready = row is not None and row.state == JobState.QUEUED and not (row.not_before and row.not_before > now)
     return row if is_ready else None
+
+
+def _register(session: Session, job: JobRow, adapters: list[NewAdapter], now: datetime) -> None:
+    """Register a job's adapters, and announce its checkpoints that can be called from now on."""
+    final = {adapter.id for adapter in adapters if adapter.final}
+    callable_now = register_adapters(session, job.tenant, job.id, adapters, now)
+    add_checkpoints(session, job, [adapter_id for adapter_id in callable_now if adapter_id not in final], now)

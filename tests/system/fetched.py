@@ -22,6 +22,8 @@ CUSTOM_RESOURCES = ROOT / "tests" / "deploy" / "node"
 OLLAMA = "ollama==0.6.3 --hash=sha256:6a20bc42c1a5f889295d7ec490d35e5132fc31f339561530f43a8abd4dbfe508"
 ORAS = "oras==0.2.43 --hash=sha256:bf295b1cfb5017f579c35c3394c7a71707f6aff463cb6699d5d191a6d8b56ea6"
 REGISTRY_PACKAGE = "docker-registry"
+FETCH_SECONDS = 900
+"""Limit of one fetch; Triton is 200 MB."""
 EXAMPLES_VERSION = "3.51.0"
 EXAMPLES_SHA256 = "1cc9b80eb0f1dc15fa45fbc122ba2c99b7e5302548060c01db5719fa6181a6a9"
 
@@ -136,6 +138,6 @@ def pip(*arguments: str) -> None:
 
 
 def run(*command: str, folder: Path | None = None) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False)
     if done.returncode:
         pytest.fail(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}", pytrace=False)

@@ -91,6 +91,20 @@ def test_fault_that_comes_or_goes_is_reported_soon(monkeypatch: pytest.MonkeyPat
     assert [found.fault_code for found in registry.reports] == [None, None, "STORAGE_FULL", None]
 
 
+def test_fault_whose_report_did_not_arrive_is_reported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.machine.FAULT_SECONDS", 0.01)
+    full = Unavailable(Code.STORAGE_FULL, "the disk is full.", remedy="")
+    registry = Registry()
+    arrives = iter([False, False, False, True])
+    report = registry.report
+    monkeypatch.setattr(registry, "report", lambda worker, found: report(worker, found) and next(arrives, True))
+    reporter = MachineReporter(registry, "one:1", 1, "off", every_seconds=3600, fault=lambda: full)
+    reporter.start()
+    eventually(lambda: len(registry.reports) == 4, what="it is reported until it has arrived")
+    reporter.stop()
+    assert {found.fault_code for found in registry.reports} == {"STORAGE_FULL"}
+
+
 @pytest.mark.sandbox
 def test_what_code_runs_in_is_probed_at_the_start_and_reported() -> None:
     registry = Registry()

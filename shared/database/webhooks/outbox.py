@@ -48,10 +48,10 @@ def add_end_of_job(session: Session, job: JobRow, state: JobState, now: datetime
     _add(session, endpoints, ended, now)
 
 
-def add_checkpoint(session: Session, job: JobRow, adapter_id: str, now: datetime) -> None:
-    """Put the event of a checkpoint that can be called into the outbox; in the transaction that publishes it."""
-    if endpoints := _endpoints(session, job.tenant):
-        _add(session, endpoints, [(EventType.CHECKPOINT_CREATED, adapter_id)], now)
+def add_checkpoints(session: Session, job: JobRow, adapter_ids: Sequence[str], now: datetime) -> None:
+    """Put the events of checkpoints that can be called into the outbox; in the transaction that publishes them."""
+    if adapter_ids and (endpoints := _endpoints(session, job.tenant)):
+        _add(session, endpoints, [(EventType.CHECKPOINT_CREATED, adapter_id) for adapter_id in adapter_ids], now)
 
 
 def _endpoints(session: Session, tenant: str) -> Sequence[WebhookEndpointRow]:

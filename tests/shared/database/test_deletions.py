@@ -200,6 +200,8 @@ def test_deletion_is_refused_while_an_evaluation_asks_the_adapter(
     deletions.begin(ONE)
     jobs.cancel(job.id)
     deletions.begin(TWO)
+    if kind == Kind.EVALUATE:
+        assert refused(jobs.submit, submission(kind=kind, plan=plan)).code == Code.MODEL_NOT_FOUND
 
 
 @pytest.mark.parametrize(
@@ -389,18 +391,20 @@ def test_job_waits_for_a_removal_before_it_stores(deletions: Deletions, jobs: Jo
     assert order == ["removed", "storing"]
 
 
-@pytest.mark.parametrize("kind", [Kind.MERGE, Kind.FINETUNE])
+@pytest.mark.parametrize("kind", [Kind.MERGE, Kind.FINETUNE, Kind.EVALUATE])
 def test_concurrent_submission_and_deletion_one_is_refused(
     deletions: Deletions, jobs: Jobs, leases: Leases, kind: Kind
 ) -> None:
     for number in range(6):
         other = f"demo@{number:064x}"
         train(jobs, leases, SHARED, other)
+        asking = submission(kind=kind, plan={"models": [{"name": other, "served": other}]})
         submitted, deleted = _race(
-            lambda: jobs.submit(reader(kind, f"{number:064x}")),  # noqa: B023
+            lambda: jobs.submit(asking if kind == Kind.EVALUATE else reader(kind, f"{number:064x}")),  # noqa: B023
             lambda: deletions.begin(other),  # noqa: B023
         )
-        assert {submitted, deleted} in ({None, Code.MODEL_IN_USE}, {None, Code.ADAPTER_NOT_FOUND})
+        gone = Code.MODEL_NOT_FOUND if kind == Kind.EVALUATE else Code.ADAPTER_NOT_FOUND
+        assert {submitted, deleted} in ({None, Code.MODEL_IN_USE}, {None, gone})
 
 
 def _race(*calls: Any) -> list[Code | None]:

@@ -82,6 +82,26 @@ def test_a_checkpoint_that_can_be_called_is_an_event(
     leases.register(lease, checkpoint.model_copy(update={"published": True, "certificates": {"replica-1": {}}}))
     event = json.loads(only(deliveries.claim(16)).payload)
     assert (event["type"], event["data"]) == ("fine_tuning.job.checkpoint.created", {"id": checkpoint.id})
+    leases.register(lease, checkpoint.model_copy(update={"published": True, "certificates": {"replica-1": {}}}))
+    assert not deliveries.claim(16), "after a pause it is registered again"
+
+
+def test_checkpoints_of_a_result_are_events_once(
+    endpoints: Endpoints, deliveries: Deliveries, jobs: Jobs, leases: Leases
+) -> None:
+    endpoints.create("all", URL, [EventType.CHECKPOINT_CREATED])
+    made = [
+        new_adapter(f"demo@{digit * 64}", digest=digit * 64, step=step, final=digit == "c")
+        for step, digit in enumerate("abc", start=1)
+    ]
+    leases.finish(claimed(jobs, leases), {}, adapters=made)
+    created = []
+    while claim := deliveries.claim(16):
+        created.append(json.loads(only(claim).payload)["data"]["id"])
+        deliveries.settle(claim[0], TAKEN)
+    assert created == [one.id for one in made[:2]]
+    leases.finish(claimed(jobs, leases), {}, adapters=made)
+    assert not deliveries.claim(16)
 
 
 def test_a_run_of_an_eval_ends_with_its_job(database: Database, endpoints: Endpoints, jobs: Jobs) -> None:
