@@ -62,25 +62,31 @@ class Projection:
         return 0 if self._cached is None else self._cached.nbytes
 
     @property
+    def has_adapter(self) -> bool:
+        """Return true if the projection has an adapter, and it is switched on."""
+        return self.adapter is not None and not self.module.disable_adapters
+
+    @property
     def scale(self) -> float:
-        return 0.0 if self.adapter is None else float(self.module.scaling[self.adapter])  # type: ignore[index]
+        return float(self.module.scaling[self.adapter]) if self.has_adapter else 0.0  # type: ignore[index]
 
     @property
     def lora(self) -> tuple[Tensor | None, Tensor | None]:
-        """A (r, in) and B (out, r)."""
-        if self.adapter is None:
+        """A (r, in) and B (out, r); None while the adapter is switched off."""
+        if not self.has_adapter:
             return None, None
         layer: Any = self.module
         return layer.lora_A[self.adapter].weight, layer.lora_B[self.adapter].weight
 
     def is_as_fused(self) -> bool:
-        """Return whether peft would now compute the fused formula: this one adapter, switched on, not merged."""
+        """Return whether peft would now compute the fused formula: this one adapter or none, not merged."""
         layer: Any = self.module
-        return self.adapter is None or (
-            not layer.disable_adapters
-            and not layer.merged
-            and list(layer.lora_A) == [self.adapter]
-            and list(layer.active_adapters) == [self.adapter]
+        if self.adapter is None:
+            return True
+        if layer.merged:  # peft unmerges it first
+            return False
+        return bool(layer.disable_adapters) or (
+            list(layer.lora_A) == [self.adapter] and list(layer.active_adapters) == [self.adapter]
         )
 
 

@@ -8,6 +8,7 @@ with the same numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,14 +47,16 @@ def score_reference(context: TrainingContext, working: Callable[[], None]) -> to
     context.model.eval()
     files = scored_files(context)
     scores = torch.zeros((sum(map(len, files)), SCORES))
-    for rows in files:
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            part = rows[start : start + ROWS_AT_ONCE]
-            for batch in context.micro_batches([*part, *context.method.ahead(part)], context.budget.tokens):
-                assert isinstance(batch, PairBatch | RatedBatch)
-                found = answer_log_probs(context.model, batch, context.device)
-                scores.view(-1)[batch.places] = found.cpu()
-                working()
+    # An adapter that starts from nothing adds 0, and its products would take time.
+    with nullcontext() if context.plan.parent else context.model.disable_adapter():
+        for rows in files:
+            for start in range(0, len(rows), ROWS_AT_ONCE):
+                part = rows[start : start + ROWS_AT_ONCE]
+                for batch in context.micro_batches([*part, *context.method.ahead(part)], context.budget.tokens):
+                    assert isinstance(batch, PairBatch | RatedBatch)
+                    found = answer_log_probs(context.model, batch, context.device)
+                    scores.view(-1)[batch.places] = found.cpu()
+                    working()
     if context.distributed.size > 1:  # each process has scored its share, and the others' places are 0
         scores = torch.tensor(context.distributed.sum(scores.flatten().tolist())).float().view(-1, SCORES)
     if context.distributed.is_main:
