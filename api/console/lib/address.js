@@ -1,0 +1,59 @@
+/** The address is the state: `#/jobs?state=running&q=invoice`. Filters, zoom and the open tab are in it; prompts and keys never are. */
+import { computed, signal } from "../vendor/signals.js";
+
+const hash = signal(location.hash);
+addEventListener("hashchange", () => (hash.value = location.hash));
+
+/** Parts of the path and the parameters, decoded. */
+export const address = computed(() => {
+  const [path, query = ""] = hash.value.replace(/^#\/?/, "").split("?", 2);
+  return { parts: path.split("/").filter(Boolean).map(decoded), query: new URLSearchParams(query) };
+});
+
+/** @param {string} part */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+/**
+ * The address of a screen.
+ * @param {string[]} parts
+ * @param {Record<string, string | number | null | undefined>} [query] without what is empty
+ */
+export function to(parts, query = {}) {
+  const kept = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const text = new URLSearchParams(kept.map(([key, value]) => [key, String(value)])).toString();
+  return `#/${parts.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
+}
+
+/** @param {string} target */
+export function go(target) {
+  location.hash = target;
+}
+
+/**
+ * Change parameters of this screen. Text that is being typed replaces the entry of the history, so that "back" leaves the screen.
+ * @param {Record<string, string | number | null | undefined>} changes
+ * @param {{replace?: boolean}} [options]
+ */
+export function change(changes, { replace = false } = {}) {
+  const { parts, query } = address.value;
+  const target = to(parts, { ...Object.fromEntries(query), ...changes });
+  if (!replace) return go(target);
+  history.replaceState(null, "", target);
+  hash.value = target;
+}
+
+/** The one-time code of the address, which is removed from it at once. */
+export const oneTimeCode = signal("");
+const code = /^#code=([\w.~-]+)(?:&next=(.*))?$/.exec(location.hash);
+if (code) {
+  oneTimeCode.value = code[1];
+  const next = decoded(code[2] || "");
+  history.replaceState(null, "", next.startsWith("#/") ? next : "#/jobs");
+  hash.value = location.hash;
+}

@@ -1,0 +1,150 @@
+/**
+ * Calls of the public API. The page has no route of its own: what it shows, any client can ask.
+ *
+ * A request counts with the cookie and with the page's half of the sign-in, which is in `localStorage` (an origin has its port;
+ * cookies do not).
+ */
+import { signal } from "../vendor/signals.js";
+
+const HALF = "mens.sign_in";
+
+/** Who is signed in, as `GET /v1/me` answers; undefined before it has, null: nobody. */
+export const caller = signal(/** @type {any} */ (undefined));
+
+/** A refusal of the API, or a request without an answer (`status` 0). */
+export class ApiError extends Error {
+  /**
+   * @param {number} status
+   * @param {{code?: string, message?: string, remedy?: string, retryable?: boolean}} error
+   * @param {string | null} requestId
+   */
+  constructor(status, error, requestId) {
+    super(error.message || `The answer has status ${status}.`);
+    this.status = status;
+    this.code = error.code || (status ? `HTTP_${status}` : "UNREACHABLE");
+    this.remedy = error.remedy || "";
+    this.retryable = error.retryable ?? status >= 500;
+    this.requestId = requestId;
+  }
+}
+
+/**
+ * The response to a request, whatever its status.
+ * @param {string} path
+ * @param {{method?: string, json?: unknown, body?: BodyInit, headers?: Record<string, string>, signal?: AbortSignal, isNobodys?: boolean}} [options]
+ *   `isNobodys`: without the sign-in that there may be
+ */
+export async function send(path, { method = "GET", json, body, headers = {}, signal: abort, isNobodys = false } = {}) {
+  const half = isNobodys ? null : localStorage.getItem(HALF);
+  /** @type {Record<string, string>} */
+  const all = { ...(half ? { "X-Mens-Sign-In": half } : {}), ...headers };
+  if (json !== undefined) all["Content-Type"] = "application/json";
+  try {
+    return await fetch(path, {
+      method,
+      headers: all,
+      body: json === undefined ? body : JSON.stringify(json),
+      signal: abort,
+      cache: "no-store", // ETags are compared in cache.js
+      credentials: "same-origin",
+    });
+  } catch (error) {
+    if (abort?.aborted) throw error;
+    throw new ApiError(0, { message: "Mens does not answer.", remedy: "Check the network, and whether Mens runs.", retryable: true }, null);
+  }
+}
+
+/**
+ * The response to a request that must succeed.
+ * @param {string} path
+ * @param {Parameters<typeof send>[1]} [options]
+ */
+export async function succeed(path, options) {
+  const response = await send(path, options);
+  if (response.ok || response.status === 304) return response;
+  let error = {};
+  try {
+    error = (await response.json()).error || {};
+  } catch {
+    // Not of the API: a proxy's page.
+  }
+  if (response.status === 401 && caller.value) caller.value = null;
+  throw new ApiError(response.status, error, response.headers.get("x-request-id"));
+}
+
+/**
+ * The JSON of a request that must succeed.
+ * @param {string} path
+ * @param {Parameters<typeof send>[1]} [options]
+ * @returns {Promise<any>}
+ */
+export async function call(path, options) {
+  const response = await succeed(path, options);
+  return response.status === 204 ? null : response.json();
+}
+
+/**
+ * Ask who is signed in.
+ * @returns {Promise<void>}
+ */
+export async function findCaller() {
+  if (!localStorage.getItem(HALF)) {
+    caller.value = null;
+    return;
+  }
+  try {
+    caller.value = await call("/v1/me");
+  } catch (error) {
+    if (!(error instanceof ApiError) || error.status !== 401) throw error;
+    caller.value = null;
+  }
+}
+
+/**
+ * Exchange a key or a one-time code for a sign-in of 24 hours. The key is kept nowhere.
+ * @param {{key?: string, code?: string}} secret
+ */
+export async function signIn({ key, code }) {
+  const half = hex(crypto.getRandomValues(new Uint8Array(32)));
+  const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(half));
+  const challenge = hex(new Uint8Array(digest));
+  await call("/v1/sign_ins", {
+    method: "POST",
+    isNobodys: true,
+    json: code ? { code, challenge } : { challenge },
+    headers: key ? { Authorization: `Bearer ${key}` } : {},
+  });
+  localStorage.setItem(HALF, half);
+  await findCaller();
+}
+
+/** End the sign-in, here and on the server. */
+export async function signOut() {
+  try {
+    await call("/v1/sign_ins/current", { method: "DELETE" });
+  } catch (error) {
+    if (!(error instanceof ApiError) || error.status !== 401) throw error;
+  }
+  localStorage.removeItem(HALF);
+  caller.value = null;
+}
+
+/** Another tab has signed in or out. */
+addEventListener("storage", (event) => {
+  if (event.key === HALF) findCaller().catch(() => {});
+});
+
+/** @param {Uint8Array} bytes */
+function hex(bytes) {
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/**
+ * Why the caller may not do what needs a role; empty: they may.
+ * @param {"viewer" | "trainer" | "admin"} role
+ */
+export function missingRole(role) {
+  const ranks = ["viewer", "trainer", "admin"];
+  const has = caller.value?.role;
+  return ranks.indexOf(has) >= ranks.indexOf(role) ? "" : `needs the role ${role}; you have ${has}`;
+}

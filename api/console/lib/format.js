@@ -1,0 +1,142 @@
+/** Numbers, times and names as the page shows them. Copies have UTC; the page has local time. */
+
+const NONE = "–";
+const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const EXACT = new Intl.DateTimeFormat("en-GB", {
+  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short",
+});
+const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
+const SECONDS_CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+
+/** @param {number | null | undefined} value */
+export function whole(value) {
+  return value === null || value === undefined ? NONE : WHOLE.format(value);
+}
+
+/**
+ * A loss, with four digits.
+ * @param {number | null | undefined} value
+ */
+export function loss(value) {
+  if (value === null || value === undefined) return NONE;
+  if (!Number.isFinite(value)) return "not finite";
+  return value !== 0 && Math.abs(value) < 0.01 ? value.toExponential(2) : value.toFixed(4);
+}
+
+/**
+ * A number of which three digits matter.
+ * @param {number | null | undefined} value
+ */
+export function short(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return NONE;
+  const size = Math.abs(value);
+  if (size !== 0 && size < 0.001) return value.toExponential(2);
+  if (size < 1000) return String(Number(value.toPrecision(3)));
+  for (const [unit, name] of /** @type {[number, string][]} */ ([[1e9, "G"], [1e6, "M"], [1e3, "k"]]))
+    if (size >= unit) return `${Number((value / unit).toPrecision(3))} ${name}`;
+  return NONE;
+}
+
+/** @param {number | null | undefined} bytes */
+export function size(bytes) {
+  if (bytes === null || bytes === undefined) return NONE;
+  if (bytes < 1000) return `${bytes} B`;
+  const names = ["kB", "MB", "GB", "TB"];
+  const power = Math.min(Math.floor(Math.log10(bytes) / 3), names.length);
+  return `${Number((bytes / 1000 ** power).toPrecision(3))} ${names[power - 1]}`;
+}
+
+/** @param {number | null | undefined} fraction */
+export function percent(fraction) {
+  return fraction === null || fraction === undefined ? NONE : `${(100 * fraction).toFixed(1)} %`;
+}
+
+/** @param {number | null | undefined} seconds */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return NONE;
+  if (seconds < 60) return `${Math.max(1, Math.round(seconds))} s`;
+  if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
+  const hours = Math.floor(seconds / 3600);
+  if (hours < 48) return `${hours} h ${Math.round((seconds % 3600) / 60)} min`;
+  return `${Math.floor(hours / 24)} days`;
+}
+
+/**
+ * Seconds between two times.
+ * @param {string | null} from
+ * @param {string | null} until null: now
+ */
+export function between(from, until) {
+  return from ? ((until ? Date.parse(until) : Date.now()) - Date.parse(from)) / 1000 : null;
+}
+
+/** @param {string | number | null | undefined} time */
+export function ago(time) {
+  if (!time) return NONE;
+  const at = new Date(time);
+  const seconds = (Date.now() - at.getTime()) / 1000;
+  if (seconds < 45) return "just now";
+  if (seconds < 3600) return `${Math.round(seconds / 60)} min ago`;
+  const today = new Date();
+  if (at.toDateString() === today.toDateString()) return `today ${CLOCK.format(at)}`;
+  const yesterday = new Date(today.getTime() - 86_400_000);
+  if (at.toDateString() === yesterday.toDateString()) return `yesterday ${CLOCK.format(at)}`;
+  return at.getFullYear() === today.getFullYear() ? `${DAY.format(at)} ${CLOCK.format(at)}` : `${DAY.format(at)} ${at.getFullYear()}`;
+}
+
+/** @param {string | number | null | undefined} time */
+export function exact(time) {
+  return time ? EXACT.format(new Date(time)) : "";
+}
+
+/** @param {string | number} time */
+export function clock(time) {
+  return SECONDS_CLOCK.format(new Date(time));
+}
+
+/** @param {string | number} time */
+export function minute(time) {
+  return CLOCK.format(new Date(time));
+}
+
+/**
+ * The end of an id: those of one day begin alike.
+ * @param {string} id
+ */
+export function tail(id) {
+  return `…${id.slice(-6)}`;
+}
+
+/**
+ * An adapter's or model's id, with the first digits of its digest.
+ * @param {string | null | undefined} id
+ */
+export function model(id) {
+  if (!id) return NONE;
+  const [name, digest] = id.split("@", 2);
+  return plain(digest && digest.length > 12 ? `${name}@${digest.slice(0, 8)}…` : id);
+}
+
+const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]/gu;
+
+/**
+ * A name that somebody chose: what would hide or turn text is written out, and a long one is cut.
+ * @param {unknown} text
+ * @param {number} [most]
+ */
+export function plain(text, most = 200) {
+  const shown = String(text ?? "").replace(HIDDEN, (sign) => `\\u${(sign.codePointAt(0) || 0).toString(16).padStart(4, "0")}`);
+  return shown.length > most ? `${shown.slice(0, most)}…` : shown;
+}
+
+/**
+ * Text of a row or an answer: lines and tabs stay, what would hide or turn text is written out.
+ * @param {unknown} text
+ * @param {number} [most]
+ */
+export function content(text, most = 200_000) {
+  const shown = String(text ?? "").replace(HIDDEN, (sign) =>
+    sign === "\n" || sign === "\t" || sign === "\r" ? sign : plain(sign));
+  return shown.length > most ? `${shown.slice(0, most)}…\n(${whole(shown.length - most)} more characters)` : shown;
+}

@@ -1,0 +1,65 @@
+/** "Copy as": the same request for curl, Python and `mens`, with `$MENS_API_KEY` in place of a key. */
+import { useRef, useState } from "../vendor/preact-hooks.js";
+import { h, html } from "./html.js";
+
+/** @param {{text: string, name?: string}} props */
+export function CopyButton({ text, name = "Copy" }) {
+  const [isDone, setDone] = useState(false);
+  const copy = async () => {
+    await navigator.clipboard.writeText(text);
+    setDone(true);
+    setTimeout(() => setDone(false), 1500);
+  };
+  return html`<button type="button" class="small" onClick=${copy}>${isDone ? "Copied" : name}</button>`;
+}
+
+/** @param {string} text */
+export function quoted(text) {
+  return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
+}
+
+/**
+ * The call of a GET as curl.
+ * @param {string} path
+ */
+export function asCurl(path) {
+  return `curl -H "Authorization: Bearer $MENS_API_KEY" ${quoted(location.origin + path)}`;
+}
+
+/** Python with httpx, for routes that OpenAI's client does not have. @param {string} path */
+export function asHttpx(path) {
+  return [
+    "import os",
+    "import httpx",
+    "",
+    `mens = httpx.Client(base_url=${JSON.stringify(location.origin)}, headers={"Authorization": f"Bearer {os.environ['MENS_API_KEY']}"})`,
+    `print(mens.get(${JSON.stringify(path)}).raise_for_status().json())`,
+  ].join("\n");
+}
+
+/** The beginning of a program with OpenAI's client. */
+export function openaiClient() {
+  return [
+    "import os",
+    "from openai import OpenAI",
+    "",
+    `client = OpenAI(base_url=${JSON.stringify(`${location.origin}/v1`)}, api_key=os.environ["MENS_API_KEY"])`,
+  ].join("\n");
+}
+
+/** @param {{curl: string, python: string, mens: string, name?: string}} props */
+export function CopyAs({ curl, python, mens, name = "Copy as…" }) {
+  const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
+  const [isOpen, setOpen] = useState(false);
+  const open = () => {
+    setOpen(true);
+    dialog.current?.showModal();
+  };
+  return html`<button type="button" onClick=${open}>${name}</button>
+    <dialog ref=${dialog} aria-label="Copy as" onClose=${() => setOpen(false)}>
+      ${isOpen && html`<header><h2>The same elsewhere</h2><button type="button" class="small" onClick=${() => dialog.current?.close()}>Close</button></header>
+      <p class="faint">Set <code>MENS_API_KEY</code> to a key of yours; the page never shows one.</p>
+      ${[["mens", mens], ["curl", curl], ["Python", python]].map(([title, text]) => html`<section key=${title} class="code">
+        <header><h3>${title}</h3>${h(CopyButton, { text })}</header><pre tabindex="0" aria-label=${title}>${text}</pre></section>`)}`}
+    </dialog>`;
+}

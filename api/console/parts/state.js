@@ -1,0 +1,103 @@
+/** The states that every screen has: loading, empty, refused, stale; and a job's own states. */
+import { useEffect, useState } from "../vendor/preact-hooks.js";
+import { ago, exact, plain, short, whole } from "../lib/format.js";
+import { h, html } from "./html.js";
+
+const STATES = {
+  queued: ["waiting", "◌"],
+  running: ["running", "●"],
+  paused: ["paused", "‖"],
+  succeeded: ["succeeded", "✓"],
+  failed: ["failed", "✕"],
+  cancelled: ["cancelled", "⊘"],
+};
+const STAGES = {
+  preflight: "checking", training: "training", publishing: "publishing", self_evaluation: "comparing", evaluating: "evaluating",
+};
+
+/**
+ * The word for a state.
+ * @param {string} state
+ */
+export function wordOf(state) {
+  return STATES[/** @type {keyof typeof STATES} */ (state)]?.[0] || plain(state);
+}
+
+/**
+ * A state as word and shape, besides its colour.
+ * @param {{state: string, stage?: string | null, word?: string}} props `word`: in place of the state's own
+ */
+export function Badge({ state, stage, word }) {
+  const shape = STATES[/** @type {keyof typeof STATES} */ (state)]?.[1] || "○";
+  const doing = state === "running" && stage ? STAGES[/** @type {keyof typeof STAGES} */ (stage)] || plain(stage) : "";
+  return html`<span class="badge ${state}"><span class="shape" aria-hidden="true">${shape}</span>${word || doing || wordOf(state)}</span>`;
+}
+
+/** @param {{time: string | number | null | undefined}} props */
+export function Time({ time }) {
+  const [, tick] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => tick((count) => count + 1), 30_000);
+    return () => clearInterval(timer);
+  }, []);
+  if (!time) return html`<span class="faint">–</span>`;
+  return html`<time datetime=${new Date(time).toISOString()} title=${exact(time)}>${ago(time)}</time>`;
+}
+
+/** @param {{step: number | null, total: number | null, label?: string}} props */
+export function Progress({ step, total, label }) {
+  const share = step !== null && total ? Math.min(1, step / total) : 0;
+  return html`<span class="progress">
+    <span class="bar" role="progressbar" aria-label=${label || "progress"} aria-valuemin="0" aria-valuemax="100" aria-valuenow=${Math.round(100 * share)}>
+      <span style=${{ width: `${100 * share}%` }}></span></span>
+    <span class="number">${whole(step)} / ${whole(total)}</span>
+  </span>`;
+}
+
+/** Outlines, after 150 ms and never over what is there. */
+export function Loading({ rows = 6 }) {
+  const [isLate, setLate] = useState(false);
+  useEffect(() => {
+    const timer = setTimeout(() => setLate(true), 150);
+    return () => clearTimeout(timer);
+  }, []);
+  return isLate
+    ? html`<div class="skeleton"><p class="hidden" role="status">Loading</p>${Array.from({ length: rows }, (_, row) => html`<span key=${row}></span>`)}</div>`
+    : null;
+}
+
+/** @param {{title: string, children?: any}} props */
+export function Empty({ title, children }) {
+  return html`<div class="empty"><h2>${title}</h2>${children}</div>`;
+}
+
+/** @param {{error: any, retry?: () => void, what?: string}} props */
+export function Failure({ error, retry, what = "This could not be loaded." }) {
+  return html`<section class="failure" role="alert">
+    <h2>${what}</h2>
+    <p><code>${plain(error.code || error.name)}</code> ${plain(error.message, 2000)}</p>
+    ${error.remedy && html`<p>${plain(error.remedy, 2000)}</p>`}
+    ${error.requestId && html`<p class="faint">Request <code>${plain(error.requestId)}</code></p>`}
+    ${retry && html`<button type="button" onClick=${retry}>Try again</button>`}
+  </section>`;
+}
+
+/** @param {{at: number | undefined, failures: number}} props */
+export function Stale({ at, failures }) {
+  return failures >= 3 && at ? html`<p class="notice" role="status">Mens does not answer. This is from ${exact(at)}.</p>` : null;
+}
+
+/** @param {{name: string, value: any, hint?: string}} props */
+export function Fact({ name, value, hint }) {
+  return html`<div class="fact"><dt>${name}</dt><dd>${value}${hint && html`<small>${hint}</small>`}</dd></div>`;
+}
+
+/**
+ * A number with its unit.
+ * @param {{value: number | null | undefined, unit?: string}} props
+ */
+export function Measure({ value, unit = "" }) {
+  return html`<span class="number">${short(value)}${unit && value !== null && value !== undefined ? ` ${unit}` : ""}</span>`;
+}
+
+export { h };

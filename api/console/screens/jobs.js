@@ -1,0 +1,279 @@
+/** All jobs, newest first: filters in the address, pages as they come into view, changes without moving what is read. */
+import { useEffect, useRef, useState } from "../vendor/preact-hooks.js";
+import { address, change, go, to } from "../lib/address.js";
+import { ApiError, call, succeed } from "../lib/client.js";
+import { between, duration, exact, loss, minute, plain, tail } from "../lib/format.js";
+import { connection, onChanges } from "../lib/stream.js";
+import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
+import { h, html } from "../parts/html.js";
+import { Badge, Empty, Failure, Loading, Progress, Stale, Time, wordOf } from "../parts/state.js";
+
+const STATES = ["", "running", "queued", "succeeded", "failed", "paused", "cancelled"];
+const FILTERS = /** @type {const} */ ([["base", "base_model"], ["alias", "alias"], ["by", "created_by"]]);
+const SINCE = { "": "any time", "1": "last 24 hours", "7": "last 7 days", "30": "last 30 days" };
+const PAGE = 50;
+/** Rows in the document; above and below them is empty space of the same height. */
+const DRAWN = 120;
+/** Heights of a row and of a card, as in the style sheet. */
+const ROW = 56;
+const CARD = 116;
+const phone = matchMedia("(max-width: 760px)");
+
+/**
+ * The parameters of the list, from the address.
+ * @param {URLSearchParams} query
+ */
+function parametersOf(query) {
+  const parameters = new URLSearchParams({ view: "summary", limit: String(PAGE) });
+  if (query.get("state")) parameters.set("state", query.get("state") || "");
+  for (const [short, long] of FILTERS) if (query.get(short)) parameters.set(long, query.get(short) || "");
+  if ((query.get("q") || "").length >= 2) parameters.set("q", query.get("q") || "");
+  const days = Number(query.get("since"));
+  if (days) {
+    const from = new Date(Date.now() - days * 86_400_000);
+    from.setUTCMinutes(0, 0, 0); // so that the list stays the same for an hour
+    parameters.set("created_after", from.toISOString());
+  }
+  return parameters;
+}
+
+/**
+ * The list's rows, and how to get more. Changed rows change where they are; new jobs wait until they are asked for.
+ * @param {string} parameters
+ */
+function useJobs(parameters) {
+  const [list, setList] = useState(/** @type {{rows: any[], hasMore: boolean, fresh: any[], error: any, at?: number, failures: number, isLoading: boolean}} */ (
+    { rows: [], hasMore: false, fresh: [], error: null, failures: 0, isLoading: true }));
+  const live = useRef({ parameters, etag: "", isBusy: false });
+
+  /** Read the first page again, and lay it over what is here. */
+  const read = async () => {
+    const mine = parameters;
+    const { etag } = live.current;
+    try {
+      const response = await succeed(`/v1/jobs?${mine}`, { headers: etag ? { "If-None-Match": etag } : {} });
+      if (live.current.parameters !== mine) return;
+      if (response.status === 304) return setList((old) => ({ ...old, error: null, at: Date.now(), failures: 0 }));
+      const page = await response.json();
+      live.current.etag = response.headers.get("etag") || "";
+      setList((old) => merged(old, page));
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      if (live.current.parameters === mine) setList((old) => ({ ...old, error, failures: old.failures + 1, isLoading: false }));
+    }
+  };
+  const more = async () => {
+    if (live.current.isBusy || !list.hasMore || !list.rows.length) return;
+    live.current.isBusy = true;
+    const mine = parameters;
+    try {
+      const page = await call(`/v1/jobs?${mine}&after=${encodeURIComponent(list.rows[list.rows.length - 1].id)}`);
+      if (live.current.parameters !== mine) return;
+      setList((old) => {
+        const here = new Set(old.rows.map((row) => row.id));
+        return { ...old, rows: [...old.rows, ...page.data.filter((/** @type {any} */ row) => !here.has(row.id))], hasMore: page.has_more };
+      });
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      setList((old) => ({ ...old, failures: old.failures + 1 }));
+    } finally {
+      live.current.isBusy = false;
+    }
+  };
+  useEffect(() => {
+    live.current = { parameters, etag: "", isBusy: false };
+    setList((old) => ({ ...old, fresh: [], isLoading: true, error: null }));
+    void read();
+    return onChanges((changes) => {
+      const changed = new Map();
+      for (const { event, data } of changes) if (event === "job" || event === "progress") changed.set(data.id, { ...changed.get(data.id), ...data });
+      if (changes.some(({ event }) => event === "poll" || event === "reset")) void read();
+      let isNew = false;
+      setList((old) => {
+        const here = new Set(old.rows.map((row) => row.id));
+        isNew = [...changed.keys()].some((id) => !here.has(id) && !old.fresh.some((row) => row.id === id));
+        return changed.size ? { ...old, at: Date.now(), rows: old.rows.map((row) => (changed.has(row.id) ? { ...row, ...changed.get(row.id) } : row)) } : old;
+      });
+      announce(changed);
+      // Whether a new job fits the filters is the list's to say.
+      if (isNew || changes.some(({ event, data }) => event === "job" && data.state !== "running")) void read();
+    });
+  }, [parameters]);
+  const showFresh = () => setList((old) => ({ ...old, rows: [...old.fresh, ...old.rows], fresh: [] }));
+  return { ...list, more, showFresh, retry: () => void read() };
+}
+
+/**
+ * @param {any} old
+ * @param {{data: any[], has_more: boolean}} page
+ */
+function merged(old, page) {
+  if (old.isLoading || !old.rows.length)
+    return { rows: page.data, hasMore: page.has_more, fresh: [], error: null, at: Date.now(), failures: 0, isLoading: false };
+  const now = new Map(page.data.map((row) => [row.id, row]));
+  const here = new Set(old.rows.map((/** @type {any} */ row) => row.id));
+  const last = page.data[page.data.length - 1]?.id;
+  // A row that this page should have and does not have fits the filters no more.
+  const end = page.has_more ? old.rows.findIndex((/** @type {any} */ row) => row.id === last) : old.rows.length - 1;
+  const rows = old.rows.flatMap((/** @type {any} */ row, /** @type {number} */ index) => (now.has(row.id) ? [now.get(row.id)] : index <= end ? [] : [row]));
+  const fresh = page.data.filter((row) => !here.has(row.id));
+  // At the top nobody's row is moved: a list that begins with them is what the person looks at.
+  const isAtTop = scrollY < 40 && !document.querySelector("tbody tr:hover, tbody tr:focus-within");
+  return isAtTop
+    ? { ...old, rows: [...fresh, ...rows], fresh: [], error: null, at: Date.now(), failures: 0 }
+    : { ...old, rows, fresh, error: null, at: Date.now(), failures: 0 };
+}
+
+/**
+ * Say changes of state to a screen reader, and no ticks of progress.
+ * @param {Map<string, any>} changed
+ */
+function announce(changed) {
+  const place = document.getElementById("announcements");
+  const said = [...changed.values()].filter((job) => job.state).map((job) => `${plain(job.name || job.kind, 60)} is ${wordOf(job.state)}`);
+  if (place && said.length) place.textContent = said.slice(0, 3).join(". ");
+}
+
+export function Jobs() {
+  const { query } = address.value;
+  const parameters = parametersOf(query).toString();
+  const list = useJobs(parameters);
+  const { rows, fresh, hasMore, more, error, isLoading } = list;
+  const body = useRef(/** @type {HTMLTableSectionElement | null} */ (null));
+  const [first, setFirst] = useState(0);
+  const height = phone.matches ? CARD : ROW;
+
+  useEffect(() => {
+    const look = () => {
+      const top = body.current?.getBoundingClientRect().top ?? 0;
+      const seen = Math.max(0, Math.floor(-top / height) - (DRAWN - 40) / 2);
+      setFirst((old) => (Math.abs(old - seen) >= 20 || seen === 0 ? Math.floor(seen) : old));
+      if (document.documentElement.scrollHeight - scrollY - innerHeight < 1200) void more();
+    };
+    look();
+    addEventListener("scroll", look, { passive: true });
+    addEventListener("resize", look);
+    return () => {
+      removeEventListener("scroll", look);
+      removeEventListener("resize", look);
+    };
+  });
+  useEffect(() => {
+    /** @param {KeyboardEvent} event */
+    const move = (event) => {
+      if (!["j", "k"].includes(event.key) || event.ctrlKey || event.metaKey || /^(INPUT|SELECT|TEXTAREA)$/.test(/** @type {Element} */ (event.target).tagName)) return;
+      const links = /** @type {HTMLElement[]} */ ([...(body.current?.querySelectorAll("a.name") || [])]);
+      const now = links.indexOf(/** @type {HTMLElement} */ (document.activeElement));
+      links[Math.min(links.length - 1, Math.max(0, now + (event.key === "j" ? 1 : -1)))]?.focus();
+    };
+    addEventListener("keydown", move);
+    return () => removeEventListener("keydown", move);
+  }, []);
+
+  const drawn = rows.slice(first, first + DRAWN);
+  const isFiltered = [...query.keys()].some((key) => query.get(key));
+  const isOld = connection.value.state === "stale" || list.failures >= 3;
+  return html`<div class="head"><h1>Jobs</h1>
+      ${h(CopyAs, copies(parameters))}</div>
+    <nav class="tabs" aria-label="State">${STATES.map((state) => html`<a key=${state} href=${to(["jobs"], { ...Object.fromEntries(query), state })}
+      aria-current=${(query.get("state") || "") === state ? "page" : undefined}>${state ? wordOf(state) : "all"}</a>`)}</nav>
+    ${h(Filters, { query })}
+    ${h(Stale, list)}
+    <p class="fresh" aria-live="polite">${fresh.length > 0 && html`<button type="button" class="primary small" onClick=${() => (list.showFresh(), scrollTo(0, 0))}>${fresh.length} new</button>`}</p>
+    ${error && !rows.length ? h(Failure, { error, retry: list.retry })
+      : isLoading && !rows.length ? h(Loading, { rows: 8 })
+      : !rows.length ? h(NoJobs, { isFiltered })
+      : html`<table class="jobs ${isOld ? "old" : ""} ${isLoading ? "waiting" : ""}" aria-label="Jobs" aria-rowcount=${hasMore ? -1 : rows.length + 1}>
+        <thead><tr aria-rowindex="1">${["Job", "State", "Progress", "Loss", "Base", "Alias", "By", "Started", "Took"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
+        <tbody ref=${body}>
+          ${first > 0 && html`<tr key="above" aria-hidden="true" class="space" style=${{ height: `${first * height}px` }}></tr>`}
+          ${drawn.map((job, index) => h(Row, { key: job.id, job, index: first + index + 2 }))}
+          ${rows.length > first + DRAWN && html`<tr key="below" aria-hidden="true" class="space" style=${{ height: `${(rows.length - first - DRAWN) * height}px` }}></tr>`}
+        </tbody></table>
+        <p class="faint end">${hasMore ? "Loading more…" : `${rows.length} ${rows.length === 1 ? "job" : "jobs"}`}</p>`}`;
+}
+
+/** @param {{job: any, index: number}} props */
+function Row({ job, index }) {
+  const target = to(["runs", job.id]);
+  const name = plain(job.name || job.kind, 80);
+  /** @param {MouseEvent} event */
+  const open = (event) => {
+    if (!(/** @type {Element} */ (event.target).closest("a, button")) && !getSelection()?.toString()) go(target);
+  };
+  const isDone = ["succeeded", "failed", "cancelled"].includes(job.state);
+  return html`<tr aria-rowindex=${index} onClick=${open} class=${job.state}>
+    <td class="job"><a class="name" href=${target}>${name}</a><small title=${job.id}>${job.kind === "finetune" ? "" : `${plain(job.kind)} `}${tail(job.id)}</small></td>
+    <td class="state">${h(Badge, { state: job.state, stage: job.stage })}</td>
+    <td class="doing">${h(Doing, { job })}</td>
+    <td class="number loss" data-name="loss">${loss(job.train_loss)}</td>
+    <td class="base" data-name="base">${h(FilterLink, { name: "base", value: job.base_model })}</td>
+    <td class="alias" data-name="alias">${h(FilterLink, { name: "alias", value: job.alias })}</td>
+    <td class="by" data-name="by">${h(FilterLink, { name: "by", value: job.created_by })}</td>
+    <td class="started" title=${exact(job.started_at || job.created_at)}>${h(Time, { time: job.started_at || job.created_at })}</td>
+    <td class="number took" data-name="took">${job.started_at ? duration(between(job.started_at, isDone ? job.finished_at : null)) : "–"}</td></tr>`;
+}
+
+/** What a job does now, waits for, or died of. @param {{job: any}} props */
+function Doing({ job }) {
+  if (job.state === "failed") return html`<code class="reason" title=${plain(job.error?.message, 500)}>${plain(job.error?.code || "failed")}</code>`;
+  if (job.state === "queued") {
+    const place = job.queue;
+    if (!place) return html`<span class="faint">waits for a worker</span>`;
+    return html`<span title=${plain(place.explanation, 500)}>place ${place.position}${place.estimated_start ? `, starts about ${minute(place.estimated_start)}` : ""}</span>`;
+  }
+  if (job.state === "running" || job.state === "paused") {
+    return html`${job.total_steps ? h(Progress, { step: job.step, total: job.total_steps, label: `progress of ${plain(job.name, 60)}` }) : html`<span class="faint">starting</span>`}
+      ${job.state === "running" && job.eta_seconds ? html`<small>${duration(job.eta_seconds)} left</small>` : ""}`;
+  }
+  if (job.state === "succeeded") return html`<span class="faint">${job.alias_moved ? `${plain(job.alias, 40)} points to it` : job.adapter_id ? "adapter published" : "done"}</span>`;
+  return html`<span class="faint">–</span>`;
+}
+
+/** @param {{name: string, value: string | null}} props */
+function FilterLink({ name, value }) {
+  if (!value) return html`<span class="faint">–</span>`;
+  const { query } = address.value;
+  return html`<a class="quiet" href=${to(["jobs"], { ...Object.fromEntries(query), [name]: value })} title="Only jobs with this ${name}: ${plain(value)}">${plain(value, 40)}</a>`;
+}
+
+/** @param {{query: URLSearchParams}} props */
+function Filters({ query }) {
+  const [typed, setTyped] = useState(query.get("q") || "");
+  useEffect(() => setTyped(query.get("q") || ""), [query.get("q")]);
+  useEffect(() => {
+    const timer = setTimeout(() => {
+      if (typed !== (query.get("q") || "")) change({ q: typed }, { replace: true });
+    }, 300);
+    return () => clearTimeout(timer);
+  }, [typed]);
+  const chosen = FILTERS.filter(([name]) => query.get(name));
+  return html`<div class="filters" role="search">
+    <input type="search" aria-label="Search jobs by name, base or id" placeholder="Search name, base, id   /" maxlength="100" value=${typed}
+      onInput=${(/** @type {any} */ event) => setTyped(event.target.value)} />
+    <select aria-label="Created" value=${query.get("since") || ""} onChange=${(/** @type {any} */ event) => change({ since: event.target.value })}>
+      ${Object.entries(SINCE).map(([value, text]) => html`<option key=${value} value=${value}>${text}</option>`)}</select>
+    ${chosen.map(([name]) => html`<button key=${name} type="button" class="chip" onClick=${() => change({ [name]: "" })} aria-label="Remove the filter ${name} ${plain(query.get(name))}">
+      ${name}: <b>${plain(query.get(name), 40)}</b> <span aria-hidden="true">×</span></button>`)}
+  </div>`;
+}
+
+/** @param {{isFiltered: boolean}} props */
+function NoJobs({ isFiltered }) {
+  if (isFiltered) return h(Empty, { title: "No job fits these filters", children: html`<p><a href="#/jobs">Show all jobs</a></p>` });
+  return h(Empty, {
+    title: "No jobs yet",
+    children: html`<p>Train a model on rows of your own; it appears here as soon as it is submitted.</p>
+      <pre tabindex="0" aria-label="commands">mens data check my.jsonl --model mens-tiny
+mens train my.jsonl --model mens-tiny --alias helper</pre>`,
+  });
+}
+
+/** @param {string} parameters */
+function copies(parameters) {
+  const path = `/v1/jobs?${parameters}`;
+  const wanted = new URLSearchParams(parameters);
+  const options = [["state", "--state"], ["base_model", "--base"], ["alias", "--alias"], ["created_by", "--by"], ["created_after", "--since"], ["q", "--find"]].flatMap(([name, option]) =>
+    wanted.get(name) ? [option, quoted(wanted.get(name) || "")] : []);
+  return { curl: asCurl(path), python: asHttpx(path), mens: ["mens jobs", ...options].join(" ") };
+}

@@ -1,0 +1,95 @@
+"""The console's own sources: text is only ever text, nothing is loaded from elsewhere, and the whole page stays small."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+
+import pytest
+
+CONSOLE = Path(__file__).resolve().parents[2] / "api" / "console"
+SCRIPTS = {
+    str(path.relative_to(CONSOLE)): path.read_text()
+    for path in sorted(CONSOLE.rglob("*.js"))
+    if path.parent.name != "vendor"
+}
+INDEX = (CONSOLE / "index.html").read_text()
+FORBIDDEN = re.compile(
+    r"innerHTML|outerHTML|insertAdjacentHTML|dangerouslySetInnerHTML|document\.write|\beval\(|new Function|DOMParser"
+)
+FOREIGN = re.compile(r"""["'`(](?:https?:)?//\w""")
+COMPONENT_IN_TEMPLATE = re.compile(r"<\$\{|<[A-Z]\w*[\s/>](?![^\n]*\*/)")
+MOST_BYTES = 150_000
+MOST_FIRST_BYTES = 70_000
+MOST_STYLE = 22_000
+
+
+def compressed(name: str) -> int:
+    return len(gzip.compress((CONSOLE / name).read_bytes(), 9))
+
+
+def imports_of(name: str) -> set[str]:
+    """Modules that one module needs before it runs, itself among them."""
+    reached, waiting = set(), [name]
+    while waiting:
+        module = waiting.pop()
+        if module in reached:
+            continue
+        reached.add(module)
+        text = (CONSOLE / module).read_text()
+        for source in re.findall(
+            r"""^(?:import|export)[^;]*?["'](\.[^"']+)["']|from["'](\.[^"']+)["']""", text, re.MULTILINE
+        ):
+            path = (CONSOLE / module).parent / (source[0] or source[1])
+            waiting.append(str(path.resolve().relative_to(CONSOLE)))
+    return reached
+
+
+def test_nothing_is_read_as_markup() -> None:
+    assert not {name: FORBIDDEN.findall(text) for name, text in SCRIPTS.items() if FORBIDDEN.search(text)}
+
+
+def test_no_address_is_foreign() -> None:
+    sources = SCRIPTS | {"index.html": INDEX, "style.css": (CONSOLE / "style.css").read_text()}
+    assert not {name: found for name, text in sources.items() if (found := FOREIGN.findall(text))}
+
+
+def test_components_are_called_by_h_alone() -> None:
+    """In a template a type check does not see a component's properties."""
+    code = {name: re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL) for name, text in SCRIPTS.items()}
+    assert not {name: found for name, text in code.items() if (found := COMPONENT_IN_TEMPLATE.findall(text))}
+
+
+def test_a_style_is_an_object_that_the_policy_lets_through() -> None:
+    """As text it would become an attribute, which the policy refuses."""
+    assert not {name for name, text in SCRIPTS.items() if re.search(r"""\bstyle=["']|\bstyle=\$\{["'`]""", text)}
+    assert not re.search(r"<style|\bstyle=|<script(?! type=\"module\" src=)|\bon\w+=", INDEX)
+
+
+def test_page_asks_early_for_all_that_its_first_screen_needs() -> None:
+    preloaded = set(re.findall(r'<link rel="modulepreload" href="/console/\{digest\}/([^"]+)">', INDEX))
+    assert preloaded == imports_of("app.js")
+
+
+def test_page_is_small() -> None:
+    sizes = {str(path.relative_to(CONSOLE)): path for path in CONSOLE.rglob("*") if path.is_file()}
+    served = {name: compressed(name) for name in sizes if not name.startswith("vendor/LICENSE")}
+    assert sum(served.values()) <= MOST_BYTES, served
+    first = imports_of("app.js") | {"index.html", "style.css", "vendor/uplot.css", "icon.svg"}
+    assert sum(served[name] for name in first) <= MOST_FIRST_BYTES
+    assert (CONSOLE / "style.css").stat().st_size <= MOST_STYLE
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (FORBIDDEN, "node.innerHTML = name"),
+        (FOREIGN, 'fetch("https://example.org/x")'),
+        (FOREIGN, "@import url(//example.org/x.css)"),
+        (COMPONENT_IN_TEMPLATE, "html`<${Badge} state=x />`"),
+        (COMPONENT_IN_TEMPLATE, "html`<Badge state=x />`"),
+    ],
+)
+def test_fault_would_be_found(pattern: re.Pattern[str], text: str) -> None:
+    assert pattern.search(text)
