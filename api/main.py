@@ -28,6 +28,7 @@ from api.routes import (
     replicas,
     uploads,
 )
+from api.routes.callers import me, sign_ins
 from api.routes.gates import policies, promotions, receipts, shadows
 from api.routes.tenants import audit, checkpoint_permissions, overview, quotas, usage, webhooks
 from api.services import Services, make_services
@@ -65,6 +66,7 @@ KEYED_ROUTERS = (
     quotas.router,
     overview.router,
     keys.router,
+    me.router,
     usage.router,
     webhooks.router,
     audit.router,
@@ -94,6 +96,8 @@ def create_app(settings: ApiSettings | None = None, services: Services | None = 
     if app.state.services.settings.console:
         console_files()  # read now: a faulty installation fails at its start, and no request waits for it
         app.include_router(console.router)
+        app.include_router(sign_ins.keyless_router, dependencies=[KNOWN_PARAMETERS])
+        app.include_router(sign_ins.router, dependencies=[Depends(require_caller), KNOWN_PARAMETERS])
     for router in KEYED_ROUTERS:
         # Requests to models skip FastAPI's dependencies.
         checks = [] if router is chat.router else [KNOWN_PARAMETERS]

@@ -48,6 +48,7 @@ from shared.database.names.aliases import Aliases
 from shared.database.overview.job_counts import count_jobs
 from shared.database.overview.webhook_counts import count_webhooks
 from shared.database.queueing.queue_state import QueueReader
+from shared.database.sign_ins import SignIns
 from shared.database.usage import Usage
 from shared.gates.policy_file import policy_digest, read_policy, read_policy_file
 from shared.graders.remote_models import RemoteModels
@@ -84,6 +85,7 @@ class Services:
     uploads: Uploads
     adapters: Adapters
     keys: Keys
+    sign_ins: SignIns
     aliases: Aliases
     usage: Usage
     storage: Storage
@@ -183,6 +185,7 @@ def make_services(
         uploads=Uploads(database),
         adapters=Adapters(database),
         keys=Keys(database),
+        sign_ins=SignIns(database),
         aliases=Aliases(database),
         usage=usage,
         storage=open_storage(settings),

@@ -29,7 +29,12 @@ class ApiSettings(AdapterRetentionSettings):
         None, description="Policy file that governs every alias without a policy of its own or of its tenant."
     )
     api_port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
-    console: bool = Field(True, description="Serve the web console at `/`.")
+    console: bool = Field(True, description="Serve the web console at `/`, and let people sign in to it.")
+    public_url: str = Field(
+        "",
+        pattern=r"^(https?://[^\s/@?#]+/?)?$",
+        description="Address by which browsers reach the API, https:// behind a proxy with TLS; empty: people can sign in on the API's own machine only.",
+    )
     fetch_bases: bool = Field(
         False,
         description="Make the API fetch the catalogue's bases from the hub or the storage; needed if it shares no folder with the other tiers.",

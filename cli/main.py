@@ -59,6 +59,11 @@ PLACES = (
         "Show the number of workers and the newest jobs with their progress. `mens jobs show ID` shows one job.",
     ),
     CommandPlace(
+        "open",
+        "open:open_console",
+        "Print a link that opens the web console signed in: it works once, within a minute. Where there is a screen, open it.",
+    ),
+    CommandPlace(
         "retention",
         "retention:retention",
         "List what the retention policy deletes: old checkpoints and adapters, run folders, merged models, unreferenced folders, encoded data.",
@@ -131,7 +136,7 @@ PLACES = (
 """All commands."""
 
 PANELS = {
-    "Start": ("up", "demo", "train", "chat", "status"),
+    "Start": ("up", "demo", "train", "chat", "status", "open"),
     "Data": ("data", "corpus", "plan", "files"),
     "Jobs and models": ("jobs", "models", "base", "adapter", "aliases", "names", "migrate"),
     "Prove": ("eval", "scorecard", "policies", "receipts"),

@@ -30,10 +30,11 @@ from shared.database.adapters import Adapters
 from shared.database.base_certificates import BaseCertificate, BaseCertificates, refuse_uncertified
 from shared.database.change_counter import Changes
 from shared.database.connection import Database
-from shared.database.keys import Key, Keys, expired
+from shared.database.keys import AcceptedSecret, Key, Keys, expired
 from shared.database.names.aliases import Aliases
 from shared.database.names.foreign_names import ForeignNames
 from shared.database.routing import Destination, Routing
+from shared.database.sign_ins import SIGN_IN_ID, SignInHalves, SignIns, sign_in_ended
 from shared.errors import MensError, NotFound, Unavailable
 
 POLL_SECONDS = 0.2
@@ -58,15 +59,19 @@ AUTHENTICATED = "mens.authenticated"
 """Key in the ASGI scope under which the request guard stores :class:`Authenticated`."""
 
 
+Secret = str | SignInHalves
+"""Secret of a request: its key's, or both halves of a sign-in."""
+
+
 class Authenticated(NamedTuple):
     """A request's key.
 
     Attributes:
-        secret: the key's secret, so that a long response can authenticate it again.
+        secret: the one it authenticated with, so that a long response can authenticate it again.
     """
 
     key: Key
-    secret: str
+    secret: Secret
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,6 +84,8 @@ class CacheGeneration:
     keys: dict[bytes, Key] = field(default_factory=dict)
     ends: dict[bytes, datetime] = field(default_factory=dict)
     """Expiry of accepted secrets, for those that have one."""
+    sign_ins: dict[bytes, str] = field(default_factory=dict)
+    """Ids of the sign-ins that secrets are halves of."""
     destinations: dict[tuple[str, str], Destination] = field(default_factory=dict)
     certificates: dict[str, list[BaseCertificate]] = field(default_factory=dict)
     rendered: dict[Hashable, bytes] = field(default_factory=dict)
@@ -97,6 +104,7 @@ class LookupCache:
 
     def __init__(self, database: Database, catalog_path: Path) -> None:
         self._keys, self._adapters, self._aliases = Keys(database), Adapters(database), Aliases(database)
+        self._sign_ins = SignIns(database)
         self._foreign_names = ForeignNames(database)
         self._base_certificates = BaseCertificates(database)
         self._changes = Changes(database)
@@ -119,32 +127,37 @@ class LookupCache:
         self._counting = threading.Lock()
         database.after_write.append(self.invalidate)
 
-    async def authenticate(self, secret: str) -> Key:
+    async def authenticate(self, secret: Secret) -> Key:
         """Return the key of a secret.
 
         Raises:
-            Unauthenticated: ``KEY_INVALID``: unknown or revoked; ``KEY_EXPIRED``. Unavailable: ``DATABASE_UNAVAILABLE``.
+            Unauthenticated: ``KEY_INVALID``: unknown or revoked; ``KEY_EXPIRED``; ``SIGN_IN_ENDED``.
+            Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         cached = await self._current()
         digest = _digest(secret)
         if (key := cached.keys.get(digest)) is None:
             # Until the lookup has found it again: it may have been revoked since.
             self._known.discard(digest)
-            accepted = await run_in_threadpool(self._keys.accept, secret)
+            accepted = await run_in_threadpool(self._accept, secret)
             key = cached.keys[digest] = accepted.key
             if accepted.until is not None:
                 cached.ends[digest] = accepted.until
+            if accepted.sign_in_id is not None:
+                cached.sign_ins[digest] = accepted.sign_in_id
             if len(self._known) >= MAX_KNOWN_KEYS:
                 # So rare that an order of use would cost more: the next lookup of each key counts as an unknown one's.
                 self._known.clear()
             self._known.add(digest)
         now = now_seconds()
         if (until := cached.ends.get(digest)) is not None and now >= until.timestamp():
-            raise expired(key, until)
+            raise expired(key, until) if isinstance(secret, str) else sign_in_ended()
         self._used[key.id] = now
+        if (sign_in_id := cached.sign_ins.get(digest)) is not None:
+            self._used[sign_in_id] = now
         return key
 
-    def known_key(self, secret: str) -> Key | None:
+    def known_key(self, secret: Secret) -> Key | None:
         """Return the key of a secret, or None if the caller must wait for :meth:`authenticate`."""
         is_polled = self._polling is not None and not self._polling.done()
         if not is_polled or self._writes_seen < self._writes:
@@ -157,19 +170,21 @@ class LookupCache:
         if (until := self._cached.ends.get(digest)) is not None and now >= until.timestamp():
             return None
         self._used[key.id] = now
+        if (sign_in_id := self._cached.sign_ins.get(digest)) is not None:
+            self._used[sign_in_id] = now
         return key
 
-    async def recheck(self, secret: str) -> None:
+    async def recheck(self, secret: Secret) -> None:
         """Check an accepted secret again, from memory if nothing has changed; an unavailable database refuses none.
 
         Raises:
-            Unauthenticated: ``KEY_INVALID``: revoked meanwhile; ``KEY_EXPIRED``.
+            Unauthenticated: ``KEY_INVALID``: revoked meanwhile; ``KEY_EXPIRED``; ``SIGN_IN_ENDED``.
         """
         if self.known_key(secret) is None and not self._is_down:
             with suppress(Unavailable):
                 await self.authenticate(secret)
 
-    def has_known(self, secret: str) -> bool:
+    def has_known(self, secret: Secret) -> bool:
         """Return whether the last lookup of a secret found its key, however long ago; such a secret is not a guess."""
         return _digest(secret) in self._known
 
@@ -280,6 +295,15 @@ class LookupCache:
             # Not waited for: its last read may hang.
             self._thread.shutdown(wait=False, cancel_futures=True)
 
+    def _accept(self, secret: Secret) -> AcceptedSecret:
+        return self._keys.accept(secret) if isinstance(secret, str) else self._sign_ins.accept(secret)
+
+    def _record_use(self, used: dict[str, datetime]) -> None:
+        sign_ins = {id_: at for id_, at in used.items() if id_.startswith(f"{SIGN_IN_ID}-")}
+        self._keys.record_use({id_: at for id_, at in used.items() if id_ not in sign_ins})
+        if sign_ins:
+            self._sign_ins.record_use(sign_ins)
+
     def _read_destination(self, tenant: str, name: str) -> Destination | None:
         destination = self._read_name(tenant, name)
         if destination and destination.routing:
@@ -313,18 +337,18 @@ class LookupCache:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _write_use(self) -> None:
-        """Write when keys were last used, for people to read; entries that cannot be written now are written the next
-        time.
+        """Write when keys and sign-ins were last used: keys for people to read, sign-ins because idle
+        ones end. Entries that cannot be written now are written the next time.
         """
         self._use_written_at = time.monotonic()
         used, self._used = self._used, {}
         if not used or self._is_down:
             self._used = used | self._used
             return
-        moments = {key_id: datetime.fromtimestamp(at, UTC) for key_id, at in used.items()}
+        moments = {id_: datetime.fromtimestamp(at, UTC) for id_, at in used.items()}
         try:
             async with asyncio.timeout(READ_SECONDS):
-                await run_in_threadpool(self._keys.record_use, moments)
+                await run_in_threadpool(self._record_use, moments)
         except Exception as error:  # as with the counter: the poll must continue
             logger.warning("when keys were last used was not written: %s: %s", type(error).__name__, error)
             self._used = used | self._used
@@ -364,6 +388,10 @@ class LookupCache:
             self._writes_seen = writes
 
 
-def _digest(secret: str) -> bytes:
+def _digest(secret: Secret) -> bytes:
     """Hash a secret for storage. BLAKE2 is faster here than OpenSSL's functions."""
-    return hashlib.blake2b(secret.encode(), digest_size=32).digest()
+    if isinstance(secret, str):
+        return hashlib.blake2b(secret.encode(), digest_size=32).digest()
+    # Hashed apart, so that no key's secret has the hash of two halves.
+    halves = hashlib.blake2b(secret.cookie.encode(), digest_size=32).digest()
+    return hashlib.blake2b(halves + secret.token.encode(), digest_size=32, person=b"sign-in").digest()

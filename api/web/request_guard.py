@@ -12,18 +12,33 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.body_buffers import Hold
 from api.errors import CLIENT_GONE, error_response_at, refused_fields_at
-from api.inference.lookup_cache import AUTHENTICATED, Authenticated
+from api.inference.lookup_cache import AUTHENTICATED, Authenticated, Secret
 from api.metrics.requests import TENANT
 from api.services import Services
-from api.web.request_body import body_rule, limited_receive
+from api.settings import ApiSettings
+from api.sign_in.cookies import halves_of
+from api.web.request_body import BodyRule, body_rule, limited_receive
 from shared.database.audit.actors import AuditActor, act_as
-from shared.errors import Code, MensError, TooSlow, Unauthenticated
+from shared.errors import Code, MensError, TooLarge, TooSlow, Unauthenticated
 from shared.observability.log_context import add_log_ids
 
 KEYED_PATHS = ("/v1/", "/api/")
-"""Prefixes of the paths that require a key: all but those of `api/routes/health.py`, and unknown paths."""
+"""Prefixes of the paths that require a key: all but health, the console's files, and unknown paths. Two routes that sign in are
+exceptions."""
 BEARER = "bearer"
+SIGN_IN_WAYS, SIGN_INS = "/v1/sign_in", "/v1/sign_ins"
+SIGN_IN_BODY = BodyRule(
+    limit=4 << 10,
+    is_streamed=False,
+    too_large=TooLarge(
+        Code.BODY_TOO_LARGE,
+        "The body of a sign-in is larger than 4096 bytes.",
+        remedy="Send `challenge` and `code` only.",
+    ),
+)
+"""For bodies of strangers."""
 
 
 class RequestGuard:
@@ -38,6 +53,8 @@ class RequestGuard:
             return await self._app(scope, receive, send)
         services: Services = scope["app"].state.services
         settings = services.settings
+        if settings.console and _is_keyless(scope):
+            return await self._respond(scope, receive, send, SIGN_IN_BODY, lambda _: None)
         try:
             authenticated = scope[AUTHENTICATED] = await authenticate(services, scope)
         except MensError as error:
@@ -45,44 +62,61 @@ class RequestGuard:
         key = authenticated.key
         scope.setdefault("state", {})[TENANT] = key.tenant
         add_log_ids(tenant=key.tenant)
-        act_as(AuditActor("key", key.id, key.name, _address(scope)))
+        act_as(AuditActor("key", key.id, key.name, address_of(scope)))
         with services.body_buffers.of(key.tenant) as hold:
-            try:
-                rule = body_rule(settings, scope["path"])
-                receive = await limited_receive(scope, receive, rule, settings.body_seconds, hold)
-            except MensError as error:
-                respond = refused_fields_at if error.code == Code.REQUEST_INVALID else error_response_at
-                response: Response = respond(scope["path"], error)
-                if isinstance(error, TooSlow):
-                    response.headers["Connection"] = "close"  # the rest may never arrive
-                return await response(scope, receive, send)
-            except ClientDisconnect:
-                return await Response(status_code=CLIENT_GONE)(scope, receive, send)
-            return await self._app(scope, receive, send)
+            return await self._respond(scope, receive, send, body_rule(settings, scope["path"]), hold)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, rule: BodyRule, hold: Hold) -> None:
+        """Let a request through whose body keeps the rule."""
+        seconds = scope["app"].state.services.settings.body_seconds
+        try:
+            receive = await limited_receive(scope, receive, rule, seconds, hold)
+        except MensError as error:
+            respond = refused_fields_at if error.code == Code.REQUEST_INVALID else error_response_at
+            response: Response = respond(scope["path"], error)
+            if isinstance(error, TooSlow):
+                response.headers["Connection"] = "close"  # the rest may never arrive
+            return await response(scope, receive, send)
+        except ClientDisconnect:
+            return await Response(status_code=CLIENT_GONE)(scope, receive, send)
+        return await self._app(scope, receive, send)
 
 
 async def authenticate(services: Services, scope: Scope) -> Authenticated:
     """Return the key of a request.
 
     Raises:
-        Unauthenticated: ``KEY_MISSING``, ``KEY_INVALID``. TooMany: ``AUTHENTICATION_THROTTLED``: the client's address
-            has tried too many unknown keys, and this key is unknown too. Unavailable: ``DATABASE_UNAVAILABLE``.
+        Unauthenticated: ``KEY_MISSING``, ``KEY_INVALID``, ``SIGN_IN_ENDED``. Forbidden: ``SIGN_IN_CROSS_SITE``. TooMany:
+            ``AUTHENTICATION_THROTTLED``: the client's address has tried too many unknown keys, and this key is unknown too.
+            Unavailable: ``DATABASE_UNAVAILABLE``.
     """
-    secret = _secret(scope)
+    secret = _secret(services.settings, scope)
     lookup, failures = services.lookup, services.failed_authentications
     if lookup.has_known(secret):
         return Authenticated(await lookup.authenticate(secret), secret)
-    async with failures.lookup(_address(scope)):
+    async with failures.lookup(address_of(scope)):
         return Authenticated(await lookup.authenticate(secret), secret)
 
 
-def _address(scope: Scope) -> str:
+def address_of(scope: Scope) -> str:
     """Return the client address of a request; empty for a socket without an address."""
     return str((scope.get("client") or ("",))[0])
 
 
-def _secret(scope: Scope) -> str:
-    header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+def _is_keyless(scope: Scope) -> bool:
+    """Return whether a request is one of those that sign in: the ways to do so, or a sign-in without a key."""
+    method, path = scope["method"], scope["path"]
+    if (method, path) == ("GET", SIGN_IN_WAYS):
+        return True
+    return (method, path) == ("POST", SIGN_INS) and not any(name == b"authorization" for name, _ in scope["headers"])
+
+
+def _secret(settings: ApiSettings, scope: Scope) -> Secret:
+    """Return the secret of a request: its key's, or both halves of a sign-in if it has no header ``Authorization``."""
+    header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+    if header is None and (halves := halves_of(settings, scope)):
+        return halves
+    header = header or b""
     scheme, secret = get_authorization_scheme_param(header.decode("latin-1"))
     if scheme.lower() != BEARER or not secret:
         raise Unauthenticated(

@@ -22,6 +22,7 @@ from rich.console import Console
 from cli.client.connection import fail, fail_with
 from cli.commands.bases.derived import merged_base
 from cli.commands.bases.tiny import build
+from cli.commands.open import console_link
 from cli.commands.weights import ServedWeights, choose_weights, tuned_base
 from cli.output import plain_console
 from cli.standalone.home import installed_database
@@ -83,6 +84,7 @@ def up(
         if not stop.is_set():
             print_usage(stack, tuned_base(settings, stack.base))
             print_unserved(settings, stack.bases)
+            print_console_link(stack)
             watch(stack, console, stop)
         if stack.started:
             grace = f"requests in flight get {stack.drain_seconds:g} s to finish; Ctrl-C again aborts them"
@@ -249,6 +251,19 @@ Ctrl-C stops everything.
         markup=False,
         soft_wrap=True,
     )
+
+
+def print_console_link(stack: Stack) -> None:
+    """Print a link that opens the web console signed in, if the installation has one."""
+    if link := console_link(stack.connection):
+        later = f"{command(stack.home)} open"
+        # The link comes last, where a terminal shows it whole.
+        console.print(
+            f"In a browser, once and within a minute (later: `{later}` makes another link):\n  {link}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def command(home: Path) -> str:

@@ -19,7 +19,7 @@ from shared.database.connection import Database, whole_milliseconds
 from shared.database.job_states import JobState
 from shared.database.records import Value, new_id
 from shared.database.tables.jobs import JobRow
-from shared.database.tables.keys import KeyRow
+from shared.database.tables.keys import KeyRow, SignInRow
 from shared.database.tenancy import (
     BEFORE_TENANTS,
     SHARED,
@@ -79,10 +79,15 @@ class KeyChange(KeyLimits):
 
 
 class AcceptedSecret(NamedTuple):
-    """A key, found by one of its secrets, and when the secret expires; None: it is valid until the key is changed."""
+    """A key, found by one of its secrets, and when the secret expires; None: it is valid until the key is changed.
+
+    Attributes:
+        sign_in_id: the sign-in whose halves the secret is (`shared/database/sign_ins.py`).
+    """
 
     key: Key
     until: datetime | None
+    sign_in_id: str | None = None
 
 
 class Keys:
@@ -199,7 +204,8 @@ class Keys:
         """Give a key a new secret; its id, usage and limits stay.
 
         Args:
-            overlap_seconds: how long the present secret stays valid with the new one. An even older one ends at once.
+            overlap_seconds: how long the present secret and the key's sign-ins stay valid with the new one. An even older
+                secret ends at once.
             tenant: the tenant that the key must belong to; None: any.
 
         Returns:
@@ -215,6 +221,9 @@ class Keys:
             until = self._db.now(session) + timedelta(seconds=overlap_seconds)
             row.previous_secret_until = until if overlap_seconds else None
             row.secret_sha256 = _hash(secret)
+            # They may have been made with the secret that is replaced, so they end with it.
+            for sign_in in session.scalars(select(SignInRow).where(SignInRow.key_id == key_id)):
+                sign_in.expires_at = min(sign_in.expires_at, until)
             session.flush()
             bump(session, "keys")
             return Key.model_validate(row), secret

@@ -32,6 +32,7 @@ from shared.hashing import digest_json
 from shared.webhooks.events import EventType
 from tests.support.builders import BASE, ROWS
 from tests.support.gate_rows import STRICT, govern, receipt, store
+from tests.support.sign_ins import CHALLENGE
 
 ACME, OTHER = "acme", "other"
 TENANTS = (ACME, OTHER, SHARED)
@@ -187,6 +188,11 @@ class Installation:
     def key(self, tenant: str) -> str:
         """An API key."""
         return str(self._services.keys.create(f"key {next(self._numbers)}", tenant, Role.VIEWER)[0].id)
+
+    def sign_in(self, tenant: str) -> str:
+        """A sign-in of a key."""
+        key = self._services.keys.create(f"key {next(self._numbers)}", tenant, Role.VIEWER)[0]
+        return str(self._services.sign_ins.create(key, CHALLENGE)[0].id)
 
     def webhook_endpoint(self, tenant: str) -> str:
         """An endpoint of webhooks."""

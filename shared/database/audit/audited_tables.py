@@ -20,7 +20,7 @@ from shared.database.tables.evaluation import EvalRow, EvalRunRow
 from shared.database.tables.files import FileRow, UploadRow
 from shared.database.tables.gates import PolicyMoveRow, PolicyRow
 from shared.database.tables.jobs import JobRow, TenantQuotaRow
-from shared.database.tables.keys import KeyRow
+from shared.database.tables.keys import KeyRow, SignInCodeRow, SignInRow
 from shared.database.tables.names import AliasMoveRow
 from shared.database.tables.webhooks import WebhookEndpointRow
 
@@ -82,6 +82,14 @@ def _key_action(_: KeyRow, change: Change) -> str:
     if change.kind == "deleted" or change.after.get("revoked_at"):
         return "key.revoked"
     return "key.rotated" if change.kind == "changed" and "secret_sha256" in change.after else f"key.{change.kind}"
+
+
+def _sign_in_action(_: SignInRow, change: Change) -> str:
+    return "sign_in.ended" if change.kind == "deleted" else f"sign_in.{change.kind}"
+
+
+def _code_action(_: SignInCodeRow, change: Change) -> str:
+    return "sign_in_code.used" if change.kind == "deleted" else f"sign_in_code.{change.kind}"
 
 
 def _job_action(_: JobRow, change: Change) -> str | None:
@@ -158,6 +166,8 @@ AUDITED: dict[type[Base], AuditedTable] = {
         ),
         concealed=frozenset({"secret_sha256"}),
     ),
+    SignInRow: AuditedTable(_sign_in_action, ("key_id",)),
+    SignInCodeRow: AuditedTable(_code_action, ("key_id",)),
     TenantQuotaRow: AuditedTable(
         lambda *_: "quota.changed",
         ("running_jobs", "queued_jobs", "gpu_minutes_per_month"),

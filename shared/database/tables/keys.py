@@ -57,3 +57,31 @@ class ChangeRow(Base):
 
     what: Mapped[str] = mapped_column(String(16), primary_key=True)
     count: Mapped[int] = mapped_column(BigInteger)
+
+
+class SignInRow(Base):
+    """A sign-in to the console: a secret of a key for a while, in two halves."""
+
+    __tablename__ = "sign_ins"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64), index=True)
+    key_id: Mapped[str] = mapped_column(String(40), index=True)
+    cookie_sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    token_sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+    # As of a minute ago or so.
+    last_used_at: Mapped[datetime]
+
+
+class SignInCodeRow(Base):
+    """A code that signs in once."""
+
+    __tablename__ = "sign_in_codes"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64))
+    key_id: Mapped[str] = mapped_column(String(40))
+    code_sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    expires_at: Mapped[datetime] = mapped_column(index=True)

@@ -18,6 +18,7 @@ from shared.database.tenancy import Role
 from tests.support.builders import BASE
 from tests.support.gate_rows import STRICT
 from tests.support.scorecards import promotion_cycle
+from tests.support.sign_ins import CHALLENGE
 from tests.support.tenants import EQUALS, NOBODY, PART_ID, Installation
 
 PERMISSIONS = "/v1/fine_tuning/checkpoints/{model}/permissions"
@@ -80,6 +81,7 @@ RUN = Kind(Installation.eval_run, "EVAL_RUN_NOT_FOUND", NO_RUN)
 ENDED_RUN = Kind(Installation.ended_eval_run, "EVAL_RUN_NOT_FOUND", NO_RUN)
 RUN_ITEM = Kind(Installation.eval_item, "EVAL_RUN_NOT_FOUND", f"{NO_RUN} ftjob-00000000000000000000000000-0")
 WEBHOOK = Kind(Installation.webhook_endpoint, "WEBHOOK_NOT_FOUND", "webhook-00000000000000000000000000")
+SIGN_IN = Kind(Installation.sign_in, "SIGN_IN_NOT_FOUND", "signin-00000000000000000000000000")
 KEY = Kind(Installation.key, "KEY_NOT_FOUND", "key-00000000000000000000000000")
 
 
@@ -246,6 +248,10 @@ def validate_grader(_: str) -> dict[str, Any]:
     return {"json": {"grader": GRADER}}
 
 
+def sign_in(_: str) -> dict[str, Any]:
+    return {"json": {"challenge": CHALLENGE}}
+
+
 TRAINER, ADMIN = Role.TRAINER, Role.ADMIN
 STYLE = {"digest": console_files().digest, "path:path": "style.css"}
 NO_REPLICA = 503
@@ -262,6 +268,12 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "GET /ready": (OPEN,),
     "GET /": (OPEN,),
     "GET /console/{digest}/{path:path}": (Case(Rule.OPEN, path=STYLE),),
+    "GET /v1/me": (KEYED,),
+    "GET /v1/sign_in": (OPEN,),
+    "POST /v1/sign_ins": (Case(Rule.KEYED, body=sign_in, passes=201),),
+    "GET /v1/sign_ins": (KEYED,),
+    "DELETE /v1/sign_ins/{sign_in_id}": (Case(Rule.OWN, Role.ADMIN, SIGN_IN),),
+    "POST /v1/sign_in_codes": (Case(Rule.KEYED, passes=201),),
     "GET /v1/openapi.json": (KEYED,),
     "GET /v1/contract/schema": (KEYED,),
     "GET /v1/capabilities": (KEYED,),

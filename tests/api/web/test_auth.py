@@ -17,8 +17,11 @@ from shared.database.tenancy import Role
 from tests.support.api_installation import application, application_of, settings_for
 from tests.support.doubles import FakeJobQueue
 
-OPEN = {"/health": 200, "/ready": 200, "/": 200, "/console/{digest}/{path:path}": 404}
+OPEN = {"/health": 200, "/ready": 200, "/": 200, "/console/{digest}/{path:path}": 404, "/v1/sign_in": 200}
 """Statuses of the routes without a key; the last one has no file of that name."""
+
+BY_CODE = ("POST", "/v1/sign_ins")
+"""A route that takes a code in place of a key, and has none here."""
 
 
 def routes() -> list[tuple[str, str]]:
@@ -45,6 +48,9 @@ def test_route_without_a_valid_key_is_refused(stranger: TestClient, method: str,
         response = stranger.request(method, re.sub(r"\{.*?\}", "x", path), headers=headers)
         if path in OPEN:
             assert response.status_code == OPEN[path]
+            continue
+        if header is None and (method, path) == BY_CODE:
+            assert response.status_code == 422
             continue
         assert response.status_code == 401, header
         body = response.json()

@@ -188,8 +188,8 @@ def test_rotated_key_has_both_secrets_until_the_overlap_ends(keys: Keys, clock: 
     rotated, new = keys.rotate(key.id, 60)
     assert rotated == key.model_copy(update={"previous_secret_until": clock.now + timedelta(seconds=60)})
     assert new != old
-    assert keys.accept(old) == (rotated, rotated.previous_secret_until)
-    assert keys.accept(new) == (rotated, None)
+    assert keys.accept(old) == (rotated, rotated.previous_secret_until, None)
+    assert keys.accept(new) == (rotated, None, None)
     clock.advance(60)
     with pytest.raises(Unauthenticated) as ended:
         keys.authenticate(old)
@@ -230,7 +230,7 @@ def test_key_expires_and_lives_on_with_a_later_expiry(keys: Keys, clock: Clock) 
     assert keys.authenticate(secret).id == key.id
     changed = keys.change(key.id, KeyChange(expires_at=None))
     clock.advance(1e6)
-    assert keys.accept(secret) == (changed, None)
+    assert keys.accept(secret) == (changed, None, None)
 
 
 def test_expiry_in_the_past_is_refused(keys: Keys, clock: Clock) -> None:

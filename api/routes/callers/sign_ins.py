@@ -1,0 +1,185 @@
+"""Signing in to the console: ``/v1/sign_in``, ``/v1/sign_ins``, ``/v1/sign_in_codes``.
+
+A sign-in takes a key, or a code that a key has made. It consists of two halves: a cookie that scripts cannot read, and a token that
+the page makes, keeps, and sends as ``X-Mens-Sign-In``. Neither half opens anything alone.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Request, Response, status
+from fastapi.concurrency import run_in_threadpool
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.inference.lookup_cache import AUTHENTICATED, Authenticated
+from api.services import Services, ServicesDep
+from api.sign_in.cookies import clear_cookie, set_cookie
+from api.sign_in.transport import check_same_origin, check_transport
+from api.web.auth import CallerDep, TenantHeader, check_role, require_caller
+from api.web.params import Id, WholeList
+from api.web.request_guard import address_of
+from shared.database.sign_ins import SignIn, sign_in_not_found
+from shared.database.tenancy import Role
+from shared.errors import Code, Forbidden, InvalidRequest, MensError, Unauthenticated
+
+CURRENT = "current"
+keyless_router = APIRouter(prefix="/v1", tags=["sign-in"])
+"""Routes that answer without a key; the request guard limits their bodies."""
+router = APIRouter(prefix="/v1", tags=["sign-in"])
+_key = HTTPBearer(auto_error=False, description="A key made with `mens keys create NAME`.")
+
+
+class SignInRefusal(BaseModel):
+    """Reason why no one signs in at this address."""
+
+    code: str
+    message: str
+    remedy: str
+
+
+class SignInWays(BaseModel):
+    """The ways to sign in."""
+
+    object: Literal["sign_in.ways"] = "sign_in.ways"
+    ways: list[Literal["key", "code"]] = Field(description="Of POST /v1/sign_ins.")
+    refused: SignInRefusal | None = Field(
+        description="Reason why this address takes no sign-ins, such as plain HTTP; null: it takes them."
+    )
+
+
+class NewSignIn(BaseModel):
+    """Request to sign in: by the key that the request carries, or by a code."""
+
+    model_config = ConfigDict(extra="forbid")
+    challenge: str = Field(
+        pattern=r"^[0-9a-f]{64}$",
+        description="SHA-256, in hex, of the characters that the page will send as X-Mens-Sign-In: at least 256 random bits.",
+    )
+    code: str | None = Field(
+        None, min_length=1, max_length=128, description="From POST /v1/sign_in_codes, in place of a key."
+    )
+
+
+class SignInNow(SignIn):
+    """A sign-in, as its caller sees it."""
+
+    object: Literal["sign_in"] = "sign_in"
+    is_current: bool = Field(description="True for the sign-in that this request was made with.")
+
+    @classmethod
+    def of(cls, sign_in: SignIn, *, is_current: bool) -> SignInNow:
+        """Return a sign-in as a caller sees it."""
+        return cls(**sign_in.model_dump(), is_current=is_current)
+
+
+class SignInCode(BaseModel):
+    """A code that signs in once. ``code`` is shown only here."""
+
+    object: Literal["sign_in_code"] = "sign_in_code"
+    code: str
+    expires_at: datetime
+
+
+@keyless_router.get("/sign_in")
+async def ways_to_sign_in(request: Request, services: ServicesDep) -> SignInWays:
+    """How people can sign in to the console. No key is needed."""
+    try:
+        check_transport(services.settings.public_url, request.headers)
+    except MensError as error:
+        refused = SignInRefusal(code=str(error.code), message=error.message, remedy=error.remedy)
+        return SignInWays(ways=[], refused=refused)
+    return SignInWays(ways=["key", "code"], refused=None)
+
+
+@keyless_router.post("/sign_ins", status_code=status.HTTP_201_CREATED)
+async def sign_in(
+    body: NewSignIn,
+    request: Request,
+    response: Response,
+    services: ServicesDep,
+    _: Annotated[object, Depends(_key)],
+    tenant: TenantHeader = None,
+) -> SignInNow:
+    """Sign in, with a key as the bearer token or with a code.
+
+    The response sets a cookie, which is one half of the sign-in; the other is the token whose SHA-256 is `challenge`. Requests
+    that carry both, the token as X-Mens-Sign-In, act with the rights of the key, until they are idle for 8 hours or 24 hours old.
+    """
+    check_same_origin(request.headers)
+    check_transport(services.settings.public_url, request.headers)
+    authenticated: Authenticated | None = request.scope.get(AUTHENTICATED)
+    if authenticated is not None:
+        if body.code is not None:
+            message = "The request has a key and a code; one of them signs in."
+            raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Leave one of them out.", param="code")
+        await require_caller(services, authenticated.key, tenant)
+        made, cookie = await run_in_threadpool(services.sign_ins.create, authenticated.key, body.challenge)
+    elif body.code is not None:
+        address = address_of(request.scope)
+        async with services.failed_authentications.lookup(address):
+            made, cookie = await run_in_threadpool(services.sign_ins.create_by_code, body.code, body.challenge, address)
+    else:
+        raise Unauthenticated(
+            Code.KEY_MISSING,
+            "The request carries neither a key nor a code.",
+            remedy='Send `Authorization: Bearer KEY`, or {"code": …} with a code from `mens open`.',
+        )
+    set_cookie(services.settings, response, cookie)
+    return SignInNow.of(made, is_current=True)
+
+
+@router.post("/sign_in_codes", status_code=status.HTTP_201_CREATED)
+def create_sign_in_code(request: Request, services: ServicesDep, caller: CallerDep) -> SignInCode:
+    """Make a code that signs in to the console with the caller's key: once, within 60 seconds."""
+    authenticated: Authenticated = request.scope[AUTHENTICATED]
+    if not isinstance(authenticated.secret, str):
+        # Otherwise a script in the page could carry a sign-in away, and lengthen it without end.
+        raise Forbidden(
+            Code.SIGN_IN_NEEDS_KEY,
+            "A code is made with a key itself, not by someone who is signed in with it.",
+            remedy="Use `mens open`, or send `Authorization: Bearer KEY`.",
+        )
+    code, expires_at = services.sign_ins.create_code(caller.key)
+    return SignInCode(code=code, expires_at=expires_at)
+
+
+@router.get("/sign_ins")
+def list_sign_ins(request: Request, services: ServicesDep, caller: CallerDep) -> WholeList[SignInNow]:
+    """Sign-ins that have not ended, newest first: of the caller's key; for an admin, of the tenant's keys."""
+    current = _current(services, request)
+    key_id = None if caller.role.includes(Role.ADMIN) else caller.key.id
+    found = services.sign_ins.list(caller.tenant, key_id)
+    return WholeList(data=[SignInNow.of(each, is_current=each.id == current) for each in found])
+
+
+@router.delete("/sign_ins/{sign_in_id}")
+def end_sign_in(
+    sign_in_id: Id, request: Request, response: Response, services: ServicesDep, caller: CallerDep
+) -> SignInNow:
+    """End a sign-in; `current` is the one that this request was made with. Every API process refuses it within a quarter of a second.
+
+    An admin may end those of all keys of the tenant, others those of their own key.
+    """
+    current = _current(services, request)
+    if sign_in_id == CURRENT and current is None:
+        raise sign_in_not_found(CURRENT)
+    ended_id = current if sign_in_id == CURRENT and current else sign_in_id
+    tenant = caller.tenant
+    if ended_id in {each.id for each in services.sign_ins.list(caller.key.tenant, caller.key.id)}:
+        tenant = caller.key.tenant
+    else:
+        check_role(caller, Role.ADMIN)
+    ended = services.sign_ins.end(ended_id, tenant)
+    if ended_id == current:
+        clear_cookie(services.settings, response)
+    return SignInNow.of(ended, is_current=ended_id == current)
+
+
+def _current(services: Services, request: Request) -> str | None:
+    """Return the id of the sign-in that a request was made with; None for a key."""
+    authenticated: Authenticated = request.scope[AUTHENTICATED]
+    secret = authenticated.secret
+    return None if isinstance(secret, str) else services.sign_ins.get(secret).id

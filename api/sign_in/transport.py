@@ -1,0 +1,68 @@
+"""How browsers reach the API: by HTTPS, or by plain HTTP on their own machine; elsewhere a sign-in is refused.
+
+Whether it is HTTPS, the setting says: the API's own connection is plain HTTP behind the proxy that does TLS.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from shared.errors import Code, Forbidden
+
+TWO_WAYS_OUT = (
+    "Put a proxy with TLS in front of the API and set MENS_PUBLIC_URL to its https:// address, or reach the API from your "
+    "own machine: `ssh -L 8000:127.0.0.1:8000 SERVER`, then open http://127.0.0.1:8000/."
+)
+
+
+def is_secure(public_url: str) -> bool:
+    """Return whether browsers use HTTPS."""
+    return public_url.startswith("https://")
+
+
+def check_transport(public_url: str, headers: Headers) -> None:
+    """Refuse to sign in where others on the way could read both halves.
+
+    Args:
+        public_url: address by which browsers reach the API, by the settings; empty: only their own machine's.
+        headers: of the request.
+
+    Raises:
+        Forbidden: ``SIGN_IN_INSECURE``.
+    """
+    if is_secure(public_url):
+        return
+    # Behind a proxy that replaces Host, Origin still has the address in the browser.
+    addresses = [f"//{headers.get('host', '')}", public_url, headers.get("origin", "")]
+    if not all(is_loopback(address) for address in addresses if address):
+        raise Forbidden(
+            Code.SIGN_IN_INSECURE,
+            "Sign-ins over plain HTTP are refused, except on the browser's own machine: others could read them on the way.",
+            remedy=TWO_WAYS_OUT,
+        )
+
+
+def check_same_origin(headers: Headers) -> None:
+    """Refuse a request that another site's page has caused, where the browser says so.
+
+    Raises:
+        Forbidden: ``SIGN_IN_CROSS_SITE``.
+    """
+    if headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        raise Forbidden(
+            Code.SIGN_IN_CROSS_SITE,
+            "This request was caused by a page of another address.",
+            remedy="Signed-in requests are for the console's own page; other programs send `Authorization: Bearer KEY`.",
+        )
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address with ``//`` leads to the caller's own machine."""
+    try:
+        host = urlsplit(address).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

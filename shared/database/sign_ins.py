@@ -1,0 +1,249 @@
+"""Sign-ins to the console: each is one more secret of a key, short-lived and in two halves, neither of which is worth anything alone.
+
+One half is a cookie that scripts cannot read, the other a token in the page's storage, which the server has never seen before
+the first request. The table has the hashes of both. Role, limits, usage and revocation are those of the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
+
+from shared.database.audit.actors import AuditActor, acting
+from shared.database.change_counter import bump
+from shared.database.connection import Database, whole_milliseconds
+from shared.database.keys import AcceptedSecret, Key
+from shared.database.records import Value, new_id
+from shared.database.tables.keys import KeyRow, SignInCodeRow, SignInRow
+from shared.errors import Code, NotFound, Unauthenticated
+
+SIGN_IN_ID = "signin"
+"""Prefix of the ids of sign-ins."""
+LONGEST_AGE = timedelta(hours=24)
+LONGEST_IDLE = timedelta(hours=8)
+CODE_LIFE = timedelta(seconds=60)
+MOST_OF_A_KEY = 20
+"""Sign-ins of one key at once; the one that was not used for longest ends for a further one."""
+
+
+class SignInHalves(NamedTuple):
+    """Secret of a signed-in request, in place of a key's."""
+
+    cookie: str
+    token: str
+
+
+class SignIn(Value):
+    """A sign-in, without its halves."""
+
+    id: str
+    key_id: str
+    key_name: str
+    tenant: str
+    created_at: datetime
+    last_used_at: datetime
+    expires_at: datetime
+
+
+class SignIns:
+    """Verbs of sign-ins; each is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def create(self, key: Key, challenge: str) -> tuple[SignIn, str]:
+        """Sign in with a key.
+
+        Args:
+            key: as it was accepted.
+            challenge: SHA-256 of the page's token, in hex.
+
+        Returns:
+            the sign-in, and its cookie's value, which is stored only as a hash.
+        """
+        with self._db.write() as session:
+            return self._add(session, key, challenge)
+
+    def create_by_code(self, code: str, challenge: str, address: str) -> tuple[SignIn, str]:
+        """Sign in with a code, which is used up; as :meth:`create`.
+
+        Args:
+            code: from :meth:`create_code`.
+            challenge: SHA-256 of the page's token, in hex.
+            address: the client's, for the audit log.
+
+        Raises:
+            Unauthenticated: ``SIGN_IN_CODE_INVALID``: it is unknown, used or too old, or its key is no longer valid.
+        """
+        with self._db.read() as session:  # a guess must not wait for the lock of writers
+            key = Key.model_validate(self._by_code(session, code)[1])
+        with acting(AuditActor("key", key.id, key.name, address)), self._db.write() as session:
+            row, key_row = self._by_code(session, code, lock=True)
+            session.delete(row)
+            return self._add(session, Key.model_validate(key_row), challenge)
+
+    def create_code(self, key: Key) -> tuple[str, datetime]:
+        """Return a new code that signs in once with a key, and when it ends."""
+        code = secrets.token_urlsafe(24)
+        with self._db.write() as session:
+            now = self._db.now(session)
+            session.execute(delete(SignInCodeRow).where(SignInCodeRow.expires_at <= now))
+            row = SignInCodeRow(
+                id=new_id("signincode"),
+                tenant=key.tenant,
+                key_id=key.id,
+                code_sha256=_hash(code),
+                expires_at=now + CODE_LIFE,
+            )
+            session.add(row)
+            return code, row.expires_at
+
+    def accept(self, halves: SignInHalves) -> AcceptedSecret:
+        """Return the key that both halves of a sign-in belong to, and when that ends unless the sign-in is used.
+
+        Raises:
+            Unauthenticated: ``SIGN_IN_ENDED``: unknown, idle or expired, or its key is no longer valid.
+        """
+        with self._db.read() as session:
+            row, key_row, until = self._by_halves(session, halves)
+            return AcceptedSecret(Key.model_validate(key_row), until, row.id)
+
+    def get(self, halves: SignInHalves) -> SignIn:
+        """Return the sign-in that both halves belong to.
+
+        Raises:
+            Unauthenticated: ``SIGN_IN_ENDED``.
+        """
+        with self._db.read() as session:
+            row, key_row, _ = self._by_halves(session, halves)
+            return _sign_in(row, key_row.name)
+
+    def list(self, tenant: str, key_id: str | None = None) -> list[SignIn]:
+        """Return the sign-ins of a tenant, or of one of its keys, that have not ended; the newest first."""
+        query = (
+            select(SignInRow, KeyRow.name)
+            .join(KeyRow, KeyRow.id == SignInRow.key_id)
+            .where(SignInRow.tenant == tenant, KeyRow.revoked_at.is_(None))
+            .order_by(SignInRow.id.desc())
+        )
+        if key_id is not None:
+            query = query.where(SignInRow.key_id == key_id)
+        with self._db.read() as session:
+            now = self._db.now(session)
+            query = query.where(SignInRow.expires_at > now, SignInRow.last_used_at > now - LONGEST_IDLE)
+            return [_sign_in(row, name) for row, name in session.execute(query)]
+
+    def end(self, sign_in_id: str, tenant: str) -> SignIn:
+        """End a sign-in: its halves are refused from now on.
+
+        Raises:
+            NotFound: ``SIGN_IN_NOT_FOUND``: it does not exist, or it is another tenant's.
+        """
+        with self._db.write() as session:
+            row = session.get(SignInRow, sign_in_id, with_for_update=True)
+            if row is None or row.tenant != tenant:
+                raise sign_in_not_found(sign_in_id)
+            key_row = session.get(KeyRow, row.key_id)
+            session.delete(row)
+            bump(session, "keys")
+            return _sign_in(row, key_row.name if key_row else "")
+
+    def record_use(self, used: Mapping[str, datetime]) -> None:
+        """Record when sign-ins, by id, were last used."""
+        with self._db.write() as session:
+            # In one order everywhere, so that two processes never wait for each other.
+            for sign_in_id, moment in sorted(used.items()):
+                at = whole_milliseconds(moment)
+                is_older = (SignInRow.id == sign_in_id, SignInRow.last_used_at < at)
+                session.execute(update(SignInRow).where(*is_older).values(last_used_at=at))
+
+    def _add(self, session: Session, key: Key, challenge: str) -> tuple[SignIn, str]:
+        # Held until the end, so that sign-ins of one key at once do not pass the limit together.
+        session.execute(select(KeyRow.id).where(KeyRow.id == key.id).with_for_update())
+        cookie, now = secrets.token_urlsafe(32), self._db.now(session)
+        session.execute(delete(SignInRow).where(SignInRow.expires_at <= now))
+        query = select(SignInRow).where(SignInRow.key_id == key.id).order_by(SignInRow.last_used_at.desc())
+        surplus = list(session.scalars(query.offset(MOST_OF_A_KEY - 1)))
+        for row in surplus:
+            session.delete(row)
+        row = SignInRow(
+            id=new_id(SIGN_IN_ID),
+            tenant=key.tenant,
+            key_id=key.id,
+            cookie_sha256=_hash(cookie),
+            token_sha256=challenge,
+            created_at=now,
+            expires_at=now + LONGEST_AGE,
+            last_used_at=now,
+        )
+        session.add(row)
+        session.flush()
+        if surplus:
+            bump(session, "keys")
+        return _sign_in(row, key.name), cookie
+
+    def _by_halves(self, session: Session, halves: SignInHalves) -> tuple[SignInRow, KeyRow, datetime]:
+        query = select(SignInRow, KeyRow).join(KeyRow, KeyRow.id == SignInRow.key_id)
+        found = session.execute(query.where(SignInRow.cookie_sha256 == _hash(halves.cookie))).one_or_none()
+        if found is None or not hmac.compare_digest(found[0].token_sha256, _hash(halves.token)):
+            raise sign_in_ended()
+        row, key_row = found
+        ends = (row.expires_at, row.last_used_at + LONGEST_IDLE, key_row.expires_at)
+        until = min(end for end in ends if end)
+        if key_row.revoked_at is not None or self._db.now(session) >= until:
+            raise sign_in_ended()
+        return row, key_row, until
+
+    def _by_code(self, session: Session, code: str, *, lock: bool = False) -> tuple[SignInCodeRow, KeyRow]:
+        query = select(SignInCodeRow).where(SignInCodeRow.code_sha256 == _hash(code))
+        row = session.scalar(query.with_for_update() if lock else query)
+        key_row = session.get(KeyRow, row.key_id) if row else None
+        now = self._db.now(session)
+        if row is None or key_row is None or now >= row.expires_at or not _is_valid(key_row, now):
+            raise Unauthenticated(
+                Code.SIGN_IN_CODE_INVALID,
+                "This code does not sign in: each is valid once and for a minute.",
+                remedy="Make another one with `mens open`, or sign in with a key.",
+                param="code",
+            )
+        return row, key_row
+
+
+def sign_in_ended() -> Unauthenticated:
+    """Return the error for halves that are not those of a sign-in, or no longer."""
+    return Unauthenticated(
+        Code.SIGN_IN_ENDED,
+        "You are no longer signed in.",
+        remedy="Sign in again: with `mens open`, or with a key.",
+    )
+
+
+def sign_in_not_found(sign_in_id: str) -> NotFound:
+    """Return the error for a sign-in that does not exist."""
+    return NotFound(
+        Code.SIGN_IN_NOT_FOUND,
+        f"The sign-in {sign_in_id!r} does not exist.",
+        remedy="List them: GET /v1/sign_ins.",
+        param="sign_in_id",
+    )
+
+
+def _is_valid(row: KeyRow, now: datetime) -> bool:
+    return row.revoked_at is None and (row.expires_at is None or now < row.expires_at)
+
+
+def _sign_in(row: SignInRow, key_name: str) -> SignIn:
+    names = ("id", "key_id", "tenant", "created_at", "last_used_at", "expires_at")
+    return SignIn(key_name=key_name, **{name: getattr(row, name) for name in names})
+
+
+def _hash(secret: str) -> str:
+    # Random bits, so a plain hash is enough, as for the secrets of keys.
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,235 @@
+"""Sign-ins on both databases: two halves, ends, codes that work once."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from shared.database.change_counter import Changes
+from shared.database.connection import Database
+from shared.database.keys import Key, KeyChange, Keys
+from shared.database.sign_ins import MOST_OF_A_KEY, SignIn, SignInHalves, SignIns
+from shared.database.tenancy import Role
+from shared.errors import Code, MensError
+from tests.support.builders import at_once, snapshot
+from tests.support.clock import Clock
+
+HOUR = 3600
+TOKEN = "t" * 43
+
+
+def challenge_of(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+@pytest.fixture
+def sign_ins(database: Database) -> SignIns:
+    return SignIns(database)
+
+
+@pytest.fixture
+def key(keys: Keys) -> Key:
+    return keys.create("alice", "acme", Role.TRAINER)[0]
+
+
+def signed_in(sign_ins: SignIns, key: Key, token: str = TOKEN) -> tuple[SignIn, SignInHalves]:
+    made, cookie = sign_ins.create(key, challenge_of(token))
+    return made, SignInHalves(cookie, token)
+
+
+def code(call: Any, *arguments: Any) -> str:
+    with pytest.raises(MensError) as caught:
+        call(*arguments)
+    return caught.value.code
+
+
+def test_both_halves_are_the_key_and_neither_is_stored(sign_ins: SignIns, key: Key, database: Database) -> None:
+    made, halves = signed_in(sign_ins, key)
+    accepted = sign_ins.accept(halves)
+    assert (accepted.key, accepted.sign_in_id) == (key, made.id)
+    assert sign_ins.get(halves) == made
+    stored = repr(snapshot(database))
+    assert made.id in stored
+    assert halves.cookie not in stored
+    assert halves.token not in stored
+
+
+def test_neither_half_is_accepted_alone_or_with_another_one(sign_ins: SignIns, key: Key) -> None:
+    _, halves = signed_in(sign_ins, key)
+    _, other = signed_in(sign_ins, key, "u" * 43)
+    cookie, token = halves
+    hashes = SignInHalves(challenge_of(cookie), challenge_of(token))
+    for wrong in ((cookie, ""), ("", token), (cookie, other.token), (other.cookie, token), (token, cookie), hashes):
+        assert code(sign_ins.accept, SignInHalves(*wrong)) == Code.SIGN_IN_ENDED
+
+
+def test_sign_in_ends_when_it_is_idle_or_old(sign_ins: SignIns, key: Key, clock: Clock) -> None:
+    made, halves = signed_in(sign_ins, key)
+    assert sign_ins.accept(halves).until == clock.now + timedelta(hours=8)
+    for _ in range(3):
+        clock.advance(7.9 * HOUR)
+        sign_ins.accept(halves)
+        sign_ins.record_use({made.id: clock.now})
+    assert sign_ins.accept(halves).until == made.created_at + timedelta(hours=24)
+    clock.advance(0.4 * HOUR)
+    assert code(sign_ins.accept, halves) == Code.SIGN_IN_ENDED
+    assert sign_ins.list("acme") == []
+
+    _, idle = signed_in(sign_ins, key)
+    clock.advance(8 * HOUR)
+    assert code(sign_ins.accept, idle) == Code.SIGN_IN_ENDED
+    assert sign_ins.list("acme") == []
+
+
+def test_sign_in_ends_with_its_key(sign_ins: SignIns, key: Key, keys: Keys, clock: Clock) -> None:
+    _, halves = signed_in(sign_ins, key)
+    keys.change(key.id, KeyChange(role=Role.VIEWER, expires_at=clock.now + timedelta(minutes=1)))
+    accepted = sign_ins.accept(halves)
+    assert (accepted.key.role, accepted.until) == (Role.VIEWER, clock.now + timedelta(minutes=1))
+    clock.advance(60)
+    assert code(sign_ins.accept, halves) == Code.SIGN_IN_ENDED
+    keys.change(key.id, KeyChange(expires_at=None))
+    assert sign_ins.accept(halves).key.id == key.id
+    keys.revoke(key.id)
+    assert code(sign_ins.accept, halves) == Code.SIGN_IN_ENDED
+    assert sign_ins.list("acme") == []
+
+
+def test_sign_ins_end_with_the_secret_that_made_them(sign_ins: SignIns, key: Key, keys: Keys, clock: Clock) -> None:
+    _, halves = signed_in(sign_ins, key)
+    keys.rotate(key.id, overlap_seconds=HOUR)
+    assert sign_ins.accept(halves).until == clock.now + timedelta(hours=1)
+    _, later = signed_in(sign_ins, key)
+    keys.rotate(key.id, overlap_seconds=0)
+    for ended in (halves, later):
+        assert code(sign_ins.accept, ended) == Code.SIGN_IN_ENDED
+
+
+def test_ended_sign_in_is_refused_and_the_others_are_not(sign_ins: SignIns, key: Key, database: Database) -> None:
+    (made, halves), (other, others) = signed_in(sign_ins, key), signed_in(sign_ins, key)
+    assert code(sign_ins.end, made.id, "other") == Code.SIGN_IN_NOT_FOUND
+    count = Changes(database).count()
+    assert sign_ins.end(made.id, "acme") == made
+    assert Changes(database).count() == count + 1
+    assert code(sign_ins.end, made.id, "acme") == Code.SIGN_IN_NOT_FOUND
+    assert code(sign_ins.accept, halves) == Code.SIGN_IN_ENDED
+    assert sign_ins.accept(others).sign_in_id == other.id
+
+
+def test_list_is_of_the_tenant_or_of_one_key(sign_ins: SignIns, key: Key, keys: Keys) -> None:
+    bob, stranger = keys.create("bob", "acme")[0], keys.create("eve", "other")[0]
+    first, second, third = (signed_in(sign_ins, each)[0] for each in (key, bob, stranger))
+    assert sign_ins.list("acme") == [second, first]
+    assert sign_ins.list("acme", key.id) == [first]
+    assert sign_ins.list("other") == [third]
+    assert (first.key_name, first.tenant) == ("alice", "acme")
+
+
+def test_the_one_that_is_idle_longest_ends_for_one_too_many(
+    sign_ins: SignIns, key: Key, keys: Keys, clock: Clock, database: Database
+) -> None:
+    other = signed_in(sign_ins, keys.create("bob", "acme")[0])[1]
+    made = []
+    for _ in range(MOST_OF_A_KEY):
+        made.append(signed_in(sign_ins, key))
+        clock.advance(1)
+    sign_ins.record_use({made[0][0].id: clock.now})
+    count = Changes(database).count()
+    _, last = signed_in(sign_ins, key)
+    assert Changes(database).count() == count + 1
+    assert code(sign_ins.accept, made[1][1]) == Code.SIGN_IN_ENDED
+    for kept in (made[0][1], *(halves for _, halves in made[2:]), last, other):
+        sign_ins.accept(kept)
+
+
+def test_sign_ins_at_once_keep_the_limit(sign_ins: SignIns, key: Key) -> None:
+    at_once(MOST_OF_A_KEY + 4, lambda _: signed_in(sign_ins, key))
+    assert len(sign_ins.list("acme")) == MOST_OF_A_KEY
+
+
+def test_ended_sign_ins_and_codes_are_deleted_by_later_ones(
+    sign_ins: SignIns, key: Key, clock: Clock, database: Database
+) -> None:
+    for _ in range(2):
+        signed_in(sign_ins, key)
+        sign_ins.create_code(key)
+        clock.advance(25 * HOUR)
+    with database.read() as session:
+        for table in ("sign_ins", "sign_in_codes"):
+            assert session.execute(text(f"SELECT count(*) FROM {table}")).scalar_one() == 1
+
+
+def test_last_use_never_goes_back_and_is_no_counted_change(
+    sign_ins: SignIns, key: Key, database: Database, clock: Clock
+) -> None:
+    made, halves = signed_in(sign_ins, key)
+    count = Changes(database).count()
+    later = clock.now + timedelta(minutes=2)
+    sign_ins.record_use({made.id: later, "signin-none": later})
+    sign_ins.record_use({made.id: clock.now})
+    assert sign_ins.get(halves).last_used_at == later
+    assert Changes(database).count() == count
+
+
+# -- codes -------------------------------------------------------------------------------------------------------------
+
+
+def by_code(sign_ins: SignIns, secret: str) -> SignInHalves:
+    return SignInHalves(sign_ins.create_by_code(secret, challenge_of(TOKEN), "1.2.3.4")[1], TOKEN)
+
+
+def test_code_signs_in_once(sign_ins: SignIns, key: Key, database: Database) -> None:
+    secret, _ = sign_ins.create_code(key)
+    assert secret not in repr(snapshot(database))
+    assert sign_ins.accept(by_code(sign_ins, secret)).key == key
+    assert code(by_code, sign_ins, secret) == Code.SIGN_IN_CODE_INVALID
+
+
+def test_code_that_many_use_at_once_signs_in_once(sign_ins: SignIns, key: Key) -> None:
+    secret, _ = sign_ins.create_code(key)
+
+    def attempt(_: int) -> str:
+        try:
+            by_code(sign_ins, secret)
+        except MensError as error:
+            return error.code
+        return "signed in"
+
+    assert sorted(at_once(6, attempt)) == [*[Code.SIGN_IN_CODE_INVALID] * 5, "signed in"]
+    assert len(sign_ins.list("acme")) == 1
+
+
+def test_code_is_valid_for_a_minute(sign_ins: SignIns, key: Key, clock: Clock) -> None:
+    (late, expires_at), (early, _) = sign_ins.create_code(key), sign_ins.create_code(key)
+    assert expires_at == clock.now + timedelta(seconds=60)
+    clock.advance(59)
+    by_code(sign_ins, early)
+    clock.advance(1)
+    assert code(by_code, sign_ins, late) == Code.SIGN_IN_CODE_INVALID
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+def test_code_ends_with_its_key(sign_ins: SignIns, key: Key, keys: Keys, clock: Clock, end: str) -> None:
+    secret, _ = sign_ins.create_code(key)
+    if end == "revoked":
+        keys.revoke(key.id)
+    else:
+        keys.change(key.id, KeyChange(expires_at=clock.now + timedelta(seconds=10)))
+        clock.advance(10)
+    assert code(by_code, sign_ins, secret) == Code.SIGN_IN_CODE_INVALID
+
+
+def test_guessed_code_is_refused(sign_ins: SignIns, key: Key) -> None:
+    secret, _ = sign_ins.create_code(key)
+    for wrong in ("x", secret[:-1], challenge_of(secret)):
+        assert code(by_code, sign_ins, wrong) == Code.SIGN_IN_CODE_INVALID
+
+
+def test_times_are_in_utc(sign_ins: SignIns, key: Key) -> None:
+    made, _ = signed_in(sign_ins, key)
+    assert made.created_at.tzinfo is UTC
+    assert abs(made.created_at - datetime.now(UTC)) < timedelta(minutes=1)
