@@ -1,4 +1,4 @@
-"""Losses and gradients of TRL's own DPO and KTO trainers on random log-probabilities, and a whole run of the latter; run by
+"""Losses and gradients of TRL's own DPO and KTO trainers on random log-probabilities, and whole runs of them; run by
 the interpreter that has TRL, with a file to write into, or ``run`` and a file that describes the run.
 """
 
@@ -150,12 +150,7 @@ def trls_rated(answers: list[dict[str, Any]], settings: dict[str, float], kl: fl
 
 def rated_ids(answer: Any) -> dict[str, Any]:
     """A rated answer of ours, and the one after its prompt that KTO compares with, as rows of TRL's prepared data set."""
-    parts = []
-    for chat in (answer.chat, answer.mismatched().chat):
-        scored = chat.weights.nonzero()[0]
-        # TRL scores every token of a completion, so what the template writes after its end is left out.
-        parts.append((chat.ids[: scored[0]].tolist(), chat.ids[scored[0] : scored[-1] + 1].tolist()))
-    [(prompt, completion), (_, other)] = parts
+    (prompt, completion), (_, other) = map(divided, (answer.chat, answer.mismatched().chat))
     return {
         "prompt_ids": prompt,
         "completion_ids": completion,
@@ -164,23 +159,64 @@ def rated_ids(answer: Any) -> dict[str, Any]:
     }
 
 
-def rated_run(work: dict[str, Any]) -> list[tuple[float, float]]:
-    """Loss and KL of each step of a run by TRL's KTOTrainer with peft and torch's AdamW, on rows in a given order."""
+def pair_ids(pair: Any) -> dict[str, Any]:
+    """A pair of ours as a row of TRL's prepared data set."""
+    (prompt, chosen), (_, rejected) = map(divided, (pair.chosen, pair.rejected))
+    return {"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected}
+
+
+def divided(chat: Any) -> tuple[list[int], list[int]]:
+    """The prompt and the answer of a chat. TRL scores every token of an answer, so what the template writes after its end is left out."""
+    scored = chat.weights.nonzero()[0]
+    return chat.ids[: scored[0]].tolist(), chat.ids[scored[0] : scored[-1] + 1].tolist()
+
+
+def run_of(run: Any, steps: int, rows: list[dict[str, Any]], rates: list[float], folder: Path) -> dict[str, Any]:
+    """Describe a run of ours for :func:`trainer_run`.
+
+    Args:
+        run: the planned run.
+        steps: its number.
+        rows: TRL's form of its rows, in the order of the steps.
+        rates: learning rate of each step.
+    """
+    contract = run.plan.contract
+    assert len(rates) == steps
+    return {
+        "base": run.inputs.base,
+        "folder": str(folder),
+        "seed": contract.exec.seed,
+        "rank": contract.adapter.rank,
+        "alpha": contract.adapter.alpha,
+        "batch": contract.exec.batch_size,
+        "rates": rates,
+        "max_grad_norm": contract.exec.max_grad_norm,
+        "weight_decay": contract.exec.weight_decay,
+        "rows": rows,
+    }
+
+
+def trainer_run(work: dict[str, Any]) -> list[tuple[float, float]]:
+    """Loss and KL of each step of a run by TRL's KTOTrainer, or loss and mean margin of one by its DPOTrainer, with peft and torch's
+    AdamW, on rows in a given order.
+    """
     import torch
     from datasets import Dataset
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import KTOConfig, KTOTrainer
+    from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
+    of_kto = "kto" in work
+    config_type, trainer_type = (KTOConfig, KTOTrainer) if of_kto else (DPOConfig, DPOTrainer)
     losses: list[tuple[float, float]] = []
 
-    class FedTrainer(KTOTrainer):  # type: ignore[misc, unused-ignore]
+    class FedTrainer(trainer_type):  # type: ignore[misc, valid-type, unused-ignore]
         def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
             return dataset
 
         def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
             loss = self._compute_loss(model, inputs, False)
-            losses.append((loss.item(), self._metrics["train"]["kl"][-1]))
+            losses.append((loss.item(), self._metrics["train"]["kl" if of_kto else "rewards/margins"][-1]))
             return loss
 
     model = AutoModelForCausalLM.from_pretrained(work["base"], dtype=torch.float32).requires_grad_(False)
@@ -190,7 +226,7 @@ def rated_run(work: dict[str, Any]) -> list[tuple[float, float]]:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1.0, weight_decay=work["weight_decay"])
     rates = [*work["rates"], 0.0]
-    settings = KTOConfig(
+    settings = config_type(
         output_dir=work["folder"],
         per_device_train_batch_size=work["batch"],
         num_train_epochs=1,
@@ -204,7 +240,7 @@ def rated_run(work: dict[str, Any]) -> list[tuple[float, float]]:
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,
-        **work["kto"],
+        **work["kto" if of_kto else "dpo"],
     )
     trainer = FedTrainer(
         model,
@@ -222,7 +258,7 @@ def main() -> None:
 
     if sys.argv[1] == "run":
         work = Path(sys.argv[2])
-        work.write_text(json.dumps({"losses": rated_run(json.loads(work.read_bytes()))}))
+        work.write_text(json.dumps({"losses": trainer_run(json.loads(work.read_bytes()))}))
         return
     made = pairs(torch)
     found = [[trls(pair, case["trl"]) for pair in made] for case in CASES]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,12 @@ import worker.training.checkpoint
 import worker.training.preference.compared
 import worker.training.preference.direct
 import worker.training.preference.reference
+from bench.harness.peers import peers_python
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest, verify_adapter
 from shared.errors import ContractRejected, JobFailed
 from shared.hashing import digest_file
 from shared.preflight.held_out import split_validation
+from tests.support import preference_peers
 from tests.support.preference_rows import PAIRS, plain_row
 from tests.support.training_runs import PauseAfter
 from worker.child_runtime import StopRequested
@@ -37,6 +41,9 @@ from worker.run_folder import (
     read_json,
 )
 from worker.training.data.row_order import RowOrder
+from worker.training.model.load import load_tokenizer
+from worker.training.preference.data import read_preferences
+from worker.training.preference.pairs import PreparedPairs
 from worker.training.schedule import learning_rate
 
 DPO = {"method": {"type": "dpo"}}
@@ -238,6 +245,36 @@ def test_losses_are_those_of_a_plain_loop(tiny_llama: Any, tmp_path: Path) -> No
     for one, (loss, margin) in zip(ours, expected, strict=True):
         assert one["loss"] == pytest.approx(loss, abs=1e-5)
         assert one["reward_margin"] == pytest.approx(margin, abs=1e-5)
+
+
+@pytest.mark.bench
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "ours_and_theirs", [({"beta": 0.2}, {}), ({"beta": 0.2, "loss": "ipo"}, {"loss_type": ["ipo"]})]
+)
+def test_a_whole_run_is_trls(tiny_llama: Any, tmp_path: Path, ours_and_theirs: tuple[dict[str, Any], ...]) -> None:
+    """TRL's own DPOTrainer, fed with our token ids in our order."""
+    fields, settings = ours_and_theirs
+    exec_ = {"epochs": 5, "batch_size": 2, "learning_rate": 0.005, "warmup_steps": 1}
+    sections = {"quant": {"base": "none"}, "preference": fields, "exec": exec_}
+    run = tiny_llama.plan_run(
+        tmp_path, [pair for pair in PAIRS if isinstance(pair.get("prompt"), str)] * 4, **DPO | sections
+    )
+    ours = told(tiny_llama.train(run, tmp_path / "run"), "step")
+    data = read_preferences(run, load_tokenizer(tiny_llama.base), 1 << 20, tmp_path / "cache", PreparedPairs)
+    order = RowOrder(run.plan.contract, data.difficulties, 0)
+    rows = [preference_peers.pair_ids(data.row(number)) for step in order.after(0) for number in step.rows]
+    rates = [learning_rate(step, len(ours), run.plan.contract.exec.learning_rate, 1) for step in range(len(ours))]
+    work = preference_peers.run_of(run, len(ours), rows, rates, tmp_path / "trl")
+    (tmp_path / "work.json").write_text(json.dumps(work | {"dpo": {"beta": 0.2} | settings}))
+    offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    command = [peers_python("trl"), preference_peers.__file__, "run", str(tmp_path / "work.json")]
+    subprocess.run(command, check=True, env=offline, capture_output=True, timeout=400)
+    theirs = json.loads((tmp_path / "work.json").read_bytes())["losses"]
+    assert len(ours) == len(theirs) == 20
+    for one, (loss, margin) in zip(ours, theirs, strict=True):
+        assert one["loss"] == pytest.approx(loss, rel=1e-5, abs=1e-5)
+        assert one["reward_margin"] == pytest.approx(margin, rel=1e-5, abs=1e-5)
 
 
 def plain_loop(run: Any, base: Path) -> list[tuple[float, float]]:

@@ -208,20 +208,10 @@ def test_a_whole_run_is_trls(tiny_llama: Any, tmp_path: Path) -> None:
     data = read_preferences(run, tokenizer, 1 << 20, tmp_path / "cache", PreparedRatedAnswers)
     order = RowOrder(contract, data.difficulties, 0)
     answers = [data.row(number) for step in order.after(0) for number in step.rows]
-    work = {
-        "base": str(tiny_llama.base),
-        "folder": str(tmp_path / "trl"),
-        "seed": contract.exec.seed,
-        "rank": contract.adapter.rank,
-        "alpha": contract.adapter.alpha,
-        "batch": contract.exec.batch_size,
-        "rates": [learning_rate(step, len(ours), contract.exec.learning_rate, 1) for step in range(len(ours))],
-        "max_grad_norm": contract.exec.max_grad_norm,
-        "weight_decay": contract.exec.weight_decay,
-        "kto": weights,
-        "rows": [preference_peers.rated_ids(answer) for answer in answers],
-    }
-    (tmp_path / "work.json").write_text(json.dumps(work))
+    rates = [learning_rate(step, len(ours), contract.exec.learning_rate, 1) for step in range(len(ours))]
+    rows = [preference_peers.rated_ids(answer) for answer in answers]
+    work = preference_peers.run_of(run, len(ours), rows, rates, tmp_path / "trl")
+    (tmp_path / "work.json").write_text(json.dumps(work | {"kto": weights}))
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
     command = [peers_python("trl"), preference_peers.__file__, "run", str(tmp_path / "work.json")]
     subprocess.run(command, check=True, env=offline, capture_output=True, timeout=400)
