@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 
 # Possessive quantifiers: without backtracking, time is linear in the line's length.
-_FENCE = re.compile(r"^ {0,3}(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^\n`]*+$")
+FENCE = re.compile(r"^ {0,3}(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^\n`]*+$")
+"""The line that begins or ends a fenced block: its mark, and the language."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ def code_of(answer: str) -> AnswerCode:
     fence = ""
     is_fenced = False
     for line in answer.split("\n"):
-        found = _FENCE.match(line)
+        found = FENCE.match(line)
         if fence and found and found[1].startswith(fence) and not found[2]:
             fence = ""
         elif not fence and found:

@@ -1,0 +1,61 @@
+"""``mens corpus extract``: source trees as units."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.client.connection import fail_with
+from cli.client.json_errors import note_json
+from cli.output import counted, plain_console
+from shared.errors import MensError
+
+KINDS = {
+    "module": "modules", "function": "functions", "class": "classes", "method": "methods", "test": "tests",
+    "section": "sections", "block": "blocks of documents", "query": "SQL statements",
+}  # fmt: skip
+
+
+def extract(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Folders and files with code or documents.")],
+    language: Annotated[
+        list[str],
+        typer.Option(help="python, markdown, sql, or a language whose checker divides files. Can be repeated."),
+    ],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the units.")] = Path("units"),
+    license_: Annotated[
+        str | None,
+        typer.Option("--license", help="SPDX expression, or proprietary-own: noted in the provenance of each row."),
+    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each processor.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the index as JSON.")] = False,
+) -> None:
+    """Divide source trees into functions, classes, tests, sections and SQL statements. Nothing is run.
+
+    Example: mens corpus extract src docs --language python --language markdown --out units
+
+    Links are not followed. Generated, minified and vendored files are left out, and files that do not compile. The
+    next step is `mens corpus pairs units`.
+    """
+    import msgspec
+
+    from shared.corpus.keys import stage_key
+    from shared.corpus.units.extraction import Extraction
+
+    try:
+        stage = Extraction(tuple(paths), tuple(dict.fromkeys(language)), license_, processes)
+        index = stage.run(out, stage_key(stage.name, stage.version, stage.parameters(), stage.inputs()))
+    except MensError as error:
+        fail_with(error)
+    if as_json:
+        typer.echo(msgspec.json.encode(index))
+        return
+    console = plain_console()
+    console.print(f"{counted(index.rows, 'unit')} of {counted(index.report['files'], 'file')} in {out}")
+    for kind, count in index.report["units"].items():
+        console.print(f"  {count:>8,} {KINDS[kind]}")
+    if index.report["left_out"]:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in index.report["left_out"].items())
+        console.print(f"left out: {reasons}")
