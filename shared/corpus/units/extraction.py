@@ -23,7 +23,7 @@ from shared.corpus.filters.secrets import texts_with_secrets
 from shared.corpus.keys import stage_mark
 from shared.corpus.provenance import Provenance
 from shared.corpus.shards import MAX_SHARD_BYTES, ShardIndex, StageWriter
-from shared.corpus.units.files import SourceFile, digest_source, find_files, is_minified, is_test_file, read_source
+from shared.corpus.units.files import TreeFile, digest_source, find_files, is_minified, is_test_file, read_source
 from shared.corpus.units.markdown import find_sections, is_excluded
 from shared.corpus.units.records import LeftOut, UnitRow
 from shared.corpus.units.repository import Repository, find_repository
@@ -41,7 +41,7 @@ _REASONS = {"syntax": LeftOut.NOT_COMPILING, "too_long": LeftOut.TOO_LONG, "time
 
 @dataclass(slots=True)
 class _FileUnits:
-    """What a file gave."""
+    """Units of a file, and the counts of what was left out of it."""
 
     sha256: str = ""
     units: list[UnitRow] = field(default_factory=list)
@@ -119,7 +119,7 @@ class Extraction:
         assert writer.index
         return writer.index
 
-    def _provenance(self, unit: UnitRow, file: SourceFile, sha256: str, mark: str) -> Provenance:
+    def _provenance(self, unit: UnitRow, file: TreeFile, sha256: str, mark: str) -> Provenance:
         repository = self._repositories[file.root]
         locator = {"path": unit.path, "lines": [unit.first_line, unit.last_line], "file_sha256": sha256}
         if repository:
@@ -135,7 +135,7 @@ class Extraction:
         )
 
     @cached_property
-    def _files(self) -> list[tuple[str, SourceFile]]:
+    def _files(self) -> list[tuple[str, TreeFile]]:
         return [
             (language, file)
             for language in sorted(self.languages)
@@ -173,16 +173,16 @@ class _Dividers:
         self._stack.close()
 
     def each(
-        self, files: Sequence[tuple[str, SourceFile]]
-    ) -> Iterator[tuple[tuple[str, SourceFile], Callable[[], _FileUnits]]]:
+        self, files: Sequence[tuple[str, TreeFile]]
+    ) -> Iterator[tuple[tuple[str, TreeFile], Callable[[], _FileUnits]]]:
         """Yield each file with a function that waits for its units."""
 
-        def start(item: tuple[str, SourceFile]) -> Callable[[], _FileUnits]:
+        def start(item: tuple[str, TreeFile]) -> Callable[[], _FileUnits]:
             return self._executor.submit(self._divide, *item).result
 
         return ahead(files, start, count=32)
 
-    def _divide(self, language: str, file: SourceFile) -> _FileUnits:
+    def _divide(self, language: str, file: TreeFile) -> _FileUnits:
         found = _FileUnits()
         text = read_source(file)
         if isinstance(text, LeftOut):

@@ -29,7 +29,7 @@ _GENERATED = re.compile(r"^[ \t]*(?:#|//|--|/?\*+|<!--|;).*(?:@generated|DO NOT 
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFile:
+class TreeFile:
     """A file that may have units.
 
     Attributes:
@@ -42,7 +42,7 @@ class SourceFile:
     root: Path
 
 
-def find_files(roots: Sequence[Path], suffixes: tuple[str, ...], left_out: Counter[LeftOut]) -> list[SourceFile]:
+def find_files(roots: Sequence[Path], suffixes: tuple[str, ...], left_out: Counter[LeftOut]) -> list[TreeFile]:
     """Return the files with one of the suffixes, by name; a file that is named twice is there once.
 
     Args:
@@ -51,7 +51,7 @@ def find_files(roots: Sequence[Path], suffixes: tuple[str, ...], left_out: Count
     Raises:
         NotFound: ``CORPUS_SOURCE_MISSING``.
     """
-    files: dict[Path, SourceFile] = {}
+    files: dict[Path, TreeFile] = {}
     for root in roots:
         if not root.exists():
             message, remedy = f"{root} does not exist.", "Name a folder or a file that exists."
@@ -62,11 +62,11 @@ def find_files(roots: Sequence[Path], suffixes: tuple[str, ...], left_out: Count
         for path in found:
             if path.name.endswith(suffixes):
                 relative = path.relative_to(whole.parent)
-                files.setdefault(path, SourceFile(path, _printable(relative), whole))
+                files.setdefault(path, TreeFile(path, _printable(relative), whole))
     return sorted(files.values(), key=lambda file: os.fsencode(file.path))
 
 
-def read_source(file: SourceFile) -> str | LeftOut:
+def read_source(file: TreeFile) -> str | LeftOut:
     """Return a file's text, or why it is left out."""
     try:
         with _open_regular(file.path) as opened:
@@ -85,7 +85,7 @@ def read_source(file: SourceFile) -> str | LeftOut:
     return _refusal(text) or text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def digest_source(file: SourceFile) -> str:
+def digest_source(file: TreeFile) -> str:
     """Return SHA-256 of a file's bytes; empty for a file that is not read."""
     try:
         with _open_regular(file.path) as opened:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.corpus.units.files import SourceFile
+from shared.corpus.units.files import TreeFile
 
 SECONDS = 60
 STALE_SECONDS = 90 * 24 * 3600
@@ -29,7 +29,7 @@ class Repository:
     commit: str
     changed: Mapping[str, int] = field(default_factory=dict)
 
-    def path_of(self, file: SourceFile) -> str:
+    def path_of(self, file: TreeFile) -> str:
         """Return the path of a file from the root."""
         return os.fsencode(file.path.relative_to(self.top).as_posix()).decode(errors="replace")
 
