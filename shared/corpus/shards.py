@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -71,6 +72,10 @@ class ShardIndex(msgspec.Struct, frozen=True, kw_only=True):
 class PartialFile:
     """A file that gets its name when it is complete. As a context, it is finished, or removed after an exception.
 
+    Attributes:
+        bytes: that were written.
+        sha256: of the finished file.
+
     Raises:
         Unavailable: ``STORAGE_FULL``, ``STORAGE_UNAVAILABLE``.
     """
@@ -78,6 +83,7 @@ class PartialFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.bytes = 0
+        self.sha256 = ""
         self._partial = path.with_name(path.name + PARTIAL_SUFFIX)
         self._sha256 = hashlib.sha256()
         with disk_errors():
@@ -92,18 +98,24 @@ class PartialFile:
         self.bytes += len(data)
 
     def finish(self) -> str:
-        """Flush the file and give it its name. Returns its SHA-256."""
-        with disk_errors():
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._partial.replace(self.path)
-            sync_folder(self.path.parent)
-        return self._sha256.hexdigest()
+        """Flush the file and give it its name, or remove it if that fails. Returns its SHA-256."""
+        try:
+            with disk_errors():
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+                self._partial.replace(self.path)
+                sync_folder(self.path.parent)
+        except BaseException:
+            self.remove()
+            raise
+        self.sha256 = self._sha256.hexdigest()
+        return self.sha256
 
     def remove(self) -> None:
         """Close and delete the unfinished file."""
-        self._file.close()
+        with suppress(OSError):  # what is still in the buffer does not fit either
+            self._file.close()
         self._partial.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:

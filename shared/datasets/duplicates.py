@@ -55,7 +55,7 @@ class PairReport:
     @classmethod
     def of(cls, found: list[Pairs]) -> PairReport:
         """Make the report of pairs given in any order."""
-        report, pairs = cls(), _joined(found)
+        report, pairs = cls(), joined(found)
         report.extend(pairs.where(np.argsort(pairs.second)))
         return report
 
@@ -152,7 +152,11 @@ class ExactIndex:
         return found
 
     def repeats(self) -> PairReport:
-        """Find the rows that repeat an earlier one of the same file."""
+        """Find the rows that repeat an earlier one of the same file, and report the first of them."""
+        return PairReport.of([self.pairs()])
+
+    def pairs(self) -> Pairs:
+        """Find all rows that repeat an earlier one of the same file, in any order, each with the first of its kind."""
         found = []
         for share in range(shares := _shares(len(self))):
             digests, lines = self._share(share, shares)
@@ -160,7 +164,7 @@ class ExactIndex:
             repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
             pairs = _pairs(digests, lines, repeated, _first_lines(digests, lines, repeated))
             found.append(pairs.where(pairs.first != pairs.second))
-        return PairReport.of(found)
+        return joined(found)
 
     def shared_with(self, training: ExactIndex) -> PairReport:
         """Find the rows of this file that are in the training file too."""
@@ -238,7 +242,7 @@ class NearIndex:
 
     def find(self, rows: SketchedRows) -> Pairs:
         """Find the most similar row in the index for each row, if one is near but not equal."""
-        return _joined([self._find(part, self._candidates(part)) for part in rows.parts()])
+        return joined([self._find(part, self._candidates(part)) for part in rows.parts()])
 
     def find_and_add(self, rows: SketchedRows) -> Pairs:
         """Find the near duplicates of rows among those in the index and each other, and keep the rows until the index
@@ -246,7 +250,7 @@ class NearIndex:
         """
         room = max(0, MAX_NEAR_ROWS - len(self))
         found = [self._find_and_add(part) for part in rows.part(0, room).parts()]
-        return _joined([*found, self.find(rows.part(room, len(rows)))])
+        return joined([*found, self.find(rows.part(room, len(rows)))])
 
     def _find_and_add(self, rows: SketchedRows) -> Pairs:
         places = self._places(rows)
@@ -303,7 +307,8 @@ class NearIndex:
         )
 
 
-def _joined(found: list[Pairs]) -> Pairs:
+def joined(found: list[Pairs]) -> Pairs:
+    """Return all pairs in one."""
     return Pairs(
         np.concatenate([np.empty(0, np.uint32), *(pairs.second for pairs in found)]),
         np.concatenate([np.empty(0, np.uint32), *(pairs.first for pairs in found)]),

@@ -1,0 +1,141 @@
+"""The original system's record formats as training rows, and the lane of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from shared.datasets.rows import RowCode, RowError
+
+TOOL_MARK = "[vox_tool_supervision]"
+"""First word of prompts of tool traces, as in the original's rows."""
+DEFAULT_LANE = "codegen"
+"""Lane of a row without a lane and without a category that has one."""
+ORIGINAL_PREFIX = "vox_"
+_LANES = {
+    "tool_trace": "tooling",
+    "speech": "speech",
+    "asr": "speech",
+    "documentation": "docs_qa",
+}
+"""Lane by a word in the category."""
+_CONFIRMED = {"confirmed_true": 5, "likely_true": 4, "unverified": 3, "likely_false": 2, "confirmed_false": 1}
+"""Rating of a review's row by the state of its correctness."""
+
+
+class RecordFormat(StrEnum):
+    """Formats of lines that are not training rows, or rows whose category the format gives."""
+
+    TOOL_TRACE = "tool_trace"
+    ASR_REFINE = "asr_refine"
+    SPEECH_TO_CODE = "speech_to_code"
+    WORKFLOW_TRACE = "workflow_trace"
+    REVIEW = "review"
+    DPO = "dpo"
+
+
+class ToolTrace(msgspec.Struct):
+    """A call of a tool that an agent made."""
+
+    task_prompt: str
+    tool_name: str
+    arguments_json: Any = None
+    result_json: Any = None
+    success: bool = True
+    followup_text: str | None = None
+    session_id: str | None = None
+
+
+class ReviewRow(msgspec.Struct):
+    """A finding of a code review, as a row."""
+
+    prompt: str
+    response: str
+    category: str
+    correctness_state: str
+
+
+def lane_of(lane: str | None, category: str | None) -> str:
+    """Return the lane of a row without the original's prefix."""
+    if lane:
+        return lane.removeprefix(ORIGINAL_PREFIX)
+    return known_lane(category) or DEFAULT_LANE
+
+
+@lru_cache(maxsize=1024)
+def known_lane(category: str | None) -> str | None:
+    """Return the lane that a category has, None if it does not have one."""
+    words = (category or "").lower()
+    return next((lane for word, lane in _LANES.items() if word in words), None)
+
+
+def convert(line: bytes, form: RecordFormat) -> bytes:
+    """Return a line of a format as the line of a training row.
+
+    Raises:
+        RowError: ``ROW_NOT_JSON``, ``ROW_FIELD_TYPE``, ``ROW_FIELD_MISSING``.
+    """
+    try:
+        row = _CONVERTERS.get(form, _labelled)(line, form)
+    except msgspec.ValidationError as error:
+        code = RowCode.ROW_FIELD_MISSING if "missing required" in str(error) else RowCode.ROW_FIELD_TYPE
+        raise RowError(code, f"the line is not a record of {form}: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RowError(RowCode.ROW_NOT_JSON, f"the line is not JSON: {error}") from None
+    return msgspec.json.encode(row)
+
+
+def _tool_trace(line: bytes, form: RecordFormat) -> dict[str, Any]:
+    trace = _decode_trace(line)
+    call = {
+        "tool_name": trace.tool_name,
+        "arguments": _value(trace.arguments_json),
+        "result": _value(trace.result_json),
+        "success": trace.success,
+    }
+    return {
+        "prompt": f"{TOOL_MARK} {trace.task_prompt}",
+        "response": trace.followup_text or msgspec.json.encode(call).decode(),
+        "category": form.value,
+        "lane": "tooling",
+        "origin": "agent",
+    }
+
+
+def _value(given: Any) -> Any:
+    """Return the value that a field of JSON text has; other values, and text that is not JSON, stay as they are."""
+    try:
+        return msgspec.json.decode(given) if isinstance(given, str) else given
+    except msgspec.DecodeError:
+        return given
+
+
+def _review(line: bytes, _form: RecordFormat) -> dict[str, Any]:
+    row = _decode_review(line)
+    rating = _CONFIRMED.get(row.correctness_state)
+    labels = {} if rating is None else {"rating": rating}
+    return {"prompt": row.prompt, "response": row.response, "category": row.category, **labels}
+
+
+def _labelled(line: bytes, form: RecordFormat) -> dict[str, Any]:
+    """Return a training row with the category and the lane of its format, where it has none of its own."""
+    row = _decode_object(line)
+    if form is RecordFormat.DPO:
+        return row
+    row.setdefault("category", form.value)
+    row.setdefault("lane", "speech" if form is not RecordFormat.WORKFLOW_TRACE else "tooling")
+    row.setdefault("origin", "agent" if form is RecordFormat.WORKFLOW_TRACE else "human")
+    return row
+
+
+_decode_trace = msgspec.json.Decoder(ToolTrace).decode
+_decode_review = msgspec.json.Decoder(ReviewRow).decode
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+_CONVERTERS: dict[RecordFormat, Callable[[bytes, RecordFormat], dict[str, Any]]] = {
+    RecordFormat.TOOL_TRACE: _tool_trace,
+    RecordFormat.REVIEW: _review,
+}

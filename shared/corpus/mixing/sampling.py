@@ -1,0 +1,35 @@
+"""Which rows a weight keeps, and their order: by hashes of seed and id, so they depend on nothing else.
+
+A larger weight keeps every row that a smaller one kept, and a new row moves no other.
+"""
+
+from __future__ import annotations
+
+from math import floor
+
+from xxhash import xxh3_64_intdigest
+
+_RANGE = 1 << 64
+
+
+def hash_of(seed: int, *parts: str) -> int:
+    """Return XXH3 (64 bits) of seed and parts."""
+    return xxh3_64_intdigest("\0".join(parts).encode(errors="replace"), seed)
+
+
+def copies_of(seed: int, row: str, weight: float, sample_rate: float | None = None) -> int:
+    """Return how often a row occurs in the output.
+
+    Args:
+        row: its id.
+    """
+    if sample_rate is not None and hash_of(seed, "sample", row) >= sample_rate * _RANGE:
+        return 0
+    whole = floor(weight)
+    part = weight - whole
+    return whole + (part > 0 and hash_of(seed, "weight", row) < part * _RANGE)
+
+
+def order_of(seed: int, row: str, copy: int) -> int:
+    """Return the key by which copies of rows are sorted."""
+    return xxh3_64_intdigest(f"{row}\0{copy}".encode(), seed)
