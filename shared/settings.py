@@ -118,6 +118,15 @@ class Settings(BaseSettings):
         None, description="The model of another server that `cosine` takes embeddings from, as JSON: url, key, model."
     )
 
+    corpus_sources: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="Databases that `mens corpus pull` reads, as JSON: URL by name.",
+    )
+    corpus_key: SecretStr = Field(
+        SecretStr(""),
+        description="Key of the placeholders that replace personal data in corpora; empty: each pull draws one.",
+    )
+
     @field_validator("webhook_allowed")
     @classmethod
     def _check_webhook_allowed(cls, entries: list[str]) -> list[str]:

@@ -182,6 +182,11 @@ class StageWriter:
             sync_folder(folder)
 
     @property
+    def finished(self) -> list[Shard]:
+        """The shards that are complete on disk, with kept ones."""
+        return self._shards
+
+    @property
     def rows(self) -> int:
         """The rows that were written, with those of kept shards."""
         return sum(shard.rows for shard in self._shards) + self._count

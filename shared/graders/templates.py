@@ -21,7 +21,7 @@ def check_template(template: str) -> None:
     Raises:
         InvalidRequest: ``GRADER_INVALID``: a placeholder is not closed, is not a path, or begins with another name.
     """
-    for _ in _pieces(template):
+    for _ in pieces(template):
         pass
 
 
@@ -32,7 +32,7 @@ def render(template: str, item: Mapping[str, Any], sample: Mapping[str, Any]) ->
         InvalidRequest: ``GRADER_VARIABLE_INVALID``: a path leads nowhere. ``GRADER_SAMPLE_INVALID``:
             ``sample.output_json`` of an answer that is not JSON. And the errors of :func:`check_template`.
     """
-    return "".join(piece if isinstance(piece, str) else _text_at(piece, item, sample) for piece in _pieces(template))
+    return "".join(piece if isinstance(piece, str) else _text_at(piece, item, sample) for piece in pieces(template))
 
 
 def paths_of(template: str) -> list[Path]:
@@ -41,7 +41,7 @@ def paths_of(template: str) -> list[Path]:
     Raises:
         InvalidRequest: as :func:`check_template`.
     """
-    return [piece for piece in _pieces(template) if not isinstance(piece, str)]
+    return [piece for piece in pieces(template) if not isinstance(piece, str)]
 
 
 def parse_path(path: str) -> Path:
@@ -69,7 +69,7 @@ def value_at(path: Path, item: Mapping[str, Any], sample: Mapping[str, Any]) -> 
     return value
 
 
-def _pieces(template: str) -> Iterator[str | Path]:
+def pieces(template: str) -> Iterator[str | Path]:
     """Split a template into literal strings and paths, in order."""
     end = 0
     while (begin := template.find("{{", end)) >= 0:

@@ -21,7 +21,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_default_paths_lie_in_the_home_folder(tmp_path: Path) -> None:
     home = tmp_path / ".mens"
-    assert Settings().model_dump(exclude={"serving_key", "metrics_key"}) == {
+    assert Settings().model_dump(exclude={"serving_key", "metrics_key", "corpus_key"}) == {
         "home": home,
         "database_url": f"sqlite:///{home}/mens.db",
         "broker_url": "redis://127.0.0.1:6379/0",
@@ -48,6 +48,7 @@ def test_default_paths_lie_in_the_home_folder(tmp_path: Path) -> None:
         "sandbox": "auto",
         "grader_models": {},
         "grader_embeddings": None,
+        "corpus_sources": {},
     }
 
 

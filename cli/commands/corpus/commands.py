@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cli.commands.corpus import extract, mix, where
+from cli.commands.corpus import extract, mix, pull, where
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -12,4 +12,5 @@ app = typer.Typer(
 )
 app.command("extract")(extract.extract)
 app.command("mix")(mix.mix)
+app.command("pull")(pull.pull)
 app.command("where")(where.where)

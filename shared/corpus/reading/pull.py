@@ -1,0 +1,322 @@
+"""Pulls a table: the rows that are new or changed since the last pull, each redacted before it is written.
+
+    time of the source ─► snapshot ─► pages in the order (watermark, key) ─► row template ─► secrets, personal data ─► shards ─► state
+
+Rows are read up to an upper end: now less the lag, and not beyond the begin of a transaction that still runs, because a row may be committed later
+than the time that it carries. The next pull begins ``lag`` before the last row and leaves out the versions that it has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.corpus.filters.row_filters import PersonalDataFilter, SecretFilter
+from shared.corpus.keys import stage_key, stage_mark
+from shared.corpus.provenance import Provenance, read_provenance, record_id
+from shared.corpus.reading.addresses import SourceAddress
+from shared.corpus.reading.database import SourceDatabase
+from shared.corpus.reading.pull_spec import PullSpec
+from shared.corpus.reading.pull_state import (
+    STATE_NAME,
+    Position,
+    PullState,
+    check_state,
+    read_state,
+    version_of,
+    write_state,
+)
+from shared.corpus.reading.row_template import MissingValue, RowTemplate
+from shared.corpus.reading.values import Watermark
+from shared.corpus.reading.window import PullWindow, key_not_unique
+from shared.corpus.shards import MAX_SHARD_BYTES, StageWriter, read_index, sources_path
+from shared.datasets.row_validation import decode_line
+from shared.datasets.rows import RowError
+from shared.errors import Code, InvalidRequest
+from shared.host import disk_errors
+
+STAGE = "pull"
+VERSION = 1
+SNAPSHOT_SECONDS = 900.0
+"""Longest transaction: a longer one would keep the server from removing old versions of all its rows."""
+NULL_VALUE = "NULL_VALUE"
+
+
+@dataclass
+class PullReport:
+    """Outcome of a pull.
+
+    Attributes:
+        rows: rows that this pull added; total: rows in the folder.
+        seen: rows that were read again within the lag and had been pulled before.
+        dropped: rows that were left out, by reason.
+        redactions: replaced values, by kind.
+        notes: what the caller should know.
+    """
+
+    rows: int = 0
+    total: int = 0
+    seen: int = 0
+    snapshots: int = 0
+    seconds: float = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    redactions: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+
+def pull(
+    spec: PullSpec,
+    address: SourceAddress,
+    folder: Path,
+    *,
+    redaction_key: bytes | None = None,
+    snapshot_seconds: float = SNAPSHOT_SECONDS,
+    shard_bytes: int = MAX_SHARD_BYTES,
+) -> PullReport:
+    """Add the rows that are new since the last pull to a folder, or without a watermark pull all of them again.
+
+    Args:
+        redaction_key: of the placeholders; None draws one.
+        snapshot_seconds: time after which the pull continues in a new transaction.
+
+    Raises:
+        InvalidRequest: ``CORPUS_QUERY_INVALID``, ``CORPUS_KEY_NOT_UNIQUE``, ``CORPUS_WATERMARK_NULL``,
+            ``CORPUS_COLUMN_UNSUPPORTED``, ``CORPUS_RECIPE_INVALID``, ``CORPUS_REDACTOR_UNKNOWN``, ``CORPUS_SOURCE_EMPTY``.
+        Conflict: ``CORPUS_STATE_MISMATCH``.
+        Unavailable: ``CORPUS_SOURCE_UNREACHABLE``, ``STORAGE_FULL``: what is written stays, and the next pull continues.
+        MensError: ``CORPUS_REDACTOR_FAILED``.
+    """
+    state = read_state(folder)
+    if state:
+        check_state(state, spec, address.place, folder)
+        if state.complete and not spec.watermark:
+            state = None  # all of it again
+    state = state or PullState(source=spec.source, place=address.place, query_sha256=spec.digest())
+    return _Pull(spec, address, folder, state, redaction_key, shard_bytes).run(snapshot_seconds)
+
+
+class _Pull:
+    """One pull, with the state that it changes."""
+
+    def __init__(
+        self,
+        spec: PullSpec,
+        address: SourceAddress,
+        folder: Path,
+        state: PullState,
+        key: bytes | None,
+        shard_bytes: int,
+    ) -> None:
+        self.spec, self.folder, self.state = spec, folder, state
+        self.database = SourceDatabase(address)
+        self.report = PullReport()
+        self.stage_key = stage_key(STAGE, VERSION, spec.model_dump(exclude={"limit"}), {})
+        self._shard_bytes = shard_bytes
+        self._secrets = SecretFilter()
+        self._personal_data = PersonalDataFilter(spec.redact, key)
+        self._writer: StageWriter | None = None
+        self._written: Position | None = None
+        self._watermark: Watermark | None = None
+        self._stages = [stage_mark(STAGE, self.stage_key)]
+        if not self.database.is_tested:
+            self.report.notes.append(f"{address.url.get_backend_name()} is not tested; PostgreSQL and SQLite are.")
+
+    def run(self, snapshot_seconds: float) -> PullReport:
+        """Read snapshot after snapshot until one was read to its end."""
+        start = time.monotonic()
+        self.state.complete, self.state.snapshots = False, 0
+        after: Sequence[Any] | None = None
+        with ExitStack() as stack:
+            # Once, or a table that grows faster than it is read would have no end.
+            now = self.database.time()
+            while True:
+                self.state.snapshots += 1
+                with self.database.snapshot() as snapshot:
+                    window = PullWindow(self.spec, snapshot, now, self.state.last, after)
+                    self._note(window)
+                    self._watermark = window.watermark or self._watermark
+                    if not window.is_empty:
+                        after = self._read(window, time.monotonic() + snapshot_seconds, stack)
+                if window.is_empty or after is None:
+                    break
+            self._close(stack)
+        self.state.complete = True
+        if self._writer:
+            self._save(self._writer)
+        else:
+            write_state(self.folder, self.state)
+        self.report.total = self.state.rows
+        if self.report.redactions and self._personal_data.redactors.key_was_drawn:
+            self.report.notes.append(
+                "MENS_CORPUS_KEY is not set, so a key was drawn: the next pull gives the same person another placeholder."
+            )
+        self.report.snapshots, self.report.seconds = self.state.snapshots, time.monotonic() - start
+        return self.report
+
+    def _read(self, window: PullWindow, deadline: float, stack: ExitStack) -> Sequence[Any] | None:
+        """Read a window. Returns the order's values of the last row if the time was over before the end."""
+        template = RowTemplate(self.spec.row, window.columns)
+        seen = self._seen(window)
+        last: Sequence[Any] | None = None
+        for page in window.pages():
+            self._check_keys(window, page, last)
+            self._write(self._rows(window, template, page, seen), stack)
+            last = window.order(page[-1])
+            if time.monotonic() > deadline:
+                return last
+        return None
+
+    def _seen(self, window: PullWindow) -> set[bytes]:
+        """Versions that were pulled before and that the window may show again."""
+        seen: set[bytes] = set()
+        if window.watermark is None:
+            return seen
+        for shard, newest in zip(self.state.shards, self.state.newest, strict=True):
+            if window.low is None or window.watermark.moment(newest) < window.low:
+                continue
+            seen |= {
+                version_of(provenance.locator)
+                for provenance in read_provenance(sources_path(self.folder / shard.name))
+                if window.watermark.moment(provenance.locator["watermark"]) >= window.low
+            }
+        return seen
+
+    def _check_keys(self, window: PullWindow, page: Sequence[Any], last: Sequence[Any] | None) -> None:
+        for row in page:
+            order = window.order(row)
+            if order == last:
+                raise key_not_unique(self.spec.key)
+            last = order
+            if None in order:
+                raise InvalidRequest(
+                    Code.CORPUS_KEY_NOT_UNIQUE,
+                    f"A column of the key ({', '.join(self.spec.key)}) is null.",
+                    remedy="Name columns that are never null, such as the primary key, or leave such rows out in the query.",
+                    param="pull.key",
+                )
+        self._refuse_personal_keys(window, page)
+
+    def _refuse_personal_keys(self, window: PullWindow, page: Sequence[Any]) -> None:
+        """State and provenance hold keys as they are, so a key must not be personal data."""
+        texts = [value for row in page for value in window.key(row) if isinstance(value, str)]
+        if texts and self._personal_data.redactors.redact(texts).counts:
+            raise InvalidRequest(
+                Code.CORPUS_COLUMN_UNSUPPORTED,
+                f"The key ({', '.join(self.spec.key)}) holds personal data, which state and provenance would keep.",
+                remedy="Name another unique key, such as a number or a UUID, or a digest of this one: `md5(email) AS key`.",
+                param="pull.key",
+            )
+
+    def _rows(
+        self, window: PullWindow, template: RowTemplate, page: Sequence[Any], seen: set[bytes]
+    ) -> Iterator[tuple[dict[str, Any], Provenance]]:
+        """Yield the rows of a page that are written, with their provenance, after all filters."""
+        rows, locators = [], []
+        for values in page:
+            locator = window.locator(values)
+            if seen and version_of(locator) in seen:
+                self.report.seen += 1
+                continue
+            try:
+                rows.append(template.fill(values) | {"origin": "database"})
+            except MissingValue:
+                self.report.dropped[NULL_VALUE] += 1
+                continue
+            locators.append(locator)
+        kept = [
+            (verdict.row, locator)
+            for verdict, locator in zip(self._secrets.judge(rows), locators, strict=True)
+            if verdict.row is not None
+        ]
+        if len(kept) < len(rows):
+            self.report.dropped["SECRET"] += len(rows) - len(kept)
+        verdicts = self._personal_data.judge([row for row, _ in kept])
+        for verdict, (_, locator) in zip(verdicts, kept, strict=True):
+            assert verdict.row is not None
+            self.report.redactions.update(verdict.redactions)
+            yield (
+                verdict.row,
+                Provenance(
+                    id="",
+                    source=f"sql:{self.database.address.name}",
+                    locator=locator,
+                    license=self.spec.license,
+                    stages=self._stages,
+                    redactions=verdict.redactions,
+                ),
+            )
+
+    def _write(self, rows: Iterator[tuple[dict[str, Any], Provenance]], stack: ExitStack) -> None:
+        for row, provenance in rows:
+            try:
+                provenance.id = record_id(decode_line(msgspec.json.encode(row)))
+            except RowError as error:
+                self.report.dropped[error.code] += 1
+                continue
+            writer = self._writer or self._open(stack)
+            finished = len(writer.finished)
+            writer.write_line(msgspec.json.encode({"id": provenance.id, **row}), msgspec.json.encode(provenance))
+            if len(writer.finished) > finished:
+                # This row is in the next shard, and the state ends before it.
+                self._save(writer)
+            self._written = Position(provenance.locator["key"], provenance.locator.get("watermark"))
+            self.report.rows += 1
+
+    def _open(self, stack: ExitStack) -> StageWriter:
+        if not self.state.shards:
+            # Or after a kill, the state of the rows before would name shards that these replace.
+            with disk_errors():
+                (self.folder / STATE_NAME).unlink(missing_ok=True)
+        self._writer = StageWriter(
+            self.folder, stage=STAGE, key=self.stage_key, kept=self.state.shards, max_bytes=self._shard_bytes
+        )
+        return stack.enter_context(self._writer)
+
+    def _save(self, writer: StageWriter) -> None:
+        """Write the state: all shards that are complete, of which the last one ends with the row written last."""
+        written = self._written
+        if written and len(writer.finished) > len(self.state.shards):
+            self.state.newest.append(written.watermark)
+            if self._is_newer(written):
+                self.state.last = written
+        self.state.shards = list(writer.finished)
+        self.state.rows = sum(shard.rows for shard in self.state.shards)
+        write_state(self.folder, self.state)
+
+    def _is_newer(self, written: Position) -> bool:
+        last = self.state.last
+        if last is None or self._watermark is None:
+            return True
+        return self._watermark.moment(written.watermark) >= self._watermark.moment(last.watermark)
+
+    def _close(self, stack: ExitStack) -> None:
+        if self._writer is None and read_index(self.folder) is None:
+            if not self.state.shards:
+                raise self._empty()
+            self._open(stack)  # for the index: the pull before ended between its last shard and its index
+        if self._writer:
+            self._writer.report |= {
+                "dropped": dict(self.report.dropped), "redactions": dict(self.report.redactions), "seen": self.report.seen
+            }  # fmt: skip
+
+    def _empty(self) -> InvalidRequest:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.report.dropped.items())
+        young = f" {self.report.notes[-1]}" if self.report.notes and "younger" in self.report.notes[-1] else ""
+        return InvalidRequest(
+            Code.CORPUS_SOURCE_EMPTY,
+            f"The query gave no training rows{f': {reasons}' if reasons else ''}.{young}",
+            remedy="Run the SELECT in a client of the database; with a watermark, `--lag 0s` takes the youngest rows too.",
+            param="pull.sql",
+        )
+
+    def _note(self, window: PullWindow) -> None:
+        for note in window.notes:
+            if note not in self.report.notes:
+                self.report.notes.append(note)
