@@ -20,15 +20,15 @@ from api.routes import (
     graders,
     health,
     job_events,
+    job_metrics,
     jobs,
-    keys,
     models,
     names,
     ollama,
     replicas,
     uploads,
 )
-from api.routes.callers import me, sign_ins
+from api.routes.callers import keys, me, sign_ins
 from api.routes.gates import policies, promotions, receipts, shadows
 from api.routes.tenants import audit, checkpoint_permissions, overview, quotas, usage, webhooks
 from api.services import Services, make_services
@@ -53,6 +53,7 @@ KEYED_ROUTERS = (
     evals.router,
     jobs.router,
     job_events.router,
+    job_metrics.router,
     models.router,
     deletion.router,
     aliases.router,

@@ -6,7 +6,7 @@ worker that was taken for dead cannot change a job it lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from shared.database.job_results import JUDGED_FOR, ResultFile, complete_result
 from shared.database.job_states import JobState, Stage, Verb
 from shared.database.jobs import add_events, count_change, job_row, transition
 from shared.database.keys import Key, add_attempt_key
+from shared.database.lists.job_series import store_chunks
 from shared.database.names.aliases import lock_alias
 from shared.database.names.move_evidence import WITH_EVIDENCE, Terms, standing
 from shared.database.names.publication import publish_to_alias
@@ -36,6 +37,7 @@ from shared.database.tables.jobs import JobRow, TenantQuotaRow
 from shared.database.tenancy import Role, TenantName
 from shared.database.webhooks.outbox import add_checkpoints
 from shared.errors import Code, LeaseLost, MensError
+from shared.job_series import SeriesChunk
 from shared.scheduling.fair_queue import FairQueue
 
 CLOCK_SLACK = timedelta(seconds=5)
@@ -133,8 +135,9 @@ class Leases:
         progress: dict[str, Any] | None = None,
         preflight: dict[str, Any] | None = None,
         events: list[NewEvent],
+        series: Sequence[SeriesChunk] = (),
     ) -> None:
-        """Write a stage, progress, a preflight record and events.
+        """Write a stage, progress, a preflight record, events and chunks of series.
 
         Raises:
             LeaseLost: another attempt owns the job.
@@ -151,6 +154,7 @@ class Leases:
             now = self._db.now(session)
             count_change(row, now)
             add_events(session, row, now, *events)
+            store_chunks(session, row.id, lease.token, series)
 
     def keep_adapters(self, lease: Lease, digests: list[str]) -> None:
         """Reserve the adapters that the job is about to store: the same content is not removed until the job has

@@ -22,7 +22,7 @@ from shared.errors import JobFailed, LeaseLost, Unavailable
 from shared.observability.tracing import begin_span
 from worker.jobs.child_process import ChildProcess, ExitReason
 from worker.jobs.heartbeat import LeaseKeeper
-from worker.jobs.progress import to_events, to_progress, to_stage
+from worker.jobs.progress import SeriesBuffer, to_events, to_progress, to_stage
 from worker.metrics.counters import WorkerMetrics
 from worker.run_folder import read_log_end
 from worker.settings import WorkerSettings
@@ -68,6 +68,7 @@ class Attempt:
         self._orphan = OrphanWatch(lambda: self.keeper.contact_at, self.settings.orphan_seconds)
         self._span: Any = None
         self._stage: Stage | None = None
+        self._series = SeriesBuffer()
         self._log, self._log_at = "", time.monotonic() + LOG_SECONDS
 
     def end(self) -> None:
@@ -145,23 +146,30 @@ class Attempt:
         preflight: dict[str, Any] | None = None,
         stage: Stage | None = None,
     ) -> None:
-        """Write to the job's row and events. While the database is unavailable, events and the newest progress wait for
-        the next report.
+        """Write to the job's row, events and series. While the database is unavailable, all but the older progress waits
+        for the next report.
 
         Raises:
             LeaseLost: stop.
         """
         self._unsent += events or []
         self._unsent_progress = progress or self._unsent_progress
-        if not (self._unsent or self._unsent_progress or preflight or stage):
+        series = self._series.due()
+        if not (self._unsent or self._unsent_progress or preflight or stage or series):
             return
         try:
             self.leases.report(
-                self.lease, stage=stage, progress=self._unsent_progress, preflight=preflight, events=self._unsent
+                self.lease,
+                stage=stage,
+                progress=self._unsent_progress,
+                preflight=preflight,
+                events=self._unsent,
+                series=series,
             )
         except Unavailable:
             return
         self._unsent, self._unsent_progress = [], {}
+        self._series.note_sent()
 
     def raise_if_stopped(self) -> None:
         """Stop here, between two steps, if the job must stop.
@@ -196,6 +204,7 @@ class Attempt:
                 self._stop_if_requested(child)
                 if not (self.keeper.requested or self.shutting_down()):  # these have their own timeout
                     self._watch(child, telemetry, stall, idle)
+            self._series.hurry()
             self._report_telemetry(child)
             self._keep_log()
             reason = child.ending()
@@ -211,6 +220,7 @@ class Attempt:
     def _report_telemetry(self, child: ChildProcess) -> list[dict[str, Any]]:
         telemetry = child.new_telemetry()
         self.metrics.trained(self.lease.job.id, telemetry)
+        self._series.add(telemetry)
         stage = to_stage(telemetry)
         if stage and stage is not self._stage:
             self._enter(stage)

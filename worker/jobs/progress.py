@@ -1,14 +1,16 @@
-"""Convert the trainer's telemetry into the events and progress that a job's owner sees while the job runs."""
+"""Convert the trainer's telemetry into the events, progress and series that a job's owner sees while the job runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from shared.contract.choices import MethodType
 from shared.database.job_states import Stage
 from shared.database.records import NewEvent
 from shared.job_progress import JobProgress, MergeProgress, SelfEvaluationProgress, TrainingProgress
+from shared.job_series import ABSENT, CHUNK_STEPS, SeriesChunk, storable
 from worker.run_folder import PREFERENCE_METRICS
 
 MAX_METRIC_EVENTS = 200
@@ -27,6 +29,21 @@ PROGRESS_FIELDS = {
 }
 EVALUATION_EVENT = "self_evaluation_progress"
 """The trainer's event on the progress of its self-evaluation."""
+SEND_SECONDS = 2.0
+"""Time between two reports of a run's series."""
+OF_STEPS = {
+    "loss": "train_loss",
+    "token_accuracy": "train_token_accuracy",
+    "learning_rate": "learning_rate",
+    "grad_norm": "grad_norm",
+    "tokens_per_sec": "tokens_per_second",
+    "peak_memory_bytes": "memory_bytes",
+    **{name: name for name in PREFERENCE_METRICS},
+}
+"""Fields of a step's telemetry, and the series that they are."""
+OF_VALIDATIONS = {"val_loss": "valid_loss", "val_token_accuracy": "valid_token_accuracy"}
+LOSSES = ("train_loss", "valid_loss", "grad_norm")
+"""Series whose missing value was not finite; in others a step without a value has none."""
 WARNINGS = ("gpu_fallback", "tracker_failed", "training_warning")
 
 
@@ -177,3 +194,53 @@ def _evaluation_message(payload: dict[str, Any]) -> str:
     # Usually zero: the served model gives the answers later.
     answers = f"{payload['sample_answers']} sample answers, " if payload["sample_answers"] else ""
     return f"{rows}: {measured}; {answers}{payload['seconds']:.1f} s."
+
+
+class SeriesBuffer:
+    """Chunks of the series of one attempt that the database does not have yet, or not with their newest steps.
+
+    Args:
+        clock: seconds since any moment.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._chunks: dict[tuple[str, int], list[float]] = {}
+        self._unsent: set[tuple[str, int]] = set()
+        self._sending: list[tuple[str, int]] = []
+        self._due_at = clock()
+
+    def add(self, telemetry: list[dict[str, Any]]) -> None:
+        """Add the values in some lines of telemetry."""
+        for name, step, value in _values(telemetry):
+            number, position = divmod(step - 1, CHUNK_STEPS)
+            chunk = self._chunks.setdefault((name, number), [ABSENT] * CHUNK_STEPS)
+            chunk[position] = storable(value)
+            self._unsent.add((name, number))
+
+    def due(self) -> list[SeriesChunk]:
+        """Return the chunks to send now; none shortly after the last ones."""
+        self._sending = sorted(self._unsent) if self._clock() >= self._due_at else []
+        return [SeriesChunk.of(*key, self._chunks[key]) for key in self._sending]
+
+    def note_sent(self) -> None:
+        """Forget what :meth:`due` has returned last, except for the chunks that still grow."""
+        if not self._sending:
+            return
+        newest = dict(sorted(self._chunks))  # the last number of each name
+        self._chunks = {(name, number): self._chunks[name, number] for name, number in newest.items()}
+        self._unsent, self._sending = set(), []
+        self._due_at = self._clock() + SEND_SECONDS
+
+    def hurry(self) -> None:
+        """Let the next report send all."""
+        self._due_at = self._clock()
+
+
+def _values(telemetry: list[dict[str, Any]]) -> Iterator[tuple[str, int, float | None]]:
+    for line in telemetry:
+        names = {"step": OF_STEPS, "validation": OF_VALIDATIONS}.get(line["event"], {})
+        payload = line["payload"]
+        for field, name in names.items():
+            if field in payload and (payload[field] is not None or name in LOSSES):
+                yield name, payload["step"], payload[field]

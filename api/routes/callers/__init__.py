@@ -1,4 +1,4 @@
-"""Routes about the caller: `GET /v1/me`, and sign-ins to the console.
+"""Routes about the caller: keys, `GET /v1/me`, and sign-ins to the console.
 
 Start with `me.py`. Imports `api.web` and below.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Float, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from shared.database.tables.base import Base, OwnerTenant, UtcTime
@@ -87,6 +87,20 @@ class AttemptLogRow(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     attempt: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     text: Mapped[str] = mapped_column(Text)
+
+
+class JobSeriesRow(Base):
+    """A chunk of a series of an attempt (`shared/job_series.py`)."""
+
+    __tablename__ = "job_series"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    chunk: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    first_step: Mapped[int] = mapped_column(Integer)
+    last_step: Mapped[int] = mapped_column(Integer)
+    values: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class GpuTimeRow(Base):

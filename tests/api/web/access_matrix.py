@@ -308,6 +308,7 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "GET /v1/jobs/{job_id}": (Case(Rule.SEE, kind=FINISHED),),
     "PATCH /v1/jobs/{job_id}": (Case(Rule.CHANGE, TRAINER, QUEUED, lower_priority),),
     "GET /v1/jobs/{job_id}/preflight": (Case(Rule.SEE, kind=FINISHED),),
+    "GET /v1/jobs/{job_id}/metrics": (Case(Rule.SEE, kind=FINISHED),),
     "GET /v1/jobs/{job_id}/log": (Case(Rule.OWN, TRAINER, FINISHED),),
     "GET /v1/events": (Case(Rule.KEYED, body=no_kind, passes=422),),
     "GET /v1/jobs/{job_id}/events": (Case(Rule.SEE, kind=FINISHED),),

@@ -12,6 +12,7 @@ import worker.jobs.runner
 from shared.contract.plan import PlannedBase
 from shared.database.job_states import JobState, Stage
 from shared.database.leases import Lease, Leases
+from shared.database.lists.job_series import read_extent, read_series
 from shared.database.queueing.gpu_time import Spent
 from shared.database.records import Kind, NewEvent
 from shared.errors import Code, JobFailed, LeaseLost, MensError, Unavailable
@@ -356,6 +357,25 @@ def test_events_and_progress_wait_while_the_database_is_unavailable(attempt, ins
     attempt.report()
     assert installation.messages(attempt.lease.job.id)[-3:] == ["one", "two", "three"]
     assert installation.jobs.get(attempt.lease.job.id).progress["step"] == 9
+
+
+def test_series_wait_while_the_database_is_unavailable(attempt, installation, monkeypatch):
+    def unavailable(*_: object, **__: object) -> None:
+        raise Unavailable(Code.DATABASE_UNAVAILABLE, "No answer.")
+
+    def step(number: int) -> dict:
+        return {"event": "step", "payload": {"step": number, "loss": float(number)}}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(installation.leases, "report", unavailable)
+        attempt._series.add([step(1)])
+        attempt.report()
+    attempt._series.add([step(2)])
+    attempt.report()
+    job_id, database = attempt.lease.job.id, installation.leases.database
+    extent = read_extent(database, job_id)
+    assert extent == ({1: 1}, 2, ["train_loss"])
+    assert read_series(database, job_id, extent, extent.names, 1, 2) == {"train_loss": [1.0, 2.0]}
 
 
 def test_report_of_a_lost_lease_raises(attempt, installation):

@@ -1,15 +1,20 @@
-"""From telemetry to a job's events and progress."""
+"""From telemetry to a job's events, progress and series."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 
 from shared.database.job_states import Stage
 from shared.job_progress import MergeProgress, SelfEvaluationProgress, read_progress
+from shared.job_series import CHUNK_STEPS, SeriesChunk, unpack
 from worker.jobs.progress import (
     EVALUATION_EVENT,
     MAX_METRIC_EVENTS,
     PROGRESS_FIELDS,
+    SEND_SECONDS,
+    SeriesBuffer,
     to_events,
     to_progress,
     to_stage,
@@ -162,3 +167,94 @@ def test_the_comparison_tells_of_held_out_rows_that_are_trained_on_too():
     assert to_events([{"event": "self_evaluation_progress", "payload": nothing}]) == []
     del payload["held_out_copies"]  # as an earlier release's trainer tells it
     assert "trained on too" not in to_events([{"event": "self_evaluation", "payload": payload}])[0].message
+
+
+# -- series --------------------------------------------------------------------------------------------------------------
+
+
+def validation(number: int, loss: float | None = 0.5) -> dict:
+    return {"event": "validation", "payload": {"step": number, "val_loss": loss, "val_token_accuracy": 0.9}}
+
+
+class StoppedClock:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def values_of(chunks: list[SeriesChunk], name: str) -> dict[int, float]:
+    """Values by step, of the chunks of a series."""
+    found = {}
+    for chunk in chunks:
+        if chunk.name == name:
+            values = enumerate(unpack(chunk.values), start=chunk.number * CHUNK_STEPS + 1)
+            found |= {step: value for step, value in values if not math.isnan(value)}
+    return found
+
+
+def test_series_have_every_step_and_validation():
+    buffer = SeriesBuffer(StoppedClock())
+    extra = {"grad_norm": None, "peak_memory_bytes": 2**30, "kl": 0.25, "mfu": 0.5}
+    buffer.add([step(1), step(2, loss=None), validation(2, loss=None), start()])
+    buffer.add([{"event": "step", "payload": step(300)["payload"] | extra}])
+    chunks = buffer.due()
+    assert values_of(chunks, "train_loss") == {1: 2.5, 2: math.inf, 300: 2.5}
+    assert values_of(chunks, "valid_loss") == {2: math.inf}
+    assert values_of(chunks, "valid_token_accuracy") == {2: pytest.approx(0.9)}
+    assert values_of(chunks, "grad_norm") == {300: math.inf}
+    assert values_of(chunks, "memory_bytes") == {300: 2.0**30}
+    assert values_of(chunks, "kl") == {300: 0.25}
+    assert {chunk.name for chunk in chunks} == {
+        "train_loss", "train_token_accuracy", "learning_rate", "tokens_per_second", "valid_loss", "valid_token_accuracy",
+        "grad_norm", "memory_bytes", "kl",
+    }  # fmt: skip
+
+
+def test_series_are_sent_from_time_to_time_and_at_the_end():
+    clock = StoppedClock()
+    buffer = SeriesBuffer(clock)
+    buffer.add([step(1)])
+    assert values_of(buffer.due(), "train_loss") == {1: 2.5}
+    buffer.note_sent()
+    buffer.add([step(2)])
+    clock.now = SEND_SECONDS - 0.1
+    assert buffer.due() == []
+    buffer.note_sent()  # of a report without series
+    buffer.hurry()
+    assert values_of(buffer.due(), "train_loss") == {1: 2.5, 2: 2.5}
+    buffer.note_sent()
+    clock.now += 2 * SEND_SECONDS
+    assert buffer.due() == []
+
+
+def test_series_that_were_not_accepted_are_sent_again():
+    clock = StoppedClock()
+    buffer = SeriesBuffer(clock)
+    buffer.add([step(number) for number in range(1, CHUNK_STEPS + 1)])
+    assert buffer.due() == buffer.due()
+    buffer.add([step(number) for number in range(CHUNK_STEPS + 1, 3 * CHUNK_STEPS)])
+    clock.now += SEND_SECONDS
+    chunks = [chunk for chunk in buffer.due() if chunk.name == "train_loss"]
+    assert [(chunk.number, chunk.first_step, chunk.last_step) for chunk in chunks] == [
+        (0, 1, 256), (1, 257, 512), (2, 513, 767),
+    ]  # fmt: skip
+    buffer.note_sent()
+    buffer.add([step(3 * CHUNK_STEPS)])
+    buffer.hurry()
+    (last,) = (chunk for chunk in buffer.due() if chunk.name == "train_loss")
+    assert (last.number, last.first_step, last.last_step) == (2, 513, 768)
+
+
+def test_step_between_due_and_sent_is_not_forgotten():
+    clock = StoppedClock()
+    buffer = SeriesBuffer(clock)
+    buffer.note_sent()
+    buffer.add([step(1)])
+    clock.now = -1.0  # not due yet
+    assert buffer.due() == []
+    clock.now = 1.0  # due when the report has ended
+    buffer.note_sent()
+    assert values_of(buffer.due(), "train_loss") == {1: 2.5}

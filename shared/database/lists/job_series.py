@@ -1,0 +1,94 @@
+"""Series of a job: the chunks that its attempts have sent, and one value for each step read from them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from shared.database.connection import Database
+from shared.database.tables.jobs import JobSeriesRow
+from shared.job_series import ABSENT, CHUNK_STEPS, SeriesChunk, unpack
+
+
+class SeriesExtent(NamedTuple):
+    """Extent of the series that are stored of a job.
+
+    Attributes:
+        attempts: the first step of each attempt that has sent any, by its number.
+        last_step: of the latest attempt; 0 if nothing is stored.
+        names: of the series.
+    """
+
+    attempts: dict[int, int]
+    last_step: int
+    names: list[str]
+
+
+def store_chunks(session: Session, job_id: str, attempt: int, chunks: Sequence[SeriesChunk]) -> None:
+    """Store chunks of an attempt in place of those that they continue, in a transaction that holds the job's row."""
+    for chunk in chunks:
+        fields = chunk._asdict()
+        session.merge(JobSeriesRow(job_id=job_id, attempt=attempt, chunk=fields.pop("number"), **fields))
+
+
+def read_extent(database: Database, job_id: str) -> SeriesExtent:
+    """Return what is stored of a job's series."""
+    first, last = func.min(JobSeriesRow.first_step), func.max(JobSeriesRow.last_step)
+    query = select(JobSeriesRow.attempt, JobSeriesRow.name, first, last).where(JobSeriesRow.job_id == job_id)
+    with database.read() as session:
+        found = list(session.execute(query.group_by(JobSeriesRow.attempt, JobSeriesRow.name)))
+    firsts = dict[int, int]()
+    for attempt, _, first_step, _ in sorted(found):
+        firsts[attempt] = min(first_step, firsts.get(attempt, first_step))
+    latest = max(firsts, default=0)
+    last_step = max((one[3] for one in found if one[0] == latest), default=0)
+    return SeriesExtent(firsts, last_step, sorted({one[1] for one in found}))
+
+
+def read_series(
+    database: Database, job_id: str, extent: SeriesExtent, names: Collection[str], first: int, last: int
+) -> dict[str, list[float]]:
+    """Return the values of each step of a range, by series; an attempt replaces the steps of earlier ones from its first step
+    on.
+
+    Args:
+        database: with the chunks.
+        job_id: the job.
+        extent: what is stored of it.
+        names: of the series.
+        first: first step of the range. last: its last one, not after the extent's.
+    """
+    query = (
+        select(JobSeriesRow.name, JobSeriesRow.attempt, JobSeriesRow.chunk, JobSeriesRow.values)
+        .where(
+            JobSeriesRow.job_id == job_id,
+            JobSeriesRow.name.in_(names),
+            JobSeriesRow.chunk.between((first - 1) // CHUNK_STEPS, (last - 1) // CHUNK_STEPS),
+        )
+        .order_by(JobSeriesRow.attempt, JobSeriesRow.chunk)
+    )
+    series = {name: array("f", [ABSENT]) * (last - first + 1) for name in names}
+    begun = 0
+
+    def begin(attempt: int) -> None:
+        # Cut: a later attempt may be shorter than the part of an earlier one that it replaces.
+        nonlocal begun
+        for number in (number for number in extent.attempts if begun < number <= attempt):
+            cut = max(extent.attempts[number] - first, 0)
+            for values in series.values():
+                values[cut:] = array("f", [ABSENT]) * (len(values) - cut)
+        begun = max(begun, attempt)
+
+    with database.read() as session:
+        for name, attempt, chunk, packed in session.execute(query):
+            begin(attempt)
+            start = chunk * CHUNK_STEPS + 1
+            low, high = max(start, first, extent.attempts.get(attempt, start)), min(start + CHUNK_STEPS - 1, last)
+            if low <= high:
+                series[name][low - first : high - first + 1] = unpack(packed)[low - start : high - start + 1]
+    begin(max(extent.attempts, default=0))
+    return {name: values.tolist() for name, values in series.items()}
