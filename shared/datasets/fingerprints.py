@@ -83,6 +83,12 @@ def joined_fingerprints(texts: bytes, *, near: bool = True) -> tuple[list[int], 
     return compared.digests(), _sketches(compared.least()).tobytes() if near else b""
 
 
+def word_hashes(texts: Sequence[str]) -> Iterator[tuple[Words, NDArray[np.int64]]]:
+    """Yield the hashes of the words of some of the strings, in order, and how many words each of these has."""
+    for batch in _batches(texts):
+        yield _Texts.of(BEGIN + BEGIN.join(batch)).words()
+
+
 def _batches(texts: Sequence[str]) -> Iterator[list[bytes]]:
     """Encode the strings in UTF-8, a cache full at a time."""
     batch: list[bytes] = []
@@ -137,6 +143,13 @@ class _Texts:
         """Return the digest of each string."""
         data = self.data.data
         return [xxh3_64_intdigest(data[begin:end]) for begin, end in pairwise(self.offsets.tolist())]
+
+    def words(self) -> tuple[Words, NDArray[np.int64]]:
+        """Return the hashes of all words, one string after another, and the number of words of each."""
+        spaces = np.flatnonzero(self.data == _SPACE)
+        begins, sizes = spaces[:-1] + 1, np.diff(spaces) - 1
+        hashes = _hashed(self.data, begins, sizes).astype(np.uint64)
+        return hashes, np.diff(np.searchsorted(begins, self.offsets))
 
     def least(self) -> NDArray[np.uint32]:
         """Return, by string, the least hash in each part of the ring."""

@@ -43,11 +43,15 @@ def mix(
     It writes train.jsonl, train.sources.jsonl (where each row comes from), train.mix_report.json and metadata.json. If no source and
     no setting has changed, it writes nothing.
     """
+    from cli.evaluation.eval_items import tenant_evals
     from shared.corpus.mixing.mix import run_mix  # numpy is slow to import
     from shared.corpus.mixing.mix_file import read_mix
 
     try:
-        result = run_mix(read_mix(file), file, root=root, strict=not allow_missing_sources)
+        plan = read_mix(file)
+        wanted = plan.decontaminate and plan.decontaminate.policies
+        evals = list(tenant_evals()) if wanted else []
+        result = run_mix(plan, file, root=root, strict=not allow_missing_sources, evals=evals)
     except MensError as error:
         fail_with(error)
     if as_json:
@@ -75,4 +79,6 @@ def _print(result: MixResult) -> None:
         console.print(f"Nothing has changed: {result.output} has {counted(report.total_emitted, 'row')}{held_out}.")
         return
     console.print(f"{result.output}: {counted(report.total_emitted, 'row')}{held_out}.")
+    if report.contaminated:
+        console.print("Rows that hold parts of eval items are listed as `contaminated` in the report.")
     console.print(f"Next: mens data check {result.output}")

@@ -27,11 +27,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.contract.choices import MethodType
+from shared.corpus.filters.contamination import CONTAMINATED, EvalContent, EvalIndex, read_items
 from shared.corpus.filters.duplicates import CODES, DuplicateFinder, RowState, States
 from shared.corpus.keys import stage_key, stage_mark
 from shared.corpus.mixing.mix_file import Mix, MixSource
-from shared.corpus.mixing.mix_report import MixReport, OutputFile, SourceReport, is_current, read_report, report_path
-from shared.corpus.mixing.pieces import Label, MixPiece, PieceTask, make_piece, rows_path
+from shared.corpus.mixing.mix_report import (
+    FoundOverlap,
+    MixReport,
+    OutputFile,
+    SourceReport,
+    is_current,
+    read_report,
+    report_path,
+)
+from shared.corpus.mixing.pieces import MAX_OVERLAPS, Label, MixPiece, PieceTask, make_piece, rows_path
 from shared.corpus.mixing.record_formats import ORIGINAL_PREFIX, RecordFormat
 from shared.corpus.mixing.selection import OutputEnds, find_bounds, hold_out
 from shared.corpus.shards import PartialFile, sources_path, sync_folder, write_json
@@ -47,6 +56,7 @@ VERSION = 1
 """Raised when an equal mix of equal sources would give other bytes."""
 RANGE_BYTES = 4 << 20
 """About the bytes of the rows that are sorted at once."""
+EVALS_NAME = "evals"
 WORK_SUFFIX = ".mix_work"
 METADATA_NAME = "metadata.json"
 VALIDATION_SUFFIX = ".validation.jsonl"
@@ -77,23 +87,28 @@ class _Source:
     pieces: list[tuple[int, MixPiece]] = field(default_factory=list)
 
 
-def run_mix(mix: Mix, config: Path, *, root: Path | None = None, strict: bool = True) -> MixResult:
+def run_mix(
+    mix: Mix, config: Path, *, root: Path | None = None, strict: bool = True, evals: Sequence[EvalContent] = ()
+) -> MixResult:
     """Mix the sources of a mix file, and write output, provenance, metadata and report.
 
     Args:
         config: the mix file's path, for the report.
         root: folder that paths in the mix file start from; the mix file's own folder by default.
+        evals: whose items must not be in the output, with those of the files that the mix names.
         strict: whether a missing or empty source that is not optional is an error. An empty output always is one.
 
     Raises:
         NotFound: ``CORPUS_SOURCE_MISSING``.
-        InvalidRequest: ``CORPUS_SOURCE_EMPTY``, ``CORPUS_OUTPUT_EMPTY``.
+        InvalidRequest: ``CORPUS_RECIPE_INVALID``, ``CORPUS_SOURCE_EMPTY``, ``CORPUS_OUTPUT_EMPTY``.
         ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
     """
     folder = root or config.parent
     output = Path(os.path.normpath(folder / mix.output))
     sources = [_found(spec, folder, strict=strict) for spec in mix.sources]
-    settings = mix.model_dump(mode="json", exclude={"output"})
+    files = mix.decontaminate.files if mix.decontaminate else []
+    unwanted = [*(read_items(folder / name) for name in files), *evals]
+    settings = mix.model_dump(mode="json", exclude={"output"}) | {"evals": [one.digest() for one in unwanted]}
     report = MixReport(
         config_path=str(config),
         output_path=mix.output,
@@ -113,6 +128,8 @@ def run_mix(mix: Mix, config: Path, *, root: Path | None = None, strict: bool = 
         total = sum(source.files.bytes for source in sources if source.files)
         # The processes first: they are forked, and fingerprints would start threads.
         with reading_processes(total) as executor:
+            if unwanted:
+                EvalIndex.of(unwanted).save(work / EVALS_NAME)
             _Mixer(mix, sources, report, output, work, stage_mark("mix", key), total, executor).run()
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -192,11 +209,14 @@ class _Mixer:
         finder = DuplicateFinder(
             exact=self.mix.dedup.exact, near=near, expected_rows=self.total_bytes // TYPICAL_ROW_BYTES
         )
-        for (source, _), made in self._mapped(make_piece, self._tasks(near is not None)):
+        for (source, task), made in self._mapped(make_piece, self._tasks(near is not None)):
             source.pieces.append((finder.rows, made))
             finder.add(made.sketched, bytes(made.ratings))
             made.sketched = type(made.sketched)()
             source.report.input_lines += made.lines
+            for line, overlap in made.overlaps[: MAX_OVERLAPS - len(self.report.contaminated)]:
+                left_out = overlap.score >= CONTAMINATED
+                self.report.contaminated.append(FoundOverlap(task.name, task.file, line, left_out, overlap))
             source.report.dropped = dict(Counter(source.report.dropped) + made.dropped)
         for source in self.sources:
             if source.files and not sum(piece.rows for _, piece in source.pieces):
@@ -210,6 +230,7 @@ class _Mixer:
         mix = self.mix
         include = None if mix.include_lanes is None else frozenset(map(_plain_lane, mix.include_lanes))
         exclude = frozenset(map(_plain_lane, mix.exclude_lanes))
+        evals = self.work / EVALS_NAME
         number = 0
         for source in self.sources:
             for path in source.files.files if source.files else ():
@@ -232,6 +253,7 @@ class _Mixer:
                             exclude,
                             near,
                             mix.holdout.by if mix.holdout else None,
+                            evals if evals.is_dir() else None,
                         ),
                     )
                     number += 1

@@ -69,6 +69,18 @@ class Dedup(MixModel):
     near: Annotated[FiniteFloat, Field(ge=SIMILAR, le=1)] | None = None
 
 
+class Decontaminate(MixModel):
+    """Evals whose items must not be in the output.
+
+    Attributes:
+        files: of items: JSONL, or a list of JSON.
+        policies: also the evals of the tenant at the installation, and the files that its policies name.
+    """
+
+    files: list[str] = []
+    policies: bool = False
+
+
 class Mix(MixModel):
     """A mix: what is mixed, and into which file."""
 
@@ -80,6 +92,7 @@ class Mix(MixModel):
     sources: list[MixSource] = Field(min_length=1)
     holdout: Holdout | None = None
     dedup: Dedup = Dedup()
+    decontaminate: Decontaminate | None = None
 
 
 def read_mix(path: Path) -> Mix:

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from shared.corpus.filters.contamination import Overlap
+
 REPORT_SUFFIX = ".mix_report.json"
 
 
@@ -42,6 +44,21 @@ class SourceReport(msgspec.Struct, kw_only=True):
     dropped: dict[str, int] = {}
 
 
+class FoundOverlap(msgspec.Struct, frozen=True):
+    """A row that holds a part of an item of an eval.
+
+    Attributes:
+        line: of the row, in a file of its source.
+        left_out: whether the part is so large that the row is left out.
+    """
+
+    source: str
+    file: str
+    line: int
+    left_out: bool
+    overlap: Overlap
+
+
 class OutputFile(msgspec.Struct, frozen=True):
     """A file that a mix wrote."""
 
@@ -59,6 +76,7 @@ class MixReport(msgspec.Struct, kw_only=True):
         total_emitted: rows in the output.
         total_held_out: rows in the validation file.
         dropped: rows that are left out, by code.
+        contaminated: the first rows that hold a part of an item of an eval.
         files: what was written.
     """
 
@@ -70,6 +88,7 @@ class MixReport(msgspec.Struct, kw_only=True):
     total_emitted: int = 0
     total_held_out: int = 0
     dropped: dict[str, int] = {}
+    contaminated: list[FoundOverlap] = []
     files: list[OutputFile] = []
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.contract.choices import MethodType
+from shared.corpus.filters.contamination import CONTAMINATED, Overlap, loaded
 from shared.corpus.mixing.record_formats import RecordFormat, convert, known_lane, lane_of
 from shared.corpus.mixing.sampling import copies_of, hash_of, order_of
 from shared.corpus.provenance import Provenance, record_id, row_id
@@ -52,6 +54,8 @@ of the row's labels.
 """
 Label = tuple[str | None, str | None, str | None, int | None]
 """A row's category, lane, origin and rating."""
+MAX_OVERLAPS = 50
+"""Rows of a piece, and of a mix, that are listed because they hold a part of an item of an eval."""
 MAX_LABELS = 50_000
 """Different labels of one piece; rows beyond them count as unlabelled."""
 
@@ -67,6 +71,7 @@ class PieceTask:
         include: lanes that are kept; None keeps all.
         near: whether sketches are needed.
         group: what rows are held out by; None if none are.
+        evals: folder of the index of evals that rows must not hold; None without evals.
     """
 
     part: SourcePart
@@ -83,6 +88,7 @@ class PieceTask:
     exclude: frozenset[str]
     near: bool
     group: str | None
+    evals: Path | None
 
 
 @dataclass(slots=True)
@@ -96,6 +102,7 @@ class MixPiece:
         ratings: of these; 0 for an unrated row.
         groups: hashes of the groups of these, if rows are held out.
         labels: the table that entries name.
+        overlaps: rows that hold a part of an item of an eval, by line number.
     """
 
     target: Path
@@ -105,6 +112,7 @@ class MixPiece:
     ratings: bytearray = field(default_factory=bytearray)
     groups: array[int] = field(default_factory=lambda: array("Q"))
     labels: list[Label] = field(default_factory=list)
+    overlaps: list[tuple[int, Overlap]] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -132,7 +140,7 @@ def make_piece(task: PieceTask) -> MixPiece:
     entries: list[tuple[int, int, int, int, bytes, bytes]] = []
     label_numbers: dict[Label, int] = {}
     texts: list[str] = []
-    for number, record, line, origin in _records(task, piece):
+    for number, record, line, origin in _without_evals(task, piece):
         row = _MixedRow.of(task, record, line)
         if not row.is_wanted(task):
             piece.dropped[VerdictCode.LANE] += 1
@@ -197,8 +205,34 @@ _decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_provenance = msgspec.json.Decoder(Provenance).decode
 
 
-def _records(task: PieceTask, piece: MixPiece) -> Iterator[tuple[int, Record, bytes, bytes | None]]:
-    """Yield the valid rows: line number, row, its line, and the line of its provenance."""
+_ReadRow = tuple[int, Record, bytes, bytes | None]
+"""A valid row: line number, row, its line, and the line of its provenance."""
+
+
+def _without_evals(task: PieceTask, piece: MixPiece) -> Iterator[_ReadRow]:
+    """Yield the valid rows that do not hold an item of an eval."""
+    rows = _records(task, piece)
+    if task.evals is None:
+        yield from rows
+        return
+    index = loaded(task.evals)
+    while batch := list(islice(rows, ROWS_AT_ONCE)):
+        turns = [record.written_turns() for _, record, _, _ in batch]
+        texts = [
+            ([turn.content or "" for turn in chat], [turn.content or "" for turn in chat if turn.role == "user"])
+            for chat in turns
+        ]
+        for row, overlap in zip(batch, index.overlaps(texts), strict=True):
+            if overlap and len(piece.overlaps) < MAX_OVERLAPS:
+                piece.overlaps.append((row[0], overlap))
+            if overlap and overlap.score >= CONTAMINATED:
+                piece.dropped[VerdictCode.CONTAMINATED] += 1
+            else:
+                yield row
+
+
+def _records(task: PieceTask, piece: MixPiece) -> Iterator[_ReadRow]:
+    """Yield the valid rows of the part."""
     part = task.part
     with part.rows.open() as file:
         lines = file.readlines()

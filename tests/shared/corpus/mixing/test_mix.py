@@ -417,3 +417,27 @@ def test_full_disk_has_its_code_and_leaves_no_report(tmp_path: Path, monkeypatch
     assert code_of(tmp_path, "a.jsonl") == Code.STORAGE_FULL
     assert read_report(report_path(tmp_path / "out" / "train.jsonl")) is None
     assert list((tmp_path / "out").iterdir()) == []
+
+
+# -- contamination ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_rows_with_items_of_an_eval_are_left_out_and_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    questions(tmp_path, "a.jsonl", 60)
+    planted = [{"prompt": f"Please: {question(n)['prompt']}", "response": "It is so."} for n in (100, 101)]
+    write_rows(
+        tmp_path / "b.jsonl", *planted, {"prompt": "Where?", "response": question(102)["response"]}, question(200)
+    )
+    write_rows(tmp_path / "eval.jsonl", *({**question(n), "note": "x"} for n in range(100, 103)))
+    divided(monkeypatch, processes)
+    result = mixed(tmp_path, "a.jsonl", "b.jsonl", decontaminate={"files": ["eval.jsonl"]})
+    assert result.report.dropped == {"CONTAMINATED": 3}
+    listed = {(one.line, one.overlap.eval, one.overlap.item, one.overlap.side) for one in result.report.contaminated}
+    assert listed == {(1, "eval.jsonl", 1, "prompt"), (2, "eval.jsonl", 2, "prompt"), (3, "eval.jsonl", 3, "reference")}
+    assert all(one.left_out for one in result.report.contaminated)
+    assert mixed(tmp_path, "a.jsonl", "b.jsonl", decontaminate={"files": ["eval.jsonl"]}).unchanged
+    write_rows(tmp_path / "eval.jsonl", question(1))
+    assert not mixed(tmp_path, "a.jsonl", "b.jsonl", decontaminate={"files": ["eval.jsonl"]}).unchanged
