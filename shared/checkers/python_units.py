@@ -137,7 +137,8 @@ class _Pass:
             value = getattr(node, name)
             if name == "body":
                 self._body(value[_has_docstring(node) :], depth + 1, scope, owner)
-            elif name != "name":
+            elif name != "name" and (name != "type_params" or value):
+                # Python 3.12 added type parameters; a digest without any is that of 3.11.
                 if name == "returns" and value is not None:
                     self._kinds.append("annotation")
                 self._value(value, scope)

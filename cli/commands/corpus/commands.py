@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cli.commands.corpus import extract, mix, pull, where
+from cli.commands.corpus import extract, mix, pairs, pull, where
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -12,5 +12,6 @@ app = typer.Typer(
 )
 app.command("extract")(extract.extract)
 app.command("mix")(mix.mix)
+app.command("pairs")(pairs.pairs)
 app.command("pull")(pull.pull)
 app.command("where")(where.where)

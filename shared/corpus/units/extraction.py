@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +19,11 @@ from shared.corpus.filters.secrets import texts_with_secrets
 from shared.corpus.keys import stage_mark
 from shared.corpus.provenance import Provenance
 from shared.corpus.shards import MAX_SHARD_BYTES, ShardIndex, StageWriter
+from shared.corpus.units.checker_threads import CheckerThreads
 from shared.corpus.units.files import TreeFile, digest_source, find_files, is_minified, is_test_file, read_source
 from shared.corpus.units.markdown import find_sections, is_excluded
 from shared.corpus.units.records import LeftOut, UnitRow
 from shared.corpus.units.repository import Repository, find_repository
-from shared.datasets.file_parts import ahead
 from shared.errors import Code, InvalidRequest
 
 STAGE = "extract"
@@ -98,12 +94,12 @@ class Extraction:
         """
         left_out = Counter(self._left_out)
         kinds: Counter[str] = Counter()
+        divide = partial(_divide, self._repositories)
         with (
             StageWriter(target, stage=self.name, key=key, max_bytes=max_bytes) as writer,
-            _Dividers(self._repositories, self.processes) as dividers,
+            CheckerThreads(self.processes) as threads,
         ):
-            for (_, file), start in dividers.each(self._files):
-                found = start()
+            for (_, file), found in threads.map(divide, self._files):
                 left_out.update(found.left_out)
                 for unit in found.units:
                     kinds[unit.kind] += 1
@@ -155,75 +151,45 @@ class Extraction:
         return {root: find_repository(root) for root in dict.fromkeys(path.resolve() for path in self.paths)}
 
 
-class _Dividers:
-    """Threads that each have a checker's process, which does the work."""
-
-    def __init__(self, repositories: Mapping[Path, Repository | None], processes: int | None) -> None:
-        self._repositories = repositories
-        self._own = threading.local()
-        self._stack = ExitStack()
-        self._lock = threading.Lock()
-        self._executor = ThreadPoolExecutor(processes or len(os.sched_getaffinity(0)))
-
-    def __enter__(self) -> _Dividers:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._executor.shutdown(cancel_futures=True)
-        self._stack.close()
-
-    def each(
-        self, files: Sequence[tuple[str, TreeFile]]
-    ) -> Iterator[tuple[tuple[str, TreeFile], Callable[[], _FileUnits]]]:
-        """Yield each file with a function that waits for its units."""
-
-        def start(item: tuple[str, TreeFile]) -> Callable[[], _FileUnits]:
-            return self._executor.submit(self._divide, *item).result
-
-        return ahead(files, start, count=32)
-
-    def _divide(self, language: str, file: TreeFile) -> _FileUnits:
-        found = _FileUnits()
-        text = read_source(file)
-        if isinstance(text, LeftOut):
-            found.left_out[text] += 1
-            return found
-        found.sha256 = hashlib.sha256(text.encode()).hexdigest()
-        repository = self._repositories[file.root]
-        path = repository.path_of(file) if repository else file.name
-        if language == MARKDOWN:
-            if is_excluded(text):
-                found.left_out[LeftOut.NOT_ELIGIBLE] += 1
-                return found
-            units = find_sections(text)
-        else:
-            units = self._divided(language, text, found.left_out)
-        staleness = repository.staleness(path) if repository and language == MARKDOWN else 0
-        has_secret = bool(texts_with_secrets([text]))
-        for unit in units:
-            if has_secret and texts_with_secrets([unit.code, unit.docstring]):
-                found.left_out[LeftOut.SECRET] += 1
-            elif reason := _unit_refusal(unit, path):
-                found.left_out[reason] += 1
-            else:
-                found.units.append(UnitRow.of(unit, path, staleness))
+def _divide(
+    repositories: Mapping[Path, Repository | None], checkers: ContainedCheckers, item: tuple[str, TreeFile]
+) -> _FileUnits:
+    language, file = item
+    found = _FileUnits()
+    text = read_source(file)
+    if isinstance(text, LeftOut):
+        found.left_out[text] += 1
         return found
+    found.sha256 = hashlib.sha256(text.encode()).hexdigest()
+    repository = repositories[file.root]
+    path = repository.path_of(file) if repository else file.name
+    if language == MARKDOWN:
+        if is_excluded(text):
+            found.left_out[LeftOut.NOT_ELIGIBLE] += 1
+            return found
+        units = find_sections(text)
+    else:
+        units = _divided(checkers, language, text, found.left_out)
+    staleness = repository.staleness(path) if repository and language == MARKDOWN else 0
+    has_secret = bool(texts_with_secrets([text]))
+    for unit in units:
+        if has_secret and texts_with_secrets([unit.code, unit.docstring]):
+            found.left_out[LeftOut.SECRET] += 1
+        elif reason := _unit_refusal(unit, path):
+            found.left_out[reason] += 1
+        else:
+            found.units.append(UnitRow.of(unit, path, staleness))
+    return found
 
-    def _divided(self, language: str, text: str, left_out: Counter[LeftOut]) -> list[Unit]:
-        if is_minified(text):
-            left_out[LeftOut.MINIFIED] += 1
-            return []
-        divided = self._checkers().units(language, text)
-        if divided.diagnostics:
-            left_out[_REASONS.get(divided.diagnostics[0].code, LeftOut.TOO_COMPLEX)] += 1
-        return list(divided.units)
 
-    def _checkers(self) -> ContainedCheckers:
-        if not hasattr(self._own, "checkers"):
-            with self._lock:
-                self._own.checkers = self._stack.enter_context(ContainedCheckers())
-        checkers: ContainedCheckers = self._own.checkers
-        return checkers
+def _divided(checkers: ContainedCheckers, language: str, text: str, left_out: Counter[LeftOut]) -> list[Unit]:
+    if is_minified(text):
+        left_out[LeftOut.MINIFIED] += 1
+        return []
+    divided = checkers.units(language, text)
+    if divided.diagnostics:
+        left_out[_REASONS.get(divided.diagnostics[0].code, LeftOut.TOO_COMPLEX)] += 1
+    return list(divided.units)
 
 
 def _unit_refusal(unit: Unit, path: str) -> LeftOut | None:
