@@ -376,6 +376,28 @@ def test_trusted_proxies_reach_the_api(chart: Chart) -> None:
     assert [environment(pod)["MENS_TRUSTED_PROXIES"] for pod in found] == ["", "10.42.0.0/16"]
 
 
+@pytest.mark.parametrize(
+    ("values", "address"),
+    [
+        ({}, ""),
+        ({"ingress": {"enabled": True, "host": "mens.example"}}, ""),
+        ({"ingress": {"enabled": True, "host": "mens.example", "tlsSecret": "tls"}}, "https://mens.example"),
+        (
+            {"gateway": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["mens.example"]}},
+            "https://mens.example",
+        ),
+        (
+            {"ingress": {"enabled": True, "host": "mens.example"}, "api": {"publicUrl": "https://other.example"}},
+            "https://other.example",
+        ),
+    ],
+)
+def test_people_sign_in_at_the_address_of_the_proxy(chart: Chart, values: dict[str, Any], address: str) -> None:
+    versions = ("--api-versions", "gateway.networking.k8s.io/v1")
+    found = dict(pods(chart.render({**MINIMAL, **values}, *versions)))
+    assert environment(found["api"])["MENS_PUBLIC_URL"] == address
+
+
 def test_single_control_worker_is_never_doubled(documents: list[Document]) -> None:
     (beat,) = [document for document in of(documents, "Deployment") if document["metadata"]["name"].endswith("-beat")]
     assert (beat["spec"]["replicas"], beat["spec"]["strategy"]) == (1, {"type": "Recreate"})
