@@ -120,6 +120,11 @@ PLACES = (
         "Corpora: make training files from tables, code and documents, and find out where each row comes from.",
     ),
     CommandPlace(
+        "generate-data",
+        "corpus.generate:generate",
+        "Generate training rows from drawn values and templates, without a model.",
+    ),
+    CommandPlace(
         "eval",
         "evaluation.evals:app",
         "Evaluations: is a model good enough, and not worse than another? Your own rows and graders, benchmark suites.",
@@ -137,7 +142,7 @@ PLACES = (
 
 PANELS = {
     "Start": ("up", "demo", "train", "chat", "status", "open"),
-    "Data": ("data", "corpus", "plan", "files"),
+    "Data": ("data", "corpus", "generate-data", "plan", "files"),
     "Jobs and models": ("jobs", "models", "base", "adapter", "aliases", "names", "migrate"),
     "Prove": ("eval", "scorecard", "policies", "receipts"),
     "Run the installation": (

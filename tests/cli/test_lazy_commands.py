@@ -24,7 +24,7 @@ assert not listed, listed
 """
 
 WITHOUT_PLURAL = {"data", "storage", "usage", "audit", "retention"}
-ACTS = {"open", "up", "demo", "train", "plan", "chat", "migrate"}
+ACTS = {"open", "up", "demo", "generate-data", "train", "plan", "chat", "migrate"}
 SINGULAR = {"base", "adapter", "eval", "scorecard"}
 """Commands that are older than the rule of plurals in CONTRIBUTING.md."""
 

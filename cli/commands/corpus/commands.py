@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from cli.commands.corpus import extract, mix, pairs, pull, where
+from cli.commands.corpus import extract, generate, mix, pairs, pull, where
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Corpora: make training files from tables, code and documents, and find out where each row comes from.",
 )
 app.command("extract")(extract.extract)
+app.command("generate")(generate.generate)
 app.command("mix")(mix.mix)
 app.command("pairs")(pairs.pairs)
 app.command("pull")(pull.pull)

@@ -1,0 +1,184 @@
+"""Recipe of generated rows: columns that are drawn or filled in, and the row that they become."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from shared.corpus.mixing.mix_file import MixModel, recipe_invalid
+from shared.errors import MensError
+from shared.graders.templates import paths_of
+from shared.yaml_document import read_document
+
+MAX_ROWS = 10_000_000
+MAX_POISSON = 500
+"""Largest mean: the draw takes as many steps."""
+
+
+class _Column(MixModel):
+    name: str = Field(pattern=r"^[a-z_][a-z0-9_]{0,63}$")
+
+
+class CategoryColumn(_Column):
+    """One of some values, each as often as its weight says."""
+
+    sampler: Literal["category"]
+    values: dict[str, Annotated[float, Field(gt=0)]] | list[str] = Field(min_length=1)
+
+
+class UniformColumn(_Column):
+    """A number between two others, both included; without ``decimals`` a whole one."""
+
+    sampler: Literal["uniform"]
+    low: float
+    high: float
+    decimals: int = Field(0, ge=0, le=9)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> UniformColumn:
+        if math.floor(self.high * 10**self.decimals) < math.ceil(self.low * 10**self.decimals):
+            raise ValueError("no number with these `decimals` lies between `low` and `high`")
+        return self
+
+
+class GaussianColumn(_Column):
+    """A number around a mean."""
+
+    sampler: Literal["gaussian"]
+    mean: float
+    deviation: float = Field(ge=0)
+    decimals: int = Field(2, ge=0, le=9)
+
+
+class PoissonColumn(_Column):
+    """A count of events with a mean."""
+
+    sampler: Literal["poisson"]
+    mean: float = Field(gt=0, le=MAX_POISSON)
+
+
+class DateColumn(_Column):
+    """A day between two others, both included, as ``2026-11-27``."""
+
+    sampler: Literal["date"]
+    first: date
+    last: date
+
+    @model_validator(mode="after")
+    def _ordered(self) -> DateColumn:
+        if self.last < self.first:
+            raise ValueError("`last` must not be before `first`")
+        return self
+
+
+class LinesColumn(_Column):
+    """A line of a text file."""
+
+    sampler: Literal["lines"]
+    file: str
+
+
+class RowsColumn(_Column):
+    """A row of a JSONL file; templates name its keys: ``{{ item.ticket.title }}``."""
+
+    sampler: Literal["rows"]
+    file: str
+
+
+class SequenceColumn(_Column):
+    """The number of the row, in steps."""
+
+    sampler: Literal["sequence"]
+    start: int = 0
+    step: int = 1
+
+
+class TemplateColumn(_Column):
+    """A text with values of earlier columns: ``{{ item.product }}``."""
+
+    template: str
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "template" if "template" in value else str(value.get("sampler"))
+    return str(getattr(value, "sampler", "template"))
+
+
+ColumnSpec = Annotated[
+    Annotated[CategoryColumn, Tag("category")]
+    | Annotated[UniformColumn, Tag("uniform")]
+    | Annotated[GaussianColumn, Tag("gaussian")]
+    | Annotated[PoissonColumn, Tag("poisson")]
+    | Annotated[DateColumn, Tag("date")]
+    | Annotated[LinesColumn, Tag("lines")]
+    | Annotated[RowsColumn, Tag("rows")]
+    | Annotated[SequenceColumn, Tag("sequence")]
+    | Annotated[TemplateColumn, Tag("template")],
+    Discriminator(_kind),
+]
+
+
+class GenerationRecipe(MixModel):
+    """A recipe of generated rows.
+
+    Attributes:
+        columns: in order; a template uses columns before it.
+        row: a training row, whose strings are templates.
+    """
+
+    rows: int = Field(ge=1, le=MAX_ROWS)
+    seed: int = 0
+    columns: list[ColumnSpec] = Field(min_length=1)
+    row: dict[str, Any] = Field(min_length=1)
+
+
+def read_generation(path: Path) -> GenerationRecipe:
+    """Read a recipe.
+
+    Raises:
+        InvalidRequest: ``CORPUS_RECIPE_INVALID``, with the path of the field as ``param``.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise recipe_invalid(f"{path} is not UTF-8.", "", None) from None
+    recipe = read_document(text, GenerationRecipe, "recipe", recipe_invalid)
+    names: list[str] = []
+    for number, column in enumerate(recipe.columns):
+        if column.name in names:
+            raise recipe_invalid(f"Two columns have the name {column.name}.", f"columns.{number}.name", None)
+        if isinstance(column, TemplateColumn):
+            _check(column.template, names, f"columns.{number}.template")
+        names.append(column.name)
+    for place, template in strings_of(recipe.row, "row"):
+        _check(template, names, place)
+    return recipe
+
+
+def strings_of(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Yield the strings in a value, each with its path."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from strings_of(item, f"{place}.{key}")
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from strings_of(item, f"{place}.{number}")
+
+
+def _check(template: str, names: list[str], place: str) -> None:
+    try:
+        paths = paths_of(template)
+    except MensError as error:
+        raise recipe_invalid(f"{place}: {error.message}", place, None) from None
+    for path in paths:
+        if path[0] != "item" or len(path) < 2 or path[1] not in names:
+            message = f"{place} uses {'.'.join(map(str, path))}, which is not an earlier column: {', '.join(names) or 'none'}."
+            raise recipe_invalid(message, place, None)
