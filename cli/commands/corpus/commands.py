@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from cli.commands.corpus import extract, generate, mix, pairs, pull, where
+from cli.commands.corpus import build, extract, generate, mix, pairs, pull, where
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Corpora: make training files from tables, code and documents, and find out where each row comes from.",
 )
+app.command("build")(build.build)
 app.command("extract")(extract.extract)
 app.command("generate")(generate.generate)
 app.command("mix")(mix.mix)

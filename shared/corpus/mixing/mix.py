@@ -30,7 +30,7 @@ from shared.contract.choices import MethodType
 from shared.corpus.filters.contamination import CONTAMINATED, EvalContent, EvalIndex, read_items
 from shared.corpus.filters.duplicates import CODES, DuplicateFinder, RowState, States
 from shared.corpus.keys import stage_key, stage_mark
-from shared.corpus.mixing.mix_file import Mix, MixSource
+from shared.corpus.mixing.mix_file import Mix, MixSource, recipe_invalid
 from shared.corpus.mixing.mix_report import (
     FoundOverlap,
     MixReport,
@@ -88,7 +88,13 @@ class _Source:
 
 
 def run_mix(
-    mix: Mix, config: Path, *, root: Path | None = None, strict: bool = True, evals: Sequence[EvalContent] = ()
+    mix: Mix,
+    config: Path,
+    *,
+    root: Path | None = None,
+    strict: bool = True,
+    evals: Sequence[EvalContent] = (),
+    dry_run: bool = False,
 ) -> MixResult:
     """Mix the sources of a mix file, and write output, provenance, metadata and report.
 
@@ -97,6 +103,8 @@ def run_mix(
         root: folder that paths in the mix file start from; the mix file's own folder by default.
         evals: whose items must not be in the output, with those of the files that the mix names.
         strict: whether a missing or empty source that is not optional is an error. An empty output always is one.
+
+        dry_run: whether to return before anything is written.
 
     Raises:
         NotFound: ``CORPUS_SOURCE_MISSING``.
@@ -119,6 +127,8 @@ def run_mix(
     if is_current(before := read_report(report_path(output)), report, output.parent):
         assert before is not None
         return MixResult(before, output, unchanged=True)
+    if dry_run:
+        return MixResult(report, output, unchanged=False)
     key = stage_key("mix", VERSION, settings, {str(n): s.files.fingerprint for n, s in enumerate(sources) if s.files})
     work = output.with_name(output.stem + WORK_SUFFIX)
     with disk_errors():
@@ -185,6 +195,13 @@ class _Mixer:
             groups = [np.frombuffer(piece.groups, np.uint64) for _, piece in self._pieces()]
             near = None if self.mix.dedup.near is not None else finder.near_pairs()
             hold_out(states, np.concatenate(groups), self.mix.holdout.rows, near)
+            if not (states == RowState.HELD_OUT).any():
+                raise recipe_invalid(
+                    f"No row can be held out: each group by {self.mix.holdout.by} has more than {self.mix.holdout.rows:,} rows. Raise "
+                    "`holdout.rows`, or group by something smaller, such as `by: path`.",
+                    "holdout",
+                    None,
+                )
         del finder
         self._count_states(states)
         bounds = self._bounds(states)

@@ -50,11 +50,11 @@ class Holdout(MixModel):
     Attributes:
         rows: the most rows of it.
         by: rows of one group are all held out, or none: ``source_group`` (repository, table's key or file, from the provenance),
-            or a label of the rows.
+            ``path`` (the file in a repository), or a label of the rows.
     """
 
     rows: int = Field(ge=1)
-    by: Literal["source_group", "category", "lane", "task_family"] = "source_group"
+    by: Literal["source_group", "path", "category", "lane", "task_family"] = "source_group"
 
 
 class Dedup(MixModel):

@@ -292,11 +292,14 @@ def _provenance(task: PieceTask, number: int, line: bytes, origin: bytes | None,
 
 def _group(by: str, row: _MixedRow, provenance: Provenance) -> str:
     """Return the name of the group that a row is held out with."""
-    if by != "source_group":
+    if by not in ("source_group", "path"):
         raw = row.keys.get(by)
         return bytes(raw).decode() if raw else ""
     locator = provenance.locator
-    group = next((locator[name] for name in ("group", "repo", "path") if locator.get(name)), None)
+    group = next(
+        (locator[name] for name in (("path",) if by == "path" else ("group", "repo", "path")) if locator.get(name)),
+        None,
+    )
     return f"{provenance.source}\0{group}" if group else row.id
 
 

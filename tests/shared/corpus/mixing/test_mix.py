@@ -300,6 +300,18 @@ def test_rows_of_one_repository_are_on_one_side(tmp_path: Path) -> None:
     assert not repositories[0] & repositories[1]
 
 
+def test_holdout_without_a_group_that_fits_is_refused_and_files_are_smaller_groups(tmp_path: Path) -> None:
+    with StageWriter(tmp_path / "pairs", stage="pairs", key="k" * 64) as writer:
+        for number in range(30):
+            locator = {"repo": "r", "path": f"{number % 6}.py", "lines": [number, number]}
+            writer.write_row(question(number), Provenance(id="", source="code:x", locator=locator))
+    assert code_of(tmp_path, "pairs", holdout={"rows": 10}) == Code.CORPUS_RECIPE_INVALID
+    assert not (tmp_path / "out" / "train.jsonl").exists()
+    assert mixed(tmp_path, "pairs", holdout={"rows": 10, "by": "path"}).report.total_held_out == 10
+    held_out = read_provenance(tmp_path / "out" / "train.validation.sources.jsonl")
+    assert len({record.locator["path"] for record in held_out}) == 2
+
+
 def test_mix_without_holdout_removes_the_validation_file_of_an_earlier_one(tmp_path: Path) -> None:
     questions(tmp_path, "a.jsonl", 20)
     mixed(tmp_path, "a.jsonl", holdout={"rows": 5})

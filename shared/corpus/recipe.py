@@ -1,0 +1,79 @@
+"""A recipe: one YAML file that names the stages of a corpus, from its sources to the training file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from shared.corpus.mixing.mix_file import Mix, MixModel, MixSource, recipe_invalid
+from shared.yaml_document import read_document
+
+PULLED, PULLED_ROWS, UNITS, PAIRS = "pulled", "pulled.jsonl", "units", "pairs"
+"""Names in the work folder: pulled rows with all their versions, the newest of each, units, and rows made of units."""
+
+
+class ExtractSection(MixModel):
+    """The files that units are taken from.
+
+    Attributes:
+        paths: files and folders, from the recipe's folder.
+        language: as in ``mens corpus extract --language``.
+    """
+
+    paths: list[str] = Field(min_length=1)
+    language: list[str] = Field(min_length=1)
+    license: str | None = None
+
+
+class PairsSection(MixModel):
+    """The rules that make rows of units; all of them if none is named."""
+
+    rules: list[str] = []
+
+
+class RecipeMix(Mix):
+    """The mix of a recipe. Without sources it takes the rows of all stages."""
+
+    sources: list[MixSource] = []
+
+
+class CorpusRecipe(MixModel):
+    """A recipe.
+
+    Attributes:
+        work: folder of the stages, from the recipe's folder.
+        pull: a table as a source (``reading/pull_spec.py:PullSpec``).
+        extract: files as a source; their units become rows by ``pairs``.
+        mix: the training file.
+    """
+
+    work: str = Field("corpus", min_length=1)
+    pull: dict[str, Any] | None = None
+    extract: ExtractSection | None = None
+    pairs: PairsSection = PairsSection()
+    mix: RecipeMix
+
+    def mix_with_sources(self) -> Mix:
+        """Return the mix, with the stages' rows where it does not name sources."""
+        found = [f"{self.work}/{PULLED_ROWS}"] if self.pull is not None else []
+        found += [f"{self.work}/{PAIRS}"] if self.extract else []
+        sources = self.mix.sources or [MixSource(path=path) for path in found]
+        return Mix.model_validate(self.mix.model_dump() | {"sources": [source.model_dump() for source in sources]})
+
+
+def read_recipe(path: Path) -> CorpusRecipe:
+    """Read a recipe.
+
+    Raises:
+        InvalidRequest: ``CORPUS_RECIPE_INVALID``, with the path of the field as ``param`` and its line in ``details``.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise recipe_invalid(f"{path} is not UTF-8.", "", None) from None
+    recipe = read_document(text, CorpusRecipe, "recipe", recipe_invalid)
+    if recipe.pull is None and recipe.extract is None and not recipe.mix.sources:
+        raise recipe_invalid("The recipe has no source: name `pull`, `extract` or `mix.sources`.", "mix.sources", None)
+    return recipe

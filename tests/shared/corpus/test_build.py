@@ -1,0 +1,125 @@
+"""Builds: each stage runs once, again after a change, and says why; equal bytes after a kill at any rename."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from shared.corpus.build import build
+from shared.corpus.recipe import read_recipe
+from shared.errors import Code, MensError
+from tests.support.killed_renames import each_kill
+
+CODE = '''
+def add(left: int, right: int) -> int:
+    """Return the sum of two numbers, which may be negative or zero."""
+    total = left + right
+    return total
+
+
+def longest(words: list[str]) -> str:
+    """Return the longest of some words, the first of several equally long ones."""
+    found = ""
+    for word in words:
+        if len(word) > len(found):
+            found = word
+    return found
+'''
+RECIPE = """
+pull:
+  source: shop.db
+  sql: SELECT id, question, answer FROM tickets
+  key: id
+  redact: []
+  row: {prompt: "{{ item.question }}", response: "{{ item.answer }}"}
+extract: {paths: [source], language: [python]}
+mix: {output: train.jsonl}
+"""
+
+
+def prepare(folder: Path) -> Path:
+    """A folder with a table, source code and a recipe. An existing one stays as it is."""
+    (folder / "source").mkdir(parents=True, exist_ok=True)
+    (folder / "source" / "sums.py").write_text(CODE)
+    with sqlite3.connect(folder / "shop.db") as database:
+        database.execute("CREATE TABLE IF NOT EXISTS tickets (id INTEGER PRIMARY KEY, question TEXT, answer TEXT)")
+        rows = [(number, f"Where is order {number}?", f"It is in hall {number}.") for number in range(30)]
+        database.executemany("INSERT OR REPLACE INTO tickets VALUES (?, ?, ?)", rows)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    return folder / "recipe.yaml"
+
+
+def actions(recipe: Path, *, to: str = "mix", dry_run: bool = False) -> dict[str, str]:
+    found = build(read_recipe(recipe), recipe, to=to, dry_run=dry_run)
+    return {action.name: action.reason if action.runs else "done" for action in found}
+
+
+def digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "train.jsonl").read_bytes()).hexdigest()
+
+
+PULL_AGAIN = {"pull": "the table may have new rows"}
+
+
+def test_stages_run_once_and_again_after_a_change_with_the_reason(tmp_path: Path) -> None:
+    recipe = prepare(tmp_path)
+    later = {"pairs": "depends on the stages before", "mix": "depends on the stages before"}
+    assert actions(recipe, dry_run=True) == {"pull": "new", "extract": "new", **later}
+    assert not (tmp_path / "corpus").exists()
+    assert actions(recipe) == dict.fromkeys(("pull", "extract", "pairs", "mix"), "new")
+    before = digest(tmp_path)
+    done = PULL_AGAIN | dict.fromkeys(("extract", "pairs", "mix"), "done")
+    assert actions(recipe) == done
+    assert digest(tmp_path) == before
+    (tmp_path / "source" / "sums.py").write_text(CODE.replace("total", "result"))
+    changed = PULL_AGAIN | dict.fromkeys(("extract", "pairs", "mix"), "input changed")
+    assert actions(recipe) == changed
+    recipe.write_text(RECIPE.replace("mix:", "pairs: {rules: [explain]}\nmix:"))
+    assert actions(recipe)["pairs"] == "rule changed"
+    (tmp_path / "corpus" / "pairs" / "part-00000.jsonl").write_text("{}\n")
+    assert actions(recipe)["pairs"] == "shard changed"
+    with sqlite3.connect(tmp_path / "shop.db") as database:
+        database.execute("INSERT INTO tickets VALUES (99, 'Who?', 'Ann.')")
+    assert actions(recipe) == done | {"mix": "input changed"}
+    assert "Who?" in (tmp_path / "train.jsonl").read_text()
+
+
+def test_build_ends_at_the_named_stage(tmp_path: Path) -> None:
+    recipe = prepare(tmp_path)
+    assert list(actions(recipe, to="extract")) == ["pull", "extract"]
+    assert not (tmp_path / "train.jsonl").exists()
+
+
+def test_killed_at_any_rename_the_next_build_gives_the_same_bytes(tmp_path: Path) -> None:
+    def run(folder: Path) -> None:
+        actions(prepare(folder))
+
+    run(tmp_path / "whole")
+    expected, kills = digest(tmp_path / "whole"), 0
+    for folder in each_kill(tmp_path, run):
+        kills += 1
+        run(folder)
+        assert digest(folder) == expected
+    assert kills > 8
+
+
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        ("mix: {output: a}\n", "mix.sources"),
+        (RECIPE + "mxi: {}\n", "mxi"),
+        (RECIPE.replace("language: [python]", "languages: [python]"), "extract.language"),
+        (RECIPE.replace("key: id", "keys: id"), "pull.key"),
+        ("pull: {}\n", "mix"),
+    ],
+)
+def test_fault_of_a_recipe_is_named(tmp_path: Path, text: str, param: str) -> None:
+    recipe = prepare(tmp_path)
+    recipe.write_text(text)
+    with pytest.raises(MensError) as raised:
+        actions(recipe)
+    assert (raised.value.code, raised.value.param) == (Code.CORPUS_RECIPE_INVALID, param)
+    assert not (tmp_path / "corpus").exists()
