@@ -17,6 +17,15 @@ if TYPE_CHECKING:  # SQLAlchemy takes half a second to import
 
 PANEL = "From a table"
 
+FromTable = Annotated[
+    str | None,
+    typer.Option(
+        "--from-table",
+        metavar="NAME|FILE",
+        rich_help_panel=PANEL,
+        help="Train on rows of a database: its name in MENS_CORPUS_SOURCES, or the path of an SQLite file. With --sql.",
+    ),
+]
 SqlOption = Annotated[
     str | None,
     typer.Option(

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
+from rich.console import Console
 
 from cli.client.api_errors import describe_error
 from cli.client.completion import complete_alias, complete_base
@@ -17,6 +18,18 @@ from cli.client.start_command import note_base
 from cli.client.uploads import RequestUploads, check_files
 from cli.commands.aliases import describe_hiding
 from cli.commands.contract_flags import parse_flags
+from cli.commands.corpus.table_options import (
+    FromTable,
+    KeyOption,
+    LagOption,
+    RedactOption,
+    RowOption,
+    SqlOption,
+    TableOptions,
+    UrlOption,
+    WatermarkOption,
+    describe_pull,
+)
 from cli.commands.jobs.descriptions import describe_expectation, describe_plan
 from cli.commands.jobs.job_arguments import JobJson, job_path
 from cli.commands.jobs.watch import watch_job
@@ -29,7 +42,7 @@ from cli.options import (
     method_sections,
     parse_template_arguments,
 )
-from cli.output import plain_console
+from cli.output import counted, plain_console
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.choices import BaseQuant, DataMode
 from shared.contract.flat_keys import parse_contract
@@ -44,7 +57,9 @@ console, errors = plain_console(), plain_console(stderr=True)
 
 def train(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL file with the training rows.")],
+    file: Annotated[
+        Path | None, typer.Argument(dir_okay=False, help="JSONL file with the training rows. Or --from-table.")
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -99,16 +114,29 @@ def train(
     ] = None,
     max_gpu_minutes: Annotated[float | None, typer.Option(help="Fail the job after this many GPU-minutes.")] = None,
     max_wall_seconds: Annotated[float | None, typer.Option(help="Fail the job after it has run for this long.")] = None,
+    from_table: FromTable = None,
+    sql: SqlOption = None,
+    key: KeyOption = None,
+    watermark: WatermarkOption = None,
+    lag: LagOption = "10m",
+    row: RowOption = None,
+    redact: RedactOption = None,
+    url_env: UrlOption = None,
     watch: Annotated[bool, typer.Option(help="Follow the job until it ends.")] = True,
     as_json: JobJson = False,
 ) -> None:
     """Tune a base model on a JSONL file. Check it first with `mens data check FILE` and `mens plan FILE --model NAME`.
+
+    With --from-table the rows come from a database: they are pulled as `mens corpus pull` does, and then trained on.
 
     The exit code is 1 unless the job succeeds, and 3 when it succeeds and --alias was not moved, because a gate of its policy did not pass.
 
     After FILE every field of the contract is a flag by its flat name, e.g. --alpha 64 --qlora-ce-last-k 16 --curriculum, and by names that
     other programs use, e.g. --max-seq-length, --lr, --num-train-epochs, --lora-rank.
     """
+    told = errors if as_json else console
+    table = TableOptions(from_table or "", sql, key, watermark, lag, row, redact, url_env)
+    file = _training_file(context, file, table, told)
     given = {"train_file": file, "validation_file": validation, "replay_file": replay}
     files = {field: path for field, path in given.items() if path}
     options: dict[str, dict[str, Any]] = {
@@ -150,7 +178,6 @@ def train(
     body["auto"] = sorted(f"exec.{field}" for field in rules.keys() - sections["exec"].keys())
     sections["exec"] = rules | sections["exec"]
     job = uploads.send("/v1/jobs", json=body)
-    told = errors if as_json else console
     told.print(f"created {job['id']}: {describe_plan(job)}", soft_wrap=True)
     checked = call("GET", f"{job_path(job['id'])}/preflight")
     notes = checked["notes"]
@@ -165,6 +192,33 @@ def train(
         watch_job(job["id"], as_json=as_json)
     elif as_json:
         console.print_json(data=job)
+
+
+def _training_file(context: typer.Context, file: Path | None, table: TableOptions, told: Console) -> Path:
+    """Return the file to train on: the one that is named, or one that is pulled from a table."""
+    if table.source:
+        if file:  # not a file, but the first of the contract's flags
+            context.args.insert(0, str(file))
+        return _pull_rows(table, told)
+    if table.sql:
+        raise typer.BadParameter("It needs --from-table NAME.", param_hint="--sql")
+    if file is None:
+        raise typer.BadParameter("Name a JSONL file, or a table with --from-table.", param_hint="FILE")
+    if not file.is_file():
+        raise typer.BadParameter(f"File '{file}' does not exist.", param_hint="FILE")
+    return file
+
+
+def _pull_rows(options: TableOptions, told: Console) -> Path:
+    """Pull the rows of a table, and return the training file of the newest version of each."""
+    from shared.corpus.reading.newest import write_newest
+
+    folder = options.folder()
+    for line in describe_pull(options.pull(folder), folder):
+        told.print(line, highlight=False, soft_wrap=True)
+    file = folder.with_suffix(".jsonl")
+    told.print(f"wrote {file} with {counted(write_newest(folder, file), 'row')}", highlight=False, soft_wrap=True)
+    return file
 
 
 def find_base(named: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def test_commands_have_their_subcommands_arguments_and_options() -> None:
     for place in PLACES:
         assert (f"\n# mens {place.name}\n" in page.replace("\n## ", "\n# ")) is not place.hidden
     assert "### mens aliases rollback\n" in page
-    assert "```\nmens train [OPTIONS] {file}\n```" in page
+    assert "```\nmens train [OPTIONS] [file]\n```" in page
     for option in ("`--model`", "`--watch / --no-watch`"):
         assert f"| {option} | " in page
     train = next(place for place in PLACES if place.name == "train")

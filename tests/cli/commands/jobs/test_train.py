@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,39 @@ def test_lenient_skips_bad_lines(installation: CliInstallation, rows: str) -> No
     train = ["train", rows, "--model", "tiny", "--no-watch"]
     assert installation.mens(*train, code=1).startswith("error: DATASET_LINE_INVALID")
     assert "30 rows" in installation.mens(*train, "--lenient"), "10 of the 40 valid rows are held out"
+
+
+def test_rows_of_a_table_are_pulled_and_further_flags_stay_flags(
+    installation: CliInstallation, rows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(rows).parent)
+    with sqlite3.connect("desk.db") as database:
+        database.execute("CREATE TABLE asked (number integer PRIMARY KEY, prompt text, response text)")
+        asked = [(number, f"Question {number} of ann@example.org?", f"Answer {number}.") for number in range(40)]
+        database.executemany("INSERT INTO asked VALUES (?, ?, ?)", asked)
+    table = ["train", "--from-table", "desk.db", "--sql", "SELECT * FROM asked", "--key", "number"]
+    output = installation.mens(*table, "--alpha", "64", "--model", "tiny", "--no-watch")
+    assert "pulled 40 new rows" in output
+    assert "replaced personal data: 40 EMAIL" in output
+    (job,) = send("GET", "/v1/jobs").json()["data"]
+    assert job["contract"]["adapter"]["alpha"] == 64
+    assert len(Path("pulled/desk.jsonl").read_bytes().splitlines()) == 40
+    refused = installation.mens(*table, "--model", "tiny", "extra.jsonl", code=1)
+    assert "error: CONTRACT_INVALID: 'extra.jsonl' is not a flag." in refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Name a JSONL file, or a table with --from-table."),
+        (["absent.jsonl"], "File 'absent.jsonl' does not exist."),
+        (["--sql", "SELECT 1"], "It needs --from-table NAME."),
+    ],
+)
+def test_call_without_rows_says_what_is_missing(
+    installation: CliInstallation, arguments: list[str], message: str
+) -> None:
+    assert message in installation.mens("train", *arguments, "--model", "tiny", code=2)
 
 
 TINY = {"model": {"hf_repo": "tiny"}}
