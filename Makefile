@@ -66,7 +66,7 @@ lint: $(STAMP) ## check format, lint, types and import contracts
 
 # Each process begins with one half of the files, so that the slow imports and fixtures of a file are made in one process only.
 check: lint ## lint, and run the unit tests
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (vllm or postgres or system or deploy or torch or network or matrix or bench or sandbox or simulation or exhaustive or long)" --durations=0 --durations-min=2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (vllm or postgres or system or browser or deploy or torch or network or matrix or bench or sandbox or simulation or exhaustive or long)" --durations=0 --durations-min=2
 
 format: $(STAMP) ## format the code and apply the linter's fixes
 	$(BIN)/ruff format .

@@ -80,7 +80,7 @@ function Account() {
     return () => removeEventListener("mens-keys", show);
   }, []);
   return html`<details class="menu">
-      <summary aria-label="Account of ${plain(me.name)}"><span class="avatar" aria-hidden="true">${plain(me.name).slice(0, 1).toUpperCase()}</span><span class="wide">${plain(me.name, 24)}</span></summary>
+      <summary><span class="hidden">Account of ${plain(me.name)}</span><span class="avatar" aria-hidden="true">${plain(me.name).slice(0, 1).toUpperCase()}</span><span class="wide" aria-hidden="true">${plain(me.name, 24)}</span></summary>
       <div class="popup">
         <p><b>${plain(me.name)}</b><br />${plain(me.role)} in ${plain(me.tenant)}${me.is_operator ? ", operator" : ""}</p>
         <button type="button" onClick=${switchTheme}>${theme.value === "dark" ? "Light" : "Dark"} theme</button>

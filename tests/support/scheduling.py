@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xdist.scheduler import LoadFileScheduling
 
-TOGETHER = ("tests/system/", "tests/vllm/")
+TOGETHER = ("tests/system/", "tests/vllm/", "tests/console/")
 """Folders whose files share an installation or a replica for the whole session: started twice, it would cost a minute."""
 ALONE = (
     "tests/system/test_real_model.py",
@@ -17,7 +17,7 @@ ALONE = (
     "tests/system/test_marker_adapters.py",
 )
 """Their files that start servers of their own."""
-LONGEST = ("tests/system/", "tests/bench/test_smoke.py", "tests/vllm/", *ALONE)
+LONGEST = ("tests/system/", "tests/bench/test_smoke.py", "tests/vllm/", "tests/console/", *ALONE)
 """In the order in which they are started."""
 
 

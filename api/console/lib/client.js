@@ -64,7 +64,8 @@ export async function succeed(path, options) {
   if (response.ok || response.status === 304) return response;
   let error = {};
   try {
-    error = (await response.json()).error || {};
+    const { error: refusal } = await response.json();
+    error = { ...refusal, ...refusal?.mens }; // OpenAI's shape, with ours in it
   } catch {
     // Not of the API: a proxy's page.
   }

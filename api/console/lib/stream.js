@@ -175,6 +175,7 @@ async function poll(abort) {
 async function readStream(abort, cursor, tell) {
   const silent = new AbortController();
   const stopped = AbortSignal.any([abort, silent.signal]);
+  addEventListener("offline", () => silent.abort(), { once: true, signal: stopped });
   const response = await send("/v1/events", { signal: stopped, headers: cursor ? { "Last-Event-ID": cursor } : {} });
   if (!response.ok || !response.body) {
     if (response.status === 401) caller.value = null;

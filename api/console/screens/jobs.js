@@ -88,10 +88,11 @@ function useJobs(parameters) {
       const changed = new Map();
       for (const { event, data } of changes) if (event === "job" || event === "progress") changed.set(data.id, { ...changed.get(data.id), ...data });
       if (changes.some(({ event }) => event === "poll" || event === "reset")) void read();
-      let isNew = false;
+      let isNew = false; // or only now known in full: progress has no number of steps
       setList((old) => {
         const here = new Set(old.rows.map((row) => row.id));
-        isNew = [...changed.keys()].some((id) => !here.has(id) && !old.fresh.some((row) => row.id === id));
+        isNew = [...changed.keys()].some((id) => !here.has(id) && !old.fresh.some((row) => row.id === id))
+          || old.rows.some((row) => changed.get(row.id)?.step && !row.total_steps);
         return changed.size ? { ...old, at: Date.now(), rows: old.rows.map((row) => (changed.has(row.id) ? { ...row, ...changed.get(row.id) } : row)) } : old;
       });
       announce(changed);
@@ -226,7 +227,7 @@ function Doing({ job }) {
     return html`${job.total_steps ? h(Progress, { step: job.step, total: job.total_steps, label: `progress of ${plain(job.name, 60)}` }) : html`<span class="faint">starting</span>`}
       ${job.state === "running" && job.eta_seconds ? html`<small>${duration(job.eta_seconds)} left</small>` : ""}`;
   }
-  if (job.state === "succeeded") return html`<span class="faint">${job.alias_moved ? `${plain(job.alias, 40)} points to it` : job.adapter_id ? "adapter published" : "done"}</span>`;
+  if (job.state === "succeeded") return html`<span class="faint">${job.alias_moved ? `${plain(job.alias, 40)} points to it` : job.adapter_id ? "adapter stored" : "done"}</span>`;
   return html`<span class="faint">–</span>`;
 }
 
@@ -275,5 +276,5 @@ function copies(parameters) {
   const wanted = new URLSearchParams(parameters);
   const options = [["state", "--state"], ["base_model", "--base"], ["alias", "--alias"], ["created_by", "--by"], ["created_after", "--since"], ["q", "--find"]].flatMap(([name, option]) =>
     wanted.get(name) ? [option, quoted(wanted.get(name) || "")] : []);
-  return { curl: asCurl(path), python: asHttpx(path), mens: ["mens jobs", ...options].join(" ") };
+  return { curl: asCurl(path), python: asHttpx(path), mens: ["mens jobs list", ...options].join(" ") };
 }

@@ -185,7 +185,7 @@ async function ask(body, abort, show) {
       for (const line of lines) {
         if (!line.startsWith("data: ") || line.startsWith("data: [DONE]")) continue;
         const part = JSON.parse(line.slice(6));
-        if (part.error) throw new ApiError(0, part.error, response.headers.get("x-request-id"));
+        if (part.error) throw new ApiError(0, { ...part.error, ...part.error.mens }, response.headers.get("x-request-id"));
         const delta = part.choices?.[0]?.delta?.content;
         if (delta) {
           facts.first ??= since();

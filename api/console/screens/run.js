@@ -290,7 +290,7 @@ function Samples({ job }) {
   return html`<div class="stack"><p>${h(Equal, { samples })} Greedy answers to held-out rows, before and after.</p>
     <div class="samples">${samples.map((/** @type {any} */ sample, /** @type {number} */ index) => {
       const isEqual = trimmed(sample.tuned) === trimmed(sample.reference);
-      return html`<article key=${index} class="sample"><header><span>row ${whole(sample.line)}</span>
+      return html`<article key=${index} class="sample"><header><h2>Row ${whole(sample.line)}</h2>
         <b class=${isEqual ? "equal" : "different"}>${isEqual ? "✓ equals the reference" : "≠ differs from the reference"}</b></header>
         ${sample.system && html`<p class="question faint text">${content(sample.system, 2000)}</p>`}
         <p class="question text">${content(sample.prompt, 4000)}</p>

@@ -1,0 +1,141 @@
+"""A Chromium that looks at the console, and everything that a page must not do while somebody looks."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, StorageState
+
+CHROMIUM = shutil.which("chromium") or ""
+WIDE, PHONE = (1280, 900), (360, 780)
+TELL_VIOLATIONS = """
+addEventListener("securitypolicyviolation", (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));
+"""
+LOAD_FAILED = re.compile(r"Failed to load resource: (?:.* status of (\d+)|net::ERR_(?:INTERNET_DISCONNECTED|FAILED))")
+
+
+def need_chromium() -> str:
+    """The path of Chromium; without it the test is skipped."""
+    if not CHROMIUM:
+        pytest.skip("Chromium is not installed")
+    return CHROMIUM
+
+
+@dataclass
+class Watch:
+    """What a page has done that it must not do.
+
+    Attributes:
+        origin: the only origin that it may ask.
+        routes: methods and patterns of paths that the API describes.
+        allowed: statuses of answers that the test provokes.
+        is_offline: requests are meant to fail.
+    """
+
+    origin: str
+    routes: list[tuple[str, re.Pattern[str]]]
+    allowed: frozenset[int] = frozenset()
+    is_offline: bool = False
+    faults: list[str] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+
+    def follow(self, page: Page) -> None:
+        """Collect what happens on a page."""
+        page.on("console", self._on_console)
+        page.on("pageerror", lambda error: self.faults.append(f"page error: {error}"))
+        page.on("request", self._on_request)
+        page.on("response", self._on_response)
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type not in {"error", "warning"}:
+            return
+        failed = LOAD_FAILED.match(message.text)
+        if failed and (int(failed[1]) in self.allowed if failed[1] else self.is_offline):
+            return
+        self.faults.append(f"console: {message.text}")
+
+    def _on_request(self, request: Request) -> None:
+        self.requests.append(request)
+        url = urlsplit(request.url)
+        if f"{url.scheme}://{url.netloc}" != self.origin:
+            self.faults.append(f"foreign origin: {request.url}")
+        elif not any(method == request.method and path.fullmatch(url.path) for method, path in self.routes):
+            self.faults.append(f"not in OpenAPI: {request.method} {url.path}")
+
+    def _on_response(self, response: Response) -> None:
+        if response.status >= 500:
+            self.faults.append(f"{response.status}: {response.url}")
+
+
+def routes_of(openapi: dict[str, Any]) -> list[tuple[str, re.Pattern[str]]]:
+    """Methods and patterns of paths of an OpenAPI description."""
+    return [(method.upper(), _pattern(path)) for path, methods in openapi["paths"].items() for method in methods]
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """Return the pattern of a path: a parameter is one part of it, but the path of a file is several."""
+    return re.compile(re.sub(r"\\{(\w+)\\}", lambda name: ".+" if name[1] == "path" else "[^/]+", re.escape(path)))
+
+
+@dataclass
+class Visitor:
+    """Opens pages of one installation in one browser."""
+
+    browser: Browser
+    url: str
+    routes: list[tuple[str, re.Pattern[str]]]
+
+    @contextmanager
+    def visit(
+        self,
+        state: StorageState | None = None,
+        *,
+        size: tuple[int, int] = WIDE,
+        scheme: Any = "light",
+        allowed: frozenset[int] = frozenset(),
+        hash_: str = "",
+    ) -> Iterator[tuple[Page, Watch]]:
+        """A page of a new person; at the end nothing may have happened that must not happen.
+
+        Args:
+            state: what an earlier page of theirs has kept; None: nothing.
+            size: of the window.
+            scheme: colours that the system prefers.
+            allowed: statuses of answers that the test provokes.
+            hash_: the part of the address that names the screen.
+        """
+        context = self.browser.new_context(
+            storage_state=state,
+            viewport={"width": size[0], "height": size[1]},
+            color_scheme=scheme,
+            reduced_motion="reduce",
+            permissions=["clipboard-read", "clipboard-write"],
+        )
+        context.set_default_timeout(15_000)
+        context.add_init_script(TELL_VIOLATIONS)
+        watch = Watch(self.url, self.routes, allowed)
+        try:
+            page = context.new_page()
+            watch.follow(page)
+            page.goto(f"{self.url}/{hash_}")
+            yield page, watch
+        finally:
+            context.unroute_all(behavior="ignoreErrors")
+            for opened in context.pages:
+                opened.unroute_all(behavior="ignoreErrors")
+            context.close()
+        assert not watch.faults, "\n".join(watch.faults)
+
+
+def sign_in(page: Page, key: str) -> None:
+    """Sign in by a key, as people do."""
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("navigation", name="Screens").wait_for()

@@ -1,0 +1,78 @@
+"""One installation of the tiny base with real jobs, and one Chromium, for all tests of the console."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import StorageState
+
+    from tests.console.browser import Visitor
+    from tests.system.loop import Installation
+
+
+@pytest.fixture(scope="session")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """The installation, running, with sample answers at the end of its runs."""
+    from cli.commands.bases.tiny import build
+    from cli.standalone.stack import Stack, running_stack
+    from shared.settings import Settings
+    from tests.console.browser import need_chromium
+    from tests.system.loop import BASE, IMPATIENCE, Installation
+
+    need_chromium()
+    home = tmp_path_factory.mktemp("console")
+    build(Settings(home=home), BASE)
+    with running_stack(Stack(home, BASE, environment=IMPATIENCE | {"MENS_SAMPLE_ANSWERS": "4"})) as stack:
+        yield Installation(stack)
+
+
+@pytest.fixture(scope="session")
+def tuned(installation: Installation) -> dict[str, Any]:
+    """A finished run, whose alias has its name."""
+    return installation.wait_for_success(installation.train(name="invoices", alias="invoices"))
+
+
+@pytest.fixture(scope="session")
+def failed(installation: Installation) -> dict[str, Any]:
+    """A run that was stopped for what it may use."""
+    file = installation.upload()
+    contract = {
+        "model": {"name": "mens-tiny"},
+        "data": {"train_file": file},
+        "exec": {"epochs": 200, "batch_size": 4, "grad_accum": 1, "learning_rate": 4e-3},
+        "artifact": {"publish": False},
+    }
+    job = installation.call(
+        "POST", "/v1/jobs", json={"kind": "finetune", "name": "refunds", "max_wall_seconds": 3, "contract": contract}
+    )
+    return installation.wait(job["id"], lambda now: now["state"] == "failed")
+
+
+@pytest.fixture(scope="session")
+def visitor(installation: Installation) -> Iterator[Visitor]:
+    """A browser that looks at the installation."""
+    from playwright.sync_api import sync_playwright
+
+    from tests.console.browser import Visitor, need_chromium, routes_of
+
+    routes = routes_of(installation.call("GET", "/v1/openapi.json"))
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=need_chromium(), args=arguments)
+        yield Visitor(browser, installation.connection.url, routes)
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def state(visitor: Visitor, installation: Installation) -> StorageState:
+    """What the browser of a person keeps who has signed in with the installation's first key."""
+    from tests.console.browser import sign_in
+
+    with visitor.visit() as (page, _):
+        sign_in(page, installation.connection.key)
+        return page.context.storage_state()

@@ -1,0 +1,105 @@
+"""What everybody needs: axe-core has nothing to say on any screen, in both colours, at two widths; nothing is wider than the window.
+
+With ``MENS_UPDATE_GOLDEN=1`` this also makes the pictures of docs/console.md.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from PIL import Image
+
+from tests.console.browser import PHONE, WIDE, Visitor
+from tests.system.fetched import axe
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, StorageState
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
+MOST_PICTURE = 40_000
+LOOKS = [("light", WIDE), ("dark", WIDE), ("light", PHONE), ("dark", PHONE)]
+SCREENS = {
+    "jobs": ("#/jobs", "a.name"),
+    "run": ("#/runs/{tuned}", "canvas"),
+    "samples": ("#/runs/{tuned}?tab=samples", "article"),
+    "plan": ("#/runs/{tuned}?tab=plan", "tbody tr"),
+    "checkpoints": ("#/runs/{tuned}?tab=checkpoints", "tbody tr"),
+    "certificates": ("#/runs/{tuned}?tab=certificates", ".facts"),
+    "events": ("#/runs/{tuned}?tab=events", "tbody tr"),
+    "log": ("#/runs/{tuned}?tab=log", ".log"),
+    "failed": ("#/runs/{failed}", ".failure"),
+    "playground": ("#/playground", "#prompt"),
+    "nothing": ("#/jobs?q=nothing+at+all", ".empty"),
+}
+IN_THE_DOCS = {
+    ("jobs", "light", WIDE): "console-jobs.png",
+    ("run", "dark", WIDE): "console-run.png",
+    ("samples", "light", WIDE): "console-samples.png",
+    ("run", "light", PHONE): "console-phone.png",
+}
+
+
+def findings(page: Page) -> list[str]:
+    """What axe-core finds on a page; it comes by the debugging protocol, which the page's policy does not bind."""
+    if page.evaluate("typeof axe") == "undefined":
+        page.evaluate(axe().read_text())
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{one['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:300]}"
+        for one in found["violations"]
+        for node in one["nodes"]
+    ]
+
+
+def draw(page: Page, path: Path) -> None:
+    """Write a picture of a page, in so few colours that it is small."""
+    drawn = Image.open(io.BytesIO(page.screenshot()))
+    scaled = drawn.resize((drawn.width * 3 // 4, drawn.height * 3 // 4)) if drawn.width > PHONE[0] else drawn
+    scaled.quantize(64, kmeans=3, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+@pytest.mark.parametrize(("scheme", "size"), LOOKS, ids=[f"{scheme}-{size[0]}" for scheme, size in LOOKS])
+def test_every_screen_is_for_everyone(
+    visitor: Visitor,
+    state: StorageState,
+    tuned: dict[str, Any],
+    failed: dict[str, Any],
+    scheme: str,
+    size: tuple[int, int],
+) -> None:
+    faults = []
+    with visitor.visit(state, scheme=scheme, size=size) as (page, _):
+        for name, (address, sign) in SCREENS.items():
+            page.goto(f"{visitor.url}/{address.format(tuned=tuned['id'], failed=failed['id'])}")
+            page.locator(sign).first.wait_for()
+            page.locator(".connection.live").wait_for()
+            faults += [f"{name}: {fault}" for fault in findings(page)]
+            if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+                faults.append(f"{name} is wider than the window")
+            picture = IN_THE_DOCS.get((name, scheme, size))
+            if picture and os.environ.get("MENS_UPDATE_GOLDEN"):
+                draw(page, PICTURES / picture)
+    assert not faults, "\n".join(faults)
+
+
+def test_sign_in_and_dialogs_are_for_everyone(visitor: Visitor, state: StorageState, tuned: dict[str, Any]) -> None:
+    with visitor.visit() as (page, _):
+        page.get_by_label("API key").wait_for()
+        assert not findings(page)
+    with visitor.visit(state, hash_=f"#/runs/{tuned['id']}") as (page, _):
+        page.get_by_role("button", name="Copy as…").click()
+        page.get_by_role("dialog", name="Copy as").wait_for()
+        assert not findings(page)
+
+
+def test_pictures_of_the_docs_are_small_and_shown() -> None:
+    text = (PICTURES.parent / "console.md").read_text()
+    for picture in IN_THE_DOCS.values():
+        assert f"pictures/{picture}" in text
+        assert (PICTURES / picture).stat().st_size <= MOST_PICTURE

@@ -1,0 +1,105 @@
+"""One run: its curves and their zoom, answers, plan, proofs and events; and of a failed run the reason before all else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.console.browser import PHONE, Visitor
+
+if TYPE_CHECKING:
+    from playwright.sync_api import StorageState
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+
+def test_losses_are_overlaid_zoomed_and_in_a_table(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any]
+) -> None:
+    steps = tuned["plan"]["optimizer_steps"]
+    with visitor.visit(state, hash_=f"#/runs/{tuned['id']}") as (page, _):
+        plot = page.get_by_role("region", name="Loss", exact=True)
+        plot.locator("canvas").wait_for()
+        plot.get_by_text("Values as a table").click()
+        table = plot.get_by_role("table")
+        assert table.get_by_role("columnheader").all_text_contents() == ["step", "training", "validation"]
+        rows = table.get_by_role("rowheader").all_text_contents()
+        assert 10 < len(rows) <= 25
+        assert rows[-1] == str(steps)
+        box = plot.locator(".u-over").bounding_box()
+        assert box
+        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 50)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 60, steps=5)
+        page.mouse.up()
+        page.get_by_role("button", name="show all").wait_for()
+        assert "from=" in page.url
+        assert "to=" in page.url
+        page.get_by_label("log scale").check()
+        page.get_by_label("smooth").select_option("0.9")
+        assert "log=1" in page.url
+        assert "smooth=0.9" in page.url
+        page.reload()
+        page.get_by_role("button", name="show all").click()
+        plot.get_by_role("group", name="Loss: arrow keys").focus()
+        page.keyboard.press("End")
+        page.keyboard.press("ArrowLeft")
+        plot.locator(".at", has_text="step").wait_for()
+
+
+def test_answers_stand_beside_the_base_and_the_reference(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any]
+) -> None:
+    samples = tuned["result"]["self_evaluation"]["sample_answers"]
+    equal = len([one for one in samples if one["tuned"].strip() == one["reference"].strip()])
+    with visitor.visit(state, hash_=f"#/runs/{tuned['id']}") as (page, _):
+        page.get_by_text(f"{equal} of {len(samples)} answers equal the reference.").wait_for()
+        page.get_by_role("link", name="samples").click()
+        first = page.get_by_role("article").first
+        for text in (samples[0]["prompt"], samples[0]["reference"], samples[0]["base"]):
+            first.get_by_text(text.strip(), exact=True).first.wait_for()
+
+
+def test_plan_says_who_decided_each_value(visitor: Visitor, state: StorageState, tuned: dict[str, Any]) -> None:
+    with visitor.visit(state, hash_=f"#/runs/{tuned['id']}?tab=plan") as (page, _):
+        row = page.get_by_role("row", name="exec.learning_rate")
+        row.get_by_text("you").wait_for()
+        assert row.get_by_text("0.004").is_visible()
+        assert page.get_by_role("row", name="exec.weight_decay").count() == 0
+        page.get_by_label("defaults too").check()
+        page.get_by_role("row", name="exec.weight_decay").get_by_text("default").wait_for()
+
+
+def test_proofs_checkpoints_events_and_log_are_there(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any]
+) -> None:
+    with visitor.visit(state, hash_=f"#/runs/{tuned['id']}?tab=certificates") as (page, _):
+        page.get_by_text("Trainer and replica differ by").first.wait_for()
+        page.get_by_text("passed").first.wait_for()
+        parts = page.get_by_role("navigation", name="Parts of the run")
+        parts.get_by_role("link", name="checkpoints").click()
+        page.get_by_text("(result)").wait_for()
+        parts.get_by_role("link", name="events").click()
+        page.get_by_text("Job created and queued.").wait_for()
+        assert page.get_by_text("training loss=").count() <= page.get_by_text("Epoch").count()
+        page.get_by_label("losses too").check()
+        page.get_by_text("Step 1/").first.wait_for()
+        parts.get_by_role("link", name="log").click()
+        page.get_by_label("Log", exact=True).wait_for()
+
+
+def test_failed_run_opens_with_its_reason(visitor: Visitor, state: StorageState, failed: dict[str, Any]) -> None:
+    with visitor.visit(state, size=PHONE, hash_=f"#/runs/{failed['id']}") as (page, _):
+        reason = page.get_by_role("region", name="Why it failed")
+        reason.get_by_text(failed["error"]["code"]).wait_for()
+        assert failed["error"]["message"] in reason.inner_text()
+        assert "What to do:" in reason.inner_text()
+        box = reason.bounding_box()
+        assert box
+        assert box["y"] < PHONE[1]
+
+
+def test_unknown_run_says_so(visitor: Visitor, state: StorageState) -> None:
+    with visitor.visit(state, allowed=frozenset({404}), hash_="#/runs/ftjob-nothing") as (page, _):
+        page.get_by_text("There is no such job here.").wait_for()
