@@ -35,9 +35,11 @@ class JobSummary(Value):
     created_by: str | None = Field(description="Name of the key that submitted it; null: unknown.")
     started_at: datetime | None
     finished_at: datetime | None
-    step: int | None = Field(description="Steps, shards or items that are done.")
+    step: int | None = Field(
+        description="Steps, shards or items that are done; of a fine-tuning that has succeeded, its optimizer steps."
+    )
     total_steps: int | None
-    train_loss: float | None
+    train_loss: float | None = Field(description="The last one of a fine-tuning.")
     eta_seconds: float | None
     adapter_id: str | None = Field(description="Adapter that it has registered.")
     model_digest: str | None = Field(description="Merged model that it has stored.")
@@ -57,6 +59,7 @@ ALIAS = func.coalesce(JobRow.contract["artifact"]["alias"].as_string(), JobRow.c
 """A fine-tune job's alias, or an import's."""
 OUTCOME = (
     JobRow.result["adapter_id"].as_string(), JobRow.result["model_digest"].as_string(), JobRow.result["alias"]["moved"].as_boolean(),
+    JobRow.result["optimizer_steps"].as_integer(), JobRow.result["planned_steps"].as_integer(), JobRow.result["last_train_loss"].as_float(),
 )  # fmt: skip
 
 
@@ -93,6 +96,9 @@ class _Extras(NamedTuple):
     adapter_id: str | None
     model_digest: str | None
     alias_moved: bool | None
+    optimizer_steps: int | None
+    planned_steps: int | None
+    last_train_loss: float | None
 
 
 def _extras(session: Session, ids: Sequence[str]) -> Mapping[str, _Extras]:
@@ -103,6 +109,11 @@ def _extras(session: Session, ids: Sequence[str]) -> Mapping[str, _Extras]:
 
 def _summary(row: JobRow, extras: _Extras) -> JobSummary:
     progress = read_progress(row.progress)
+    # The last progress of a fine-tuning is that of its self-evaluation.
+    steps = progress and (progress.done, progress.total)
+    if extras.optimizer_steps is not None:
+        steps = extras.optimizer_steps, extras.planned_steps
+    loss = progress.loss if isinstance(progress, TrainingProgress) else extras.last_train_loss
     plain = {column.key: getattr(row, column.key) for column in SUMMARY_COLUMNS if column.key != "progress"}
     shown = {
         "alias": extras.alias,
@@ -110,9 +121,9 @@ def _summary(row: JobRow, extras: _Extras) -> JobSummary:
         "model_digest": extras.model_digest,
         "alias_moved": extras.alias_moved,
         "gpu_minutes": round(extras.gpu_seconds / 60, 3),
-        "step": progress.done if progress else None,
-        "total_steps": progress.total if progress else None,
-        "train_loss": progress.loss if isinstance(progress, TrainingProgress) else None,
+        "step": steps[0] if steps else None,
+        "total_steps": steps[1] if steps else None,
+        "train_loss": loss,
         "eta_seconds": progress.eta_seconds if isinstance(progress, TrainingProgress | EvaluationProgress) else None,
         "error": row.error and {name: row.error.get(name) for name in ERROR_FIELDS},
     }

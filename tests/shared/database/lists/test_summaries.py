@@ -70,3 +70,18 @@ def test_page_has_one_more_and_only_what_the_tenant_sees(database: Database) -> 
     rest = list_summaries(database, "acme", ALL_JOBS, found[1].id, 2)
     assert [one.id for one in rest] == [found[2].id]
     assert list_summaries(database, "globex", JobFilter(base_model="none"), None, 2) == []
+
+
+def test_summary_of_a_fine_tuning_has_its_steps_and_last_loss(database: Database, jobs: Jobs, leases: Leases) -> None:
+    """Its last progress is that of the self-evaluation: eight rows of eight."""
+    steps = {"optimizer_steps": 120, "planned_steps": 200}
+    for loss in (0.25, None):
+        lease = claimed(jobs, leases)
+        leases.report(
+            lease,
+            progress={"kind": "self_evaluation", "activity": "scored_rows", "items_done": 8, "items_total": 8},
+            events=[],
+        )
+        leases.finish(lease, steps | {"last_train_loss": loss})
+    found = list_summaries(database, SHARED, ALL_JOBS, None, 5)
+    assert [(each.step, each.total_steps, each.train_loss) for each in found] == [(120, 200, None), (120, 200, 0.25)]
