@@ -105,6 +105,25 @@ TRAINER = [requires(Role.TRAINER)]
 """Dependencies of routes that require a trainer or an admin."""
 
 
+def require_bearer(request: Request) -> None:
+    """Require the key itself. Otherwise a script in the console's page could carry a secret away that outlives the sign-in.
+
+    Raises:
+        Forbidden: ``SIGN_IN_NEEDS_KEY``.
+    """
+    authenticated: Authenticated = request.scope[AUTHENTICATED]
+    if not isinstance(authenticated.secret, str):
+        raise Forbidden(
+            Code.SIGN_IN_NEEDS_KEY,
+            "Keys and codes are made and changed with a key itself, not by someone who is signed in with it.",
+            remedy="Use `mens keys` or `mens open`, or send `Authorization: Bearer KEY`.",
+        )
+
+
+BEARER = [Depends(require_bearer)]
+"""Dependencies of routes that make or change secrets, which refuse sign-ins."""
+
+
 async def require_operator(caller: CallerDep) -> None:
     """Require an operator.
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, NamedTuple
 
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, StringConstraints
-from sqlalchemy import or_, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from shared.database.change_counter import bump
@@ -19,7 +19,7 @@ from shared.database.connection import Database, whole_milliseconds
 from shared.database.job_states import JobState
 from shared.database.records import Value, new_id
 from shared.database.tables.jobs import JobRow
-from shared.database.tables.keys import KeyRow, SignInRow
+from shared.database.tables.keys import KeyRow, SignInCodeRow, SignInRow
 from shared.database.tenancy import (
     BEFORE_TENANTS,
     SHARED,
@@ -222,6 +222,7 @@ class Keys:
             row.previous_secret_until = until if overlap_seconds else None
             row.secret_sha256 = _hash(secret)
             # They may have been made with the secret that is replaced, so they end with it.
+            session.execute(delete(SignInCodeRow).where(SignInCodeRow.key_id == key_id))
             for sign_in in session.scalars(select(SignInRow).where(SignInRow.key_id == key_id)):
                 sign_in.expires_at = min(sign_in.expires_at, until)
             session.flush()
@@ -272,23 +273,38 @@ class Keys:
         Raises:
             Unauthenticated: ``KEY_INVALID``: unknown or revoked; ``KEY_EXPIRED``.
         """
-        digest = _hash(secret)
-        is_secret = or_(KeyRow.secret_sha256 == digest, KeyRow.previous_secret_sha256 == digest)
         with self._db.read() as session:
-            row = session.scalar(select(KeyRow).where(is_secret))
-            if row is None or row.revoked_at is not None:
-                # It begins with OpenAI's words: litellm takes a 401 without them for a bad request.
-                raise Unauthenticated(
-                    Code.KEY_INVALID,
-                    "Incorrect API key provided: it is unknown or revoked.",
-                    remedy="Make one with `mens keys create NAME`.",
-                )
-            key = Key.model_validate(row)
-            ends = [key.expires_at, None if row.secret_sha256 == digest else key.previous_secret_until]
-            until = min((end for end in ends if end), default=None)
-            if until and self._db.now(session) >= until:
-                raise expired(key, until)
-            return AcceptedSecret(key, until)
+            return accepted(session, secret, self._db.now(session))
+
+
+def accepted(session: Session, secret: str, now: datetime, *, lock: bool = False) -> AcceptedSecret:
+    """:meth:`Keys.accept` inside the caller's transaction.
+
+    Args:
+        session: of the transaction.
+        secret: of the key.
+        now: by the database's clock.
+        lock: keep the key as it is until the transaction ends.
+
+    Raises:
+        Unauthenticated: ``KEY_INVALID``, ``KEY_EXPIRED``.
+    """
+    digest = _hash(secret)
+    query = select(KeyRow).where(or_(KeyRow.secret_sha256 == digest, KeyRow.previous_secret_sha256 == digest))
+    row = session.scalar(query.with_for_update() if lock else query)
+    if row is None or row.revoked_at is not None:
+        # It begins with OpenAI's words: litellm takes a 401 without them for a bad request.
+        raise Unauthenticated(
+            Code.KEY_INVALID,
+            "Incorrect API key provided: it is unknown or revoked.",
+            remedy="Make one with `mens keys create NAME`.",
+        )
+    key = Key.model_validate(row)
+    ends = [key.expires_at, None if row.secret_sha256 == digest else key.previous_secret_until]
+    until = min((end for end in ends if end), default=None)
+    if until and now >= until:
+        raise expired(key, until)
+    return AcceptedSecret(key, until)
 
 
 def tenant_keys(session: Session, tenant: TenantName | None = None) -> list[Key]:

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from shared.database.audit.actors import AuditActor, acting
 from shared.database.change_counter import bump
 from shared.database.connection import Database, whole_milliseconds
-from shared.database.keys import AcceptedSecret, Key
+from shared.database.keys import AcceptedSecret, Key, accepted
 from shared.database.records import Value, new_id
 from shared.database.tables.keys import KeyRow, SignInCodeRow, SignInRow
 from shared.errors import Code, NotFound, Unauthenticated
@@ -58,18 +58,23 @@ class SignIns:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def create(self, key: Key, challenge: str) -> tuple[SignIn, str]:
-        """Sign in with a key.
+    def create(self, secret: str, challenge: str) -> tuple[SignIn, str]:
+        """Sign in with a key. The sign-in ends with the secret, if that was replaced.
 
         Args:
-            key: as it was accepted.
+            secret: of the key.
             challenge: SHA-256 of the page's token, in hex.
 
         Returns:
             the sign-in, and its cookie's value, which is stored only as a hash.
+
+        Raises:
+            Unauthenticated: as from :meth:`Keys.accept`.
         """
         with self._db.write() as session:
-            return self._add(session, key, challenge)
+            # Accepted again, under the lock: the key may have been rotated or revoked since the request was let in.
+            found = accepted(session, secret, self._db.now(session), lock=True)
+            return self._add(session, found.key, challenge, found.until)
 
     def create_by_code(self, code: str, challenge: str, address: str) -> tuple[SignIn, str]:
         """Sign in with a code, which is used up; as :meth:`create`.
@@ -85,22 +90,30 @@ class SignIns:
         with self._db.read() as session:  # a guess must not wait for the lock of writers
             key = Key.model_validate(self._by_code(session, code)[1])
         with acting(AuditActor("key", key.id, key.name, address)), self._db.write() as session:
-            row, key_row = self._by_code(session, code, lock=True)
+            # The key's row is locked before those of its codes, as a rotation does it; so each code is used once.
+            session.execute(select(KeyRow.id).where(KeyRow.id == key.id).with_for_update())
+            row, key_row = self._by_code(session, code)
             session.delete(row)
-            return self._add(session, Key.model_validate(key_row), challenge)
+            # A replaced secret may have made the code.
+            return self._add(session, Key.model_validate(key_row), challenge, key_row.previous_secret_until)
 
-    def create_code(self, key: Key) -> tuple[str, datetime]:
-        """Return a new code that signs in once with a key, and when it ends."""
+    def create_code(self, secret: str) -> tuple[str, datetime]:
+        """Return a new code that signs in once with a secret's key, and when it ends.
+
+        Raises:
+            Unauthenticated: as from :meth:`Keys.accept`.
+        """
         code = secrets.token_urlsafe(24)
         with self._db.write() as session:
             now = self._db.now(session)
+            key, until = accepted(session, secret, now, lock=True)[:2]
             session.execute(delete(SignInCodeRow).where(SignInCodeRow.expires_at <= now))
             row = SignInCodeRow(
                 id=new_id("signincode"),
                 tenant=key.tenant,
                 key_id=key.id,
                 code_sha256=_hash(code),
-                expires_at=now + CODE_LIFE,
+                expires_at=min(now + CODE_LIFE, until) if until else now + CODE_LIFE,
             )
             session.add(row)
             return code, row.expires_at
@@ -164,10 +177,10 @@ class SignIns:
                 is_older = (SignInRow.id == sign_in_id, SignInRow.last_used_at < at)
                 session.execute(update(SignInRow).where(*is_older).values(last_used_at=at))
 
-    def _add(self, session: Session, key: Key, challenge: str) -> tuple[SignIn, str]:
-        # Held until the end, so that sign-ins of one key at once do not pass the limit together.
-        session.execute(select(KeyRow.id).where(KeyRow.id == key.id).with_for_update())
+    def _add(self, session: Session, key: Key, challenge: str, until: datetime | None) -> tuple[SignIn, str]:
+        # Its key is locked until the end, so that sign-ins of one key at once do not pass the limit together.
         cookie, now = secrets.token_urlsafe(32), self._db.now(session)
+        latest = now + LONGEST_AGE
         session.execute(delete(SignInRow).where(SignInRow.expires_at <= now))
         query = select(SignInRow).where(SignInRow.key_id == key.id).order_by(SignInRow.last_used_at.desc())
         surplus = list(session.scalars(query.offset(MOST_OF_A_KEY - 1)))
@@ -180,7 +193,7 @@ class SignIns:
             cookie_sha256=_hash(cookie),
             token_sha256=challenge,
             created_at=now,
-            expires_at=now + LONGEST_AGE,
+            expires_at=min(until, latest) if until and until > now else latest,
             last_used_at=now,
         )
         session.add(row)
@@ -201,9 +214,8 @@ class SignIns:
             raise sign_in_ended()
         return row, key_row, until
 
-    def _by_code(self, session: Session, code: str, *, lock: bool = False) -> tuple[SignInCodeRow, KeyRow]:
-        query = select(SignInCodeRow).where(SignInCodeRow.code_sha256 == _hash(code))
-        row = session.scalar(query.with_for_update() if lock else query)
+    def _by_code(self, session: Session, code: str) -> tuple[SignInCodeRow, KeyRow]:
+        row = session.scalar(select(SignInCodeRow).where(SignInCodeRow.code_sha256 == _hash(code)))
         key_row = session.get(KeyRow, row.key_id) if row else None
         now = self._db.now(session)
         if row is None or key_row is None or now >= row.expires_at or not _is_valid(key_row, now):

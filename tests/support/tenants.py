@@ -191,8 +191,8 @@ class Installation:
 
     def sign_in(self, tenant: str) -> str:
         """A sign-in of a key."""
-        key = self._services.keys.create(f"key {next(self._numbers)}", tenant, Role.VIEWER)[0]
-        return str(self._services.sign_ins.create(key, CHALLENGE)[0].id)
+        secret = self._services.keys.create(f"key {next(self._numbers)}", tenant, Role.VIEWER)[1]
+        return str(self._services.sign_ins.create(secret, CHALLENGE)[0].id)
 
     def webhook_endpoint(self, tenant: str) -> str:
         """An endpoint of webhooks."""

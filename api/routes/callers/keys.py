@@ -6,7 +6,7 @@ from fastapi import APIRouter, status
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt
 
 from api.services import ServicesDep
-from api.web.auth import CallerDep, requires
+from api.web.auth import BEARER, CallerDep, requires
 from api.web.params import Id, WholeList
 from shared.database.keys import DAY_SECONDS, LONGEST_OVERLAP_SECONDS, Key, KeyChange, KeyName
 from shared.database.tenancy import KeyLimits, Role, TenantName
@@ -45,7 +45,7 @@ class CreatedKey(Key):
     secret: str
 
 
-@router.post("", status_code=status.HTTP_201_CREATED)
+@router.post("", status_code=status.HTTP_201_CREATED, dependencies=BEARER)
 def create_key(body: CreateKey, services: ServicesDep, caller: CallerDep) -> CreatedKey:
     """Create an API key. This response is the only one that shows its secret."""
     tenant = body.tenant or caller.tenant
@@ -67,13 +67,13 @@ def list_keys(services: ServicesDep, caller: CallerDep) -> WholeList[Key]:
     return WholeList(data=services.keys.all(caller.tenant))
 
 
-@router.patch("/{key_id}")
+@router.patch("/{key_id}", dependencies=BEARER)
 def change_key(key_id: Id, body: KeyChange, services: ServicesDep, caller: CallerDep) -> Key:
     """Change a key's name, role, limits or expiry. It applies in every API process within a quarter of a second."""
     return services.keys.change(key_id, body, caller.tenant)
 
 
-@router.post("/{key_id}/rotate")
+@router.post("/{key_id}/rotate", dependencies=BEARER)
 def rotate_key(key_id: Id, body: RotateKey, services: ServicesDep, caller: CallerDep) -> CreatedKey:
     """Give a key a new secret, while the one so far is accepted for a while. This response is the only one that shows it."""
     key, secret = services.keys.rotate(key_id, body.overlap_seconds, caller.tenant)

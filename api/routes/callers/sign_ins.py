@@ -18,12 +18,12 @@ from api.inference.lookup_cache import AUTHENTICATED, Authenticated
 from api.services import Services, ServicesDep
 from api.sign_in.cookies import clear_cookie, set_cookie
 from api.sign_in.transport import check_same_origin, check_transport
-from api.web.auth import CallerDep, TenantHeader, check_role, require_caller
+from api.web.auth import BEARER, CallerDep, TenantHeader, check_role, require_caller
 from api.web.params import Id, WholeList
 from api.web.request_guard import address_of
 from shared.database.sign_ins import SignIn, sign_in_not_found
 from shared.database.tenancy import Role
-from shared.errors import Code, Forbidden, InvalidRequest, MensError, Unauthenticated
+from shared.errors import Code, InvalidRequest, MensError, Unauthenticated
 
 CURRENT = "current"
 keyless_router = APIRouter(prefix="/v1", tags=["sign-in"])
@@ -111,12 +111,12 @@ async def sign_in(
     check_same_origin(request.headers)
     check_transport(services.settings.public_url, request.headers)
     authenticated: Authenticated | None = request.scope.get(AUTHENTICATED)
-    if authenticated is not None:
+    if authenticated is not None and isinstance(authenticated.secret, str):
         if body.code is not None:
             message = "The request has a key and a code; one of them signs in."
             raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Leave one of them out.", param="code")
         await require_caller(services, authenticated.key, tenant)
-        made, cookie = await run_in_threadpool(services.sign_ins.create, authenticated.key, body.challenge)
+        made, cookie = await run_in_threadpool(services.sign_ins.create, authenticated.secret, body.challenge)
     elif body.code is not None:
         address = address_of(request.scope)
         async with services.failed_authentications.lookup(address):
@@ -131,18 +131,12 @@ async def sign_in(
     return SignInNow.of(made, is_current=True)
 
 
-@router.post("/sign_in_codes", status_code=status.HTTP_201_CREATED)
-def create_sign_in_code(request: Request, services: ServicesDep, caller: CallerDep) -> SignInCode:
+@router.post("/sign_in_codes", status_code=status.HTTP_201_CREATED, dependencies=BEARER)
+def create_sign_in_code(request: Request, services: ServicesDep, _: CallerDep) -> SignInCode:
     """Make a code that signs in to the console with the caller's key: once, within 60 seconds."""
     authenticated: Authenticated = request.scope[AUTHENTICATED]
-    if not isinstance(authenticated.secret, str):
-        # Otherwise a script in the page could carry a sign-in away, and lengthen it without end.
-        raise Forbidden(
-            Code.SIGN_IN_NEEDS_KEY,
-            "A code is made with a key itself, not by someone who is signed in with it.",
-            remedy="Use `mens open`, or send `Authorization: Bearer KEY`.",
-        )
-    code, expires_at = services.sign_ins.create_code(caller.key)
+    assert isinstance(authenticated.secret, str)
+    code, expires_at = services.sign_ins.create_code(authenticated.secret)
     return SignInCode(code=code, expires_at=expires_at)
 
 

@@ -32,12 +32,22 @@ def sign_ins(database: Database) -> SignIns:
 
 
 @pytest.fixture
-def key(keys: Keys) -> Key:
-    return keys.create("alice", "acme", Role.TRAINER)[0]
+def created(keys: Keys) -> tuple[Key, str]:
+    return keys.create("alice", "acme", Role.TRAINER)
 
 
-def signed_in(sign_ins: SignIns, key: Key, token: str = TOKEN) -> tuple[SignIn, SignInHalves]:
-    made, cookie = sign_ins.create(key, challenge_of(token))
+@pytest.fixture
+def key(created: tuple[Key, str]) -> Key:
+    return created[0]
+
+
+@pytest.fixture
+def key_secret(created: tuple[Key, str]) -> str:
+    return created[1]
+
+
+def signed_in(sign_ins: SignIns, secret: str, token: str = TOKEN) -> tuple[SignIn, SignInHalves]:
+    made, cookie = sign_ins.create(secret, challenge_of(token))
     return made, SignInHalves(cookie, token)
 
 
@@ -47,8 +57,10 @@ def code(call: Any, *arguments: Any) -> str:
     return caught.value.code
 
 
-def test_both_halves_are_the_key_and_neither_is_stored(sign_ins: SignIns, key: Key, database: Database) -> None:
-    made, halves = signed_in(sign_ins, key)
+def test_both_halves_are_the_key_and_neither_is_stored(
+    sign_ins: SignIns, key: Key, key_secret: str, database: Database
+) -> None:
+    made, halves = signed_in(sign_ins, key_secret)
     accepted = sign_ins.accept(halves)
     assert (accepted.key, accepted.sign_in_id) == (key, made.id)
     assert sign_ins.get(halves) == made
@@ -58,17 +70,17 @@ def test_both_halves_are_the_key_and_neither_is_stored(sign_ins: SignIns, key: K
     assert halves.token not in stored
 
 
-def test_neither_half_is_accepted_alone_or_with_another_one(sign_ins: SignIns, key: Key) -> None:
-    _, halves = signed_in(sign_ins, key)
-    _, other = signed_in(sign_ins, key, "u" * 43)
+def test_neither_half_is_accepted_alone_or_with_another_one(sign_ins: SignIns, key_secret: str) -> None:
+    _, halves = signed_in(sign_ins, key_secret)
+    _, other = signed_in(sign_ins, key_secret, "u" * 43)
     cookie, token = halves
     hashes = SignInHalves(challenge_of(cookie), challenge_of(token))
     for wrong in ((cookie, ""), ("", token), (cookie, other.token), (other.cookie, token), (token, cookie), hashes):
         assert code(sign_ins.accept, SignInHalves(*wrong)) == Code.SIGN_IN_ENDED
 
 
-def test_sign_in_ends_when_it_is_idle_or_old(sign_ins: SignIns, key: Key, clock: Clock) -> None:
-    made, halves = signed_in(sign_ins, key)
+def test_sign_in_ends_when_it_is_idle_or_old(sign_ins: SignIns, key_secret: str, clock: Clock) -> None:
+    made, halves = signed_in(sign_ins, key_secret)
     assert sign_ins.accept(halves).until == clock.now + timedelta(hours=8)
     for _ in range(3):
         clock.advance(7.9 * HOUR)
@@ -79,14 +91,14 @@ def test_sign_in_ends_when_it_is_idle_or_old(sign_ins: SignIns, key: Key, clock:
     assert code(sign_ins.accept, halves) == Code.SIGN_IN_ENDED
     assert sign_ins.list("acme") == []
 
-    _, idle = signed_in(sign_ins, key)
+    _, idle = signed_in(sign_ins, key_secret)
     clock.advance(8 * HOUR)
     assert code(sign_ins.accept, idle) == Code.SIGN_IN_ENDED
     assert sign_ins.list("acme") == []
 
 
-def test_sign_in_ends_with_its_key(sign_ins: SignIns, key: Key, keys: Keys, clock: Clock) -> None:
-    _, halves = signed_in(sign_ins, key)
+def test_sign_in_ends_with_its_key(sign_ins: SignIns, key: Key, key_secret: str, keys: Keys, clock: Clock) -> None:
+    _, halves = signed_in(sign_ins, key_secret)
     keys.change(key.id, KeyChange(role=Role.VIEWER, expires_at=clock.now + timedelta(minutes=1)))
     accepted = sign_ins.accept(halves)
     assert (accepted.key.role, accepted.until) == (Role.VIEWER, clock.now + timedelta(minutes=1))
@@ -99,18 +111,33 @@ def test_sign_in_ends_with_its_key(sign_ins: SignIns, key: Key, keys: Keys, cloc
     assert sign_ins.list("acme") == []
 
 
-def test_sign_ins_end_with_the_secret_that_made_them(sign_ins: SignIns, key: Key, keys: Keys, clock: Clock) -> None:
-    _, halves = signed_in(sign_ins, key)
+def test_sign_ins_end_with_the_secret_that_made_them(
+    sign_ins: SignIns, key: Key, key_secret: str, keys: Keys, clock: Clock
+) -> None:
+    _, halves = signed_in(sign_ins, key_secret)
     keys.rotate(key.id, overlap_seconds=HOUR)
     assert sign_ins.accept(halves).until == clock.now + timedelta(hours=1)
-    _, later = signed_in(sign_ins, key)
+    _, later = signed_in(sign_ins, key_secret)
+    assert sign_ins.accept(later).until == clock.now + timedelta(hours=1)
     keys.rotate(key.id, overlap_seconds=0)
     for ended in (halves, later):
         assert code(sign_ins.accept, ended) == Code.SIGN_IN_ENDED
 
 
-def test_ended_sign_in_is_refused_and_the_others_are_not(sign_ins: SignIns, key: Key, database: Database) -> None:
-    (made, halves), (other, others) = signed_in(sign_ins, key), signed_in(sign_ins, key)
+def test_replaced_secret_signs_in_no_more(sign_ins: SignIns, key: Key, key_secret: str, keys: Keys) -> None:
+    """Also for a request that was let in before: it would have opened the door for 24 h."""
+    _, secret = keys.rotate(key.id, overlap_seconds=0)
+    assert code(sign_ins.create, key_secret, challenge_of(TOKEN)) == Code.KEY_INVALID
+    assert code(sign_ins.create_code, key_secret) == Code.KEY_INVALID
+    sign_ins.accept(signed_in(sign_ins, secret)[1])
+    keys.revoke(key.id)
+    assert code(sign_ins.create, secret, challenge_of(TOKEN)) == Code.KEY_INVALID
+
+
+def test_ended_sign_in_is_refused_and_the_others_are_not(
+    sign_ins: SignIns, key_secret: str, database: Database
+) -> None:
+    (made, halves), (other, others) = signed_in(sign_ins, key_secret), signed_in(sign_ins, key_secret)
     assert code(sign_ins.end, made.id, "other") == Code.SIGN_IN_NOT_FOUND
     count = Changes(database).count()
     assert sign_ins.end(made.id, "acme") == made
@@ -120,9 +147,9 @@ def test_ended_sign_in_is_refused_and_the_others_are_not(sign_ins: SignIns, key:
     assert sign_ins.accept(others).sign_in_id == other.id
 
 
-def test_list_is_of_the_tenant_or_of_one_key(sign_ins: SignIns, key: Key, keys: Keys) -> None:
-    bob, stranger = keys.create("bob", "acme")[0], keys.create("eve", "other")[0]
-    first, second, third = (signed_in(sign_ins, each)[0] for each in (key, bob, stranger))
+def test_list_is_of_the_tenant_or_of_one_key(sign_ins: SignIns, key: Key, key_secret: str, keys: Keys) -> None:
+    bob, stranger = keys.create("bob", "acme")[1], keys.create("eve", "other")[1]
+    first, second, third = (signed_in(sign_ins, each)[0] for each in (key_secret, bob, stranger))
     assert sign_ins.list("acme") == [second, first]
     assert sign_ins.list("acme", key.id) == [first]
     assert sign_ins.list("other") == [third]
@@ -130,33 +157,33 @@ def test_list_is_of_the_tenant_or_of_one_key(sign_ins: SignIns, key: Key, keys: 
 
 
 def test_the_one_that_is_idle_longest_ends_for_one_too_many(
-    sign_ins: SignIns, key: Key, keys: Keys, clock: Clock, database: Database
+    sign_ins: SignIns, key_secret: str, keys: Keys, clock: Clock, database: Database
 ) -> None:
-    other = signed_in(sign_ins, keys.create("bob", "acme")[0])[1]
+    other = signed_in(sign_ins, keys.create("bob", "acme")[1])[1]
     made = []
     for _ in range(MOST_OF_A_KEY):
-        made.append(signed_in(sign_ins, key))
+        made.append(signed_in(sign_ins, key_secret))
         clock.advance(1)
     sign_ins.record_use({made[0][0].id: clock.now})
     count = Changes(database).count()
-    _, last = signed_in(sign_ins, key)
+    _, last = signed_in(sign_ins, key_secret)
     assert Changes(database).count() == count + 1
     assert code(sign_ins.accept, made[1][1]) == Code.SIGN_IN_ENDED
     for kept in (made[0][1], *(halves for _, halves in made[2:]), last, other):
         sign_ins.accept(kept)
 
 
-def test_sign_ins_at_once_keep_the_limit(sign_ins: SignIns, key: Key) -> None:
-    at_once(MOST_OF_A_KEY + 4, lambda _: signed_in(sign_ins, key))
+def test_sign_ins_at_once_keep_the_limit(sign_ins: SignIns, key_secret: str) -> None:
+    at_once(MOST_OF_A_KEY + 4, lambda _: signed_in(sign_ins, key_secret))
     assert len(sign_ins.list("acme")) == MOST_OF_A_KEY
 
 
 def test_ended_sign_ins_and_codes_are_deleted_by_later_ones(
-    sign_ins: SignIns, key: Key, clock: Clock, database: Database
+    sign_ins: SignIns, key_secret: str, clock: Clock, database: Database
 ) -> None:
     for _ in range(2):
-        signed_in(sign_ins, key)
-        sign_ins.create_code(key)
+        signed_in(sign_ins, key_secret)
+        sign_ins.create_code(key_secret)
         clock.advance(25 * HOUR)
     with database.read() as session:
         for table in ("sign_ins", "sign_in_codes"):
@@ -164,9 +191,9 @@ def test_ended_sign_ins_and_codes_are_deleted_by_later_ones(
 
 
 def test_last_use_never_goes_back_and_is_no_counted_change(
-    sign_ins: SignIns, key: Key, database: Database, clock: Clock
+    sign_ins: SignIns, key_secret: str, database: Database, clock: Clock
 ) -> None:
-    made, halves = signed_in(sign_ins, key)
+    made, halves = signed_in(sign_ins, key_secret)
     count = Changes(database).count()
     later = clock.now + timedelta(minutes=2)
     sign_ins.record_use({made.id: later, "signin-none": later})
@@ -182,15 +209,15 @@ def by_code(sign_ins: SignIns, secret: str) -> SignInHalves:
     return SignInHalves(sign_ins.create_by_code(secret, challenge_of(TOKEN), "1.2.3.4")[1], TOKEN)
 
 
-def test_code_signs_in_once(sign_ins: SignIns, key: Key, database: Database) -> None:
-    secret, _ = sign_ins.create_code(key)
+def test_code_signs_in_once(sign_ins: SignIns, key: Key, key_secret: str, database: Database) -> None:
+    secret, _ = sign_ins.create_code(key_secret)
     assert secret not in repr(snapshot(database))
     assert sign_ins.accept(by_code(sign_ins, secret)).key == key
     assert code(by_code, sign_ins, secret) == Code.SIGN_IN_CODE_INVALID
 
 
-def test_code_that_many_use_at_once_signs_in_once(sign_ins: SignIns, key: Key) -> None:
-    secret, _ = sign_ins.create_code(key)
+def test_code_that_many_use_at_once_signs_in_once(sign_ins: SignIns, key_secret: str) -> None:
+    secret, _ = sign_ins.create_code(key_secret)
 
     def attempt(_: int) -> str:
         try:
@@ -203,8 +230,8 @@ def test_code_that_many_use_at_once_signs_in_once(sign_ins: SignIns, key: Key) -
     assert len(sign_ins.list("acme")) == 1
 
 
-def test_code_is_valid_for_a_minute(sign_ins: SignIns, key: Key, clock: Clock) -> None:
-    (late, expires_at), (early, _) = sign_ins.create_code(key), sign_ins.create_code(key)
+def test_code_is_valid_for_a_minute(sign_ins: SignIns, key_secret: str, clock: Clock) -> None:
+    (late, expires_at), (early, _) = sign_ins.create_code(key_secret), sign_ins.create_code(key_secret)
     assert expires_at == clock.now + timedelta(seconds=60)
     clock.advance(59)
     by_code(sign_ins, early)
@@ -213,8 +240,10 @@ def test_code_is_valid_for_a_minute(sign_ins: SignIns, key: Key, clock: Clock) -
 
 
 @pytest.mark.parametrize("end", ["revoked", "expired"])
-def test_code_ends_with_its_key(sign_ins: SignIns, key: Key, keys: Keys, clock: Clock, end: str) -> None:
-    secret, _ = sign_ins.create_code(key)
+def test_code_ends_with_its_key(
+    sign_ins: SignIns, key: Key, key_secret: str, keys: Keys, clock: Clock, end: str
+) -> None:
+    secret, _ = sign_ins.create_code(key_secret)
     if end == "revoked":
         keys.revoke(key.id)
     else:
@@ -223,13 +252,34 @@ def test_code_ends_with_its_key(sign_ins: SignIns, key: Key, keys: Keys, clock: 
     assert code(by_code, sign_ins, secret) == Code.SIGN_IN_CODE_INVALID
 
 
-def test_guessed_code_is_refused(sign_ins: SignIns, key: Key) -> None:
-    secret, _ = sign_ins.create_code(key)
+@pytest.mark.parametrize("overlap_seconds", [0, HOUR])
+def test_code_ends_when_its_key_is_rotated(
+    sign_ins: SignIns, key: Key, key_secret: str, keys: Keys, overlap_seconds: int
+) -> None:
+    secret, _ = sign_ins.create_code(key_secret)
+    keys.rotate(key.id, overlap_seconds)
+    assert code(by_code, sign_ins, secret) == Code.SIGN_IN_CODE_INVALID
+
+
+def test_code_of_a_replaced_secret_opens_nothing_after_its_end(
+    sign_ins: SignIns, key: Key, key_secret: str, keys: Keys, clock: Clock
+) -> None:
+    end = clock.now + timedelta(seconds=30)
+    keys.rotate(key.id, overlap_seconds=30)
+    (early, expires_at), (late, _) = sign_ins.create_code(key_secret), sign_ins.create_code(key_secret)
+    assert expires_at == end
+    assert sign_ins.accept(by_code(sign_ins, early)).until == end
+    clock.advance(30)
+    assert code(by_code, sign_ins, late) == Code.SIGN_IN_CODE_INVALID
+
+
+def test_guessed_code_is_refused(sign_ins: SignIns, key_secret: str) -> None:
+    secret, _ = sign_ins.create_code(key_secret)
     for wrong in ("x", secret[:-1], challenge_of(secret)):
         assert code(by_code, sign_ins, wrong) == Code.SIGN_IN_CODE_INVALID
 
 
-def test_times_are_in_utc(sign_ins: SignIns, key: Key) -> None:
-    made, _ = signed_in(sign_ins, key)
+def test_times_are_in_utc(sign_ins: SignIns, key_secret: str) -> None:
+    made, _ = signed_in(sign_ins, key_secret)
     assert made.created_at.tzinfo is UTC
     assert abs(made.created_at - datetime.now(UTC)) < timedelta(minutes=1)

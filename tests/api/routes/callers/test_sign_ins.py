@@ -214,6 +214,20 @@ def test_who_is_signed_in_makes_no_code_and_no_further_sign_in(anonymous: TestCl
     assert code_of(sign_in(anonymous, page)) == (401, "KEY_MISSING")
 
 
+def test_admins_make_and_change_no_key_by_a_sign_in(app: FastAPI, anonymous: TestClient) -> None:
+    """A script in an admin's page would carry it away."""
+    admin = bearer(app, "root", role=Role.ADMIN)
+    page = signed_in_headers(sign_in(anonymous, admin))
+    key = anonymous.post("/v1/keys", headers=admin, json={"name": "ci", "role": "viewer"}).json()
+    path = f"/v1/keys/{key['id']}"
+    refused = (403, "SIGN_IN_NEEDS_KEY")
+    assert code_of(anonymous.post("/v1/keys", headers=page, json={"name": "x", "role": "admin"})) == refused
+    assert code_of(anonymous.patch(path, headers=page, json={"role": "admin"})) == refused
+    assert code_of(anonymous.post(f"{path}/rotate", headers=page, json={})) == refused
+    assert [one["role"] for one in anonymous.get("/v1/keys", headers=page).json()["data"]] == ["admin", "viewer"]
+    assert anonymous.delete(path, headers=page).status_code == 200  # in haste, from wherever one is
+
+
 def test_guesses_of_codes_and_halves_are_limited(settings: ApiSettings, app: FastAPI) -> None:
     services = make_services(
         settings.model_copy(update={"failed_authentications_per_minute": 3}), job_queue=FakeJobQueue()
