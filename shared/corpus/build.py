@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from shared.corpus.filters.contamination import EvalContent
@@ -10,7 +10,7 @@ from shared.corpus.mixing.mix import run_mix
 from shared.corpus.pairs.making import Pairing
 from shared.corpus.reading.addresses import find_address
 from shared.corpus.reading.newest import write_newest
-from shared.corpus.reading.pull import pull
+from shared.corpus.reading.pull import PullReport, pull
 from shared.corpus.reading.pull_spec import PullSpec
 from shared.corpus.recipe import PAIRS, PULLED, PULLED_ROWS, UNITS, CorpusRecipe
 from shared.corpus.shards import read_index
@@ -23,7 +23,13 @@ PULL_REASON, CHECKED_LATER = "the table may have new rows", "depends on the stag
 
 
 def build(
-    recipe: CorpusRecipe, path: Path, *, to: str = STAGES[-1], dry_run: bool = False, evals: Sequence[EvalContent] = ()
+    recipe: CorpusRecipe,
+    path: Path,
+    *,
+    to: str = STAGES[-1],
+    dry_run: bool = False,
+    evals: Sequence[EvalContent] = (),
+    note_pull: Callable[[PullReport, Path], object] = lambda _report, _folder: None,
 ) -> Iterator[StageAction]:
     """Run the stages up to one of them; yield each action before it is carried out.
 
@@ -32,6 +38,7 @@ def build(
         to: the last stage.
         dry_run: whether only to yield the actions.
         evals: whose items must not be in the output.
+        note_pull: is called with the outcome of the pull and its folder.
 
     Raises:
         MensError: the stage's error. The stages before it stay done.
@@ -46,7 +53,7 @@ def build(
         yield StageAction("pull", True, "new" if read_index(work / PULLED) is None else PULL_REASON)
         is_open = dry_run
         if not dry_run:
-            _pull(spec, folder, work)
+            note_pull(_pull(spec, folder, work), work / PULLED)
     for name in ("extract", "pairs"):
         if recipe.extract and name in wanted:
             if is_open and name == "pairs":
@@ -72,12 +79,14 @@ def build(
             run_mix(mix, path, evals=evals)
 
 
-def _pull(spec: PullSpec, folder: Path, work: Path) -> None:
+def _pull(spec: PullSpec, folder: Path, work: Path) -> PullReport:
     """Add new rows, and write the newest version of each."""
     settings = read_settings(Settings)
     key = settings.corpus_key.get_secret_value().encode() or None
-    pull(spec, find_address(spec.source, settings.corpus_sources, folder), work / PULLED, redaction_key=key)
+    address = find_address(spec.source, settings.corpus_sources, folder)
+    report = pull(spec, address, work / PULLED, redaction_key=key, rules_folder=folder)
     write_newest(work / PULLED, work / PULLED_ROWS)
+    return report
 
 
 def _stage(recipe: CorpusRecipe, name: str, folder: Path, work: Path) -> tuple[CorpusStage, Path]:

@@ -11,6 +11,7 @@ import typer
 
 from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
+from cli.commands.corpus.table_options import describe_pull
 from cli.output import counted
 from shared.errors import MensError
 
@@ -49,14 +50,19 @@ def build(
     from cli.evaluation.eval_items import tenant_evals
     from shared.corpus.build import build as run  # numpy is slow to import
     from shared.corpus.mixing.mix_report import read_report, report_path
+    from shared.corpus.reading.pull import PullReport
     from shared.corpus.recipe import read_recipe
+
+    def note_pull(report: PullReport, folder: Path) -> None:
+        for line in describe_pull(report, folder):
+            typer.echo(f"  {line}", err=True)
 
     actions = []
     try:
         plan = read_recipe(recipe)
         wanted = plan.mix.decontaminate and plan.mix.decontaminate.policies and to is LastStage.MIX and not dry_run
         evals = list(tenant_evals()) if wanted else []
-        for action in run(plan, recipe, to=to.value, dry_run=dry_run, evals=evals):
+        for action in run(plan, recipe, to=to.value, dry_run=dry_run, evals=evals, note_pull=note_pull):
             actions.append(action._asdict())
             if not as_json:
                 typer.echo(f"{action.name}\t{'run' if action.runs else 'keep'}\t{action.reason}")

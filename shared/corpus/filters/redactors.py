@@ -44,16 +44,17 @@ class Redactors:
     Args:
         names: ``patterns``, the name of an installed package's redactor, or the path of a file of rules.
         key: of the placeholders; None draws one, so that the placeholders of two runs differ.
+        folder: where paths of rules start.
 
     Raises:
         InvalidRequest: ``CORPUS_REDACTOR_UNKNOWN``.
     """
 
-    def __init__(self, names: Sequence[str], key: bytes | None = None) -> None:
+    def __init__(self, names: Sequence[str], key: bytes | None = None, folder: Path = Path()) -> None:
         self.names = tuple(names)
         self.key_was_drawn = key is None and any(NAME.match(name) for name in names)
         key = key or secrets.token_bytes(32)
-        self._redactors = [(name, _load(name, key)) for name in names]
+        self._redactors = [(name, _load(name, key, folder)) for name in names]
 
     def redact(self, texts: list[str]) -> RedactedTexts:
         """Return texts without personal data.
@@ -77,11 +78,11 @@ def installed_redactors() -> list[str]:
     return sorted({PATTERNS, *(point.name for point in entry_points(group=GROUP))})
 
 
-def _load(name: str, key: bytes) -> Redactor:
+def _load(name: str, key: bytes, folder: Path) -> Redactor:
     if name == PATTERNS:
         return PatternRedactor(key)
     if not NAME.match(name):
-        return _rules(name)
+        return _rules(folder / name)
     if point := _entry_point(name, tuple(sys.path)):
         make: Callable[[bytes], Redactor] = point.load()
         return make(key)
@@ -90,12 +91,12 @@ def _load(name: str, key: bytes) -> Redactor:
     raise InvalidRequest(Code.CORPUS_REDACTOR_UNKNOWN, message, remedy=remedy, param="redact")
 
 
-def _rules(path: str) -> Redactor:
-    if not Path(path).is_file():
+def _rules(path: Path) -> Redactor:
+    if not path.is_file():
         message = f"The file of redaction rules {path} does not exist."
         remedy = f"Name a file with lines EXPRESSION => REPLACEMENT, or a redactor: {', '.join(installed_redactors())}."
         raise InvalidRequest(Code.CORPUS_REDACTOR_UNKNOWN, message, remedy=remedy, param="redact")
-    return RedactionRules(Path(path))
+    return RedactionRules(path)
 
 
 @lru_cache(maxsize=16)

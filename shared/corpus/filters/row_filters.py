@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from shared.corpus.filters.redactors import PATTERNS, Redactors
@@ -39,6 +40,7 @@ class PersonalDataFilter:
     Args:
         redactors: as :class:`Redactors`.
         key: of the placeholders; None draws one.
+        folder: where paths of rules start.
 
     Raises:
         InvalidRequest: ``CORPUS_REDACTOR_UNKNOWN``.
@@ -47,8 +49,8 @@ class PersonalDataFilter:
     name = "personal_data"
     version = 1
 
-    def __init__(self, redactors: Sequence[str] = (PATTERNS,), key: bytes | None = None) -> None:
-        self.redactors = Redactors(redactors, key)
+    def __init__(self, redactors: Sequence[str] = (PATTERNS,), key: bytes | None = None, folder: Path = Path()) -> None:
+        self.redactors = Redactors(redactors, key, folder)
 
     def judge(self, rows: Sequence[dict[str, Any]]) -> list[RowVerdict]:
         """Return a verdict for each row.

@@ -12,7 +12,7 @@ import msgspec
 from shared.corpus.reading.addresses import SourceAddress
 from shared.corpus.reading.database import Query, SourceDatabase
 from shared.corpus.reading.pull_spec import PullSpec
-from shared.corpus.reading.pull_state import PullState, pulled_rows, read_state
+from shared.corpus.reading.pull_state import PullState, pulled_rows, read_state, write_state
 from shared.corpus.reading.values import to_json
 from shared.corpus.shards import write_file
 from shared.hashing import canonical_json
@@ -35,6 +35,9 @@ def compare_keys(spec: PullSpec, address: SourceAddress, folder: Path) -> int:
     present = set(_present_keys(spec, address))
     gone = _gone_keys(folder, state, present) if state else {}
     write_file(folder / GONE_NAME, b"".join(line + b"\n" for line in gone.values()))
+    if state:
+        state.compared = state.rows
+        write_state(folder, state)
     return len(gone)
 
 

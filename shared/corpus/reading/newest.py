@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shared.corpus.reading.deletions import gone_keys
-from shared.corpus.reading.pull_state import pulled_rows
+from shared.corpus.reading.pull_state import pulled_rows, read_state
 from shared.corpus.shards import PartialFile, checked_shards, read_index, read_lines, sources_path
 from shared.hashing import canonical_json
 
@@ -25,8 +25,11 @@ def write_newest(folder: Path, output: Path) -> int:
         canonical_json(provenance.locator["key"]): number
         for number, provenance in enumerate(pulled_rows(folder, index.shards))
     }
+    state = read_state(folder)
     for key in gone_keys(folder):
-        newest.pop(key, None)
+        # A row that was pulled after the comparison is there again.
+        if state and newest.get(key, state.compared) < state.compared:
+            del newest[key]
     kept = set(newest.values())
     with PartialFile(sources_path(output)) as sources, PartialFile(output) as rows:
         for number, (row, provenance) in enumerate(read_lines(shards)):

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from shared.corpus.filters.row_filters import PersonalDataFilter, SecretFilter
+from shared.corpus.filters.secrets import texts_with_secrets
 from shared.corpus.keys import stage_key, stage_mark
 from shared.corpus.provenance import Provenance, read_provenance, record_id
 from shared.corpus.reading.addresses import SourceAddress
@@ -77,6 +78,7 @@ def pull(
     folder: Path,
     *,
     redaction_key: bytes | None = None,
+    rules_folder: Path = Path(),
     snapshot_seconds: float = SNAPSHOT_SECONDS,
     shard_bytes: int = MAX_SHARD_BYTES,
 ) -> PullReport:
@@ -84,6 +86,7 @@ def pull(
 
     Args:
         redaction_key: of the placeholders; None draws one.
+        rules_folder: where the paths of redaction rules start.
         snapshot_seconds: time after which the pull continues in a new transaction.
 
     Raises:
@@ -99,7 +102,8 @@ def pull(
         if state.complete and not spec.watermark:
             state = None  # all of it again
     state = state or PullState(source=spec.source, place=address.place, query_sha256=spec.digest())
-    return _Pull(spec, address, folder, state, redaction_key, shard_bytes).run(snapshot_seconds)
+    personal_data = PersonalDataFilter(spec.redact, redaction_key, rules_folder)
+    return _Pull(spec, address, folder, state, personal_data, shard_bytes).run(snapshot_seconds)
 
 
 class _Pull:
@@ -111,7 +115,7 @@ class _Pull:
         address: SourceAddress,
         folder: Path,
         state: PullState,
-        key: bytes | None,
+        personal_data: PersonalDataFilter,
         shard_bytes: int,
     ) -> None:
         self.spec, self.folder, self.state = spec, folder, state
@@ -120,7 +124,7 @@ class _Pull:
         self.stage_key = stage_key(STAGE, VERSION, spec.model_dump(exclude={"limit"}), {})
         self._shard_bytes = shard_bytes
         self._secrets = SecretFilter()
-        self._personal_data = PersonalDataFilter(spec.redact, key)
+        self._personal_data = personal_data
         self._writer: StageWriter | None = None
         self._written: Position | None = None
         self._watermark: Watermark | None = None
@@ -201,15 +205,18 @@ class _Pull:
                     remedy="Name columns that are never null, such as the primary key, or leave such rows out in the query.",
                     param="pull.key",
                 )
-        self._refuse_personal_keys(window, page)
+        self._refuse_private_keys(window, page)
 
-    def _refuse_personal_keys(self, window: PullWindow, page: Sequence[Any]) -> None:
-        """State and provenance hold keys as they are, so a key must not be personal data."""
+    def _refuse_private_keys(self, window: PullWindow, page: Sequence[Any]) -> None:
+        """State and provenance hold keys as they are, so a key must be neither personal data nor a secret."""
         texts = [value for row in page for value in window.key(row) if isinstance(value, str)]
-        if texts and self._personal_data.redactors.redact(texts).counts:
+        what = "secrets" if texts_with_secrets(texts) else ""
+        if not what and texts and self._personal_data.redactors.redact(texts).counts:
+            what = "personal data"
+        if what:
             raise InvalidRequest(
                 Code.CORPUS_COLUMN_UNSUPPORTED,
-                f"The key ({', '.join(self.spec.key)}) holds personal data, which state and provenance would keep.",
+                f"The key ({', '.join(self.spec.key)}) holds {what}, which state and provenance would keep.",
                 remedy="Name another unique key, such as a number or a UUID, or a digest of this one: `md5(email) AS key`.",
                 param="pull.key",
             )

@@ -41,6 +41,7 @@ class PullState(msgspec.Struct, kw_only=True):
         complete: whether the last pull read all that there was.
         rows: rows in the shards.
         snapshots: transactions that the last pull took.
+        compared: rows in the shards when keys were last compared (``deletions.py``); rows after them are newer than that.
     """
 
     schema: int = 1
@@ -53,6 +54,7 @@ class PullState(msgspec.Struct, kw_only=True):
     snapshots: int = 0
     shards: list[Shard] = []
     newest: list[Any] = []
+    compared: int = 0
 
 
 def read_state(folder: Path) -> PullState | None:

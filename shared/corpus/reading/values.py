@@ -111,6 +111,10 @@ class Watermark:
         if isinstance(sample, date):
             return TimeForm.DATE
         if isinstance(sample, int | float | Decimal) and not isinstance(sample, bool):
+            try:
+                self.moment(sample)
+            except (OverflowError, ValueError):
+                raise self._unsupported(f"{sample} is not a number of seconds; divide milliseconds by 1000.0") from None
             return TimeForm.NUMBER
         if isinstance(sample, str):
             zone = sample[19:].partition("+")[2] or sample[19:].partition("-")[2]

@@ -23,7 +23,7 @@ class PullWindow:
 
     Attributes:
         watermark: form of the watermark; None without one, or if the query has no rows.
-        low: lower end, which is closed: the last row's time less the lag.
+        low: lower end, which is closed: the last row's time less the lag, in the watermark's form.
         is_empty: whether there is nothing to read.
         notes: what the caller should know.
 
@@ -119,9 +119,11 @@ class PullWindow:
         if watermark.moment(greatest) >= upper:
             self.notes.append(f"Rows younger than {_duration(spec.lag)} are left for the next pull.")
         if last is not None:
-            self.low = watermark.moment(last.watermark) - timedelta(seconds=spec.lag)
+            bound = watermark.bound(watermark.moment(last.watermark) - timedelta(seconds=spec.lag))
+            # Back from the column's form, which may be coarser, such as a day: all rows from the bound on are read again.
+            self.low = watermark.moment(bound)
             self._conditions.append(f"{name} >= ?")
-            self._values.append(watermark.bound(self.low))
+            self._values.append(bound)
         self._conditions.append(f"{name} < ?")
         self._values.append(watermark.bound(upper))
 

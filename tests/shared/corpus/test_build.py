@@ -123,3 +123,13 @@ def test_fault_of_a_recipe_is_named(tmp_path: Path, text: str, param: str) -> No
         actions(recipe)
     assert (raised.value.code, raised.value.param) == (Code.CORPUS_RECIPE_INVALID, param)
     assert not (tmp_path / "corpus").exists()
+
+
+def test_redaction_rules_lie_in_the_folder_of_the_recipe(tmp_path: Path) -> None:
+    recipe = prepare(tmp_path)
+    (tmp_path / "people.rules").write_text("hall => HERE\n")
+    recipe.write_text(RECIPE.replace("redact: []", "redact: ./people.rules"))
+    reports = []
+    list(build(read_recipe(recipe), recipe, to="pull", note_pull=lambda report, _: reports.append(report)))
+    assert "It is in HERE 3." in (tmp_path / "corpus" / "pulled.jsonl").read_text()
+    assert reports[0].redactions.total() == 30

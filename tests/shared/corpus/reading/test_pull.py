@@ -214,7 +214,52 @@ def test_deletions_are_listed_and_left_out_of_the_training_file(table: SourceTab
     assert [origin.id for origin in origins] == [row["id"] for row in rows]
 
 
+def test_row_that_is_added_again_after_a_comparison_is_in_the_training_file(table: SourceTable, tmp_path: Path) -> None:
+    table.add([1, 2])
+    table.pull()
+    table.execute("DELETE FROM notes WHERE id = 2")
+    assert compare_keys(PullSpec.of(table.spec), table.address(), table.folder) == 1
+    assert write_newest(table.folder, tmp_path / "train.jsonl") == 1
+    table.add([2], age=900)
+    assert table.pull().rows == 1
+    assert write_newest(table.folder, tmp_path / "train.jsonl") == 2
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "strftime('%Y-%m-%d', changed)",
+        "printf('2026-01-%02d 10:00:00.%03d', 1 + id / 4, id)",
+        "unixepoch(changed) + 0.75",
+    ],
+)
+def test_coarse_watermark_gives_each_version_once(tmp_path: Path, form: str) -> None:
+    table = SourceTable(f"sqlite:///{tmp_path / 'desk.db'}", tmp_path / "pulled")
+    table.create()
+    for number in range(40):
+        table.add([number], age=60 + 3600 * 2.5 * (40 - number))
+    sql = f"SELECT id, question, answer, {form} AS changed FROM notes"
+    assert table.pull(sql=sql, lag="90s").total <= 40
+    for lag in ("90s", "1d", "30h", "3d"):
+        table.pull(sql=sql, lag=lag)
+        answers = table.answers()
+        assert sorted(answers) == sorted(set(answers))
+
+
 # -- bad input ----------------------------------------------------------------------------------------------------------
+
+
+def test_watermark_in_milliseconds_is_refused(table: SourceTable) -> None:
+    table.add([1])
+    with refused(Code.CORPUS_COLUMN_UNSUPPORTED, "divide milliseconds by 1000"):
+        table.pull(sql="SELECT id, question, answer, 1764230400000 AS changed FROM notes")
+
+
+def test_key_that_is_a_secret_is_refused(table: SourceTable) -> None:
+    table.add([1])
+    with refused(Code.CORPUS_COLUMN_UNSUPPORTED, "secrets"):
+        table.pull(sql=f"SELECT '{SECRET}' AS id, question, answer, changed FROM notes")
+    assert not table.folder.exists()
 
 
 @pytest.mark.parametrize(
