@@ -11,9 +11,9 @@ import typer
 
 from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
-from cli.output import plain_console
+from cli.output import plain_console, printable
 from shared.corpus.provenance import SOURCES_SUFFIX, Provenance, read_provenance
-from shared.errors import Code, NotFound
+from shared.errors import ArtifactInvalid, Code, MensError, NotFound
 
 
 def where(
@@ -27,7 +27,10 @@ def where(
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the records as JSON.")] = False,
 ) -> None:
     """Show where a row comes from: its source, file and line, and what was done to it."""
-    records = list(_records(corpus, row_id))
+    try:
+        records = list(_records(corpus, row_id))
+    except MensError as error:
+        fail_with(error)
     if not records:
         fail_with(
             NotFound(
@@ -44,16 +47,25 @@ def where(
         return
     console = plain_console()
     for path, record in records:
-        console.print(f"{record.id} in {path.name.removesuffix(SOURCES_SUFFIX)}: {record.source}")
+        # Names of files and keys of tables are other people's.
+        console.print(printable(f"{record.id} in {path.name.removesuffix(SOURCES_SUFFIX)}: {record.source}"))
         for name in ("locator", "license", "stages", "parents", "generator", "redactions", "checks"):
             if value := getattr(record, name):
-                console.print(f"  {name}: {_plain(value)}")
+                console.print(printable(f"  {name}: {_plain(value)}"))
 
 
 def _records(corpus: Path, row_id: str) -> Iterator[tuple[Path, Provenance]]:
     files = sorted(corpus.rglob(f"*{SOURCES_SUFFIX}")) if corpus.is_dir() else [corpus]
     for path in files:
-        yield from ((path, record) for record in read_provenance(path) if record.id == row_id)
+        try:
+            yield from ((path, record) for record in read_provenance(path) if record.id == row_id)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise ArtifactInvalid(
+                Code.CORPUS_SHARD_CHANGED,
+                f"{path} has a line that is not provenance.",
+                remedy=f"Run the stage that writes it again, or name another folder or *{SOURCES_SUFFIX} with --in.",
+                param="in",
+            ) from None
 
 
 def _plain(value: object) -> str:

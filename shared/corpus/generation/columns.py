@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, FiniteFloat, Tag, model_validator
 
 from shared.corpus.mixing.mix_file import MixModel, recipe_invalid
 from shared.errors import MensError
@@ -16,6 +16,9 @@ from shared.graders.templates import paths_of
 from shared.yaml_document import read_document
 
 MAX_ROWS = 10_000_000
+MAX_NUMBER = 1e15
+"""Largest number of a column; with more digits a float would not hold it."""
+Number = Annotated[FiniteFloat, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 MAX_POISSON = 500
 """Largest mean: the draw takes as many steps."""
 
@@ -28,15 +31,15 @@ class CategoryColumn(_Column):
     """One of some values, each as often as its weight says."""
 
     sampler: Literal["category"]
-    values: dict[str, Annotated[float, Field(gt=0)]] | list[str] = Field(min_length=1)
+    values: dict[str, Annotated[FiniteFloat, Field(gt=0, le=MAX_NUMBER)]] | list[str] = Field(min_length=1)
 
 
 class UniformColumn(_Column):
     """A number between two others, both included; without ``decimals`` a whole one."""
 
     sampler: Literal["uniform"]
-    low: float
-    high: float
+    low: Number
+    high: Number
     decimals: int = Field(0, ge=0, le=9)
 
     @model_validator(mode="after")
@@ -50,8 +53,8 @@ class GaussianColumn(_Column):
     """A number around a mean."""
 
     sampler: Literal["gaussian"]
-    mean: float
-    deviation: float = Field(ge=0)
+    mean: Number
+    deviation: Number = Field(ge=0)
     decimals: int = Field(2, ge=0, le=9)
 
 

@@ -130,9 +130,9 @@ def _poisson(mean: float, share: float) -> int:
 def _lines(path: Path, name: str) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         message, remedy = (
-            f"The file {path} of the column {name} does not exist.",
+            f"The file {path} of the column {name} does not exist, or is a folder.",
             "Name a file from the recipe's folder.",
         )
         raise NotFound(Code.CORPUS_SOURCE_MISSING, message, remedy=remedy, param=str(path)) from None

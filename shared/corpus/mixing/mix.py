@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.contract.choices import MethodType
-from shared.corpus.filters.contamination import CONTAMINATED, EvalContent, EvalIndex, read_items
+from shared.corpus.filters.contamination import CONTAMINATED, EvalContent, EvalIndex, loaded, read_items
 from shared.corpus.filters.duplicates import CODES, DuplicateFinder, RowState, States
 from shared.corpus.keys import stage_key, stage_mark
 from shared.corpus.mixing.mix_file import Mix, MixSource, recipe_invalid
@@ -43,7 +43,7 @@ from shared.corpus.mixing.mix_report import (
 from shared.corpus.mixing.pieces import MAX_OVERLAPS, Label, MixPiece, PieceTask, make_piece, rows_path
 from shared.corpus.mixing.record_formats import ORIGINAL_PREFIX, RecordFormat
 from shared.corpus.mixing.selection import OutputEnds, find_bounds, hold_out
-from shared.corpus.shards import PartialFile, sources_path, sync_folder, write_json
+from shared.corpus.shards import PartialFile, read_index, sources_path, sync_folder, write_json
 from shared.corpus.sources import SourceFiles, find_files, split_source
 from shared.datasets.duplicates import SIMILAR
 from shared.datasets.file_parts import ahead, reading_processes
@@ -114,6 +114,8 @@ def run_mix(
     folder = root or config.parent
     output = Path(os.path.normpath(folder / mix.output))
     sources = [_found(spec, folder, strict=strict) for spec in mix.sources]
+    for source in sources:
+        _refuse_own_output(source, output)
     files = mix.decontaminate.files if mix.decontaminate else []
     unwanted = [*(read_items(folder / name) for name in files), *evals]
     settings = mix.model_dump(mode="json", exclude={"output"}) | {"evals": [one.digest() for one in unwanted]}
@@ -143,6 +145,7 @@ def run_mix(
             _Mixer(mix, sources, report, output, work, stage_mark("mix", key), total, executor).run()
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        loaded.cache_clear()  # the next mix may have another index in the same place
     return MixResult(report, output, unchanged=False)
 
 
@@ -172,6 +175,33 @@ def _found(spec: MixSource, folder: Path, *, strict: bool) -> _Source:
     report.resolved_path, report.source_fingerprint = str(files.path), files.fingerprint
     report.repeats = ceil(spec.weight)
     return _Source(spec, report, files)
+
+
+def _refuse_own_output(source: _Source, output: Path) -> None:
+    """Refuse a mix that would replace its source, or that the next mix would read as one.
+
+    Raises:
+        InvalidRequest: ``CORPUS_RECIPE_INVALID``.
+    """
+    if source.files is None:
+        return
+    written = {path.resolve() for path in _places_of(output)}
+    is_folder = source.files.path.is_dir() and read_index(source.files.path) is None
+    if (is_folder and source.files.path.resolve() == output.resolve().parent) or any(
+        path.resolve() in written for path in source.files.files
+    ):
+        raise recipe_invalid(
+            f"The source {source.spec.path} and the output are the same file, or are in the same folder: {output}. Write the output "
+            "into another folder.",
+            "output",
+            None,
+        )
+
+
+def _places_of(output: Path) -> list[Path]:
+    """Return the places of the output, its provenance, the validation file and its provenance."""
+    validation = output.with_name(output.stem + VALIDATION_SUFFIX)
+    return [output, sources_path(output), validation, sources_path(validation)]
 
 
 @dataclass(slots=True)
@@ -310,8 +340,7 @@ class _Mixer:
         return find_bounds([_places(source, states) for source in self.sources], shares, self.mix.max_rows)
 
     def _write(self, bounds: OutputEnds) -> None:
-        output, validation = self.output, self.output.with_name(self.output.stem + VALIDATION_SUFFIX)
-        places = [output, sources_path(output), validation, sources_path(validation)]
+        places = _places_of(self.output)
         counts: Counter[tuple[int, bool, Label]] = Counter()
         sizes: Counter[int] = Counter()
         with ExitStack() as stack:

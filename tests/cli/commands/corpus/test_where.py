@@ -51,3 +51,18 @@ def test_json_has_every_field(tmp_path: Path, row: str) -> None:
 def test_unknown_row_has_a_code(tmp_path: Path, row: str) -> None:
     result = runner.invoke(app, ["corpus", "where", row[::-1], "--in", str(tmp_path), "--json"])
     assert (result.exit_code, json.loads(result.output)["error"]["code"]) == (1, "CORPUS_ROW_NOT_FOUND")
+
+
+def test_file_that_is_not_provenance_has_a_code(tmp_path: Path, row: str) -> None:
+    (tmp_path / "bad.sources.jsonl").write_text('{"x":')
+    result = runner.invoke(app, ["corpus", "where", row, "--in", str(tmp_path), "--json"])
+    assert (result.exit_code, json.loads(result.output)["error"]["code"]) == (1, "CORPUS_SHARD_CHANGED")
+
+
+def test_names_do_not_control_the_terminal(tmp_path: Path) -> None:
+    with StageWriter(tmp_path / "units", stage="extract", key="6f1c" * 16) as writer:
+        origin = Provenance(id="", source="code:x\x1b[2J", locator={"path": "e\x1b[31mvil.py"})
+        row = writer.write_row({"prompt": "C", "response": "D"}, origin)
+    result = runner.invoke(app, ["corpus", "where", row, "--in", str(tmp_path)])
+    assert "vil.py" in result.output
+    assert "\x1b" not in result.output

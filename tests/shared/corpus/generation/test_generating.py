@@ -166,6 +166,26 @@ def test_a_missing_file_and_a_bad_file_have_codes(tmp_path: Path) -> None:
             generate(write(tmp_path, columns=columns), tmp_path / "rows")
 
 
+def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="is a folder"):
+        generate(write(tmp_path, columns=[{"name": "a", "sampler": "lines", "file": "."}]), tmp_path / "rows")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        "sampler: uniform, low: 0, high: .inf", "sampler: uniform, low: 0, high: 1.0e308, decimals: 9", "sampler: gaussian, mean: .nan, deviation: 1",
+        "sampler: gaussian, mean: 0, deviation: .inf", "sampler: category, values: {x: .inf, y: 1}",
+    ],
+)  # fmt: skip
+def test_numbers_without_an_end_are_refused(tmp_path: Path, column: str) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f'rows: 5\ncolumns: [{{name: a, {column}}}]\nrow: {{prompt: "{{{{ item.a }}}}", response: x}}\n')
+    with pytest.raises(InvalidRequest) as caught:
+        generate(recipe, tmp_path / "rows")
+    assert caught.value.code == "CORPUS_RECIPE_INVALID"
+
+
 def test_golden_bytes(tmp_path: Path) -> None:
     """If this fails because the output was changed on purpose, raise VERSION too."""
     index, _ = generate(EXAMPLE, tmp_path / "rows")

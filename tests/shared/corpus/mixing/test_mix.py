@@ -453,3 +453,31 @@ def test_rows_with_items_of_an_eval_are_left_out_and_listed(
     assert mixed(tmp_path, "a.jsonl", "b.jsonl", decontaminate={"files": ["eval.jsonl"]}).unchanged
     write_rows(tmp_path / "eval.jsonl", question(1))
     assert not mixed(tmp_path, "a.jsonl", "b.jsonl", decontaminate={"files": ["eval.jsonl"]}).unchanged
+
+
+def test_another_eval_in_the_same_place_is_used_by_the_next_mix(tmp_path: Path) -> None:
+    questions(tmp_path, "a.jsonl", 5)
+    for number in (1, 3):
+        write_rows(tmp_path / "eval.jsonl", question(number))
+        mixed(tmp_path, "a.jsonl", decontaminate={"files": ["eval.jsonl"]})
+        left_out = question(number)["prompt"]
+        assert sorted(row["prompt"] for row in output(tmp_path)) == sorted(
+            question(one)["prompt"] for one in range(5) if question(one)["prompt"] != left_out
+        )
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("a.jsonl", "a.jsonl"), ("a.validation.jsonl", "a.jsonl"), ("a.jsonl", "link/a.jsonl"), (".", "train.jsonl"),
+    ],
+)  # fmt: skip
+def test_mix_never_replaces_or_reads_its_own_files(tmp_path: Path, source: str, target: str) -> None:
+    questions(tmp_path, "a.jsonl", 5)
+    questions(tmp_path, "a.validation.jsonl", 5)
+    (tmp_path / "link").symlink_to(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.jsonl")}
+    with pytest.raises(MensError) as failed:
+        mixed(tmp_path, source, output=target)
+    assert failed.value.code is Code.CORPUS_RECIPE_INVALID
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.jsonl")} == before
