@@ -1,0 +1,202 @@
+"""Corpora, compared with other software that does the same (goals K1, K2, K4 and K9): ``python -m bench.corpus``.
+
+- K1: a mix without exact and near duplicates, and datatrove's MinHash deduplication, on the same rows; by CPU time, and by
+  the share of the planted copies that each leaves out.
+- K2: memory of a mix of many rows in one process.
+- K4: ``mens corpus extract`` on packages of the standard library, and ``ast.parse`` alone on the same files; by CPU time.
+- K9: ``mens corpus build`` of a recipe of which nothing has changed.
+
+Variants run in turns, each in a process of its own; its start and imports are not counted. The peer lives in
+``.cache/bench-venv``, made on the first run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.datasets.corpus_variants import PYTHON_FOLDERS, RECIPE_NAME, ROWS_NAME, SMOKE_PYTHON_FOLDERS
+from bench.datasets.planted_rows import FoundCopies, PlantedPairs, find_copies, write_rows
+from bench.harness.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
+from bench.harness.peers import peers_python
+from bench.harness.processes import Processes, variant_processes
+
+PARTS = ("duplicates", "memory", "extract")
+PRELOADED = ("shared.corpus.build",)
+SMOKE = {"rounds": 1, "rows": 1_500, "many_rows": 3_000}
+WORDS, WORDS_OF_MANY = 110, 60
+"""Median length of a row."""
+FASTER, RECALL_DIFFERENCE = 12.0, 0.005
+SMOKE_RECALL_DIFFERENCE = 0.02
+"""A smoke run has 192 copies."""
+BASE_BYTES, BYTES_PER_ROW = 100_000_000, 44
+SLOWER_THAN_PARSING = 2.5
+REBUILD_SECONDS = 1.0
+RECIPE = f"mix: {{output: train.jsonl, sources: [{{path: {ROWS_NAME}}}], dedup: {{near: 0.8}}}}\n"
+Facts = dict[str, float]
+
+
+class CorpusBench:
+    """Measures the parts of a corpus.
+
+    Args:
+        options: of the command line.
+
+    Raises:
+        PeerMissing: the peer is not installed.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options, self._smoke = options, bool(options.smoke)
+        self._peers = peers_python()
+
+    def measure(self) -> bool:
+        """Run the chosen parts, print their tables and goals; return whether these are met."""
+        parts = {"duplicates": self._duplicates, "memory": self._memory, "extract": self._extract}
+        chosen = [self._options.only] if self._options.only else PARTS
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            variant_processes(smoke=self._smoke, python=self._peers, preloaded=PRELOADED) as processes,
+        ):
+            met = []
+            for name in chosen:
+                part = Path(folder) / name
+                part.mkdir()
+                met.append(parts[name](processes, part))
+                shutil.rmtree(part)
+        return all(met)
+
+    def _duplicates(self, processes: Processes, folder: Path) -> bool:
+        rows = self._options.rows
+        planted = write_rows(folder / ROWS_NAME, rows, WORDS)
+        copies = len(planted.exact), len(planted.near)
+        size = (folder / ROWS_NAME).stat().st_size / 1e6
+        facts: dict[str, list[Facts]] = {"mix": [], "datatrove": []}
+        found: dict[str, FoundCopies] = {}
+        for _ in range(self._options.rounds):
+            for name, measured in facts.items():
+                output = folder / {"mix": "mens"}.get(name, name)
+                shutil.rmtree(output, ignore_errors=True)
+                measured.append(self._run(processes, name, folder))
+                found[name] = _found(planted, rows, output)
+        print(
+            f"{rows:,} rows, {size:.0f} MB, {copies[0]:,} equal and {copies[1]:,} near copies; {_rounds(self._options)}"
+        )
+        _print_table(
+            facts, {name: f"{one.share:.2%} of the copies, {one.others} others" for name, one in found.items()}
+        )
+        ours, peer = (statistics.median(one["cpu_seconds"] for one in measured) for measured in facts.values())
+        recall = found["mix"].share, found["datatrove"].share
+        difference = SMOKE_RECALL_DIFFERENCE if self._smoke else RECALL_DIFFERENCE
+        is_equal = recall[0] >= recall[1] - difference
+        if self._smoke and not is_equal:
+            raise BenchFailed(f"the mix has left out {recall[0]:.1%} of the copies, datatrove {recall[1]:.1%}")
+        return print_goal(
+            "K1",
+            cpu_ratio=round(peer / ours, 2),
+            recall=round(recall[0], 4),
+            recall_of_peer=round(recall[1], 4),
+            others=found["mix"].others,
+            others_of_peer=found["datatrove"].others,
+            target=FASTER,
+            met=peer / ours >= FASTER and is_equal,
+            smoke=self._smoke,
+        )
+
+    def _memory(self, processes: Processes, folder: Path) -> bool:
+        rows = self._options.many_rows
+        write_rows(folder / ROWS_NAME, rows, WORDS_OF_MANY)
+        (folder / RECIPE_NAME).write_text(RECIPE)
+        size = (folder / ROWS_NAME).stat().st_size / 1e6
+        first = self._run(processes, "build", folder)
+        again = [self._run(processes, "build", folder) for _ in range(self._options.rounds)]
+        if first["rows"] != 1 or any(one["rows"] for one in again):
+            raise BenchFailed("the mix ran again, or did not run at all")
+        print(f"\n{rows:,} rows, {size:.0f} MB, one process; {_rounds(self._options)}")
+        _print_table({"build": [first], "rebuild": again}, {})
+        limit, peak = BASE_BYTES + BYTES_PER_ROW * rows, first["peak_bytes"]
+        small = print_goal("K2", rows=rows, peak_bytes=peak, target=limit, met=peak <= limit, smoke=self._smoke)
+        seconds = statistics.median(one["seconds"] for one in again)
+        fast = print_goal(
+            "K9",
+            rows=rows,
+            seconds=round(seconds, 3),
+            cpu_seconds=round(statistics.median(one["cpu_seconds"] for one in again), 3),
+            target=REBUILD_SECONDS,
+            met=seconds <= REBUILD_SECONDS,
+            smoke=self._smoke,
+        )
+        return small and fast
+
+    def _extract(self, processes: Processes, folder: Path) -> bool:
+        names = SMOKE_PYTHON_FOLDERS if self._smoke else PYTHON_FOLDERS
+        facts: dict[str, list[Facts]] = {"extract": [], "parse": []}
+        for _ in range(self._options.rounds):
+            for name, measured in facts.items():
+                shutil.rmtree(folder / "units", ignore_errors=True)
+                measured.append(self._run(processes, name, folder, *names))
+        files = {one["rows"] for measured in facts.values() for one in measured}
+        if len(files) != 1:
+            raise BenchFailed(f"the variants have read different numbers of files: {sorted(files)}")
+        print(f"\n{files.pop():,} files of Python; {_rounds(self._options)}")
+        _print_table(facts, {})
+        ours, parse = (statistics.median(one["cpu_seconds"] for one in measured) for measured in facts.values())
+        ratio = ours / parse
+        return print_goal(
+            "K4",
+            cpu_ratio=round(ratio, 2),
+            target=SLOWER_THAN_PARSING,
+            met=ratio <= SLOWER_THAN_PARSING,
+            smoke=self._smoke,
+        )
+
+    def _run(self, processes: Processes, variant: str, folder: Path, *more: str) -> Facts:
+        python = self._peers if variant == "datatrove" else Path(sys.executable)
+        output = processes.run(python, "bench.datasets.corpus_variants", variant, str(folder), *more)
+        facts: Facts = json.loads(output.splitlines()[-1])
+        return facts
+
+
+def main() -> int:
+    parser = bench_parser("bench.corpus", __doc__)
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=60_000, help="of K1")
+    parser.add_argument("--many-rows", type=int, default=1_000_000, help="of K2 and K9")
+    options = parse_options(parser, SMOKE)
+    return run_bench(lambda: CorpusBench(options).measure())
+
+
+def _found(planted: PlantedPairs, rows: int, output: Path) -> FoundCopies:
+    files = [output / "train.jsonl"] if output.name == "mens" else sorted((output / "kept").iterdir())
+    return find_copies(planted, rows, _texts(files))
+
+
+def _texts(files: list[Path]) -> Iterator[str]:
+    for path in files:
+        with path.open("rb") as file:
+            for line in file:
+                row = json.loads(line)
+                yield row["text"] if "text" in row else f"{row['prompt']} {row['response']}"
+
+
+def _rounds(options: argparse.Namespace) -> str:
+    return f"median of {options.rounds} rounds" if options.rounds > 1 else "one round"
+
+
+def _print_table(facts: dict[str, list[Facts]], notes: dict[str, str]) -> None:
+    print(f"{'':<12}{'seconds':>10}{'CPU s':>10}{'peak MB':>10}")
+    for name, measured in facts.items():
+        one = {key: statistics.median(each[key] for each in measured) for key in measured[0]}
+        cells = f"{one['seconds']:>10.2f}{one['cpu_seconds']:>10.2f}{one['peak_bytes'] / 1e6:>10.0f}"
+        print(f"{name:<12}{cells}  {notes.get(name, '')}".rstrip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""One variant of ``bench/corpus.py`` in a process of its own: prints seconds, rows and memory as JSON.
+
+    python -m bench.datasets.corpus_variants VARIANT FOLDER [PACKAGE…]
+
+A folder has the variant's input; the output is written into a folder of the variant's name in it. The imports of a variant
+are not counted.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import sysconfig
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.datasets.data_variants import Variant, print_measured
+
+ROWS_NAME, RECIPE_NAME = "rows.jsonl", "recipe.yaml"
+NEAR = 0.8
+PYTHON_FOLDERS = (
+    "asyncio", "collections", "concurrent", "ctypes", "curses", "distutils", "email", "http", "idlelib", "importlib", "json",
+    "logging", "multiprocessing", "sqlite3", "tkinter", "unittest", "urllib", "wsgiref", "xml", "xmlrpc",
+)  # fmt: skip
+SMOKE_PYTHON_FOLDERS = ("json",)
+
+
+def mix(folder: Path) -> int:
+    """Write a mix of one file, without exact and near duplicates."""
+    from shared.corpus.mixing.mix import run_mix
+    from shared.corpus.mixing.mix_file import Dedup, Mix, MixSource
+
+    plan = Mix(output="mens/train.jsonl", sources=[MixSource(path=ROWS_NAME)], dedup=Dedup(near=NEAR))
+    return run_mix(plan, folder / "mix.yaml").report.total_emitted
+
+
+def datatrove() -> Variant:
+    """Run datatrove's four stages with its own settings of 14 buckets of 8 hashes: signatures, buckets, clusters, filter."""
+    import xxhash
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.dedup import (
+        MinhashDedupBuckets,
+        MinhashDedupCluster,
+        MinhashDedupFilter,
+        MinhashDedupSignature,
+    )
+    from datatrove.pipeline.readers import JsonlReader
+    from datatrove.pipeline.writers import JsonlWriter
+    from datatrove.utils.logging import logger
+    from datatrove.utils.word_tokenizers import WordTokenizer
+
+    class SplitAtSpaces(WordTokenizer):
+        """Cuts words at spaces; spaCy, the default for English, takes many times as long."""
+
+        def word_tokenize(self, text: str) -> list[str]:
+            return text.split()
+
+        def sent_tokenize(self, text: str) -> list[str]:
+            raise NotImplementedError
+
+        def span_tokenize(self, text: str) -> list[tuple[int, int]]:
+            raise NotImplementedError
+
+    class EncodedSignatures(MinhashDedupSignature):
+        """Encodes texts for its xxhash, of which version 4 takes bytes only."""
+
+        def __init__(self, folder: str, language: WordTokenizer) -> None:
+            super().__init__(folder, language=language)
+            self._hash_func = lambda text: xxhash.xxh64_intdigest(text.encode())
+
+    def adapt(_: Any, row: dict[str, Any], path: str, line: int | str) -> dict[str, Any]:
+        return {"text": f"{row['prompt']} {row['response']}", "id": f"{path}/{line}"}
+
+    def read(folder: Path) -> int:
+        logger.remove()
+        work = folder / "datatrove"
+
+        def rows() -> Any:
+            return JsonlReader(str(folder), adapter=adapt, glob_pattern=ROWS_NAME, recursive=False)
+
+        def name(stage: str) -> str:
+            return str(work / stage)
+
+        writer = JsonlWriter(name("kept"), compression=None)
+        stages = (
+            ([rows(), EncodedSignatures(name("signatures"), language=SplitAtSpaces())], 1),
+            ([MinhashDedupBuckets(name("signatures"), name("buckets"))], 14),
+            ([MinhashDedupCluster(name("buckets"), name("removed"))], 1),
+            ([rows(), MinhashDedupFilter(name("removed")), writer], 1),
+        )
+        for number, (steps, tasks) in enumerate(stages):
+            LocalPipelineExecutor(steps, tasks=tasks, workers=1, logging_dir=name(f"logs-{number}")).run()
+        return sum(path.read_bytes().count(b"\n") for path in (work / "kept").iterdir())
+
+    return read
+
+
+def python_paths() -> tuple[Path, ...]:
+    """Return the folders of the standard library that the command line names."""
+    return tuple(Path(sysconfig.get_path("stdlib"), name) for name in sys.argv[3:])
+
+
+def extract(folder: Path) -> int:
+    """Write the units of Python files; return the number of the files."""
+    from shared.corpus.stages import key_of
+    from shared.corpus.units.extraction import Extraction
+
+    stage = Extraction(python_paths(), ("python",), "PSF-2.0")
+    return int(stage.run(folder / "units", key_of(stage)).report["files"])
+
+
+def parse(_: Path) -> int:
+    """Parse the same files, and keep nothing."""
+    from shared.corpus.units.files import find_files
+
+    warnings.simplefilter("ignore")
+    count = 0
+    for file in find_files(python_paths(), (".py",), Counter()):
+        ast.parse(file.path.read_bytes())
+        count += 1
+    return count
+
+
+def build(folder: Path) -> int:
+    """Build a recipe in one process; return the number of stages that ran."""
+    import shared.corpus.build as module
+    from shared.corpus.recipe import read_recipe
+
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    recipe = folder / RECIPE_NAME
+    return sum(action.runs for action in module.build(read_recipe(recipe), recipe))
+
+
+def imported(run: Variant, *modules: str) -> Callable[[], Variant]:
+    """Return a maker of a variant that imports modules before the clock starts."""
+
+    def make() -> Variant:
+        for module in modules:
+            __import__(module)
+        return run
+
+    return make
+
+
+VARIANTS: dict[str, Callable[[], Variant]] = {
+    "mix": imported(mix, "shared.corpus.mixing.mix"),
+    "datatrove": datatrove,
+    "extract": imported(extract, "shared.corpus.units.extraction"),
+    "parse": imported(parse, "shared.corpus.units.files"),
+    "build": imported(build, "shared.corpus.build", "shared.corpus.recipe"),
+}
+
+
+if __name__ == "__main__":
+    print_measured(VARIANTS[sys.argv[1]](), Path(sys.argv[2]))
