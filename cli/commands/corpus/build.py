@@ -77,4 +77,6 @@ def build(
                 f", {counted(report.total_held_out, 'row')} held out to validate" if report.total_held_out else ""
             )
             typer.echo(f"{output}: {counted(report.total_emitted, 'row')}{held_out}.")
+            for note in report.notes:
+                typer.echo(f"Note: {note}")
             typer.echo(f"Next: mens data check {output}")

@@ -79,6 +79,8 @@ def _print(result: MixResult) -> None:
         console.print(f"Nothing has changed: {result.output} has {counted(report.total_emitted, 'row')}{held_out}.")
         return
     console.print(f"{result.output}: {counted(report.total_emitted, 'row')}{held_out}.")
+    for note in report.notes:
+        console.print(f"Note: {note}")
     if report.contaminated:
         console.print("Rows that hold parts of eval items are listed as `contaminated` in the report.")
     console.print(f"Next: mens data check {result.output}")

@@ -61,6 +61,11 @@ class DuplicateFinder:
             self._pairs.append(self._near.find_and_add(SketchedRows(sketched.sketches, sketched.digests, lines)))
         self.rows += count
 
+    @property
+    def compared_rows(self) -> int:
+        """Number of the first rows that later rows are compared with for near duplicates; all rows if they are not looked for."""
+        return self.rows if self._near is None else len(self._near)
+
     def near_pairs(self) -> Pairs:
         """Return the near duplicates that are similar enough, each with an earlier row."""
         pairs = joined(self._pairs)

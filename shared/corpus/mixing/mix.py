@@ -220,6 +220,10 @@ class _Mixer:
     def run(self) -> None:
         """Make the pieces, decide, and write."""
         finder = self._make_pieces()
+        if finder.compared_rows < finder.rows:
+            self.report.notes.append(
+                _partly_compared(finder.compared_rows, finder.rows, held_out=bool(self.mix.holdout))
+            )
         states = finder.states()
         if self.mix.holdout:
             groups = [np.frombuffer(piece.groups, np.uint64) for _, piece in self._pieces()]
@@ -534,6 +538,14 @@ def _empty_source(report: SourceReport) -> InvalidRequest:
         "--allow-missing-sources.",
         param="sources",
         details={"dropped": report.dropped},
+    )
+
+
+def _partly_compared(compared: int, rows: int, *, held_out: bool) -> str:
+    sides = " and may be on both sides of the holdout" if held_out else ""
+    return (
+        f"Near duplicates: each of the {rows:,} rows was compared with the first {compared:,} rows only; those that are alike among the "
+        f"later ones stay{sides}."
     )
 
 

@@ -78,6 +78,7 @@ class MixReport(msgspec.Struct, kw_only=True):
         dropped: rows that are left out, by code.
         contaminated: the first rows that hold a part of an item of an eval.
         files: what was written.
+        notes: what a person should know of the result.
     """
 
     config_path: str
@@ -90,6 +91,7 @@ class MixReport(msgspec.Struct, kw_only=True):
     dropped: dict[str, int] = {}
     contaminated: list[FoundOverlap] = []
     files: list[OutputFile] = []
+    notes: list[str] = []
 
 
 def report_path(output: Path) -> Path:

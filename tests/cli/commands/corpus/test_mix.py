@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
@@ -57,3 +58,9 @@ def test_root_is_where_paths_start(tmp_path: Path) -> None:
     other.parent.mkdir()
     file.rename(other)
     assert runner.invoke(app, ["corpus", "mix", str(other), "--root", str(tmp_path / "examples")]).exit_code == 0
+
+
+def test_rows_that_are_not_compared_are_mentioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.datasets.duplicates.MAX_NEAR_ROWS", 4)
+    result = runner.invoke(app, ["corpus", "mix", str(example(tmp_path))])
+    assert "Note: Near duplicates: each of the" in result.output

@@ -481,3 +481,29 @@ def test_mix_never_replaces_or_reads_its_own_files(tmp_path: Path, source: str, 
         mixed(tmp_path, source, output=target)
     assert failed.value.code is Code.CORPUS_RECIPE_INVALID
     assert {path: path.read_bytes() for path in tmp_path.glob("*.jsonl")} == before
+
+
+@pytest.mark.parametrize("holdout", [None, {"rows": 2, "by": "category"}])
+def test_rows_that_are_not_compared_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holdout: dict[str, Any] | None
+) -> None:
+    rows = [question(number, category=str(number)) for number in range(6)]
+    later = rows[5] | {"response": rows[5]["response"] + " Indeed."}
+    write_rows(tmp_path / "rows.jsonl", *rows, later)
+    keys: dict[str, Any] = {"dedup": {"near": 0.8}} | ({"holdout": holdout} if holdout else {})
+    whole = mixed(tmp_path, "rows.jsonl", **keys).report
+    assert (whole.notes, whole.dropped) == ([], {"DUPLICATE_NEAR": 1})
+    monkeypatch.setattr("shared.datasets.duplicates.MAX_NEAR_ROWS", 4)
+    (tmp_path / "out" / "train.mix_report.json").unlink()
+    part = mixed(tmp_path, "rows.jsonl", **keys).report
+    assert part.dropped == {}
+    assert [note.split(";")[0] for note in part.notes] == [
+        "Near duplicates: each of the 7 rows was compared with the first 4 rows only"
+    ]
+    assert ("both sides of the holdout" in part.notes[0]) == bool(holdout)
+
+
+def test_without_near_duplicates_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.datasets.duplicates.MAX_NEAR_ROWS", 4)
+    write_rows(tmp_path / "rows.jsonl", *map(question, range(6)))
+    assert mixed(tmp_path, "rows.jsonl").report.notes == []
