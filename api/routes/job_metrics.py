@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
+from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response
@@ -93,9 +95,7 @@ def job_metrics(
     extent = read_extent(services.database, job.id)
     names = list(dict.fromkeys(series.split(","))) if series else extent.names
     first, last = from_step, min(to_step or extent.last_step, extent.last_step)
-    values: dict[str, list[float]] = {name: [] for name in names}
-    if first <= last:
-        values = read_series(services.database, job.id, extent, names, first, last)
+    values = read_series(services.database, job.id, extent, names, first, last)
     if is_csv:
         content = "".join(_csv_lines(values, first))
         return Response(content, media_type=CSV, headers=headers)
@@ -103,7 +103,7 @@ def job_metrics(
     return _curves(job.id, extent, values, first, points)
 
 
-def _curves(job_id: str, extent: SeriesExtent, values: dict[str, list[float]], first: int, points: int) -> JobMetrics:
+def _curves(job_id: str, extent: SeriesExtent, values: dict[str, array[float]], first: int, points: int) -> JobMetrics:
     steps = max(map(len, values.values()), default=0)
     bucket = bucket_size(first, first + steps - 1, points) if steps else 1
     curves = {name: thinned(each, first, bucket) for name, each in values.items()}
@@ -121,9 +121,9 @@ def _curves(job_id: str, extent: SeriesExtent, values: dict[str, list[float]], f
     )
 
 
-def _csv_lines(values: dict[str, list[float]], first: int) -> Iterator[str]:
+def _csv_lines(values: dict[str, array[float]], first: int) -> Iterator[str]:
     yield ",".join(["step", *values]) + "\n"
-    for position, row in enumerate(zip(*values.values(), strict=True)):
+    for position, row in enumerate(zip_longest(*values.values(), fillvalue=math.nan)):
         if not all(map(math.isnan, row)):
             yield f"{first + position},{','.join(_cells(row))}\n"
 

@@ -93,6 +93,9 @@ def test_csv_has_every_step(client: TestClient, lease: Lease) -> None:
         f"/v1/jobs/{lease.job.id}/metrics?series=valid_loss&from_step=2000", headers={"Accept": "text/csv, */*;q=0.1"}
     )
     assert few.text == f"step,valid_loss\n2500,0.75\n{STEPS},0.5\n"
+    path = f"/v1/jobs/{lease.job.id}/metrics?series=reward_margin,valid_loss&from_step=2000"
+    absent = client.get(path, headers={"Accept": "text/csv"})
+    assert absent.text == f"step,reward_margin,valid_loss\n2500,,0.75\n{STEPS},,0.5\n"
 
 
 def test_unchanged_curves_are_a_304_until_the_job_changes(app: FastAPI, client: TestClient, lease: Lease) -> None:

@@ -375,7 +375,8 @@ def test_series_wait_while_the_database_is_unavailable(attempt, installation, mo
     job_id, database = attempt.lease.job.id, installation.leases.database
     extent = read_extent(database, job_id)
     assert extent == ({1: 1}, 2, ["train_loss"])
-    assert read_series(database, job_id, extent, extent.names, 1, 2) == {"train_loss": [1.0, 2.0]}
+    (values,) = read_series(database, job_id, extent, extent.names, 1, 2).values()
+    assert values.tolist() == [1.0, 2.0]
 
 
 def test_report_of_a_lost_lease_raises(attempt, installation):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from array import array
+from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from shared.database.connection import Database
 from shared.database.jobs import Jobs
@@ -106,3 +109,31 @@ def test_series_change_the_version_of_their_job(database: Database, leases: Leas
     before = Jobs(database).get(lease.job.id).version
     leases.report(lease, events=[], series=chunks("train_loss", 1, [1.0]))
     assert Jobs(database).get(lease.job.id).version > before
+
+
+def test_backlog_of_an_outage_is_one_statement(database: Database, leases: Leases, lease: Lease) -> None:
+    """Its transaction holds the lock of writers."""
+    statements: list[str] = []
+
+    def note(_: Any, __: Any, statement: str, *___: Any) -> None:
+        statements.append(statement)
+
+    backlog = [chunk for name in ("train_loss", "grad_norm") for chunk in chunks(name, 1, [1.0] * 20 * CHUNK_STEPS)]
+    event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        leases.report(lease, events=[], series=backlog)
+        leases.report(lease, events=[], series=backlog[-1:])
+    finally:
+        event.remove(database.engine, "before_cursor_execute", note)
+    assert sum("job_series" in statement for statement in statements) == 2
+    assert read(database, lease.job.id, "grad_norm") == [1.0] * 20 * CHUNK_STEPS
+
+
+def test_series_that_the_job_lacks_take_no_memory(database: Database, leases: Leases, lease: Lease) -> None:
+    leases.report(lease, events=[], series=chunks("train_loss", 1, [1.0] * 10))
+    extent = read_extent(database, lease.job.id)
+    values = read_series(database, lease.job.id, extent, ["absent", "train_loss"], 1, 10)
+    assert {name: (type(each), len(each)) for name, each in values.items()} == {
+        "absent": (array, 0),
+        "train_loss": (array, 10),
+    }
