@@ -13,6 +13,8 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 CHUNK_STEPS = 256
 ABSENT, NOT_FINITE = math.nan, math.inf
 _FORMAT = struct.Struct(f"<{CHUNK_STEPS}f")
@@ -91,36 +93,29 @@ def thinned(values: Sequence[float], first: int, size: int) -> Curve:
         first: their first step.
         size: steps of a bucket.
     """
-    kept = list[int]()
-    start = 0
-    while start < len(values):
-        end = min(start + size - (first + start - 1) % size, len(values))
-        kept += _extremes(values, start, end)
-        start = end
-    present = [position for position in _ends(values) if position is not None]
-    chosen = sorted({*kept, *present})
-    return Curve([first + position for position in chosen], [_shown(values[position]) for position in chosen])
-
-
-def _extremes(values: Sequence[float], start: int, end: int) -> list[int]:
-    part = values[start:end]
-    if end - start == 1:
-        return [] if math.isnan(part[0]) else [start]
-    # The sum is finite only if all are: most buckets need no look at each value.
-    if math.isfinite(sum(part)):
-        return [start + part.index(min(part)), start + part.index(max(part))]
-    found = [position for position in range(start, end) if math.isinf(values[position])][:1]
-    finite = [position for position in range(start, end) if math.isfinite(values[position])]
-    if finite:
-        found += [min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)]
-    return found
-
-
-def _ends(values: Sequence[float]) -> tuple[int | None, int | None]:
-    """Return the positions of the first and the last value."""
-    positions = range(len(values))
-    first = next((position for position in positions if not math.isnan(values[position])), None)
-    return first, next((position for position in reversed(positions) if not math.isnan(values[position])), None)
+    numbers = np.asarray(values, dtype=np.float64)
+    skipped = (first - 1) % size
+    padded = np.full(-(-(skipped + numbers.size) // size) * size, np.nan)
+    padded[skipped : skipped + numbers.size] = numbers
+    buckets = padded.reshape(-1, size)
+    starts = np.arange(len(buckets)) * size - skipped
+    finite, infinite = np.isfinite(buckets), np.isinf(buckets)
+    has_finite, has_infinite = finite.any(axis=1), infinite.any(axis=1)
+    lowest = np.where(finite, buckets, np.inf).argmin(axis=1)
+    highest = np.where(finite, buckets, -np.inf).argmax(axis=1)
+    present = np.flatnonzero(~np.isnan(numbers))
+    chosen = np.unique(
+        np.concatenate(
+            [
+                (starts + lowest)[has_finite],
+                (starts + highest)[has_finite],
+                (starts + infinite.argmax(axis=1))[has_infinite],
+                present[:1],
+                present[-1:],
+            ]
+        )
+    ).tolist()
+    return Curve([first + position for position in chosen], [_shown(value) for value in numbers[chosen].tolist()])
 
 
 def _shown(value: float) -> float | None:

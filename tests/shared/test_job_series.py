@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
+import time
+from array import array
 
 import pytest
 from hypothesis import given
@@ -89,6 +91,17 @@ def test_single_peak_among_a_hundred_thousand_is_there() -> None:
     points = dict(zip(*thinned(values, 1, size), strict=True))
     assert (points[54_322], points[77_778], points[88_889]) == (9.0, -9.0, None)
     assert len(points) <= 1000 + 3
+
+
+def test_hundred_thousand_steps_are_thinned_without_a_look_at_each() -> None:
+    """Python's own loops took 20 ms a series, during which the API answered more slowly to everybody."""
+    values = array("f", map(float, range(100_000)))
+    seconds = []
+    for _ in range(5):
+        began = time.process_time()
+        thinned(values, 1, 256)
+        seconds.append(time.process_time() - began)
+    assert min(seconds) < 0.010
 
 
 def test_a_smaller_range_shows_more() -> None:
