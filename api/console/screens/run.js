@@ -21,6 +21,9 @@ const SMALL = /** @type {const} */ ([
   ["memory_bytes", "Memory", "--curve-2", (/** @type {number | null} */ value) => size(value)],
 ]);
 
+/** Others, such as those of preference tuning, would make the answer longer, and nobody would see them. */
+const DRAWN = ["train_loss", "valid_loss", ...SMALL.map(([name]) => name)].join(",");
+
 /** @param {{parts: string[], query: URLSearchParams}} props */
 export function Run({ parts, query }) {
   const id = parts[0] || "";
@@ -155,7 +158,7 @@ function Reason({ job, path }) {
  */
 function useSeries(job, path, events, from, until) {
   const range = `${from ? `&from_step=${from}` : ""}${until ? `&to_step=${until}` : ""}`;
-  const url = job.kind === "finetune" ? `${path}/metrics?points=${POINTS}${range}` : null;
+  const url = job.kind === "finetune" ? `${path}/metrics?series=${DRAWN}&points=${POINTS}${range}` : null;
   const { data, error } = useObject(url);
   useEffect(() => {
     if (!url || FINAL.includes(job.state)) return;
