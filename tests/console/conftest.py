@@ -1,4 +1,8 @@
-"""One installation of the tiny base with real jobs, and one Chromium, for all tests of the console."""
+"""One installation of the tiny base with real jobs, and one Chromium, for all tests of the console.
+
+The browser is of a module, not of the session: while Playwright runs, its event loop is the running one of this process, and no other
+test can call `asyncio.run`.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ def failed(installation: Installation) -> dict[str, Any]:
     return installation.wait(job["id"], lambda now: now["state"] == "failed")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def visitor(installation: Installation) -> Iterator[Visitor]:
     """A browser that looks at the installation."""
     from playwright.sync_api import sync_playwright
@@ -68,7 +72,7 @@ def visitor(installation: Installation) -> Iterator[Visitor]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def state(visitor: Visitor, installation: Installation) -> StorageState:
     """What the browser of a person keeps who has signed in with the installation's first key."""
     from tests.console.browser import sign_in
