@@ -30,7 +30,7 @@ def need_chromium() -> str:
 
 @dataclass
 class Watch:
-    """What a page has done that it must not do.
+    """Faults of a page: things that it has done and must not do.
 
     Attributes:
         origin: the only origin that it may ask.

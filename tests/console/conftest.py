@@ -74,7 +74,7 @@ def visitor(installation: Installation) -> Iterator[Visitor]:
 
 @pytest.fixture(scope="module")
 def state(visitor: Visitor, installation: Installation) -> StorageState:
-    """What the browser of a person keeps who has signed in with the installation's first key."""
+    """Storage of the browser of a person who has signed in with the first key of the installation."""
     from tests.console.browser import sign_in
 
     with visitor.visit() as (page, _):

@@ -1,4 +1,4 @@
-"""What everybody needs: axe-core has nothing to say on any screen, in both colours, at two widths; nothing is wider than the window.
+"""Accessibility: axe-core finds nothing on any screen, in both colours, at two widths; nothing is wider than the window.
 
 With ``MENS_UPDATE_GOLDEN=1`` this also makes the pictures of docs/console.md.
 """
@@ -46,7 +46,7 @@ IN_THE_DOCS = {
 
 
 def findings(page: Page) -> list[str]:
-    """What axe-core finds on a page; it comes by the debugging protocol, which the page's policy does not bind."""
+    """Findings of axe-core on a page; it comes by the debugging protocol, which the page's policy does not bind."""
     if page.evaluate("typeof axe") == "undefined":
         page.evaluate(axe().read_text())
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")

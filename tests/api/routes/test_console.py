@@ -1,4 +1,4 @@
-"""The console's page and files, and what browsers are told about every answer."""
+"""The page and files of the console, and the headers that restrict browsers in every answer."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_browser_is_opened_only_where_somebody_sees_it(
     opened: list[str] = []
     monkeypatch.setattr(open_command.webbrowser, "open", lambda link: opened.append(link) or True)
     monkeypatch.setenv("DISPLAY", ":0")
-    installation.mens("open")  # its output is no terminal
+    installation.mens("open")  # its output is not a terminal
     assert opened == []
 
 

@@ -240,7 +240,7 @@ def test_guesses_of_codes_and_halves_are_limited(settings: ApiSettings, app: Fas
         assert codes[:3] == [(401, "SIGN_IN_CODE_INVALID")] * 2 + [(401, "SIGN_IN_ENDED")]
         assert codes[3:] == [(429, "AUTHENTICATION_THROTTLED")] * 2
         assert sign_in(client, {}, code="guess").status_code == 429
-        # A code that is none is a guess; one that is, is not.
+        # An unknown code counts as a guess; a valid one does not.
         made = client.post("/v1/sign_in_codes", headers=bearer(app, "bob")).json()
         assert sign_in(client, {}, code=made["code"]).status_code == 201
 
