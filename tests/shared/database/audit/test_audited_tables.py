@@ -16,7 +16,8 @@ BY_STATEMENT = {
     ("database/files/uploads.py", "update", "UploadRow"),  # uploads that expire
     ("database/files/uploads.py", "delete", "UploadRow"),  # those that have been over for long
     ("database/keys.py", "update", "KeyRow"),  # last use
-    ("database/sign_ins.py", "update", "SignInRow"),  # the same
+    ("database/keys.py", "delete", "SignInCodeRow"),  # those of a rotated key, whose rotation is in the log
+    ("database/sign_ins.py", "update", "SignInRow"),  # last use
     ("database/sign_ins.py", "delete", "SignInRow"),  # those that have expired
     ("database/sign_ins.py", "delete", "SignInCodeRow"),
     ("database/leases.py", "update", "JobRow"),  # leases and delays of a clock that went back
