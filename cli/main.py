@@ -253,6 +253,10 @@ def main() -> None:
         missing = _missing_package(error)
         _end(str(missing), missing.as_dict())
     except _failures() as error:
+        from shared.host import path_fault  # multiprocessing is slow to import
+
+        if isinstance(error, OSError) and (fault := path_fault(error)):
+            _end(str(fault), fault.as_dict())
         message = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
         unexpected = MensError(Code.INTERNAL_ERROR, message)
         _end(str(unexpected), unexpected.as_dict())

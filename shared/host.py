@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
 from shared.contained.limits import end_with_parent
-from shared.errors import Code, Unavailable
+from shared.errors import Code, InvalidRequest, Unavailable
 
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DISK_UNAVAILABLE = frozenset(
@@ -24,6 +24,13 @@ _DISK_UNAVAILABLE = frozenset(
     }
 )  # fmt: skip
 """A read-only, disconnected, defective or forbidden disk, and too many open files."""
+_PATH_FAULTS = frozenset(
+    {
+        errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY,
+        errno.EPERM, errno.EROFS,
+    }
+)  # fmt: skip
+"""A folder where a file is needed, a file where a folder is, a path that does not exist or may not be used."""
 
 # For cgroup v2 and v1: the files with a group's limit and use, and the part of the use that is reclaimed first.
 _UNIFIED = ("memory.max", "memory.current", "inactive_file")
@@ -70,6 +77,35 @@ def disk_fault(error: BaseException) -> Unavailable | None:
     if number in _DISK_FULL:
         return storage_full()
     return storage_unavailable(os.strerror(number)) if number in _DISK_UNAVAILABLE else None
+
+
+@contextmanager
+def path_errors() -> Iterator[None]:
+    """Turn the error of a path that cannot be used into a coded one with the path; other errors pass unchanged.
+
+    Raises:
+        InvalidRequest: ``PATH_INVALID``.
+    """
+    try:
+        yield
+    except OSError as error:
+        if (fault := path_fault(error)) is None:
+            raise
+        raise fault from error
+
+
+def path_fault(error: OSError) -> InvalidRequest | None:
+    """Return the coded error of a path that a person named and that cannot be used; None if the error has another cause."""
+    # A rename or a copy has two paths, and the first may be a temporary one.
+    path = error.filename2 or error.filename
+    if error.errno not in _PATH_FAULTS or not isinstance(path, str | os.PathLike):
+        return None
+    return InvalidRequest(
+        Code.PATH_INVALID,
+        f"{path} cannot be used: {os.strerror(error.errno)}.",
+        remedy="Name a path of the kind that is needed, a file or a folder, in a folder that you may write.",
+        param=str(path),
+    )
 
 
 def storage_full() -> Unavailable:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+from shared.corpus.claims import claimed
 from shared.corpus.filters.contamination import EvalContent
 from shared.corpus.mixing.mix import run_mix
 from shared.corpus.pairs.making import Pairing
@@ -43,13 +45,30 @@ def build(
     Raises:
         MensError: the stage's error. The stages before it stay done.
     """
+    work = path.parent / recipe.work
+    spec = None if recipe.pull is None else PullSpec.of(recipe.pull, path.parent)
+    with ExitStack() as stack:
+        if not dry_run:
+            stack.enter_context(claimed(work, is_folder=True))
+        yield from _stages(recipe, path, spec, to, dry_run=dry_run, evals=evals, note_pull=note_pull)
+
+
+def _stages(
+    recipe: CorpusRecipe,
+    path: Path,
+    spec: PullSpec | None,
+    to: str,
+    *,
+    dry_run: bool,
+    evals: Sequence[EvalContent],
+    note_pull: Callable[[PullReport, Path], object],
+) -> Iterator[StageAction]:
     folder = path.parent
     work = folder / recipe.work
     wanted = STAGES[: STAGES.index(to) + 1]
     # A dry run does not carry out an action, so the stages after it cannot be decided.
     is_open = False
-    if recipe.pull is not None and "pull" in wanted:
-        spec = PullSpec.of(recipe.pull, folder)
+    if spec is not None and "pull" in wanted:
         yield StageAction("pull", True, "new" if read_index(work / PULLED) is None else PULL_REASON)
         is_open = dry_run
         if not dry_run:

@@ -165,3 +165,18 @@ def test_command_that_needs_more_than_the_client_names_the_package(
     assert (ended.value.code, error["code"], error["retryable"]) == (1, "PROGRAM_FAILED", False)
     assert error["message"] == "This command needs the Python package supervisor, which is not installed here."
     assert "standalone" in error["remedy"]
+
+
+@pytest.mark.parametrize("kind", [IsADirectoryError, NotADirectoryError, PermissionError])
+def test_path_that_cannot_be_used_is_named(kind: type[OSError], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    numbers = {IsADirectoryError: 21, NotADirectoryError: 20, PermissionError: 13}
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise kind(numbers[kind], "no", "rows/train.jsonl.partial", None, "rows/train.jsonl")
+
+    monkeypatch.setattr(sys, "argv", ["mens", "status", "--json"])
+    monkeypatch.setattr("cli.commands.status.find_all", fail)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (ended.value.code, error["code"], error["param"]) == (1, "PATH_INVALID", "rows/train.jsonl")

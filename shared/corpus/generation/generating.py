@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from shared.corpus.claims import claimed
 from shared.corpus.generation.columns import GenerationRecipe, LinesColumn, RowsColumn, read_generation
 from shared.corpus.generation.samplers import sampler_of
 from shared.corpus.keys import stage_mark
@@ -64,7 +65,10 @@ class Generation:
         """
         mark = stage_mark(self.name, key)
         source = f"generate:{self.path.stem}"
-        with StageWriter(target, stage=self.name, key=key, max_bytes=max_bytes) as writer:
+        with (
+            claimed(target, is_folder=True),
+            StageWriter(target, stage=self.name, key=key, max_bytes=max_bytes) as writer,
+        ):
             for index in range(self._count):
                 row = self._row(index)
                 sha256 = hashlib.sha256(msgspec.json.encode(row)).hexdigest()

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.contract.choices import MethodType
+from shared.corpus.claims import claimed
 from shared.corpus.filters.contamination import CONTAMINATED, EvalContent, EvalIndex, loaded, read_items
 from shared.corpus.filters.duplicates import CODES, DuplicateFinder, RowState, States
 from shared.corpus.keys import stage_key, stage_mark
@@ -110,9 +111,20 @@ def run_mix(
         NotFound: ``CORPUS_SOURCE_MISSING``.
         InvalidRequest: ``CORPUS_RECIPE_INVALID``, ``CORPUS_SOURCE_EMPTY``, ``CORPUS_OUTPUT_EMPTY``.
         ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
+        Conflict: ``CORPUS_BUSY``.
     """
     folder = root or config.parent
     output = Path(os.path.normpath(folder / mix.output))
+    # Before the report is read, which another mix would change.
+    with ExitStack() as stack:
+        if not dry_run:
+            stack.enter_context(claimed(output, is_folder=False))
+        return _mix(mix, config, folder, output, strict=strict, evals=evals, dry_run=dry_run)
+
+
+def _mix(
+    mix: Mix, config: Path, folder: Path, output: Path, *, strict: bool, evals: Sequence[EvalContent], dry_run: bool
+) -> MixResult:
     sources = [_found(spec, folder, strict=strict) for spec in mix.sources]
     for source in sources:
         _refuse_own_output(source, output)

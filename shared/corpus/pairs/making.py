@@ -16,6 +16,7 @@ import msgspec
 from shared.checkers.anti_stub import measure_substance
 from shared.checkers.checker import Check
 from shared.checkers.contained import ContainedCheckers
+from shared.corpus.claims import claimed
 from shared.corpus.keys import stage_mark
 from shared.corpus.pairs.rule import Draft, PairRule, RuleContext, wording
 from shared.corpus.pairs.rules import load_rules
@@ -93,6 +94,7 @@ class Pairing:
         rows, left_out, seen = Counter[str](), Counter[str](), set[str]()
         with (
             _NamedUnits(shards) as named,
+            claimed(target, is_folder=True),
             StageWriter(target, stage=self.name, key=key, max_bytes=max_bytes) as writer,
             CheckerThreads(self.processes) as threads,
         ):

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from shared.corpus.claims import claimed
 from shared.corpus.filters.row_filters import PersonalDataFilter, SecretFilter
 from shared.corpus.filters.secrets import texts_with_secrets
 from shared.corpus.keys import stage_key, stage_mark
@@ -92,18 +93,20 @@ def pull(
     Raises:
         InvalidRequest: ``CORPUS_QUERY_INVALID``, ``CORPUS_KEY_NOT_UNIQUE``, ``CORPUS_WATERMARK_NULL``,
             ``CORPUS_COLUMN_UNSUPPORTED``, ``CORPUS_RECIPE_INVALID``, ``CORPUS_REDACTOR_UNKNOWN``, ``CORPUS_SOURCE_EMPTY``.
-        Conflict: ``CORPUS_STATE_MISMATCH``.
+        Conflict: ``CORPUS_STATE_MISMATCH``, ``CORPUS_BUSY``.
         Unavailable: ``CORPUS_SOURCE_UNREACHABLE``, ``STORAGE_FULL``: what is written stays, and the next pull continues.
         MensError: ``CORPUS_REDACTOR_FAILED``.
     """
-    state = read_state(folder)
-    if state:
-        check_state(state, spec, address.place, folder)
-        if state.complete and not spec.watermark:
-            state = None  # all of it again
-    state = state or PullState(source=spec.source, place=address.place, query_sha256=spec.digest())
     personal_data = PersonalDataFilter(spec.redact, redaction_key, rules_folder)
-    return _Pull(spec, address, folder, state, personal_data, shard_bytes).run(snapshot_seconds)
+    # Before the state is read, which another pull would change.
+    with claimed(folder, is_folder=True):
+        state = read_state(folder)
+        if state:
+            check_state(state, spec, address.place, folder)
+            if state.complete and not spec.watermark:
+                state = None  # all of it again
+        state = state or PullState(source=spec.source, place=address.place, query_sha256=spec.digest())
+        return _Pull(spec, address, folder, state, personal_data, shard_bytes).run(snapshot_seconds)
 
 
 class _Pull:

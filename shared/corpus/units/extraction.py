@@ -15,6 +15,7 @@ import msgspec
 from shared.checkers.contained import ContainedCheckers
 from shared.checkers.languages import require_language
 from shared.checkers.unit import Unit
+from shared.corpus.claims import claimed
 from shared.corpus.filters.secrets import texts_with_secrets
 from shared.corpus.keys import stage_mark
 from shared.corpus.provenance import Provenance
@@ -96,6 +97,7 @@ class Extraction:
         kinds: Counter[str] = Counter()
         divide = partial(_divide, self._repositories)
         with (
+            claimed(target, is_folder=True),
             StageWriter(target, stage=self.name, key=key, max_bytes=max_bytes) as writer,
             CheckerThreads(self.processes) as threads,
         ):

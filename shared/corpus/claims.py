@@ -1,0 +1,70 @@
+"""Claims of outputs: one command at a time writes an output, and what cannot be written is known before the work begins."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from shared.errors import Code, Conflict
+from shared.host import disk_errors, path_errors
+
+LOCK_SUFFIX = ".lock"
+
+
+@contextmanager
+def claimed(output: Path, *, is_folder: bool) -> Iterator[None]:
+    """Keep an output for this process as long as the context lasts; its folder is made if it does not exist.
+
+    The lock is a file next to the output, ``.train.jsonl.lock``. The kernel ends the claim of a process that dies.
+
+    Args:
+        is_folder: whether the output is a folder, or a file.
+
+    Raises:
+        Conflict: ``CORPUS_BUSY``: another process, or another claim of this one, has it.
+        InvalidRequest: ``PATH_INVALID``.
+        Unavailable: ``STORAGE_UNAVAILABLE``.
+    """
+    place = output.resolve()
+    lock_path = place.with_name(f".{place.name}{LOCK_SUFFIX}")
+    with disk_errors(), path_errors():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if is_folder:
+            place.mkdir(exist_ok=True)
+        elif place.is_dir():
+            raise IsADirectoryError(21, "Is a directory", str(output))
+        lock = _lock(lock_path)
+    if lock is None:
+        raise Conflict(
+            Code.CORPUS_BUSY,
+            f"Another command is writing {output}.",
+            remedy="Wait until it has ended, or name another output.",
+            param=str(output),
+            retryable=True,
+        )
+    try:
+        yield
+    finally:
+        # While it is held, so that no other process can lock a file without a name.
+        with suppress(OSError):
+            lock_path.unlink()
+        os.close(lock)
+
+
+def _lock(path: Path) -> int | None:
+    """Return the descriptor of the locked file; None if another holds it."""
+    while True:
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        # The one before may have removed the file after it was opened here.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), path.stat()):
+                return lock
+        os.close(lock)
