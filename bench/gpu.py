@@ -20,6 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench.acceptance.budget import SECONDS
 from bench.acceptance.stages import STAGES, accept, print_stages
 from bench.harness.command import BenchFailed, PeerMissing, bench_parser, parse_options, run_bench
 from bench.harness.peers import peers_python
@@ -38,6 +39,7 @@ def main() -> int:
     variants = [*PRODUCT, *PEERS, *GPU_PEERS]
     parser = bench_parser("bench.gpu", __doc__)
     parser.add_argument("--acceptance", choices=["list", *STAGES], metavar="STAGE", help=f"list, {', '.join(STAGES)}")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time of a stage; then it is cut")
     parser.add_argument("--size", choices=list(SHAPES), help="1.7B, of an acceptance 8B")
     parser.add_argument("--steps", type=int, default=8, help=f"optimizer steps, at least {MINIMUM_STEPS}")
     parser.add_argument("--rounds", type=int, default=1)
@@ -72,7 +74,7 @@ def accept_stage(options: argparse.Namespace) -> bool:
     if options.device == "cpu" and not options.smoke:
         raise BenchFailed("on a CPU a stage runs with --smoke only")
     size = "tiny" if options.smoke else options.size or "8B"
-    return accept(options.acceptance, options.device, size, smoke=options.smoke)
+    return accept(options.acceptance, options.device, size, smoke=options.smoke, seconds=options.seconds)
 
 
 def compare(options: argparse.Namespace) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,6 +69,7 @@ def run_work(name: str, work: StageWork, *, smoke: bool, seconds: float = SECOND
                 except (BenchFailed, PeerMissing) as failure:
                     if smoke:
                         raise
+                    print(failure, file=sys.stderr, flush=True)
                     result = f"failed: {failure.reason if isinstance(failure, VariantFailed) else failure}"
                 rows[part] = f"{part:<18} {time.monotonic() - before:7.1f}  {result}"
                 print(f"  {part} took {time.monotonic() - before:.0f} s", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from functools import cached_property, partial
 
 from bench.acceptance.budget import StageWork
@@ -41,12 +42,20 @@ class Speed:
         return GpuComparison(self._trainers, options)
 
     def work(self) -> StageWork:
-        """Return the parts: TRL, which may be missing, is the last one."""
-        trained = {name: partial(self.train, name) for name in (*PRODUCT, "hf")}
+        """Return the parts, those that say most first: a stage that is cut has compared the product with its peers."""
+        product, *variants = PRODUCT
         profiled = self._setting.parts("profile", ["kernels"], self._setting.size)
-        return StageWork(
-            {"inputs and peak": self.probe, **trained, **profiled, "trl-packed": self.train_by_trl}, self.report
-        )
+        peers: dict[str, Callable[[], PartResult]] = {
+            "trl-packed-large": partial(self.train_by_peer, "trl-packed-large")
+        }
+        if self._setting.device == "cuda":
+            peers |= {"unsloth": partial(self.train_by_peer, "unsloth", "unsloth")}
+        others: dict[str, Callable[[], PartResult]] = {name: partial(self.train, name) for name in (*variants, "hf")}
+        first: dict[str, Callable[[], PartResult]] = {
+            "inputs and peak": self.probe,
+            product: partial(self.train, product),
+        }
+        return StageWork(first | peers | profiled | others, self.report)
 
     def probe(self) -> PartResult:
         """Make the base and rows, and measure the device's peak and copy rate."""
@@ -60,14 +69,17 @@ class Speed:
         self._outcomes[variant] = [outcome]
         return PartResult({"tokens/s": outcome.tokens_per_second, "peak GB": outcome.peak_bytes / 1e9})
 
-    def train_by_trl(self) -> PartResult:
-        """Make one run of TRL's SFTTrainer, packed.
+    def train_by_peer(self, variant: str, *modules: str) -> PartResult:
+        """Make one run of a peer that needs packages of its own.
 
         Raises:
-            PeerMissing: the peers are not installed, and cannot be.
+            PeerMissing: they are not installed, and cannot be.
         """
-        self._trainers.peers = peers_python()
-        return self.train("trl-packed")
+        own, self._trainers.peers = self._trainers.peers, peers_python(*modules)
+        try:
+            return self.train(variant)
+        finally:
+            self._trainers.peers = own
 
     def report(self) -> bool:
         """Print the comparison's table and goals of the variants that ran; return whether they are met."""

@@ -111,7 +111,7 @@ STAGES = {
         loop_work,
     ),
     "speed": AcceptanceStage(
-        "goals G1 to G5, and kernel time by group against the step on paper", "TRL for G1", speed_work
+        "goals G1 to G5, and kernel time by group against the step on paper", "TRL and Unsloth for G1", speed_work
     ),
     "memory": AcceptanceStage(
         "predicted memory is what the allocator takes: three sizes, up to 16k tokens", "-", memory_work
