@@ -15,7 +15,7 @@ from api.web.tenant_view import TenantView
 from shared.artifacts.base_folders import locate_fetched_base
 from shared.artifacts.manifests import AdapterManifest
 from shared.artifacts.original_layout import refuse_bin
-from shared.base_models.catalog import Catalog
+from shared.base_models.catalog import BaseModelEntry
 from shared.contract.auto_hyperparameters import auto_exec
 from shared.contract.contracts import FineTuneContract, ImportContract, MergeContract
 from shared.contract.flat_keys import from_flat, parse_contract
@@ -24,6 +24,7 @@ from shared.contract.plan import ImportPlan, MergePlan, PlannedBase
 from shared.contract.sections import ArtifactSection
 from shared.database.overview.named_adapter import find_to_continue
 from shared.database.records import DEFAULT_TERMS, Job, Kind, NewEvent, QueueTerms, Submission
+from shared.datasets.reader import count_lines
 from shared.errors import Code, Conflict, ContractRejected, DatasetInvalid, Forbidden, NotFound
 from shared.gates.cycles_file import read_cycles
 from shared.hashing import digest_json
@@ -67,6 +68,8 @@ def check_contract(services: Services, view: TenantView, request: JobRequest) ->
             return InputFile(file.id, file.sha256, path)
 
         train = replace(open_file("data.train_file", data.train_file), lines=request.train_lines)
+        if request.has_auto_rules:
+            request = _with_auto_rules(request, base, train)
         validation = open_file("data.validation_file", data.validation_file) if data.validation_file else None
         replay = open_file("data.replay_file", data.replay_file) if data.replay_file else None
         rate = view.jobs.training_rate(base.name)
@@ -205,7 +208,7 @@ def submit_rows(
     job = None
     try:
         contract = parse_contract(from_flat(flat | {"train_file": file.id}))
-        asked = _with_auto_rules(services.catalog(), request(contract), len(rows))
+        asked = replace(request(contract), has_auto_rules=True)
         # Not the plan, because the file has another id each time.
         sent = {"rows": sha256, "flat": flat, "preset": asked.preset, "domain": asked.domain, "name": asked.name}
         job = submit_finetune(
@@ -220,18 +223,20 @@ def submit_rows(
     return job
 
 
-def _with_auto_rules(catalog: Catalog, asked: JobRequest, rows: int) -> JobRequest:
+def _with_auto_rules(asked: JobRequest, base: BaseModelEntry, train: InputFile) -> JobRequest:
     """Return the request with the auto rules for what its contract leaves open, as `mens train` sets them; unchanged with a
     preset or domain, which decide instead.
     """
     if asked.preset or asked.domain:
         return asked
-    contract = asked.contract
-    rate = catalog.get(contract.model.hf_repo).learning_rate
-    rules = auto_exec(rows, rate, pairs=contract.has_preferences)
+    contract, lines = asked.contract, train.lines
+    if lines is None:
+        with train.path.open("rb") as content:
+            lines = count_lines(content)
+    rules = auto_exec(lines, base.learning_rate, pairs=contract.has_preferences)
     left_open = {name: value for name, value in rules.items() if name not in contract.exec.model_fields_set}
     contract = contract.model_copy(update={"exec": contract.exec.model_copy(update=left_open)})
-    return replace(asked, contract=contract, auto=frozenset(f"exec.{name}" for name in left_open))
+    return replace(asked, contract=contract, auto=asked.auto | {f"exec.{name}" for name in left_open})
 
 
 def _of_inline_rows(error: DatasetInvalid) -> DatasetInvalid:

@@ -15,12 +15,13 @@ import { SignIn } from "./screens/sign_in.js";
 /** Screens, by the first part of the address. What the first paint does not need comes when it is opened. */
 const SCREENS = {
   jobs: { title: "Jobs", load: async () => Jobs },
+  new: { title: "New run", load: async () => (await import("./screens/new_run.js")).NewRun },
   runs: { title: "Run", load: async () => (await import("./screens/run.js")).Run },
   playground: { title: "Playground", load: async () => (await import("./screens/playground.js")).Playground },
 };
 const TABS = [["jobs", "Jobs"], ["playground", "Playground"]];
 const KEYS = [
-  ["/", "search"], ["j, k", "next and previous row"], ["Enter", "open the row"], ["g j", "jobs"], ["g p", "playground"], ["?", "this list"],
+  ["/", "search"], ["j, k", "next and previous row"], ["Enter", "open the row"], ["g j", "jobs"], ["g n", "new run"], ["g p", "playground"], ["?", "this list"],
 ];
 
 const RELOADED = "mens.reloaded";
@@ -108,7 +109,7 @@ function Console() {
   return html`<a class="skip" href="#content" onClick=${skip}>To the content</a>
     <header class="top">
       <a class="brand" href="#/jobs" aria-label="Mens, all jobs"><span class="mark" aria-hidden="true"></span><b>Mens</b></a>
-      <nav aria-label="Screens">${TABS.map(([name, title]) => html`<a key=${name} href=${to([name])} aria-current=${open === name || (open === "runs" && name === "jobs") ? "page" : undefined}>${title}</a>`)}</nav>
+      <nav aria-label="Screens">${TABS.map(([name, title]) => html`<a key=${name} href=${to([name])} aria-current=${open === name || (["runs", "new"].includes(open) && name === "jobs") ? "page" : undefined}>${title}</a>`)}</nav>
       ${h(Connection, {})}${h(Account, {})}
     </header>
     <main id="content" tabindex="-1">${h(Screen, {})}</main>
@@ -129,6 +130,7 @@ addEventListener("keydown", (event) => {
   isAfterG = event.key === "g";
   if (isAfterG) setTimeout(() => (isAfterG = false), 1000);
   if (was && event.key === "j") return void (event.stopImmediatePropagation(), go("#/jobs"));
+  if (was && event.key === "n") return go("#/new");
   if (was && event.key === "p") return go("#/playground");
   if (event.key === "?") dispatchEvent(new Event("mens-keys"));
   if (event.key === "/") {

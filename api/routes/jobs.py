@@ -60,12 +60,23 @@ class CreateFinetune(QueueTerms):
     name: Name | None = Field(None, description="First part of the adapter's id; exec.adapter_tag when null.")
     backend: str | None = Field(None, description="A training backend; it must match the contract.")
     auto: list[str] = Field([], description="Fields of the contract that a client's auto rules have set, not its user.")
+    hyperparameters: Literal["defaults", "auto"] = Field(
+        "defaults",
+        description="`auto`: batch size, epochs and learning rate that the contract leaves open follow the base and the rows, as in"
+        " `mens train`, unless a preset or domain is named.",
+    )
     metadata: Metadata = {}
 
     def request(self) -> JobRequest:
         """Return the contract with its presets."""
         return JobRequest(
-            self.contract, self.preset, self.domain, self.name, backend=self.backend, auto=frozenset(self.auto)
+            self.contract,
+            self.preset,
+            self.domain,
+            self.name,
+            backend=self.backend,
+            auto=frozenset(self.auto),
+            has_auto_rules=self.hyperparameters == "auto",
         )
 
 

@@ -39,6 +39,7 @@ class JobRequest:
         train_lines: lines of the training file, when the caller has counted them.
         backend: a training backend's name, which the contract must agree with.
         auto: fields of the contract that an auto rule has set, not the caller.
+        has_auto_rules: the API's auto rules decide steps, epochs and rate that the contract leaves open.
         batch_is_step: ``exec.batch_size`` counts the rows of an optimizer step, as OpenAI's ``batch_size`` does, and
             may be cut into micro-batches although the contract names it.
         accepted: the job exists: an earlier preflight, perhaps of an earlier release, has accepted its contract.
@@ -52,6 +53,7 @@ class JobRequest:
     train_lines: int | None = None
     backend: str | None = None
     auto: frozenset[str] = frozenset()
+    has_auto_rules: bool = False
     batch_is_step: bool = False
     accepted: bool = False
     parent: PlannedParent | None = None

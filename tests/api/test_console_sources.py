@@ -22,7 +22,7 @@ FOREIGN = re.compile(r"""["'`(](?:https?:)?//\w""")
 COMPONENT_IN_TEMPLATE = re.compile(r"<\$\{|<[A-Z]\w*[\s/>](?![^\n]*\*/)")
 MOST_BYTES = 150_000
 MOST_FIRST_BYTES = 70_000
-MOST_STYLE = 22_000
+MOST_STYLE = 30_000
 
 
 def compressed(name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -18,6 +19,16 @@ WIDE, PHONE = (1280, 900), (360, 780)
 TELL_VIOLATIONS = """
 addEventListener("securitypolicyviolation", (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));
 """
+HOSTILE = [
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(1)</script>",
+    "javascript:alert(1)",
+    "\u202egnp.exe",
+    "a" * 5000,
+    "nul\u0000here",
+    "lone \ud800 surrogate",
+]
+"""Names that a page must show as text."""
 LOAD_FAILED = re.compile(r"Failed to load resource: (?:.* status of (\d+)|net::ERR_(?:INTERNET_DISCONNECTED|FAILED))")
 
 
@@ -139,3 +150,14 @@ def sign_in(page: Page, key: str) -> None:
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Sign in").click()
     page.get_by_role("navigation", name="Screens").wait_for()
+
+
+def ask(page: Page, method: str, path: str, body: Any = None) -> int:
+    """Status of a request that a page's person makes without the page's buttons."""
+    status = page.evaluate(
+        """async ([method, path, body]) => (await fetch(path, {
+            method, body, headers: {"X-Mens-Sign-In": localStorage.getItem("mens.sign_in"), "Content-Type": "application/json"},
+        })).status""",
+        [method, path, None if body is None else json.dumps(body)],
+    )
+    return int(status)

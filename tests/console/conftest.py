@@ -80,3 +80,17 @@ def state(visitor: Visitor, installation: Installation) -> StorageState:
     with visitor.visit() as (page, _):
         sign_in(page, installation.connection.key)
         return page.context.storage_state()
+
+
+@pytest.fixture(scope="module")
+def states(visitor: Visitor, installation: Installation, state: StorageState) -> dict[str, StorageState]:
+    """Storage of the browsers of people with each role."""
+    from tests.console.browser import sign_in
+
+    found = {"admin": state}
+    for role in ("viewer", "trainer"):
+        key = installation.call("POST", "/v1/keys", json={"name": role, "role": role})
+        with visitor.visit() as (page, _):
+            sign_in(page, key["secret"])
+            found[role] = page.context.storage_state()
+    return found

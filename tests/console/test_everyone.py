@@ -35,12 +35,15 @@ SCREENS = {
     "log": ("#/runs/{tuned}?tab=log", ".log"),
     "failed": ("#/runs/{failed}", ".failure"),
     "playground": ("#/playground", "#prompt"),
+    "new": ("#/new?data.train_file={file}", ".good"),
+    "new-wrong": ("#/new?data.train_file={file}&exec.epochs=0", ".fault"),
     "nothing": ("#/jobs?q=nothing+at+all", ".empty"),
 }
 IN_THE_DOCS = {
     ("jobs", "light", WIDE): "console-jobs.png",
     ("run", "dark", WIDE): "console-run.png",
     ("samples", "light", WIDE): "console-samples.png",
+    ("new", "light", WIDE): "console-new.png",
     ("run", "light", PHONE): "console-phone.png",
 }
 
@@ -74,9 +77,10 @@ def test_every_screen_is_for_everyone(
     size: tuple[int, int],
 ) -> None:
     faults = []
-    with visitor.visit(state, scheme=scheme, size=size) as (page, _):
+    file = tuned["contract"]["data"]["train_file"]
+    with visitor.visit(state, scheme=scheme, size=size, allowed=frozenset({422})) as (page, _):
         for name, (address, sign) in SCREENS.items():
-            page.goto(f"{visitor.url}/{address.format(tuned=tuned['id'], failed=failed['id'])}")
+            page.goto(f"{visitor.url}/{address.format(tuned=tuned['id'], failed=failed['id'], file=file)}")
             page.locator(sign).first.wait_for()
             page.locator(".connection.live").wait_for()
             faults += [f"{name}: {fault}" for fault in findings(page)]

@@ -7,23 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.console.browser import Visitor
+from tests.console.browser import HOSTILE, Visitor
 from tests.system.loop import Installation
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route, StorageState
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
-
-HOSTILE = [
-    "<img src=x onerror=alert(1)>",
-    "</script><script>alert(1)</script>",
-    "javascript:alert(1)",
-    "\u202egnp.exe",
-    "a" * 5000,
-    "nul\u0000here",
-    "lone \ud800 surrogate",
-]
 
 
 def test_job_goes_from_the_queue_to_its_end_without_a_reload(

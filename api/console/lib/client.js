@@ -15,14 +15,18 @@ export const caller = signal(/** @type {any} */ (undefined));
 export class ApiError extends Error {
   /**
    * @param {number} status
-   * @param {{code?: string, message?: string, remedy?: string, retryable?: boolean}} error
+   * @param {{code?: string, message?: string, remedy?: string, retryable?: boolean, param?: string | null, details?: any}} error
    * @param {string | null} requestId
    */
   constructor(status, error, requestId) {
-    super(error.message || `The answer has status ${status}.`);
+    const remedy = error.remedy || "";
+    // The API's sentence ends with its remedy, which the page shows by itself.
+    super((error.message || `The answer has status ${status}.`).replace(remedy ? ` ${remedy}` : "\0", ""));
     this.status = status;
     this.code = error.code || (status ? `HTTP_${status}` : "UNREACHABLE");
-    this.remedy = error.remedy || "";
+    this.remedy = remedy;
+    this.param = error.param || "";
+    this.details = error.details || {};
     this.retryable = error.retryable ?? status >= 500;
     this.requestId = requestId;
   }

@@ -19,22 +19,44 @@ export function quoted(text) {
 }
 
 /**
- * The call of a GET as curl.
+ * A call as curl: a GET, or with a body that is sent as JSON.
  * @param {string} path
+ * @param {{method?: string, json?: unknown}} [options]
  */
-export function asCurl(path) {
-  return `curl -H "Authorization: Bearer $MENS_API_KEY" ${quoted(location.origin + path)}`;
+export function asCurl(path, { method = "POST", json } = {}) {
+  const call = `-H "Authorization: Bearer $MENS_API_KEY" ${quoted(location.origin + path)}`;
+  if (json === undefined) return `curl ${call}`;
+  return `curl ${method === "POST" ? "" : `-X ${method} `}${call} -H "Content-Type: application/json" \\\n  -d ${quoted(JSON.stringify(json))}`;
 }
 
-/** Python with httpx, for routes that OpenAI's client does not have. @param {string} path */
-export function asHttpx(path) {
+/**
+ * Python with httpx, for routes that OpenAI's client does not have.
+ * @param {string} path
+ * @param {{method?: string, json?: unknown}} [options]
+ */
+export function asHttpx(path, { method = "POST", json } = {}) {
+  const sent = json === undefined ? "" : `, json=${literal(json)}`;
+  const verb = json === undefined ? "get" : method.toLowerCase();
   return [
     "import os",
     "import httpx",
     "",
     `mens = httpx.Client(base_url=${JSON.stringify(location.origin)}, headers={"Authorization": f"Bearer {os.environ['MENS_API_KEY']}"})`,
-    `print(mens.get(${JSON.stringify(path)}).raise_for_status().json())`,
+    `print(mens.${verb}(${JSON.stringify(path)}${sent}).raise_for_status().json())`,
   ].join("\n");
+}
+
+/**
+ * A value of JSON as Python writes it.
+ * @param {unknown} value
+ * @returns {string}
+ */
+function literal(value) {
+  if (value === null) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
+  if (typeof value === "object") return `{${Object.entries(value).map(([key, part]) => `${JSON.stringify(key)}: ${literal(part)}`).join(", ")}}`;
+  return JSON.stringify(value);
 }
 
 /** The beginning of a program with OpenAI's client. */

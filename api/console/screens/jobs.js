@@ -175,7 +175,7 @@ export function Jobs() {
   const isFiltered = [...query.keys()].some((key) => query.get(key));
   const isOld = connection.value.state === "stale" || list.failures >= 3;
   return html`<div class="head"><h1>Jobs</h1>
-      ${h(CopyAs, copies(parameters))}</div>
+      <a class="button primary" href="#/new">New run</a>${h(CopyAs, copies(parameters))}</div>
     <nav class="tabs" aria-label="State">${STATES.map((state) => html`<a key=${state} href=${to(["jobs"], { ...Object.fromEntries(query), state })}
       aria-current=${(query.get("state") || "") === state ? "page" : undefined}>${state ? wordOf(state) : "all"}</a>`)}</nav>
     ${h(Filters, { query })}
@@ -264,7 +264,7 @@ function NoJobs({ isFiltered }) {
   if (isFiltered) return h(Empty, { title: "No job fits these filters", children: html`<p><a href="#/jobs">Show all jobs</a></p>` });
   return h(Empty, {
     title: "No jobs yet",
-    children: html`<p>Train a model on rows of your own; it appears here as soon as it is submitted.</p>
+    children: html`<p>Train a model on rows of your own; it appears here as soon as it is submitted: <a href="#/new">start one here</a>, or in a terminal.</p>
       <pre tabindex="0" aria-label="commands">mens data check my.jsonl --model mens-tiny
 mens train my.jsonl --model mens-tiny --alias helper</pre>`,
   });

@@ -8,6 +8,7 @@ import { onChanges } from "../lib/stream.js";
 import { Chart, smoothed } from "../parts/chart.js";
 import { CopyAs, CopyButton, asCurl, openaiClient, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
+import { Decisions, Forecast } from "../parts/plan.js";
 import { Badge, Empty, Fact, Failure, Loading, Progress, Stale, Time } from "../parts/state.js";
 
 const TABS = [["", "overview"], ["samples", "samples"], ["plan", "plan"], ["checkpoints", "checkpoints"], ["certificates", "certificates"], ["events", "events"], ["log", "log"]];
@@ -37,7 +38,8 @@ export function Run({ parts, query }) {
   const open = query.get("tab") || "";
   const tabs = TABS.filter(([tab]) => tab !== "samples" || job.result?.self_evaluation);
   return html`<p class="crumbs"><a href="#/jobs">Jobs</a></p>
-    <div class="head"><h1>${plain(job.name || job.kind)}</h1>${h(Actions, { job, reload })}${h(CopyAs, copies(job))}</div>
+    <div class="head"><h1>${plain(job.name || job.kind)}</h1>${h(Actions, { job, reload })}
+      ${job.kind === "finetune" && html`<a class="button" href=${to(["new"], { from: job.id })}>Again, with changes</a>`}${h(CopyAs, copies(job))}</div>
     <div class="run-head">${h(Badge, { state: job.state, stage: job.stage })}
       ${job.state === "running" && job.progress?.eta_seconds ? html`<span>about ${duration(job.progress.eta_seconds)} left</span>` : ""}
       <span>${plain(job.base_model)}</span>
@@ -311,48 +313,13 @@ function Answer({ title, text, isCut }) {
 
 // -- plan -------------------------------------------------------------------------------------------------------------
 
-const WHO = {
-  explicit: "you", auto: "Mens (auto)", data: "the data", machine: "the machine", parent: "the parent adapter",
-  domain: "the domain profile", ladder: "Mens, by size of the base", preset: "the preset", default: "default",
-};
-
 /** @param {{job: any, path: string}} props */
 function Plan({ job, path }) {
   const { data, error } = useObject(`${path}/preflight`);
-  const [isAll, setAll] = useState(false);
-  const values = flat(job.contract || {});
-  const sources = data?.sources || {};
-  const shown = values.filter(([name]) => isAll || (sources[name] || "default") !== "default" || (!data && name.startsWith("exec.")));
-  const estimate = data?.estimate;
   return html`<div class="stack">
     ${error && error.status !== 404 && h(Failure, { error })}
-    ${estimate && html`<section class="card"><h2>Before it ran</h2><dl class="facts">
-      ${h(Fact, { name: "Rows", value: whole(data.data?.training?.rows), hint: `${whole(job.plan?.validation_rows)} held out` })}
-      ${h(Fact, { name: "Supervised tokens", value: whole(data.supervision?.supervised_tokens), hint: `of ${whole(data.supervision?.tokens)}` })}
-      ${h(Fact, { name: "Cut rows", value: whole(data.supervision?.truncated_rows) })}
-      ${h(Fact, { name: "Optimizer steps", value: whole(estimate.optimizer_steps) })}
-      ${h(Fact, { name: "Memory", value: size(estimate.vram_bytes), hint: `at most ${size(estimate.vram_budget)}` })}
-      ${h(Fact, { name: "Training time", value: duration(estimate.seconds), hint: plain(estimate.time?.basis, 60) })}
-      ${h(Fact, { name: "Trained parameters", value: short(estimate.trainable_parameters), hint: `of ${short(estimate.parameters)}` })}
-      ${h(Fact, { name: "Device", value: plain(data.device?.device), hint: plain(data.precision?.precision) })}</dl>
-      ${[...(data.warnings || []), ...(data.notes || [])].map((note) => html`<p key=${note} class="faint">${plain(note, 1000)}</p>`)}</section>`}
-    <div class="switches"><label><input type="checkbox" checked=${isAll} onChange=${() => setAll(!isAll)} /> show all ${whole(values.length)} values, defaults too</label></div>
-    <div class="list scroll-x" tabindex="0" role="group" aria-label="Values of the plan"><table><thead><tr><th scope="col">Field</th><th scope="col">Value</th><th scope="col">Decided by</th></tr></thead>
-      <tbody>${shown.map(([name, value]) => html`<tr key=${name}><th scope="row">${plain(name)}</th><td><code>${plain(JSON.stringify(value), 300)}</code></td>
-        <td><span class="who ${sources[name] || ""}">${WHO[/** @type {"auto"} */ (sources[name])] || plain(sources[name] || "–")}</span></td></tr>`)}</tbody></table></div></div>`;
-}
-
-/**
- * Fields of a contract by path.
- * @param {Record<string, any>} value
- * @param {string} [above]
- * @returns {[string, any][]}
- */
-function flat(value, above = "") {
-  return Object.entries(value).flatMap(([name, part]) => {
-    const path = above ? `${above}.${name}` : name;
-    return part && typeof part === "object" && !Array.isArray(part) && Object.keys(part).length ? flat(part, path) : [/** @type {[string, any]} */ ([path, part])];
-  });
+    ${data?.estimate && h(Forecast, { preflight: data, validationRows: job.plan?.validation_rows, title: "Before it ran" })}
+    ${h(Decisions, { contract: job.contract, sources: data?.sources })}</div>`;
 }
 
 // -- checkpoints and certificates ---------------------------------------------------------------------------------------

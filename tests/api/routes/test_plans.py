@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from api.capabilities import capabilities_here
 from api.inference.replicas.limits import ReplicaLimits
 from shared.base_models.catalog import Catalog, load_catalog, save_catalog
+from shared.contract.auto_hyperparameters import auto_exec
 from shared.database.leases import Leases
 from shared.database.tenancy import Role
 from shared.preflight.types import ServingLimits
@@ -93,6 +94,34 @@ def test_a_dry_run_takes_the_body_of_a_submission(app: FastAPI, client: TestClie
     job = client.post("/v1/jobs", json=body).json()
     assert client.get(f"/v1/jobs/{job['id']}/preflight").json()["sources"] == planned.json()["sources"]
     assert job["plan"] == planned.json()["plan"]
+
+
+def test_auto_rules_decide_what_a_contract_leaves_open(
+    app: FastAPI, client: TestClient, job_body: dict[str, Any]
+) -> None:
+    settings = app.state.services.settings
+    (base,) = load_catalog(settings.catalog_path).bases
+    save_catalog(settings.catalog_path, Catalog(bases=[base.model_copy(update={"learning_rate": 0.004})]))
+    job_body["contract"]["exec"] = {"epochs": 2}
+    body = job_body | {"hyperparameters": "auto"}
+    planned = client.post("/v1/plans", json=body).json()
+    settled = planned["plan"]["contract"]["exec"]
+    assert {name: settled[name] for name in ("epochs", "batch_size", "grad_accum", "learning_rate")} == {
+        "epochs": 2,
+        **{name: value for name, value in auto_exec(40, 0.004).items() if name != "epochs"},
+    }
+    sources = planned["sources"]
+    assert (sources["exec.epochs"], sources["exec.batch_size"], sources["exec.learning_rate"]) == (
+        "explicit",
+        "auto",
+        "auto",
+    )
+    job = client.post("/v1/jobs", json=body).json()
+    assert job["plan"] == planned["plan"]
+    assert client.get(f"/v1/jobs/{job['id']}/preflight").json()["sources"] == sources
+    with_preset = client.post("/v1/plans", json=body | {"preset": "tiny"}).json()
+    assert with_preset["sources"]["exec.learning_rate"] != "auto"
+    assert client.post("/v1/plans", json=body | {"hyperparameters": "mine"}).status_code == 422
 
 
 def test_a_dry_run_refuses_a_priority_that_a_submission_would(app: FastAPI, anonymous: TestClient) -> None:

@@ -1,0 +1,212 @@
+"""A new run: the plan beside the form, faults at their fields, one job however often the button is pressed, and nothing before it fits."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.console.browser import HOSTILE, Visitor, ask
+from tests.system.loop import BASE, Installation, short_lesson
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from playwright.sync_api import Page, Route, StorageState
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def lesson(installation: Installation) -> str:
+    """Id of a training file."""
+    return installation.upload_bytes("lesson.jsonl", short_lesson())
+
+
+def start_button(page: Page) -> Any:
+    return page.get_by_role("button", name="Start training")
+
+
+def test_plan_follows_the_form_and_the_run_starts(
+    visitor: Visitor, installation: Installation, state: StorageState, lesson: str
+) -> None:
+    with visitor.visit(state, hash_="#/jobs") as (page, watch):
+        page.get_by_role("link", name="New run").click()
+        page.get_by_text("Choose a training file: what").wait_for()
+        assert start_button(page).is_disabled()
+        assert not [request for request in watch.requests if request.url.endswith("/v1/plans")]
+        page.get_by_label("Training file").select_option(lesson)
+        page.get_by_text("It fits").wait_for()
+        rate = page.get_by_role("row", name="exec.learning_rate")
+        assert rate.get_by_text("Mens (auto)").is_visible()
+        assert page.get_by_label("Learning rate").get_attribute("placeholder") == "0.004"
+        page.get_by_label("Epochs").fill("60")
+        page.get_by_label("Name").fill("from-the-page")
+        page.get_by_text("More settings").click()
+        page.get_by_label("Serve the result").select_option("false")
+        page.get_by_role("row", name="exec.epochs").get_by_text("60").wait_for()
+        assert page.get_by_role("row", name="exec.epochs").get_by_text("you").is_visible()
+        page.locator(".submit", has_text="It enters the queue").wait_for()
+        assert "exec.epochs=60" in page.url
+        page.keyboard.press("Control+Enter")
+        page.get_by_role("heading", name="from-the-page").wait_for()
+        job_id = page.url.rpartition("/")[2]
+    job = installation.call("POST", f"/v1/jobs/{job_id}/cancel")
+    assert (job["contract"]["exec"]["epochs"], job["contract"]["artifact"]["publish"]) == (60, False)
+    sources = installation.call("GET", f"/v1/jobs/{job_id}/preflight")["sources"]
+    assert (sources["exec.epochs"], sources["exec.learning_rate"]) == ("explicit", "auto")
+
+
+def test_faults_stand_at_their_fields(visitor: Visitor, state: StorageState, lesson: str) -> None:
+    address = f"#/new?data.train_file={lesson}&exec.epochs=0&exec.learning_rate=quick"
+    with visitor.visit(state, allowed=frozenset({422}), hash_=address) as (page, watch):
+        epochs = page.get_by_label("Epochs")
+        page.locator("[id='exec.epochs-fault']", has_text="greater than or equal to 1").wait_for()
+        assert page.locator("[id='exec.learning_rate-fault']", has_text="valid number").is_visible()
+        assert epochs.get_attribute("aria-invalid") == "true"
+        assert "exec.epochs-fault" in (epochs.get_attribute("aria-describedby") or "")
+        assert start_button(page).is_disabled()
+        page.keyboard.press("Control+Enter")
+        epochs.fill("2")
+        page.get_by_label("Learning rate").fill("")
+        page.get_by_text("It fits").wait_for()
+        page.locator(".fault").first.wait_for(state="detached")
+        assert not [request for request in watch.requests if request.url.endswith("/v1/jobs")]
+
+
+def test_nothing_starts_before_the_plan_fits(visitor: Visitor, state: StorageState, lesson: str) -> None:
+    def answer(route: Route) -> None:
+        plan = route.fetch().json()
+        near = {"changes_result": True, "advice": "Set exec.seq_len to 64."}
+        plan["preflight"]["estimate"] |= {"fits": False, "nearest_fit": near}
+        route.fulfill(content_type="application/json", body=json.dumps(plan))
+
+    with visitor.visit(state, hash_="#/jobs") as (page, watch):
+        page.route("**/v1/plans", answer)
+        page.goto(f"{visitor.url}/#/new?data.train_file={lesson}")
+        page.get_by_text("It does not fit. Set exec.seq_len to 64.").wait_for()
+        page.get_by_text("the plan does not fit").wait_for()
+        assert start_button(page).is_disabled()
+        page.keyboard.press("Control+Enter")
+        page.unroute("**/v1/plans")
+        page.get_by_label("Epochs").fill("3")
+        page.get_by_text("the plan is being made").wait_for()
+        page.keyboard.press("Control+Enter")
+        page.get_by_text("It fits").wait_for()
+        assert not [request for request in watch.requests if request.url.endswith("/v1/jobs")]
+
+
+def test_second_press_after_a_lost_answer_is_the_same_job(
+    visitor: Visitor, installation: Installation, state: StorageState, lesson: str
+) -> None:
+    created: list[str] = []
+
+    def lose_the_first(route: Route) -> None:
+        answer = route.fetch()
+        created.append(answer.json()["id"])
+        if len(created) == 1:
+            route.abort()
+        else:
+            route.fulfill(response=answer)
+
+    address = f"#/new?data.train_file={lesson}&exec.epochs=60&artifact.publish=false"
+    with visitor.visit(state, hash_=address) as (page, watch):
+        watch.is_offline = True
+        page.route("**/v1/jobs", lose_the_first)
+        page.get_by_text("It enters the queue").wait_for()
+        start_button(page).click()
+        page.get_by_text("Not submitted").wait_for()
+        start_button(page).click()
+        page.get_by_role("navigation", name="Parts of the run").wait_for()
+    assert len(created) == 2
+    assert created[0] == created[1]
+    installation.call("POST", f"/v1/jobs/{created[0]}/cancel")
+
+
+def test_viewer_sees_the_form_and_may_neither_plan_nor_train(
+    visitor: Visitor, states: dict[str, StorageState], lesson: str
+) -> None:
+    body = {"kind": "finetune", "contract": {"data": {"train_file": lesson}}}
+    with visitor.visit(states["viewer"], allowed=frozenset({403}), hash_=f"#/new?data.train_file={lesson}") as (
+        page,
+        watch,
+    ):
+        page.get_by_text("Training needs the role trainer").wait_for()
+        assert start_button(page).is_disabled()
+        assert page.get_by_label("Epochs").is_disabled()
+        page.keyboard.press("Control+Enter")
+        assert not [request for request in watch.requests if request.method == "POST"]
+        assert [ask(page, "POST", path, body) for path in ("/v1/plans", "/v1/jobs")] == [403, 403]
+    with visitor.visit(states["trainer"], hash_=f"#/new?data.train_file={lesson}") as (page, _):
+        page.get_by_text("It enters the queue").wait_for()
+        assert start_button(page).is_enabled()
+
+
+def test_again_with_changes_takes_what_somebody_chose(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any]
+) -> None:
+    with visitor.visit(state, hash_=f"#/runs/{tuned['id']}") as (page, _):
+        page.get_by_role("link", name="Again, with changes").click()
+        page.get_by_text("It enters the queue").wait_for()
+        assert "from=" not in page.url
+        assert page.get_by_label("Learning rate").input_value() == "0.004"
+        assert page.get_by_label("Epochs").input_value() == str(tuned["contract"]["exec"]["epochs"])
+        assert page.get_by_label("Alias").input_value() == "invoices"
+        assert page.get_by_label("Rank").input_value() == ""
+        extra = page.get_by_role("button", name="Remove exec.checkpoint_every")
+        extra.click()
+        extra.wait_for(state="detached")
+        assert "checkpoint_every" not in page.url
+
+
+def test_form_is_a_contract_and_a_file_is_sent(
+    visitor: Visitor, installation: Installation, state: StorageState, tmp_path: Path
+) -> None:
+    rows = tmp_path / "<img src=x onerror=alert(1)>.jsonl"
+    rows.write_bytes(short_lesson())
+    with visitor.visit(state, hash_=f"#/new?model.hf_repo={BASE}&exec.epochs=2") as (page, _):
+        page.get_by_label("or send a JSONL file").set_input_files(rows)
+        page.get_by_text("It fits").wait_for()
+        assert page.get_by_label("Training file").locator("option:checked").inner_text().startswith(rows.name)
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Download contract").click()
+        contract = json.loads(download.value.path().read_text())
+        assert contract["exec"] == {"epochs": 2}
+        changed = tmp_path / "contract.json"
+        changed.write_text(json.dumps(contract | {"exec": {"epochs": 5, "warmup_steps": 3}}))
+        page.get_by_label("Contract file").set_input_files(changed)
+        page.get_by_role("button", name="Remove exec.warmup_steps").wait_for()
+        assert page.get_by_label("Epochs").input_value() == "5"
+        wrong = tmp_path / "wrong.json"
+        wrong.write_text("[")
+        page.get_by_label("Contract file").set_input_files(wrong)
+        page.get_by_text("wrong.json is not a contract in JSON.").wait_for()
+        page.get_by_role("button", name="Copy as…").click()
+        dialog = page.get_by_role("dialog", name="Copy as")
+        command = dialog.get_by_label("mens", exact=True).inner_text()
+        assert "--epochs 5 --warmup-steps 3" in command
+        assert '"epochs": 5' in dialog.get_by_label("Python", exact=True).inner_text()
+    assert contract["data"]["train_file"] in {file["id"] for file in installation.call("GET", "/v1/files")["data"]}
+
+
+def test_hostile_names_are_text(visitor: Visitor, state: StorageState, lesson: str) -> None:
+    def answer(route: Route) -> None:
+        found = route.fetch().json()
+        one = found["data"][0]
+        found["data"] = [{**one, "id": f"file-{place}", "filename": text} for place, text in enumerate(HOSTILE)]
+        route.fulfill(content_type="application/json", body=json.dumps(found))
+
+    with visitor.visit(state, hash_="#/jobs") as (page, _):
+        page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
+        page.route(re.compile("/v1/files"), answer)
+        page.goto(f"{visitor.url}/#/new")
+        options = page.get_by_label("Training file").locator("option")
+        options.nth(len(HOSTILE)).wait_for(state="attached")
+        texts = options.all_text_contents()[1:]
+        assert texts[0].startswith(HOSTILE[0])
+        assert texts[3].startswith("\\u202egnp.exe")
+        assert len(texts[4]) < 100
+        assert page.locator("main img, main script").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
