@@ -15,7 +15,6 @@ from api.routes import (
     console,
     deletion,
     evals,
-    files,
     fine_tuning,
     graders,
     health,
@@ -26,9 +25,9 @@ from api.routes import (
     names,
     ollama,
     replicas,
-    uploads,
 )
 from api.routes.callers import keys, me, sign_ins
+from api.routes.files import files, rows, uploads
 from api.routes.gates import policies, promotions, receipts, shadows
 from api.routes.tenants import audit, checkpoint_permissions, overview, quotas, usage, webhooks
 from api.services import Services, make_services
@@ -46,6 +45,7 @@ VERSION = "0.1.0"
 KEYED_ROUTERS = (
     chat.router,  # first: routes are tried in order, and its callers wait for a first token
     files.router,
+    rows.router,
     uploads.router,
     fine_tuning.router,
     checkpoint_permissions.router,

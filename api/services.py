@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
 
-from anyio import CapacityLimiter
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request
 
 from api.base_fetcher import BaseFetcher
 from api.body_buffers import BodyBuffers
+from api.data_view.readers import FileReaders
+from api.data_view.reports import FileReports
 from api.grader_sandboxes import GraderSandboxes
 from api.inference.gateway import Gateway
 from api.inference.lookup_cache import LookupCache
@@ -104,6 +106,8 @@ class Services:
     sandboxes: GraderSandboxes
     remote_models: RemoteModels
     base_fetcher: BaseFetcher
+    file_readers: FileReaders
+    file_reports: FileReports
     queue_places: QueuePlaces
     metrics: ApiMetrics
     shutdown: ShutdownFlag = field(default_factory=ShutdownFlag)
@@ -139,6 +143,8 @@ class Services:
         """End the background tasks and close every connection; a part is closed before the parts that it uses."""
         gateway = self.gateway
         self.base_fetcher.close()
+        self.file_reports.close()
+        await to_thread.run_sync(self.file_readers.end_idle, 0.0)
         await gateway.shadows.close()
         await self.sandboxes.close()
         await gateway.failover.health.close()
@@ -207,6 +213,8 @@ def make_services(
         remote_models=RemoteModels(settings.grader_models, settings.grader_embeddings),
         metrics=metrics,
         base_fetcher=BaseFetcher(lookup.catalog, settings),
+        file_readers=FileReaders(),
+        file_reports=FileReports(),
         gateway=Gateway(
             limiter=limiter or make_limiter(settings.broker_url, settings.tenant_limits),
             lookup=lookup,

@@ -32,7 +32,7 @@ from shared.datasets.report import Observer, inspect_file, part_warnings, refusa
 from shared.datasets.report_types import DataReport, FileReport, RatedReport
 from shared.datasets.row_weights import row_weight, stored_weight
 from shared.datasets.rows import Record, as_row
-from shared.errors import ArtifactInvalid, Code, ContractRejected
+from shared.errors import ArtifactInvalid, Code, ContractRejected, MensError
 from shared.preflight.held_out import count_copies, split_validation
 from shared.preflight.types import InputFile, Machine
 from shared.tokenization.preference_supervision import PreferenceSupervisionPass
@@ -191,6 +191,39 @@ def read_files(
     known = index if preferences is None else preferences.prompts
     found = Findings(report, replayed, supervision, known, passes.trained_lines())
     return _with_ratings(found, preferences, contract) if isinstance(preferences, RatedFindings) else found
+
+
+def report_on_file(
+    file: InputFile, contract: FineTuneContract, seq_len: int, tokenizer: Tokenizer | None
+) -> tuple[DataReport, SupervisionReport | None, MensError | None]:
+    """Read a training file outside a job: its report, its tokens for a base, and the error that would refuse a job.
+
+    Args:
+        contract: decides the form of the rows, which of them are trained on, and whether bad lines refuse the job. They
+            are skipped here.
+        seq_len: at which rows are cut.
+        tokenizer: of the base; None: no tokens.
+    """
+    filters = RowFilter.of(contract.data)
+    passes = _Passes(contract, seq_len, tokenizer, Machine()) if tokenizer else None
+    report = inspect_file(
+        file.path,
+        filters=filters,
+        mode=DataMode.LENIENT,
+        near=file.path.stat().st_size <= NEAR_DUPLICATE_BYTES,
+        observer=passes.observe("train", file, filters) if passes else None,
+        method=contract.method.type,
+    )
+    supervision = passes.report("train", report.training) if passes else None
+    error: MensError | None = refusal(report.model_copy(update={"mode": contract.data.mode}), filters)
+    try:
+        refuse_contradictions(report.training.preferences, "data.train_file")
+        refuse_one_label(report.training.rated, "data.train_file")
+        if supervision:
+            supervision.refuse(lenient=contract.data.mode is DataMode.LENIENT)
+    except MensError as found:
+        error = error or found
+    return report, supervision, error
 
 
 def _with_ratings(found: Findings, ratings: RatedFindings, contract: FineTuneContract) -> Findings:

@@ -6,16 +6,20 @@ rows are cut all the same is in the supervision report.
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from shared.base_models.config import ModelConfig
+from shared.base_models.config import ModelConfig, parse_model_config
 from shared.contract.choices import DeploymentTarget
 from shared.contract.contracts import FineTuneContract
 from shared.contract.preset_files import Values
 from shared.contract.presets import Resolution
 from shared.contract.refusals import MOBILE_LIMITS
+from shared.errors import MensError
 from shared.preflight.estimate import memory_limit, same_effective_batch, vram_parts
 from shared.preflight.types import Configuration, JobRequest, Machine
 
@@ -56,6 +60,18 @@ class OpenLength:
             if batch != exec_.batch_size:
                 values |= {"exec.batch_size": batch, "exec.grad_accum": accumulated}
         return values
+
+
+def length_without_job(folder: Path) -> int:
+    """Return the length at which rows are cut without a job: that of a device with unknown memory.
+
+    Args:
+        folder: of the base; one with a tokenizer alone is enough.
+    """
+    positions = None
+    with suppress(MensError, OSError, ValueError):
+        positions = parse_model_config(json.loads((folder / "config.json").read_bytes())).max_positions
+    return min(positions or UNKNOWN_MEMORY_TOKENS, UNKNOWN_MEMORY_TOKENS)
 
 
 def open_length(

@@ -18,6 +18,15 @@ from shared.tokenization.tokenizer import Tokenizer
 
 MAX_LISTED = 20
 MAX_SAMPLE_PIECES = 200
+NOTES = {
+    "unsupported": "unsupported",
+    "without_embedding": "without_embedding",
+    "nothing_supervised": "nothing",
+    "end_not_learnt": "no_end",
+} | {name: name for name in (
+    "cut", "last_turn_only", "prompt_differs", "developer_as_system", "thoughts_left_out", "names_left_out",
+)}  # fmt: skip
+"""Notes by their names in the report; for the first three, a row cannot be trained on."""
 
 
 @dataclass(slots=True)
@@ -71,6 +80,11 @@ class SupervisionCounts:
     thoughts_left_out: Notes = field(default_factory=Notes)
     names_left_out: Notes = field(default_factory=Notes)
     sample: list[Piece] = field(default_factory=list)
+
+    @property
+    def notes(self) -> dict[str, Notes]:
+        """The notes that there are, by their names in the report."""
+        return {name: found for name, attribute in NOTES.items() if (found := getattr(self, attribute)).count}
 
     def refuse(self, row: TrainingRow, reason: str, *, knows_tools: bool) -> None:
         """Count a row that cannot be written with the template.

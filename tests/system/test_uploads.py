@@ -83,7 +83,7 @@ def test_parts_of_several_clients_come_at_once(api: tuple[ApiProcess, str]) -> N
     assert asyncio.run(send(process.url, secret)) == CONTENT
 
 
-@pytest.mark.long  # three starts of the API; parts that are sent again are in tests/api/routes/test_uploads.py
+@pytest.mark.long  # three starts of the API; parts that are sent again are in tests/api/routes/files/test_uploads.py
 def test_upload_survives_kills_of_the_api(tmp_path: Path, postgres_server: PostgresServer) -> None:
     settings, secret = new_installation(tmp_path, postgres_server)
     part_ids = []

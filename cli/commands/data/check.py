@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
@@ -20,14 +20,13 @@ from cli.client.remedies import with_file
 from cli.options import TemplateArgument, existing_file, parse_template_arguments
 from cli.output import counted, line_ranges, plain_console
 from shared.base_models.catalog import load_catalog
-from shared.base_models.config import parse_model_config
 from shared.contract.choices import DataMode, MethodType, ThoughtsRule
 from shared.contract.flat_keys import parse_contract
 from shared.contract.plan import validation_split
 from shared.contract.sections import ContextFilter, DataSection
 from shared.datasets.file_parts import reading_processes
 from shared.datasets.filters import RowFilter
-from shared.datasets.forms.recognition import RowForm, rates_its_answer, recognise
+from shared.datasets.forms.recognition import method_of_file
 from shared.datasets.report_types import DataReport, FileReport, LinePair, PreferenceReport
 from shared.errors import Code, MensError, Unavailable
 from shared.settings import Settings, read_settings
@@ -84,7 +83,7 @@ def check(
     filters = RowFilter.combine(min_rating, ContextFilter(categories=category))
     total = sum(path.stat().st_size for path in (file, validation) if path)
     options = _chat_options(template_argument, thoughts)
-    trained_by = MethodType(method or _method_of(file))
+    trained_by = MethodType(method) if method else method_of_file(file)
     try:
         # The processes first: they are forked, and a progress bar is a thread.
         with reading_processes(total) as executor, _progress(total) as bar, _opened(quarantine) as target:
@@ -139,23 +138,6 @@ def _with_paths(report: DataReport, paths: dict[str, Path | None]) -> DataReport
     return report.model_copy(update=named)
 
 
-def _method_of(file: Path) -> MethodType:
-    """Return the training method that the first row of a file is for."""
-    from shared.datasets.reader import line_stream
-
-    with file.open("rb") as lines:
-        line = next(line_stream(lines), b"")
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return MethodType.SUPERVISED
-    if not isinstance(row, dict):
-        return MethodType.SUPERVISED
-    if rates_its_answer(row):
-        return MethodType.KTO
-    return MethodType.DPO if recognise(row) is RowForm.PREFERENCE else MethodType.SUPERVISED
-
-
 def _label_refusal(report: DataReport) -> MensError | None:
     from shared.datasets.preferences.findings import (  # numpy is slow to import
         refuse_contradictions,
@@ -205,7 +187,7 @@ def report_supervision(
 ) -> SupervisionReport:
     """Return the supervision report of a file for a base: which tokens are trained on, by the trainer's own labels."""
     from shared.base_models.hub import locate  # tokenizers and the hub's client are slow to import
-    from shared.preflight.sequence_length import UNKNOWN_MEMORY_TOKENS
+    from shared.preflight.sequence_length import length_without_job
     from shared.tokenization.preference_supervision import supervise_preferences
     from shared.tokenization.supervision import supervise_file
 
@@ -215,11 +197,7 @@ def report_supervision(
         if not (folder / "tokenizer.json").is_file():
             folder = locate(load_catalog(settings.catalog_path).get(model), settings.catalog_path)
         if seq_len is None:
-            seq_len = UNKNOWN_MEMORY_TOKENS
-            # A folder with a tokenizer alone is enough to check data.
-            with suppress(MensError, OSError, ValueError):
-                positions = parse_model_config(json.loads((folder / "config.json").read_bytes())).max_positions
-                seq_len = min(positions or seq_len, seq_len)
+            seq_len = length_without_job(folder)
         supervise = supervise_file if method is MethodType.SUPERVISED else partial(supervise_preferences, method=method)
         return supervise(
             file, folder, seq_len=seq_len, filters=filters, lenient=lenient, limit_rows=sample, options=options

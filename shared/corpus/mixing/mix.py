@@ -48,7 +48,7 @@ from shared.corpus.shards import PartialFile, read_index, sources_path, sync_fol
 from shared.corpus.sources import SourceFiles, find_files, split_source
 from shared.datasets.duplicates import SIMILAR
 from shared.datasets.file_parts import ahead, reading_processes
-from shared.datasets.forms.recognition import RowForm, rates_its_answer, recognise
+from shared.datasets.forms.recognition import method_of_file
 from shared.datasets.report import TYPICAL_ROW_BYTES
 from shared.errors import Code, InvalidRequest, NotFound
 from shared.host import disk_errors
@@ -503,17 +503,7 @@ def _method_of(path: Path, form: RecordFormat | None) -> MethodType:
     """Return the training method that the first row of a file is for."""
     if form not in (None, RecordFormat.DPO):
         return MethodType.SUPERVISED
-    with path.open("rb") as file:
-        line = next((line for line in file if not line.isspace()), b"")
-    try:
-        row = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return MethodType.SUPERVISED
-    if not isinstance(row, dict):
-        return MethodType.SUPERVISED
-    if rates_its_answer(row):
-        return MethodType.KTO
-    return MethodType.DPO if recognise(row) is RowForm.PREFERENCE else MethodType.SUPERVISED
+    return method_of_file(path)
 
 
 def _metadata(mix: Mix, files: Sequence[OutputFile], counts: Counter[tuple[int, bool, Label]]) -> dict[str, Any]:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from shared.contract.choices import MethodType
+
 Row = Mapping[str, Any]
+_FIRST_ROW_BYTES = 1_000_003
 
 
 class RowForm(StrEnum):
@@ -78,6 +85,23 @@ def rates_its_answer(row: Row) -> bool:
     form = recognise(row)
     is_rated_chat = form is RowForm.MESSAGES and "messages" in row and isinstance(row.get("label"), bool)
     return form is RowForm.KTO or is_rated_chat
+
+
+def method_of_file(path: Path) -> MethodType:
+    """Return the training method that the first row of a file is for: supervised for one that cannot be recognised."""
+    with path.open("rb") as file:
+        # In pieces: a file without a line end is not read as a whole.
+        pieces = iter(partial(file.readline, _FIRST_ROW_BYTES), b"")
+        line = next((piece for piece in pieces if not piece.isspace()), b"")
+    try:
+        row = msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return MethodType.SUPERVISED
+    if not isinstance(row, dict):
+        return MethodType.SUPERVISED
+    if rates_its_answer(row):
+        return MethodType.KTO
+    return MethodType.DPO if recognise(row) is RowForm.PREFERENCE else MethodType.SUPERVISED
 
 
 def _form_of_pair(keys: Row) -> RowForm | None:

@@ -290,6 +290,8 @@ MATRIX: dict[str, tuple[Case, ...]] = {
     "POST /v1/files": (Case(Rule.KEYED, TRAINER, body=upload),),
     "GET /v1/files/{file_id}": (Case(Rule.SEE, kind=FILE),),
     "GET /v1/files/{file_id}/content": (Case(Rule.SEE, kind=FILE),),
+    "GET /v1/files/{file_id}/rows": (Case(Rule.SEE, kind=FILE),),
+    "GET /v1/files/{file_id}/report": (Case(Rule.SEE, kind=FILE),),
     "DELETE /v1/files/{file_id}": (Case(Rule.CHANGE, TRAINER, FILE),),
     "POST /v1/uploads": (Case(Rule.KEYED, TRAINER, body=new_upload),),
     "GET /v1/uploads/{upload_id}": (Case(Rule.OWN, kind=UPLOADING),),

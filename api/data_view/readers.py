@@ -1,0 +1,201 @@
+"""Asks contained processes for rows and reports: one process for a file and a base, ended when it is idle for a minute.
+
+A process holds one file of one tenant, so no row outlives it. A tenant has one reading at a time, so that a large file of one
+tenant does not delay another's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from anyio import CapacityLimiter, move_on_after, to_thread
+
+import shared.errors
+from shared.contained.process import ContainedProcess
+from shared.errors import Code, InvalidRequest, MensError, TooMany, Unavailable
+from shared.sandbox.environment import environment
+
+Result = TypeVar("Result")
+READINGS_AT_ONCE = 2
+READINGS_OF_A_TENANT = 1
+WAIT_SECONDS = 20.0
+KEPT = 2
+"""Idle processes that wait for the next page of their file."""
+IDLE_SECONDS = 60.0
+START_SECONDS, ROWS_SECONDS, REPORT_SECONDS = 60.0, 30.0, 900.0
+"""Time limits by the clock: those of the processor, in the process itself, are shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """A file on this machine, and the folder of the base that it is read for."""
+
+    path: Path
+    base: Path | None
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """Identity: a file that was fetched again is another one, which a confined process cannot open."""
+        return str(self.path), self.path.stat().st_ino, str(self.base)
+
+
+@dataclass(slots=True)
+class _Child:
+    """A process that reads one source."""
+
+    process: ContainedProcess
+    idle_since: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def start(cls, source: DataSource) -> _Child:
+        """Start a process, and wait until it has loaded the tokenizer.
+
+        Raises:
+            MensError: the base's tokenizer or template cannot be used. InvalidRequest: ``DATA_VIEW_FAILED``.
+            Unavailable: ``PROGRAM_FAILED``.
+        """
+        config = json.dumps({"path": str(source.path), "base": str(source.base) if source.base else None})
+        try:
+            # -P: the folder where this was started must not be a library path.
+            process = ContainedProcess(
+                [sys.executable, "-P", "-W", "ignore", "-m", "api.data_view.child_process", config],
+                environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None,
+            )
+        except OSError as error:
+            message = f"The process that reads a file's rows cannot be started: {error.strerror}."
+            raise Unavailable(Code.PROGRAM_FAILED, message, remedy="Try again; check the machine's memory.") from error
+        child = cls(process)
+        try:
+            child.read(START_SECONDS)
+        except BaseException:
+            process.end()
+            raise
+        return child
+
+    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer to a request; after an error that is not the process's own answer, it has ended.
+
+        Raises:
+            MensError: as the process answers. InvalidRequest: ``DATA_VIEW_FAILED``: a row needs more than it may.
+        """
+        self.process.send(json.dumps(request).encode() + b"\n")
+        return self.read(seconds)
+
+    def read(self, seconds: float) -> dict[str, Any]:
+        line = self.process.read_line(seconds)
+        if line is None or not line.endswith(b"\n"):
+            self.process.end()
+            raise _failed(
+                f"it took more than {seconds:g} s" if line is None else "it used more time or memory than it may"
+            )
+        answer: dict[str, Any] = json.loads(line)
+        if error := answer.get("error"):
+            raise _error(error)
+        return answer
+
+
+class FileReaders:
+    """The processes of this API. Threads share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[tuple[str, int, str], _Child] = {}
+        self._all = CapacityLimiter(READINGS_AT_ONCE)
+        self._of_tenant: defaultdict[str, CapacityLimiter] = defaultdict(lambda: CapacityLimiter(READINGS_OF_A_TENANT))
+
+    async def in_turn(self, tenant: str, work: Callable[[], Result]) -> Result:
+        """Do a tenant's reading in a thread, when it is its turn.
+
+        Raises:
+            TooMany: ``CONCURRENCY_LIMITED``.
+        """
+        with move_on_after(WAIT_SECONDS) as waiting:
+            async with self._of_tenant[tenant], self._all:
+                waiting.deadline = float("inf")
+                return await to_thread.run_sync(work, limiter=CapacityLimiter(1))
+        raise TooMany(
+            Code.CONCURRENCY_LIMITED,
+            f"Other rows of files have been read for {WAIT_SECONDS:g} s, and this request was not in turn.",
+            remedy="Try again in a moment.",
+            details={"retry_after_seconds": 1},
+        )
+
+    def rows(self, source: DataSource, wanted: dict[str, Any]) -> Any:
+        """Return a page (`RowsRead`), by the process that has read the file before, if there is one."""
+        child = self._take(source)
+        try:
+            answer = child.ask({"rows": wanted}, ROWS_SECONDS)["rows"]
+        except BaseException:
+            child.process.end()
+            raise
+        self._put_back(source, child)
+        return answer
+
+    def report(self, source: DataSource, wanted: dict[str, Any]) -> Any:
+        """Return a report (`ReportMade`), by a process of its own."""
+        child = _Child.start(source)
+        try:
+            return child.ask({"report": wanted}, REPORT_SECONDS)["report"]
+        finally:
+            child.process.end()
+
+    def _take(self, source: DataSource) -> _Child:
+        self.end_idle()
+        with self._lock:
+            child = self._idle.pop(source.key, None)
+        if child and child.process.is_running():
+            return child
+        if child:
+            child.process.end()
+        return _Child.start(source)
+
+    def _put_back(self, source: DataSource, child: _Child) -> None:
+        child.idle_since = time.monotonic()
+        with self._lock:
+            surplus = [self._idle.pop(next(iter(self._idle)))] if len(self._idle) >= KEPT else []
+            if source.key in self._idle:
+                surplus.append(child)
+            else:
+                self._idle[source.key] = child
+        for each in surplus:
+            each.process.end()
+        # A daemon: the end of this process does not wait for it.
+        timer = threading.Timer(IDLE_SECONDS + 1, self.end_idle)
+        timer.daemon = True
+        timer.start()
+
+    def end_idle(self, seconds: float = IDLE_SECONDS) -> None:
+        """End the processes that have been idle for this time."""
+        now = time.monotonic()
+        with self._lock:
+            ended = [key for key, child in self._idle.items() if now - child.idle_since >= seconds]
+            children = [self._idle.pop(key) for key in ended]
+        for child in children:
+            child.process.end()
+
+
+def _error(fields: dict[str, Any]) -> MensError:
+    kind = getattr(shared.errors, fields.pop("kind"))
+    assert issubclass(kind, MensError)
+    error: MensError = kind(fields.pop("code"), fields.pop("message"), **fields)
+    return error
+
+
+def _failed(reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        Code.DATA_VIEW_FAILED,
+        f"The process that reads the file's rows was ended: {reason}.",
+        remedy="Ask for fewer rows, or begin after another line: a row makes the base's chat template too slow.",
+    )
