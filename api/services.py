@@ -210,7 +210,7 @@ def make_services(
         replicas=replicas,
         replica_limits=replica_limits or ReplicaLimits(replicas.urls, key),
         sandboxes=sandboxes,
-        remote_models=RemoteModels(settings.grader_models, settings.grader_embeddings),
+        remote_models=RemoteModels(settings.named_models, settings.grader_embeddings),
         metrics=metrics,
         base_fetcher=BaseFetcher(lookup.catalog, settings),
         file_readers=FileReaders(),

@@ -122,7 +122,7 @@ PLACES = (
     CommandPlace(
         "generate-data",
         "corpus.generate:generate",
-        "Generate training rows from drawn values and templates, without a model.",
+        "Generate training rows from drawn values and templates, and from the answers of models.",
     ),
     CommandPlace(
         "eval",

@@ -26,7 +26,7 @@ class RemoteModel(BaseModel):
         pattern=r"^https?://[^\s@?#]+$", description="Base URL, as OpenAI's clients take it: with its /v1."
     )
     key: SecretStr = Field(SecretStr(""), description="Sent as the bearer token.")
-    model: str = Field("", description="Name of the model at that server; empty: the name that graders use.")
+    model: str = Field("", description="Name of the model at that server; empty: the same name.")
 
 
 class Settings(BaseSettings):
@@ -112,7 +112,11 @@ class Settings(BaseSettings):
     )
     grader_models: dict[str, RemoteModel] = Field(
         default_factory=dict,
-        description="Models of other servers that graders may name, as JSON: url, key, model by name; before any of that name here.",
+        description="Older name of MENS_REMOTE_MODELS, which comes first if both name a model.",
+    )
+    remote_models: dict[str, RemoteModel] = Field(
+        default_factory=dict,
+        description="Models of other servers that graders and `mens generate-data` may name, as JSON: url, key, model by name.",
     )
     grader_embeddings: RemoteModel | None = Field(
         None, description="The model of another server that `cosine` takes embeddings from, as JSON: url, key, model."
@@ -126,6 +130,11 @@ class Settings(BaseSettings):
         SecretStr(""),
         description="Key of the placeholders that replace personal data in corpora; empty: each pull draws one.",
     )
+
+    @property
+    def named_models(self) -> dict[str, RemoteModel]:
+        """Models of other servers, by name."""
+        return self.grader_models | self.remote_models
 
     @field_validator("webhook_allowed")
     @classmethod

@@ -32,11 +32,10 @@ def read_document(text: str, model: type[Model], noun: str, invalid: Invalid) ->
         path = tuple(str(part) for part in fault["loc"])
         if fault["type"] == "run_unknown":
             path = ("gates", *str(fault["ctx"]["gate"]).split("."), "run")
-        # A missing field has no line of its own, and a union's branch no key: use the nearest path that is in the file.
-        known = next((path[:end] for end in range(len(path), 0, -1) if path[:end] in lines), ())
-        if path and (*known, path[-1]) in lines:
-            # A key after the tag of a union, which is not in the file.
-            known = (*known, path[-1])
+        # A missing field has no line of its own, and a union's tag is not a key: use the nearest path that is in the file.
+        known: tuple[str, ...] = ()
+        for part in path:
+            known = (*known, part) if (*known, part) in lines else known
         where = ".".join((*known, path[-1]) if fault["type"] == "missing" else known or path[:1])
         named = f"{where}: " if where else ""
         raise invalid(f"{named}{_reason(fault)}.", where, lines.get(known, 1)) from None

@@ -162,6 +162,7 @@ class StageWriter:
         kept: shards of an earlier run that stay, for a stage that only adds.
 
     Attributes:
+        key: of the index.
         report: counts for the index; the stage fills it.
         index: the finished output, after the context.
     """
@@ -171,7 +172,8 @@ class StageWriter:
     ) -> None:
         self.report: dict[str, Any] = {}
         self.index: ShardIndex | None = None
-        self._folder, self._stage, self._key, self._max_bytes = folder, stage, key, max_bytes
+        self.key = key
+        self._folder, self._stage, self._max_bytes = folder, stage, max_bytes
         self._shards = list(kept)
         self._rows: PartialFile | None = None
         self._sources: PartialFile | None = None
@@ -219,7 +221,7 @@ class StageWriter:
         for path in self._folder.glob("part-*"):
             if path.name not in named:
                 path.unlink()
-        self.index = ShardIndex(stage=self._stage, key=self._key, shards=self._shards, report=self.report)
+        self.index = ShardIndex(stage=self._stage, key=self.key, shards=self._shards, report=self.report)
         write_json(self._folder / INDEX_NAME, self.index)
         return self.index
 

@@ -23,6 +23,11 @@ class VerdictCode(StrEnum):
     TOO_SHORT = "TOO_SHORT"
     TOO_LONG = "TOO_LONG"
     LANE = "LANE"
+    CHECK_FAILED = "CHECK_FAILED"
+    CUT_OFF = "CUT_OFF"
+    EMPTY = "EMPTY"
+    MODEL_REFUSED = "MODEL_REFUSED"
+    REQUEST_REFUSED = "REQUEST_REFUSED"
 
 
 @dataclass(slots=True)

@@ -105,7 +105,7 @@ class RemoteModels:
         raise Unavailable(
             Code.GRADER_MODEL_UNAVAILABLE,
             f"The server of {name} {reason}.",
-            remedy="Try again later. An operator: check its url and key in MENS_GRADER_MODELS or MENS_GRADER_EMBEDDINGS.",
+            remedy="Try again later. An operator: check its url and key in MENS_REMOTE_MODELS or MENS_GRADER_EMBEDDINGS.",
         )
 
 

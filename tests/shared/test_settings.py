@@ -47,6 +47,7 @@ def test_default_paths_lie_in_the_home_folder(tmp_path: Path) -> None:
         "drain_seconds": 60.0,
         "sandbox": "auto",
         "grader_models": {},
+        "remote_models": {},
         "grader_embeddings": None,
         "corpus_sources": {},
     }

@@ -86,7 +86,7 @@ def evaluate_model(attempt: EvaluatingJob, plan: EvaluationPlan, run_id: str) ->
             _open_door(attempt, plan) as door,
             ContainedCheckers() as checkers,
             _open_sandbox(attempt.settings, plan) as sandbox,
-            RemoteModels(attempt.settings.grader_models, attempt.settings.grader_embeddings) as remote,
+            RemoteModels(attempt.settings.named_models, attempt.settings.grader_embeddings) as remote,
             attempt.storage.local_file(plan.items.sha256) as path,
         ):
             progress.totals.sandbox = weakest([progress.totals.sandbox, sandbox.level if sandbox else None])

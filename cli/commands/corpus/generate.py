@@ -1,16 +1,27 @@
-"""``mens generate-data``, ``mens corpus generate``: rows from columns and templates."""
+"""``mens generate-data``, ``mens corpus generate``: rows from columns, templates and answers of models."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.client.connection import fail_with
-from cli.client.json_errors import note_json
+from cli.client.connection import connect, fail, fail_with, note
+from cli.client.json_errors import note_json, wants_json
 from cli.output import counted
 from shared.errors import MensError
+from shared.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    from shared.corpus.generation.endpoints import ModelEndpoint
+    from shared.corpus.generation.planning import PlannedRequests
+
+PROGRESS_SECONDS = 5.0
 
 
 def generate(
@@ -19,25 +30,99 @@ def generate(
     rows: Annotated[
         int | None, typer.Option(min=1, help="Number of rows. Default: the recipe's. More rows keep the earlier ones.")
     ] = None,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=256, help="Requests to models at once; the rows do not depend on it.")
+    ] = 8,
+    accept_terms: Annotated[
+        bool,
+        typer.Option(
+            "--accept-terms", help="State that the terms of models of other servers permit training on their answers."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be asked of each model; nothing is sent.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask models without confirmation.")] = False,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the index as JSON.")] = False,
 ) -> None:
-    """Generate training rows from drawn values and templates, without a model.
+    """Generate training rows from drawn values and templates, and from the answers of models.
 
     Example: mens generate-data examples/corpus/support.yaml --out generated
 
-    The same recipe gives the same rows on every machine. docs/corpus.md lists the samplers.
+    A recipe without models gives the same rows on every machine. A column with a `method` asks a model: one that your installation
+    serves, or one of MENS_REMOTE_MODELS. Each response is stored in OUT/responses, so the same command continues after an interruption
+    and asks nothing twice. docs/corpus.md lists samplers and methods.
     """
     import msgspec
 
+    from cli.evaluation.eval_items import tenant_evals
     from shared.corpus.generation.generating import Generation
+    from shared.corpus.generation.model_rows import ModelAccess
     from shared.corpus.keys import stage_key
 
     try:
-        stage = Generation(recipe, rows)
+        plain = Generation(recipe, rows)
+        settings = read_settings(Settings)
+        decontaminate = plain.recipe.decontaminate
+        access = ModelAccess(
+            remote=settings.named_models,
+            installation=_installation,
+            accepts_terms=accept_terms,
+            concurrency=concurrency,
+            redaction_key=settings.corpus_key.get_secret_value().encode() or None,
+            evals=list(tenant_evals()) if decontaminate and decontaminate.policies else (),
+            progress=_progress(rows or plain.recipe.rows),
+        )
+        stage = Generation(recipe, rows, access)
+        _announce(stage.plan(out), yes=yes or dry_run)
+        if dry_run:
+            return
         index = stage.run(out, stage_key(stage.name, stage.version, stage.parameters(), stage.inputs()))
     except MensError as error:
         fail_with(error)
     if as_json:
         typer.echo(msgspec.json.encode(index))
-    else:
-        typer.echo(f"{counted(index.rows, 'row')} in {out}")
+        return
+    typer.echo(f"{counted(index.rows, 'row')} in {out}")
+    if dropped := index.report.get("dropped"):
+        note("left out: " + ", ".join(f"{code} {count:,}" for code, count in dropped.items()))
+
+
+def _installation(name: str) -> ModelEndpoint:
+    """Return the endpoint of a model that the installation serves."""
+    from shared.corpus.generation.endpoints import INSTALLATION, ModelEndpoint
+
+    connection = connect()
+    tenant = os.environ.get("MENS_TENANT")
+    headers = {"X-Mens-Tenant": tenant} if tenant else {}
+    return ModelEndpoint(name, INSTALLATION, f"{connection.url}/v1", name, connection.key, headers)
+
+
+def _announce(plans: list[PlannedRequests], *, yes: bool) -> None:
+    """Print what will be asked, and ask for confirmation if something will be."""
+    for plan in plans:
+        stored = f", {plan.stored:,} responses are stored" if plan.stored else ""
+        money = "" if plan.money is None else f", about {plan.money:,.2f} by your prices"
+        note(
+            f"{plan.endpoint.name} ({plan.endpoint.url}): at most {counted(plan.requests, 'request')}{stored}; about "
+            f"{plan.prompt_tokens:,} prompt tokens and at most {plan.answer_tokens:,} answer tokens{money}"
+        )
+    if yes or all(plan.stored >= plan.requests for plan in plans):
+        return
+    if wants_json() or not sys.stdin.isatty():
+        fail("use --yes to ask models without confirmation.")
+    typer.confirm("Begin?", abort=True, err=True)
+
+
+def _progress(rows: int) -> Callable[[int], None]:
+    """Return a function that prints, every few seconds, how many rows are done and how long the others will take."""
+    began = last = time.monotonic()
+
+    def show(done: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > PROGRESS_SECONDS:
+            last = now
+            note(f"{done:,} of {rows:,} rows, {(now - began) / done * (rows - done):,.0f} s left")
+
+    return show

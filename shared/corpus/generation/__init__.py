@@ -1,4 +1,5 @@
-"""Rows from columns: values that are drawn, and templates that join them. No model is needed.
+"""Rows from columns: values that are drawn, templates that join them, and answers of models.
 
-Start with `columns.py`. Imports `shared.corpus`, `shared.datasets` and `shared.graders.templates`.
+Start with `columns.py`. Imports `shared.corpus`, `shared.checkers`, `shared.datasets`, `shared.graders`, `shared.http_retry`, `shared.sandbox` and
+`shared.settings`.
 """

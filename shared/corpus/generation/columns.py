@@ -1,4 +1,4 @@
-"""Recipe of generated rows: columns that are drawn or filled in, and the row that they become."""
+"""Recipe of generated rows: columns that are drawn, filled in or written by a model, and the row that they become."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, FiniteFloat, Tag, model_validator
 
-from shared.corpus.mixing.mix_file import MixModel, recipe_invalid
+from shared.corpus.filters.redactors import PATTERNS
+from shared.corpus.generation.model_columns import AnswerColumn, GenerationBudget, ModelColumn, Price
+from shared.corpus.mixing.mix_file import Decontaminate, Dedup, MixModel, recipe_invalid
 from shared.errors import MensError
 from shared.graders.templates import paths_of
 from shared.yaml_document import read_document
@@ -108,9 +110,8 @@ class TemplateColumn(_Column):
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "template" if "template" in value else str(value.get("sampler"))
-    return str(getattr(value, "sampler", "template"))
+    fields = value if isinstance(value, Mapping) else value.__dict__
+    return "template" if "template" in fields else str(fields.get("method", fields.get("sampler")))
 
 
 ColumnSpec = Annotated[
@@ -122,23 +123,50 @@ ColumnSpec = Annotated[
     | Annotated[LinesColumn, Tag("lines")]
     | Annotated[RowsColumn, Tag("rows")]
     | Annotated[SequenceColumn, Tag("sequence")]
-    | Annotated[TemplateColumn, Tag("template")],
+    | Annotated[TemplateColumn, Tag("template")]
+    | Annotated[AnswerColumn, Tag("answer")],
     Discriminator(_kind),
 ]
+
+
+OF_MODELS = frozenset({"terms", "budget", "prices", "redact", "dedup", "decontaminate"})
+"""Fields of a recipe that need a column with a method."""
 
 
 class GenerationRecipe(MixModel):
     """A recipe of generated rows.
 
     Attributes:
+        rows: that are made; filters may leave out some of those with answers of models.
         columns: in order; a template uses columns before it.
         row: a training row, whose strings are templates.
+        terms: whether the providers of models of other servers permit training on their answers.
+        prices: by the names of models.
+        redact: redactors of personal data.
+        dedup: rows that are equal or similar to earlier ones are left out.
+        decontaminate: evals whose items must not be in a row.
     """
 
     rows: int = Field(ge=1, le=MAX_ROWS)
     seed: int = 0
     columns: list[ColumnSpec] = Field(min_length=1)
     row: dict[str, Any] = Field(min_length=1)
+    terms: Literal["permits_training"] | None = None
+    budget: GenerationBudget = GenerationBudget()
+    prices: dict[str, Price] = {}
+    redact: list[str] = [PATTERNS]
+    dedup: Dedup = Dedup()
+    decontaminate: Decontaminate | None = None
+
+    @property
+    def model_columns(self) -> list[ModelColumn]:
+        """The columns that a model writes."""
+        return [column for column in self.columns if isinstance(column, ModelColumn)]
+
+    @property
+    def models(self) -> list[str]:
+        """The models that are asked, in the order of the columns."""
+        return list(dict.fromkeys(column.model for column in self.model_columns))
 
 
 def read_generation(path: Path) -> GenerationRecipe:
@@ -151,17 +179,47 @@ def read_generation(path: Path) -> GenerationRecipe:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise recipe_invalid(f"{path} is not UTF-8.", "", None) from None
-    recipe = read_document(text, GenerationRecipe, "recipe", recipe_invalid)
+    recipe = _with_prompts(read_document(text, GenerationRecipe, "recipe", recipe_invalid))
     names: list[str] = []
     for number, column in enumerate(recipe.columns):
+        place = f"columns.{number}"
         if column.name in names:
-            raise recipe_invalid(f"Two columns have the name {column.name}.", f"columns.{number}.name", None)
-        if isinstance(column, TemplateColumn):
-            _check(column.template, names, f"columns.{number}.template")
+            raise recipe_invalid(f"Two columns have the name {column.name}.", f"{place}.name", None)
+        templates = (
+            column.templates if isinstance(column, ModelColumn) else {"template": getattr(column, "template", "")}
+        )
+        for field, template in templates.items():
+            _check(template, names, f"{place}.{field}")
         names.append(column.name)
     for place, template in strings_of(recipe.row, "row"):
         _check(template, names, place)
+    _check_models(recipe)
     return recipe
+
+
+def _check_models(recipe: GenerationRecipe) -> None:
+    """Raise an error if a field has no effect: a misspelt name of a price would leave the budget without it."""
+    if unused := sorted(recipe.model_fields_set & OF_MODELS) if not recipe.models else []:
+        raise recipe_invalid(f"`{unused[0]}` needs a column with a `method`; no column has one.", unused[0], None)
+    if unknown := sorted(set(recipe.prices) - set(recipe.models)):
+        message = f"prices.{unknown[0]}: no column asks this model; they ask {', '.join(recipe.models)}."
+        raise recipe_invalid(message, f"prices.{unknown[0]}", None)
+    if recipe.budget.money is not None and (free := [name for name in recipe.models if name not in recipe.prices]):
+        message = f"budget.money needs the price of each model; {free[0]} has none in `prices`."
+        raise recipe_invalid(message, "budget.money", None)
+
+
+def _with_prompts(recipe: GenerationRecipe) -> GenerationRecipe:
+    """Return the recipe with the prompt of its row where a column leaves out its own."""
+    prompt = recipe.row.get("prompt")
+    columns: list[Any] = []
+    for number, column in enumerate(recipe.columns):
+        asks_row = isinstance(column, AnswerColumn) and column.prompt is None
+        if asks_row and not isinstance(prompt, str):
+            message = "Without `prompt`, a column asks the prompt of the row; the row has none."
+            raise recipe_invalid(message, f"columns.{number}.prompt", None)
+        columns.append(column.model_copy(update={"prompt": prompt}) if asks_row else column)
+    return recipe.model_copy(update={"columns": columns})
 
 
 def strings_of(value: Any, place: str) -> Iterator[tuple[str, str]]:

@@ -1,9 +1,9 @@
-"""Stage ``generate``: columns → training rows, marked as synthetic."""
+"""Stage ``generate``: columns → training rows, marked as synthetic. Rows with answers of models are made in `model_rows.py`."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +12,13 @@ from typing import Any
 import msgspec
 
 from shared.corpus.claims import claimed
-from shared.corpus.generation.columns import GenerationRecipe, LinesColumn, RowsColumn, read_generation
-from shared.corpus.generation.samplers import sampler_of
-from shared.corpus.keys import stage_mark
+from shared.corpus.generation.columns import OF_MODELS, GenerationRecipe, LinesColumn, RowsColumn, read_generation
+from shared.corpus.generation.model_columns import ModelColumn
+from shared.corpus.generation.model_rows import RESPONSES, ModelAccess, ModelRows, RunReport, no_rows
+from shared.corpus.generation.output_filters import MadeRow
+from shared.corpus.generation.planning import PlannedRequests, plan_requests
+from shared.corpus.generation.samplers import Sampler, sampler_of
+from shared.corpus.keys import stage_key, stage_mark
 from shared.corpus.mixing.mix_file import recipe_invalid
 from shared.corpus.provenance import Provenance
 from shared.corpus.shards import MAX_SHARD_BYTES, ShardIndex, StageWriter
@@ -36,6 +40,7 @@ class Generation:
 
     Args:
         rows: number of rows; None: the recipe's. More rows never change the earlier ones.
+        access: to models, for recipes that ask some.
 
     Raises:
         InvalidRequest: ``CORPUS_RECIPE_INVALID``.
@@ -43,18 +48,34 @@ class Generation:
 
     path: Path
     rows: int | None = None
+    access: ModelAccess | None = None
     name: str = STAGE
     version: int = VERSION
 
     def parameters(self) -> dict[str, Any]:
-        """Return the recipe."""
-        return self._recipe.model_dump(mode="json") | {"rows": self._count}
+        """Return the recipe, without what does not change the rows."""
+        unused = OF_MODELS if not self.recipe.models else {"budget", "prices", "terms"}
+        return self.recipe.model_dump(mode="json", exclude=set(unused)) | {"rows": self._count}
 
     def inputs(self) -> dict[str, str]:
         """Return the digest of each file of a column."""
         self._samplers  # noqa: B018 - names a file that is missing
-        files = [column.file for column in self._recipe.columns if isinstance(column, LinesColumn | RowsColumn)]
-        return {file: digest_file(self.path.parent / file) for file in files}
+        files = [column.file for column in self.recipe.columns if isinstance(column, LinesColumn | RowsColumn)]
+        found = {file: digest_file(self.path.parent / file) for file in files}
+        if self.recipe.models:
+            found |= {f"eval {number}": one.digest() for number, one in enumerate(self._model_rows.evals())}
+        return found
+
+    def plan(self, target: Path) -> list[PlannedRequests]:
+        """Return what the recipe asks of each model, at most; nothing is sent.
+
+        Raises:
+            InvalidRequest: ``CORPUS_TERMS_UNSTATED``.
+        """
+        if not self.recipe.models:
+            return []
+        endpoints = self._model_rows.endpoints()
+        return plan_requests(self.recipe, endpoints, self._samplers, self._count, target / RESPONSES)
 
     def run(self, target: Path, key: str, max_bytes: int = MAX_SHARD_BYTES) -> ShardIndex:
         """Write the rows.
@@ -62,49 +83,81 @@ class Generation:
         Raises:
             NotFound: ``CORPUS_SOURCE_MISSING``: a file of a column.
             InvalidRequest: ``CORPUS_RECIPE_INVALID``: the recipe makes something that is not a training row.
+                ``CORPUS_TERMS_UNSTATED``, ``CORPUS_MODEL_REFUSED``, ``CORPUS_OUTPUT_EMPTY``.
+            Conflict: ``CORPUS_BUDGET_SPENT``: after the rows before the bound were written.
+            Unavailable: ``CORPUS_MODEL_UNAVAILABLE``.
         """
         mark = stage_mark(self.name, key)
-        source = f"generate:{self.path.stem}"
+        report = RunReport()
         with (
             claimed(target, is_folder=True),
             StageWriter(target, stage=self.name, key=key, max_bytes=max_bytes) as writer,
         ):
-            for index in range(self._count):
-                row = self._row(index)
-                sha256 = hashlib.sha256(msgspec.json.encode(row)).hexdigest()
-                locator = {"recipe": self.path.name, "index": index}
-                writer.write_row(
-                    row, Provenance(id="", source=source, locator=locator, content_sha256=sha256, stages=[mark])
-                )
+            for made in self._rows(target, report):
+                made.provenance.stages = [mark]
+                writer.write_row(made.row, made.provenance)
+            if report.dropped:
+                writer.report["dropped"] = dict(sorted(report.dropped.items()))
+            if report.stopped:
+                # Other bytes than those of the whole recipe, so another key.
+                writer.key = stage_key(self.name, self.version, {"rows": writer.rows}, {"whole": key})
+                writer.report["stopped"] = f"budget.{report.stopped.bound}"
+            elif not writer.rows:
+                raise no_rows(report)
+        if report.stopped:
+            raise report.stopped.error(report.spent)
         assert writer.index
         return writer.index
 
-    def _row(self, index: int) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for name, sampler in self._samplers.items():
-            values[name] = sampler(index, values)
-        row = {key: _filled(value, values, keeps_type=key in _LABELS) for key, value in self._recipe.row.items()}
+    def _rows(self, target: Path, report: RunReport) -> Iterator[MadeRow]:
+        if self.recipe.models:
+            yield from self._model_rows.make(target, self._count, report)
+            return
+        for index in range(self._count):
+            values: dict[str, Any] = {}
+            for name, sampler in self._samplers.items():
+                values[name] = sampler(index, values)
+            yield self._made(index, values)
+
+    def _made(self, index: int, values: Mapping[str, Any]) -> MadeRow:
+        row = {key: _filled(value, values, keeps_type=key in _LABELS) for key, value in self.recipe.row.items()}
         row.setdefault("origin", "synthetic")
+        line = msgspec.json.encode(row)
         try:
-            decode_line(msgspec.json.encode(row))
+            decode_line(line)
         except RowError as error:
             raise recipe_invalid(
                 f"Row {index} is not a training row: {error.reason} ({error.code}).", "row", None
             ) from None
-        return row
+        locator = {"recipe": self.path.name, "index": index}
+        sha256 = hashlib.sha256(line).hexdigest()
+        return MadeRow(
+            row, Provenance(id="", source=f"generate:{self.path.stem}", locator=locator, content_sha256=sha256)
+        )
 
     @property
     def _count(self) -> int:
-        return self.rows or self._recipe.rows
+        return self.rows or self.recipe.rows
 
     @cached_property
-    def _recipe(self) -> GenerationRecipe:
+    def recipe(self) -> GenerationRecipe:
+        """The recipe.
+
+        Raises:
+            InvalidRequest: ``CORPUS_RECIPE_INVALID``.
+        """
         return read_generation(self.path)
 
     @cached_property
-    def _samplers(self) -> dict[str, Any]:
-        recipe = self._recipe
-        return {column.name: sampler_of(column, recipe.seed, self.path.parent) for column in recipe.columns}
+    def _samplers(self) -> dict[str, Sampler]:
+        recipe, folder = self.recipe, self.path.parent
+        drawn = (column for column in recipe.columns if not isinstance(column, ModelColumn))
+        return {column.name: sampler_of(column, recipe.seed, folder) for column in drawn}
+
+    @property
+    def _model_rows(self) -> ModelRows:
+        assert self.access, "a recipe with models needs access to them"
+        return ModelRows(self.recipe, self.path.parent, self.access, self._samplers, self._made)
 
 
 def _filled(template: Any, values: Mapping[str, Any], *, keeps_type: bool) -> Any:

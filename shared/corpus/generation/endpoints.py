@@ -1,0 +1,75 @@
+"""Where the models of a recipe are: the installation, and servers that the environment names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from shared.errors import Code, InvalidRequest
+from shared.settings import RemoteModel
+
+INSTALLATION = "installation"
+PERMITS_TRAINING = "permits_training"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEndpoint:
+    """A model behind OpenAI's route of chats.
+
+    Attributes:
+        name: of the model in the recipe.
+        place: what identifies the server, in provenance and in keys of responses: its URL, or :data:`INSTALLATION`, whose address may
+            change.
+        url: with ``/v1``.
+        model: its name at the server.
+        key: sent as the bearer token.
+        headers: further ones.
+    """
+
+    name: str
+    place: str
+    url: str
+    model: str
+    key: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def is_ours(self) -> bool:
+        """True if the installation serves it."""
+        return self.place == INSTALLATION
+
+
+def find_endpoints(
+    names: Iterable[str], remote: Mapping[str, RemoteModel], installation: Callable[[str], ModelEndpoint]
+) -> dict[str, ModelEndpoint]:
+    """Return the endpoint of each model.
+
+    Args:
+        remote: models of other servers, by name.
+        installation: returns the endpoint of a model that the installation serves.
+    """
+    found: dict[str, ModelEndpoint] = {}
+    for name in names:
+        if target := remote.get(name):
+            url = target.url.rstrip("/")
+            found[name] = ModelEndpoint(name, url, url, target.model or name, target.key.get_secret_value())
+        else:
+            found[name] = installation(name)
+    return found
+
+
+def require_terms(endpoints: Iterable[ModelEndpoint], terms: str | None, *, accepted: bool) -> None:
+    """Raise an error if a model of another server is asked without the statement that its terms permit training.
+
+    Raises:
+        InvalidRequest: ``CORPUS_TERMS_UNSTATED``.
+    """
+    others = [one for one in endpoints if not one.is_ours]
+    if others and terms != PERMITS_TRAINING and not accepted:
+        names = ", ".join(f"{one.name} ({one.url})" for one in others)
+        raise InvalidRequest(
+            Code.CORPUS_TERMS_UNSTATED,
+            f"The recipe asks models of other servers: {names}. Many providers forbid training on their models' answers.",
+            remedy="Read the terms. If they permit it, write `terms: permits_training` into the recipe, or use --accept-terms.",
+            param="terms",
+        )

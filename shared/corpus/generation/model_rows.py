@@ -1,0 +1,202 @@
+"""Rows with values that models write: many rows at a time, written in the order of their numbers."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shared.corpus.filters.contamination import EvalContent, read_items
+from shared.corpus.filters.redactors import Redactors
+from shared.corpus.generation.asking import ModelAsker, RowDropped
+from shared.corpus.generation.budget import BudgetSpent, Spending, SpendingMeter
+from shared.corpus.generation.columns import GenerationRecipe
+from shared.corpus.generation.endpoints import PERMITS_TRAINING, ModelEndpoint, find_endpoints, require_terms
+from shared.corpus.generation.methods.answer import answer
+from shared.corpus.generation.methods.method import Method, MethodTools, RowRequests
+from shared.corpus.generation.model_columns import AnswerColumn, ModelColumn
+from shared.corpus.generation.output_filters import MadeRow, OutputFilters
+from shared.corpus.generation.responses import ResponseStore
+from shared.corpus.generation.samplers import Sampler
+from shared.errors import Code, InvalidRequest, MensError
+from shared.settings import RemoteModel
+
+RESPONSES = "responses"
+"""Folder of the responses, in the folder of the rows."""
+CONCURRENCY = 8
+_FILTERED_AT_ONCE = 64
+_METHODS: dict[type[ModelColumn], Method] = {AnswerColumn: answer}
+
+
+@dataclass(frozen=True)
+class ModelAccess:
+    """Access to models, as the environment and the command line say.
+
+    Attributes:
+        remote: models of other servers, by name.
+        installation: returns the endpoint of a model that the installation serves.
+        accepts_terms: whether the user says that the terms of the others permit training.
+        concurrency: most requests at once; it does not change the rows.
+        redaction_key: of the placeholders for personal data; None draws one.
+        evals: whose items must not be in a row.
+        progress: is called after each row with the number of rows that are done.
+    """
+
+    remote: Mapping[str, RemoteModel]
+    installation: Callable[[str], ModelEndpoint]
+    accepts_terms: bool = False
+    concurrency: int = CONCURRENCY
+    redaction_key: bytes | None = None
+    evals: Sequence[EvalContent] = ()
+    progress: Callable[[int], object] = lambda _done: None
+
+
+@dataclass
+class RunReport:
+    """Outcome of a run.
+
+    Attributes:
+        dropped: rows that were left out, by code.
+        first_refusal: the server's reason for the first refused request.
+        spent: by all responses of the folder.
+        stopped: the bound of the budget that ended the run.
+    """
+
+    dropped: Counter[str] = field(default_factory=Counter)
+    first_refusal: str = ""
+    spent: Spending = field(default_factory=Spending)
+    stopped: BudgetSpent | None = None
+
+
+@dataclass(frozen=True)
+class ModelRows:
+    """Makes rows by a recipe whose columns ask models.
+
+    Args:
+        folder: of the recipe.
+        samplers: of the columns without a model, by name.
+        finish: makes the row of the values of its columns, and its provenance.
+    """
+
+    recipe: GenerationRecipe
+    folder: Path
+    access: ModelAccess
+    samplers: Mapping[str, Sampler]
+    finish: Callable[[int, Mapping[str, Any]], MadeRow]
+
+    def make(self, target: Path, count: int, report: RunReport) -> Iterator[MadeRow]:
+        """Yield the rows that pass the filters, by ascending number; the report is complete after the last one.
+
+        Args:
+            target: folder of the rows, which has the responses.
+
+        Raises:
+            MensError: what ended the run; all responses so far are stored.
+        """
+        endpoints = self.endpoints()
+        redactors = Redactors(self.recipe.redact, self.access.redaction_key, self.folder)
+        filters = OutputFilters(redactors, self.recipe.dedup, self.evals(), count)
+        with ExitStack() as stack:
+            store = stack.enter_context(ResponseStore(target / RESPONSES))
+            meter = SpendingMeter(self.recipe.budget, self.recipe.prices, store)
+            asker = stack.enter_context(ModelAsker(endpoints, store, meter, redactors, self.access.concurrency))
+            report.spent = meter.spent
+            pool = stack.enter_context(ThreadPoolExecutor(self.access.concurrency))
+            # Before the pool waits for its threads: those must not send what still waits for a retry.
+            stack.callback(asker.stop)
+            batch: list[MadeRow] = []
+            for made in self._in_order(pool, MethodTools(asker), count, report):
+                batch.append(made)
+                if len(batch) == _FILTERED_AT_ONCE:
+                    yield from _filtered(filters, batch, report)
+                    batch = []
+            yield from _filtered(filters, batch, report)
+
+    def endpoints(self) -> dict[str, ModelEndpoint]:
+        """Return the endpoint of each model.
+
+        Raises:
+            InvalidRequest: ``CORPUS_TERMS_UNSTATED``.
+        """
+        endpoints = find_endpoints(self.recipe.models, self.access.remote, self.access.installation)
+        require_terms(endpoints.values(), self.recipe.terms, accepted=self.access.accepts_terms)
+        return endpoints
+
+    def evals(self) -> list[EvalContent]:
+        """Return the evals whose items must not be in a row.
+
+        Raises:
+            NotFound: ``CORPUS_SOURCE_MISSING``.
+            InvalidRequest: ``CORPUS_RECIPE_INVALID``.
+        """
+        files = self.recipe.decontaminate.files if self.recipe.decontaminate else []
+        return [*self.access.evals, *(read_items(self.folder / file) for file in files)]
+
+    def _in_order(
+        self, pool: ThreadPoolExecutor, tools: MethodTools, count: int, report: RunReport
+    ) -> Iterator[MadeRow]:
+        """Yield the rows that were not dropped. A bounded number of them is made ahead."""
+        waiting: deque[Future[MadeRow]] = deque()
+        numbers = iter(range(count))
+        ahead = 4 * self.access.concurrency
+        done = 0
+        while True:
+            while len(waiting) < ahead and (number := next(numbers, None)) is not None:
+                waiting.append(pool.submit(self._make, number, tools))
+            if not waiting:
+                return
+            try:
+                made = waiting.popleft().result()
+            except RowDropped as drop:
+                report.dropped[drop.code] += 1
+                report.first_refusal = report.first_refusal or drop.note
+            except BudgetSpent as spent:
+                report.stopped = spent
+                tools.asker.stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+                return
+            except BaseException:
+                tools.asker.stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+            else:
+                yield made
+            done += 1
+            self.access.progress(done)
+
+    def _make(self, number: int, tools: MethodTools) -> MadeRow:
+        row = RowRequests(number, tools)
+        for column in self.recipe.columns:
+            if isinstance(column, ModelColumn):
+                row.values[column.name] = _METHODS[type(column)](column, row)
+            else:
+                row.values[column.name] = self.samplers[column.name](number, row.values)
+        made = self.finish(number, row.values)
+        made.provenance.generator = row.generators
+        made.provenance.redactions = row.redactions
+        if any(note["endpoint"].startswith("http") for note in row.generators.values()):
+            made.provenance.license = PERMITS_TRAINING
+        return made
+
+
+def _filtered(filters: OutputFilters, batch: list[MadeRow], report: RunReport) -> Iterator[MadeRow]:
+    for verdict in filters.judge(batch):
+        if isinstance(verdict, MadeRow):
+            yield verdict
+        else:
+            report.dropped[verdict] += 1
+
+
+def no_rows(report: RunReport) -> MensError:
+    """Return the error of a run that left out every row."""
+    counts = ", ".join(f"{code} {number:,}" for code, number in sorted(report.dropped.items()))
+    reason = f" The first refused request: {report.first_refusal}." if report.first_refusal else ""
+    return InvalidRequest(
+        Code.CORPUS_OUTPUT_EMPTY,
+        f"All rows were left out: {counts}.{reason}",
+        remedy="Correct the prompts, checks or filters of the recipe. Stored responses are not requested again.",
+    )

@@ -1,0 +1,86 @@
+"""Requests of a recipe to models, at most, before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.corpus.claims import claimed
+from shared.corpus.generation.columns import GenerationRecipe
+from shared.corpus.generation.endpoints import ModelEndpoint
+from shared.corpus.generation.model_columns import ModelColumn
+from shared.corpus.generation.responses import ResponseStore
+from shared.corpus.generation.samplers import Sampler
+from shared.errors import MensError
+from shared.graders.templates import render
+
+SAMPLED_ROWS = 20
+CHARACTERS_PER_TOKEN = 4
+
+
+@dataclass(slots=True)
+class PlannedRequests:
+    """Requests to a model.
+
+    Attributes:
+        requests: at most; less where rows are left out on the way, or responses are stored.
+        prompt_tokens: about, at four characters a token.
+        answer_tokens: at most.
+        money: about, with the most of answers; None without prices.
+        stored: responses of this model in the folder.
+    """
+
+    endpoint: ModelEndpoint
+    requests: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    money: float | None = None
+    stored: int = 0
+
+
+def plan_requests(
+    recipe: GenerationRecipe,
+    endpoints: Mapping[str, ModelEndpoint],
+    samplers: Mapping[str, Sampler],
+    rows: int,
+    store: Path,
+) -> list[PlannedRequests]:
+    """Return what is asked of each model. A value of a model counts in later prompts with a half of its most tokens."""
+    planned = {name: PlannedRequests(endpoint) for name, endpoint in endpoints.items()}
+    sampled = min(SAMPLED_ROWS, rows)
+    for number in range(sampled):
+        values: dict[str, Any] = {}
+        for column in recipe.columns:
+            if not isinstance(column, ModelColumn):
+                values[column.name] = samplers[column.name](number, values)
+                continue
+            plan = planned[column.model]
+            requests = column.requests
+            plan.requests += requests
+            plan.answer_tokens += requests * column.max_tokens
+            plan.prompt_tokens += requests * (_characters(column, values) // CHARACTERS_PER_TOKEN + 1)
+            values[column.name] = "x" * (column.max_tokens * CHARACTERS_PER_TOKEN // 2)
+    for name, plan in planned.items():
+        for field in ("requests", "prompt_tokens", "answer_tokens"):
+            setattr(plan, field, getattr(plan, field) * rows // sampled)
+        if price := recipe.prices.get(name):
+            plan.money = price.cost(plan.prompt_tokens, plan.answer_tokens)
+    if store.is_dir():
+        with claimed(store.parent, is_folder=True), ResponseStore(store) as responses:
+            for response in responses:
+                if response.name in planned:
+                    planned[response.name].stored += 1
+    return [*planned.values()]
+
+
+def _characters(column: ModelColumn, values: Mapping[str, Any]) -> int:
+    total = 0
+    for template in column.templates.values():
+        try:
+            total += len(render(template, values, {}))
+        except MensError:
+            # A key of a value that is an object, which is not known yet.
+            total += len(template)
+    return total
