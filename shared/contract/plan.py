@@ -55,11 +55,16 @@ class DataFile(ContractValue):
     rows: int = Field(description="Rows that pass the filters.")
 
 
+def _freeze(digests: dict[str, Sha256]) -> FrozenDict[Sha256]:
+    # Pydantic asks for a validator's signature, and from Python 3.12 on that of a dictionary's class takes anything.
+    return FrozenDict(digests)
+
+
 class PlannedBase(ContractValue):
     """The base model by content."""
 
     name: str
-    digests: Annotated[dict[str, Sha256], AfterValidator(FrozenDict[str])]
+    digests: Annotated[dict[str, Sha256], AfterValidator(_freeze)]
 
     @property
     def digest(self) -> str:
