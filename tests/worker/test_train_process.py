@@ -15,6 +15,7 @@ import pytest
 from shared.artifacts.manifests import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, AdapterManifest
 from shared.errors import Code
 from shared.hashing import digest_file
+from tests.support.training_runs import ROWS
 from worker.child_runtime import EXIT_CANCELLED, EXIT_FAILED, EXIT_PAUSED
 from worker.run_folder import ADAPTER_FOLDER, ERROR_NAME, PLAN_NAME, TELEMETRY_NAME, list_checkpoints, read_json
 
@@ -54,8 +55,9 @@ def signal_in_mid_run(process: subprocess.Popen, run_dir: Path, number: signal.S
 
 @pytest.fixture(scope="module")
 def endless(tiny, tmp_path_factory):
-    """A run that does not end by itself within any patience."""
-    return tiny.plan_run(tmp_path_factory.mktemp("endless"), exec={"epochs": 1000, "checkpoint_every": 100_000})
+    """A run that does not end by itself within any patience, nor does its first epoch: at its end there would be a checkpoint."""
+    rows = ROWS * 3_000
+    return tiny.plan_run(tmp_path_factory.mktemp("endless"), rows, exec={"epochs": 1, "checkpoint_every": 100_000})
 
 
 @pytest.mark.long
