@@ -1,13 +1,16 @@
-"""The verdicts of the fault trials, and their rows in docs/faults.md."""
+"""The verdicts of the fault trials, and their rows in docs/faults.md; the full disk."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.system.fault_trials.faults import CannotTry, full, small_disk
 from tests.system.fault_trials.trials import TRIALS
 from tests.system.fault_trials.verdicts import Verdict, count_outcomes, job_faults, table
 from tests.system.fault_trials.witness import Witness
@@ -93,3 +96,12 @@ def test_page_has_a_row_of_each_trial_in_its_order() -> None:
     rows = re.findall(r"^\| (.+?) \| .+ \| trial `([\w-]+)` \|$", page, re.MULTILINE)
     assert rows == [(trial.fault, name) for name, trial in TRIALS.items()]
     assert "**Bad:**" not in page
+
+
+def test_disk_is_full_before_anything_is_done_on_it(tmp_path: Path) -> None:
+    """Else a worker may begin a job on it, which costs an attempt."""
+    try:
+        with small_disk(tmp_path), full(tmp_path):
+            assert os.statvfs(tmp_path).f_bavail == 0
+    except CannotTry as error:
+        pytest.skip(f"this test may not mount: {error}")

@@ -70,10 +70,10 @@ def _copy(source: Path, target: Path) -> None:
 
 @contextmanager
 def full(folder: Path) -> Iterator[None]:
-    """A disk whose every byte is taken, also those that somebody frees meanwhile."""
+    """A disk whose every byte is taken from the block's begin on, also those that somebody frees meanwhile."""
     if not os.path.ismount(folder):
         raise CannotTry(f"{folder} is not a disk of its own")
-    over = threading.Event()
+    is_full, over = threading.Event(), threading.Event()
     with tempfile.TemporaryFile(dir=folder, buffering=0) as ballast:
 
         def fill() -> None:
@@ -83,11 +83,13 @@ def full(folder: Path) -> Iterator[None]:
                 except OSError:
                     with suppress(OSError):  # the rest, byte by byte of a page
                         ballast.write(CHUNK[: 1 << 12])
+                    is_full.set()
                     over.wait(TOP_UP_SECONDS)
 
         fillers = threading.Thread(target=fill)
         fillers.start()
         try:
+            is_full.wait()  # a worker would begin a job that finds room until then
             yield
         finally:
             over.set()
