@@ -16,6 +16,9 @@ from shared.settings import Settings
 from tests.system.loop import BASE, IMPATIENCE, ROOT, Installation
 from worker.training.lineage import GIT_SHA_VARIABLE, git_sha
 
+SESSION_ALIASES = ("tuned", "assistant")
+"""Of the fixtures here, which several files ask."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -32,11 +35,30 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def installation(home: Path) -> Iterator[Installation]:
+def shared() -> list[Installation]:
+    """The installation below, once a test has asked for it."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def installation(home: Path, shared: list[Installation]) -> Iterator[Installation]:
     """The installation, running. Its commit is taken once: it is in each adapter's manifest, and somebody may commit meanwhile."""
     commit = {GIT_SHA_VARIABLE: sha} if (sha := git_sha(os.environ)) else {}
     with running_stack(Stack(home, BASE, environment=IMPATIENCE | commit)) as stack:
-        yield Installation(stack)
+        shared.append(Installation(stack))
+        yield shared[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def names_end_with_their_file(shared: list[Installation]) -> Iterator[None]:
+    """No file finds another's aliases, nor its policies, which would judge whatever takes a name that they govern."""
+    yield
+    for installation in shared:
+        for assigned in installation.call("GET", "/v1/policy_assignments")["data"]:
+            installation.call("DELETE", f"/v1/policy_assignments/{assigned['scope']}")
+        for alias in installation.call("GET", "/v1/aliases")["data"]:
+            if alias["name"] not in SESSION_ALIASES:
+                installation.call("DELETE", f"/v1/aliases/{alias['name']}")
 
 
 @pytest.fixture(scope="session")
