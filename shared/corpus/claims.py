@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ LOCK_SUFFIX = ".lock"
 
 @contextmanager
 def claimed(output: Path, *, is_folder: bool) -> Iterator[None]:
-    """Keep an output for this process as long as the context lasts; its folder is made if it does not exist.
+    """Keep an output for this process as long as the context lasts; the folder that it is in is made if it does not exist.
 
     The lock is a file next to the output, ``.train.jsonl.lock``. The kernel ends the claim of a process that dies.
 
@@ -32,10 +33,10 @@ def claimed(output: Path, *, is_folder: bool) -> Iterator[None]:
     lock_path = place.with_name(f".{place.name}{LOCK_SUFFIX}")
     with disk_errors(), path_errors():
         place.parent.mkdir(parents=True, exist_ok=True)
-        if is_folder:
-            place.mkdir(exist_ok=True)
-        elif place.is_dir():
-            raise IsADirectoryError(21, "Is a directory", str(output))
+        if is_folder and place.exists() and not place.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "", str(output))
+        if not is_folder and place.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "", str(output))
         lock = _lock(lock_path)
     if lock is None:
         raise Conflict(

@@ -4,36 +4,39 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shared.corpus.reading.deletions import gone_keys
-from shared.corpus.reading.pull_state import pulled_rows, read_state
+from shared.corpus.claims import claimed
+from shared.corpus.reading.deletions import GONE_NAME
+from shared.corpus.reading.pull_state import read_state
+from shared.corpus.reading.versions import NEVER, RETRACTED_NAME, read_keys, rows_of
 from shared.corpus.shards import PartialFile, checked_shards, read_index, read_lines, sources_path
-from shared.hashing import canonical_json
 
 
 def write_newest(folder: Path, output: Path) -> int:
-    """Write the newest version of each key that was not deleted, with its provenance. Returns the number of rows.
+    """Write the newest version of each key, with its provenance. Returns the number of rows.
+
+    A key has no row if its newest version was left out by a filter, or if it was deleted or retracted.
 
     Raises:
         NotFound: ``CORPUS_SOURCE_MISSING``: the folder does not hold a complete pull.
         ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
+        Conflict: ``CORPUS_BUSY``.
         Unavailable: ``STORAGE_FULL``, ``STORAGE_UNAVAILABLE``.
     """
-    shards = checked_shards(folder)
-    index = read_index(folder)
-    assert index
-    newest = {
-        canonical_json(provenance.locator["key"]): number
-        for number, provenance in enumerate(pulled_rows(folder, index.shards))
-    }
-    state = read_state(folder)
-    for key in gone_keys(folder):
-        # A row that was pulled after the comparison is there again.
-        if state and newest.get(key, state.compared) < state.compared:
-            del newest[key]
-    kept = set(newest.values())
-    with PartialFile(sources_path(output)) as sources, PartialFile(output) as rows:
-        for number, (row, provenance) in enumerate(read_lines(shards)):
-            if number in kept and provenance is not None:
-                rows.write(row)
-                sources.write(provenance)
-    return len(kept)
+    with claimed(output, is_folder=False), claimed(folder, is_folder=True):
+        shards = checked_shards(folder)
+        index = read_index(folder)
+        assert index
+        events = rows_of(folder, index.shards)
+        state = read_state(folder)
+        for key in read_keys(folder / GONE_NAME):
+            # A row that was pulled after the comparison is there again.
+            events.add_mark(key, state.compared if state else 0)
+        for key in read_keys(folder / RETRACTED_NAME):
+            events.add_mark(key, NEVER)
+        kept = events.last()[: index.rows]
+        with PartialFile(sources_path(output)) as sources, PartialFile(output) as rows:
+            for is_kept, (row, provenance) in zip(kept.tolist(), read_lines(shards), strict=True):
+                if is_kept and provenance is not None:
+                    rows.write(row)
+                    sources.write(provenance)
+    return int(kept.sum())

@@ -37,8 +37,10 @@ from shared.corpus.reading.pull_state import (
 )
 from shared.corpus.reading.row_template import MissingValue, RowTemplate
 from shared.corpus.reading.values import Watermark
+from shared.corpus.reading.versions import LeftOutVersions, read_left_out
 from shared.corpus.reading.window import PullWindow, key_not_unique
 from shared.corpus.shards import MAX_SHARD_BYTES, StageWriter, read_index, sources_path
+from shared.corpus.verdicts import VerdictCode
 from shared.datasets.row_validation import decode_line
 from shared.datasets.rows import RowError
 from shared.errors import Code, InvalidRequest
@@ -131,6 +133,8 @@ class _Pull:
         self._writer: StageWriter | None = None
         self._written: Position | None = None
         self._watermark: Watermark | None = None
+        self._left_out = LeftOutVersions(folder, state.left_out)
+        self._noted: set[bytes] = set()
         self._stages = [stage_mark(STAGE, self.stage_key)]
         if not self.database.is_tested:
             self.report.notes.append(f"{address.url.get_backend_name()} is not tested; PostgreSQL and SQLite are.")
@@ -155,10 +159,7 @@ class _Pull:
                     break
             self._close(stack)
         self.state.complete = True
-        if self._writer:
-            self._save(self._writer)
-        else:
-            write_state(self.folder, self.state)
+        self._save(self._writer)
         self.report.total = self.state.rows
         if self.report.redactions and self._personal_data.redactors.key_was_drawn:
             self.report.notes.append(
@@ -181,10 +182,15 @@ class _Pull:
         return None
 
     def _seen(self, window: PullWindow) -> set[bytes]:
-        """Versions that were pulled before and that the window may show again."""
+        """Return versions that were pulled before and that the window may show again; note those that were left out."""
         seen: set[bytes] = set()
         if window.watermark is None:
             return seen
+        self._noted |= {
+            version_of({"key": key, "watermark": watermark})
+            for key, watermark, _ in read_left_out(self.folder)
+            if window.low is None or window.watermark.moment(watermark) >= window.low
+        }
         for shard, newest in zip(self.state.shards, self.state.newest, strict=True):
             if window.low is None or window.watermark.moment(newest) < window.low:
                 continue
@@ -237,16 +243,15 @@ class _Pull:
             try:
                 rows.append(template.fill(values) | {"origin": "database"})
             except MissingValue:
-                self.report.dropped[NULL_VALUE] += 1
+                self._leave_out(NULL_VALUE, locator)
                 continue
             locators.append(locator)
-        kept = [
-            (verdict.row, locator)
-            for verdict, locator in zip(self._secrets.judge(rows), locators, strict=True)
-            if verdict.row is not None
-        ]
-        if len(kept) < len(rows):
-            self.report.dropped["SECRET"] += len(rows) - len(kept)
+        kept = []
+        for verdict, locator in zip(self._secrets.judge(rows), locators, strict=True):
+            if verdict.row is None:
+                self._leave_out(VerdictCode.SECRET, locator)
+            else:
+                kept.append((verdict.row, locator))
         verdicts = self._personal_data.judge([row for row, _ in kept])
         for verdict, (_, locator) in zip(verdicts, kept, strict=True):
             assert verdict.row is not None
@@ -268,7 +273,7 @@ class _Pull:
             try:
                 provenance.id = record_id(decode_line(msgspec.json.encode(row)))
             except RowError as error:
-                self.report.dropped[error.code] += 1
+                self._leave_out(error.code, provenance.locator)
                 continue
             writer = self._writer or self._open(stack)
             finished = len(writer.finished)
@@ -278,6 +283,15 @@ class _Pull:
                 self._save(writer)
             self._written = Position(provenance.locator["key"], provenance.locator.get("watermark"))
             self.report.rows += 1
+
+    def _leave_out(self, reason: str, locator: dict[str, Any]) -> None:
+        """Count a version that is not written. The versions of its key before it count no longer."""
+        self.report.dropped[str(reason)] += 1
+        # A pull without a watermark begins anew, so it has no version before.
+        if self.spec.watermark and (version := version_of(locator)) not in self._noted:
+            self._noted.add(version)
+            rows = self._writer.rows if self._writer else self.state.rows
+            self._left_out.add(locator["key"], locator["watermark"], rows)
 
     def _open(self, stack: ExitStack) -> StageWriter:
         if not self.state.shards:
@@ -289,15 +303,17 @@ class _Pull:
         )
         return stack.enter_context(self._writer)
 
-    def _save(self, writer: StageWriter) -> None:
+    def _save(self, writer: StageWriter | None) -> None:
         """Write the state: all shards that are complete, of which the last one ends with the row written last."""
         written = self._written
-        if written and len(writer.finished) > len(self.state.shards):
-            self.state.newest.append(written.watermark)
-            if self._is_newer(written):
-                self.state.last = written
-        self.state.shards = list(writer.finished)
-        self.state.rows = sum(shard.rows for shard in self.state.shards)
+        if writer:
+            if written and len(writer.finished) > len(self.state.shards):
+                self.state.newest.append(written.watermark)
+                if self._is_newer(written):
+                    self.state.last = written
+            self.state.shards = list(writer.finished)
+            self.state.rows = sum(shard.rows for shard in self.state.shards)
+        self.state.left_out = self._left_out.flush()
         write_state(self.folder, self.state)
 
     def _is_newer(self, written: Position) -> bool:

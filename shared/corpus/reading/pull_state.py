@@ -41,6 +41,7 @@ class PullState(msgspec.Struct, kw_only=True):
         complete: whether the last pull read all that there was.
         rows: rows in the shards.
         snapshots: transactions that the last pull took.
+        left_out: bytes of ``left_out.jsonl`` that count (``versions.py``).
         compared: rows in the shards when keys were last compared (``deletions.py``); rows after them are newer than that.
     """
 
@@ -54,6 +55,7 @@ class PullState(msgspec.Struct, kw_only=True):
     snapshots: int = 0
     shards: list[Shard] = []
     newest: list[Any] = []
+    left_out: int = 0
     compared: int = 0
 
 
