@@ -128,7 +128,7 @@ class Settings(BaseSettings):
     )
     corpus_key: SecretStr = Field(
         SecretStr(""),
-        description="Key of the placeholders that replace personal data in corpora; empty: each pull draws one.",
+        description="Key of the placeholders that replace personal data in corpora; empty: one that is made once and kept in the home folder.",
     )
 
     @property

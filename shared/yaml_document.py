@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import yaml
@@ -28,17 +28,28 @@ def read_document(text: str, model: type[Model], noun: str, invalid: Invalid) ->
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        path = tuple(str(part) for part in fault["loc"])
-        if fault["type"] == "run_unknown":
-            path = ("gates", *str(fault["ctx"]["gate"]).split("."), "run")
-        # A missing field has no line of its own, and a union's tag is not a key: use the nearest path that is in the file.
-        known: tuple[str, ...] = ()
-        for part in path:
-            known = (*known, part) if (*known, part) in lines else known
-        where = ".".join((*known, path[-1]) if fault["type"] == "missing" else known or path[:1])
+        faults = error.errors(include_url=False, include_input=False)
+        where, line, reason = _described(faults[0], lines)
+        if _is_kind(faults[0]):
+            # Of a value that may be of several kinds, each kind has its fault.
+            others = [_described(fault, lines) for fault in faults[1:] if _is_kind(fault)]
+            kinds = [kind.removeprefix(_HAS_TO_BE) for place, _, kind in others if place == where]
+            reason = " or ".join(dict.fromkeys([reason, *kinds]))
         named = f"{where}: " if where else ""
-        raise invalid(f"{named}{_reason(fault)}.", where, lines.get(known, 1)) from None
+        raise invalid(f"{named}{reason}.", where, line) from None
+
+
+def _described(fault: Any, lines: Mapping[tuple[str, ...], int]) -> tuple[str, int, str]:
+    """Return the field of a fault, its line, and the reason."""
+    path = tuple(str(part) for part in fault["loc"])
+    if fault["type"] == "run_unknown":
+        path = ("gates", *str(fault["ctx"]["gate"]).split("."), "run")
+    # The branches of a union are in the path and not in the file; a missing field has no line of its own.
+    known: tuple[str, ...] = ()
+    for part in path:
+        known = (*known, part) if (*known, part) in lines else known
+    where = ".".join((*known, path[-1]) if fault["type"] == "missing" else known or path[:1])
+    return where, lines.get(known, 1), _reason(fault)
 
 
 def parse_mapping(text: str, noun: str, invalid: Invalid) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
@@ -103,9 +114,33 @@ def _plain(node: yaml.Node, path: tuple[str, ...], lines: dict[tuple[str, ...], 
         raise invalid(f"{str(error).splitlines()[0]}.", ".".join(path), line) from None
 
 
+def _is_kind(fault: Any) -> bool:
+    return fault["type"] in _KINDS
+
+
+_HAS_TO_BE = "it has to be "
+_KINDS = {
+    "dict_type": "a mapping of names to values", "model_type": "a mapping of names to values",
+    "model_attributes_type": "a mapping of names to values", "list_type": "a list, such as [a, b]", "string_type": "text",
+    "float_type": "a number", "float_parsing": "a number", "int_type": "a whole number", "int_parsing": "a whole number",
+    "int_from_float": "a whole number", "bool_type": "true or false", "bool_parsing": "true or false",
+    "date_from_datetime_parsing": "a day, such as 2026-11-27", "date_type": "a day, such as 2026-11-27",
+}  # fmt: skip
+"""Kind of value that is needed, by the type of pydantic's error."""
+
+
 def _reason(fault: Any) -> str:
-    if fault["type"] == "extra_forbidden":
+    kind = fault["type"]
+    if kind == "extra_forbidden":
         return "this field does not exist"
-    if fault["type"] == "missing":
+    if kind == "missing":
         return "it is required"
-    return str(fault["msg"]).removeprefix("Value error, ")
+    if kind == "union_tag_not_found":
+        return f"it has no {fault['ctx']['discriminator'].strip(chr(39))}, which says what it is"
+    if kind == "union_tag_invalid":
+        tags, tag = fault["ctx"]["expected_tags"].replace("'", ""), fault["ctx"]["tag"]
+        return f"it has to be one of {tags}" + (f", and not {tag!r}" if tag != "None" else "")
+    if kind in _KINDS:
+        return f"{_HAS_TO_BE}{_KINDS[kind]}"
+    reason = str(fault["msg"]).removeprefix("Value error, ")
+    return reason.replace("Input should be ", _HAS_TO_BE).replace("String should ", "it has to ")

@@ -25,6 +25,7 @@ from cli.options import (
     existing_file,
     method_sections,
     parse_template_arguments,
+    refuse_recipe,
 )
 from cli.output import counted, plain_console
 from cli.standalone.base_facts import measured_rate
@@ -50,7 +51,10 @@ LONGEST_LABEL = 128
 
 def plan(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL file with the training rows.")],
+    file: Annotated[
+        Path,
+        typer.Argument(exists=True, dir_okay=False, callback=refuse_recipe, help="JSONL file with the training rows."),
+    ],
     model: Annotated[
         str | None,
         typer.Option(

@@ -11,7 +11,10 @@ from shared.corpus.mixing.mix_file import Mix, MixModel, MixSource, recipe_inval
 from shared.yaml_document import read_document
 
 PULLED, PULLED_ROWS, UNITS, PAIRS = "pulled", "pulled.jsonl", "units", "pairs"
-"""Names in the work folder: pulled rows with all their versions, the newest of each, units, and rows made of units."""
+GENERATED, FILTERED = "generated", "filtered"
+"""Names in the work folder: pulled rows with all their versions, the newest of each, units, rows made of units, generated rows, and the
+rows of each source of the mix after the filters.
+"""
 
 
 class ExtractSection(MixModel):
@@ -33,6 +36,30 @@ class PairsSection(MixModel):
     rules: list[str] = []
 
 
+class GenerateSection(MixModel):
+    """Rows from columns, without a model.
+
+    Attributes:
+        recipe: file of the columns, from the recipe's folder.
+        rows: instead of the number in that file.
+    """
+
+    recipe: str = Field(min_length=1)
+    rows: int | None = Field(None, ge=1)
+
+
+class FiltersSection(MixModel):
+    """Filters of the rows of all sources of the mix.
+
+    Attributes:
+        secrets: whether rows that hold a secret are left out.
+        personal_data: redactors, in order, as ``redact`` of a pull.
+    """
+
+    secrets: bool = True
+    personal_data: list[str] = []
+
+
 class RecipeMix(Mix):
     """The mix of a recipe. Without sources it takes the rows of all stages."""
 
@@ -46,6 +73,8 @@ class CorpusRecipe(MixModel):
         work: folder of the stages, from the recipe's folder.
         pull: a table as a source (``reading/pull_spec.py:PullSpec``).
         extract: files as a source; their units become rows by ``pairs``.
+        generate: rows from columns as a source.
+        filters: of the rows of all sources.
         mix: the training file.
     """
 
@@ -53,12 +82,15 @@ class CorpusRecipe(MixModel):
     pull: dict[str, Any] | None = None
     extract: ExtractSection | None = None
     pairs: PairsSection = PairsSection()
+    generate: GenerateSection | None = None
+    filters: FiltersSection | None = None
     mix: RecipeMix
 
     def mix_with_sources(self) -> Mix:
         """Return the mix, with the stages' rows where it does not name sources."""
         found = [f"{self.work}/{PULLED_ROWS}"] if self.pull is not None else []
         found += [f"{self.work}/{PAIRS}"] if self.extract else []
+        found += [f"{self.work}/{GENERATED}"] if self.generate else []
         sources = self.mix.sources or [MixSource(path=path) for path in found]
         return Mix.model_validate(self.mix.model_dump() | {"sources": [source.model_dump() for source in sources]})
 
@@ -74,6 +106,8 @@ def read_recipe(path: Path) -> CorpusRecipe:
     except UnicodeDecodeError:
         raise recipe_invalid(f"{path} is not UTF-8.", "", None) from None
     recipe = read_document(text, CorpusRecipe, "recipe", recipe_invalid)
-    if recipe.pull is None and recipe.extract is None and not recipe.mix.sources:
-        raise recipe_invalid("The recipe has no source: name `pull`, `extract` or `mix.sources`.", "mix.sources", None)
+    if recipe.pull is None and recipe.extract is None and recipe.generate is None and not recipe.mix.sources:
+        raise recipe_invalid(
+            "The recipe has no source: name `pull`, `extract`, `generate` or `mix.sources`.", "mix.sources", None
+        )
     return recipe

@@ -49,8 +49,6 @@ def unused_fields(record: Record) -> list[str]:
     if any(turn.weight and turn.role != "assistant" for turn in turns):
         names.append(f"{each}.weight")
     names += sorted(set(_unused_tool_keys(record)))
-    if record.response_mode:
-        names.append("response_mode")
     if any(span.kind for span in record.syntax_spans or ()):
         names.append("syntax_spans[].kind")
     return names

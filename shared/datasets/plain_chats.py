@@ -140,9 +140,7 @@ class PlainDecoder:
             return None
         counts = list(map(len, talks))
         said = self._keys_said(chats, turns, counts) if self._row_keys or self._turn_keys else []
-        return PlainBlock(
-            first_line, chats, [turn.role for turn in turns], contents, counts, _in_order(said, _response_modes(chats))
-        )
+        return PlainBlock(first_line, chats, [turn.role for turn in turns], contents, counts, _in_order(said))
 
     def _learn(self) -> None:
         """Take over the keys that were learned since the last block."""
@@ -194,23 +192,10 @@ def _saying(values: Iterable[Any], index: int) -> NDArray[np.bool_]:
     return said
 
 
-def _response_modes(chats: list[Any]) -> list[_Said]:
-    """Return the rows with a response mode, which nothing uses."""
-    modes = list(map(attrgetter("response_mode"), chats))
-    return [("response_mode", np.array([mode is not None for mode in modes]))] if any(modes) else []
-
-
-def _in_order(keys: list[_Said], fields: list[_Said]) -> list[tuple[str, int]]:
-    """Count rows by unused key, ordered by the first such row, and within a row unknown keys by name before known
-    fields.
-    """
-    found = [
-        (int(said.argmax()), kind, name, int(np.count_nonzero(said)))
-        for kind, names in enumerate((keys, fields))
-        for name, said in names
-        if said.any()
-    ]
-    return [(name, rows) for _, _, name, rows in sorted(found)]
+def _in_order(keys: list[_Said]) -> list[tuple[str, int]]:
+    """Count rows by unused key, ordered by the first such row, and within a row by name."""
+    found = [(int(said.argmax()), name, int(np.count_nonzero(said))) for name, said in keys if said.any()]
+    return [(name, rows) for _, name, rows in sorted(found)]
 
 
 def _objects(block: bytes) -> int:

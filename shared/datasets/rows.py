@@ -148,7 +148,7 @@ class Record(Labels, frozen=True, gc=False, forbid_unknown_fields=True):
         """Return true if the row has only ``messages`` and used labels, so that no other check applies."""
         others = self.turns or self.system or self.prompt or self.instruction or self.input or self.context
         answers = self.response or self.output or self.completion
-        return not (others or answers or self.tools or self.syntax_spans or self.response_mode)
+        return not (others or answers or self.tools or self.syntax_spans)
 
     def written_turns(self) -> list[Message]:
         """Return every turn that the row holds."""

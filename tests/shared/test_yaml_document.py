@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Annotated, Literal
 
-from shared.yaml_document import parse_mapping
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.yaml_document import parse_mapping, read_document
 
 
 class FaultError(Exception):
@@ -30,3 +33,47 @@ def test_every_path_has_its_line() -> None:
 def test_fault_is_named(text: str, words: str) -> None:
     with pytest.raises(FaultError, match=words):
         parse_mapping(text, "note", FaultError)
+
+
+class Named(BaseModel):
+    """A member of a union that its kind tells apart."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["named"]
+    values: dict[str, float] | list[str]
+
+
+class Counted(BaseModel):
+    """The other member."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["counted"]
+    count: int
+
+
+class Sheet(BaseModel):
+    """A document with unions."""
+
+    model_config = ConfigDict(extra="forbid")
+    parts: list[Annotated[Named | Counted, Field(discriminator="kind")]]
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "reason"),
+    [
+        ("{kind: other}", "parts.0", "has to be one of named, counted, and not 'other'"),
+        ("{count: 1}", "parts.0", "it has no kind"),
+        ("{kind: counted, count: many}", "parts.0.count", "has to be a whole number"),
+        ("{kind: counted}", "parts.0.count", "is required"),
+        ("{kind: counted, count: 1, size: 2}", "parts.0.size", "this field does not exist"),
+        ("{kind: named, values: 3}", "parts.0.values", "has to be a mapping of names to values or a list, such as"),
+        ("{kind: named, values: {a: x}}", "parts.0.values.a", "has to be a number"),
+    ],
+)
+def test_fault_in_a_union_names_the_field_and_what_is_allowed(part: str, field: str, reason: str) -> None:
+    with pytest.raises(FaultError) as raised:
+        read_document(f"parts:\n  - {part}\n", Sheet, "sheet", FaultError)
+    message, where, line = raised.value.args
+    assert (where, line) == (field, 2)
+    assert reason in message
+    assert "Input" not in message

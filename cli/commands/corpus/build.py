@@ -22,6 +22,8 @@ class LastStage(StrEnum):
     PULL = "pull"
     EXTRACT = "extract"
     PAIRS = "pairs"
+    GENERATE = "generate"
+    FILTER = "filter"
     MIX = "mix"
 
 

@@ -40,7 +40,7 @@ def mix(
 
         sources: [{path: tickets.jsonl}, {path: synthetic.jsonl, weight: 0.5, max_share: 0.3}]
 
-    It writes train.jsonl, train.sources.jsonl (where each row comes from), train.mix_report.json and metadata.json. If no source and
+    It writes train.jsonl, train.sources.jsonl (where each row comes from), train.mix_report.json and train.metadata.json. If no source and
     no setting has changed, it writes nothing.
     """
     from cli.evaluation.eval_items import tenant_evals

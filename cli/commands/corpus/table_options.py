@@ -158,11 +158,11 @@ class TableOptions:
         Raises:
             MensError: as ``pull.py:pull``.
         """
+        from shared.corpus.filters.placeholder_key import find_key
         from shared.corpus.reading.pull import pull
-        from shared.settings import Settings, read_settings
 
-        key = read_settings(Settings).corpus_key.get_secret_value()
-        return pull(self.spec(), self.address(), folder, redaction_key=key.encode() or None)
+        spec = self.spec()
+        return pull(spec, self.address(), folder, redaction_key=find_key(spec.redact))
 
     def _sql(self) -> str:
         if self.sql:

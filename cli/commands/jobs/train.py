@@ -41,6 +41,7 @@ from cli.options import (
     existing_file,
     method_sections,
     parse_template_arguments,
+    refuse_recipe,
 )
 from cli.output import counted, plain_console
 from shared.contract.auto_hyperparameters import auto_exec
@@ -58,7 +59,10 @@ console, errors = plain_console(), plain_console(stderr=True)
 def train(
     context: typer.Context,
     file: Annotated[
-        Path | None, typer.Argument(dir_okay=False, help="JSONL file with the training rows. Or --from-table.")
+        Path | None,
+        typer.Argument(
+            dir_okay=False, callback=refuse_recipe, help="JSONL file with the training rows. Or --from-table."
+        ),
     ] = None,
     model: Annotated[
         str | None,

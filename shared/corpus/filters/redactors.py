@@ -16,6 +16,7 @@ from shared.corpus.filters.personal_data import PatternRedactor
 from shared.corpus.filters.redacted import Redacted
 from shared.corpus.filters.rules import RedactionRules
 from shared.errors import Code, InvalidRequest, MensError
+from shared.hashing import digest_file
 
 GROUP = "mens.redactors"
 """Entry points of other packages: a name → a callable that takes the corpus's key (bytes) and makes a redactor."""
@@ -46,15 +47,18 @@ class Redactors:
         key: of the placeholders; None draws one, so that the placeholders of two runs differ.
         folder: where paths of rules start.
 
+    Attributes:
+        digests: SHA-256 of each file of rules, by its name.
+
     Raises:
         InvalidRequest: ``CORPUS_REDACTOR_UNKNOWN``.
     """
 
     def __init__(self, names: Sequence[str], key: bytes | None = None, folder: Path = Path()) -> None:
         self.names = tuple(names)
-        self.key_was_drawn = key is None and any(NAME.match(name) for name in names)
         key = key or secrets.token_bytes(32)
         self._redactors = [(name, _load(name, key, folder)) for name in names]
+        self.digests = {name: digest_file(folder / name) for name in names if not NAME.match(name)}
 
     def redact(self, texts: list[str]) -> RedactedTexts:
         """Return texts without personal data.

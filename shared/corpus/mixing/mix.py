@@ -59,7 +59,7 @@ RANGE_BYTES = 4 << 20
 """About the bytes of the rows that are sorted at once."""
 EVALS_NAME = "evals"
 WORK_SUFFIX = ".mix_work"
-METADATA_NAME = "metadata.json"
+METADATA_SUFFIX = ".metadata.json"
 VALIDATION_SUFFIX = ".validation.jsonl"
 T = TypeVar("T")
 U = TypeVar("U")
@@ -375,7 +375,7 @@ class _Mixer:
         written = [
             OutputFile(file.path.name, file.sha256, count, file.bytes) for file, count in zip(files, rows, strict=False)
         ]
-        metadata = self.output.with_name(METADATA_NAME)
+        metadata = self.output.with_name(self.output.stem + METADATA_SUFFIX)
         write_json(metadata, _metadata(self.mix, written, counts))
         self.report.files = written
         write_json(report_path(self.output), self.report)

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from shared.corpus.claims import claimed
+from shared.corpus.filters.placeholder_key import PlaceholderKey
 from shared.corpus.filters.row_filters import PersonalDataFilter, SecretFilter
 from shared.corpus.filters.secrets import texts_with_secrets
 from shared.corpus.keys import stage_key, stage_mark
@@ -80,16 +81,18 @@ def pull(
     address: SourceAddress,
     folder: Path,
     *,
-    redaction_key: bytes | None = None,
+    redaction_key: PlaceholderKey | None = None,
     rules_folder: Path = Path(),
     snapshot_seconds: float = SNAPSHOT_SECONDS,
     shard_bytes: int = MAX_SHARD_BYTES,
+    restart: bool = False,
 ) -> PullReport:
     """Add the rows that are new since the last pull to a folder, or without a watermark pull all of them again.
 
     Args:
         redaction_key: of the placeholders; None draws one.
         rules_folder: where the paths of redaction rules start.
+        restart: whether a folder whose query or redaction has changed is pulled again as a whole, instead of refused.
         snapshot_seconds: time after which the pull continues in a new transaction.
 
     Raises:
@@ -99,16 +102,27 @@ def pull(
         Unavailable: ``CORPUS_SOURCE_UNREACHABLE``, ``STORAGE_FULL``: what is written stays, and the next pull continues.
         MensError: ``CORPUS_REDACTOR_FAILED``.
     """
-    personal_data = PersonalDataFilter(spec.redact, redaction_key, rules_folder)
+    personal_data = PersonalDataFilter(spec.redact, redaction_key.value if redaction_key else None, rules_folder)
+    query = spec.digest(personal_data.redactors.digests)
     # Before the state is read, which another pull would change.
     with claimed(folder, is_folder=True):
         state = read_state(folder)
+        if (
+            state
+            and restart
+            and state.query_sha256 != query
+            and (state.source, state.place) == (spec.source, address.place)
+        ):
+            state = None
         if state:
-            check_state(state, spec, address.place, folder)
+            check_state(state, spec.source, address.place, query, folder)
             if state.complete and not spec.watermark:
                 state = None  # all of it again
-        state = state or PullState(source=spec.source, place=address.place, query_sha256=spec.digest())
-        return _Pull(spec, address, folder, state, personal_data, shard_bytes).run(snapshot_seconds)
+        state = state or PullState(source=spec.source, place=address.place, query_sha256=query)
+        report = _Pull(spec, address, folder, state, personal_data, shard_bytes).run(snapshot_seconds)
+    if report.redactions and redaction_key and redaction_key.note:
+        report.notes.append(redaction_key.note)
+    return report
 
 
 class _Pull:
@@ -126,7 +140,8 @@ class _Pull:
         self.spec, self.folder, self.state = spec, folder, state
         self.database = SourceDatabase(address)
         self.report = PullReport()
-        self.stage_key = stage_key(STAGE, VERSION, spec.model_dump(exclude={"limit"}), {})
+        rules = personal_data.redactors.digests
+        self.stage_key = stage_key(STAGE, VERSION, spec.model_dump(exclude={"limit"}), rules)
         self._shard_bytes = shard_bytes
         self._secrets = SecretFilter()
         self._personal_data = personal_data
@@ -161,10 +176,6 @@ class _Pull:
         self.state.complete = True
         self._save(self._writer)
         self.report.total = self.state.rows
-        if self.report.redactions and self._personal_data.redactors.key_was_drawn:
-            self.report.notes.append(
-                "MENS_CORPUS_KEY is not set, so a key was drawn: the next pull gives the same person another placeholder."
-            )
         self.report.snapshots, self.report.seconds = self.state.snapshots, time.monotonic() - start
         return self.report
 
@@ -287,7 +298,7 @@ class _Pull:
     def _leave_out(self, reason: str, locator: dict[str, Any]) -> None:
         """Count a version that is not written. The versions of its key before it count no longer."""
         self.report.dropped[str(reason)] += 1
-        # A pull without a watermark begins anew, so it has no version before.
+        # A pull without a watermark reads all rows again, so it has no version before.
         if self.spec.watermark and (version := version_of(locator)) not in self._noted:
             self._noted.add(version)
             rows = self._writer.rows if self._writer else self.state.rows

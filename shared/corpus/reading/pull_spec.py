@@ -80,9 +80,14 @@ class PullSpec(BaseModel):
         """Columns that rows are ordered by: the watermark, then the key."""
         return [self.watermark, *self.key] if self.watermark else list(self.key)
 
-    def digest(self) -> str:
-        """Return SHA-256 over all that decides which rows there are and how they are written."""
-        return digest_json(self.model_dump(include={"source", "sql", "key", "watermark", "row", "redact", "license"}))
+    def digest(self, rules: Mapping[str, str]) -> str:
+        """Return SHA-256 over all that decides which rows there are and how they are written.
+
+        Args:
+            rules: digest of each file of redaction rules.
+        """
+        fields = self.model_dump(include={"source", "sql", "key", "watermark", "row", "redact", "license"})
+        return digest_json(fields | {"rules": dict(rules)} if rules else fields)
 
 
 def _statement(written: str, folder: Path) -> str:

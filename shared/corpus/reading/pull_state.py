@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from shared.corpus.provenance import Provenance, read_provenance
-from shared.corpus.reading.pull_spec import PullSpec
 from shared.corpus.shards import Shard, sources_path, write_json
 from shared.errors import Code, Conflict
 from shared.hashing import canonical_json
@@ -73,18 +72,18 @@ def read_state(folder: Path) -> PullState | None:
         raise _mismatch(folder, f"{STATE_NAME} is not the state of a pull") from None
 
 
-def check_state(state: PullState, spec: PullSpec, place: str, folder: Path) -> None:
+def check_state(state: PullState, source: str, place: str, query_sha256: str, folder: Path) -> None:
     """Refuse to continue with another query or database, or without the files that are in the state.
 
     Raises:
         Conflict: ``CORPUS_STATE_MISMATCH``.
     """
-    if (state.source, state.place) != (spec.source, place):
+    if (state.source, state.place) != (source, place):
+        raise _mismatch(folder, f"it was pulled from {state.source!r} ({state.place}), not from {source!r} ({place})")
+    if state.query_sha256 != query_sha256:
         raise _mismatch(
-            folder, f"it was pulled from {state.source!r} ({state.place}), not from {spec.source!r} ({place})"
+            folder, "the query, the key, the watermark, the row, the redactors or their files of rules have changed"
         )
-    if state.query_sha256 != spec.digest():
-        raise _mismatch(folder, "the query, the key, the watermark, the row or the redactors have changed")
     for shard in state.shards:
         path = folder / shard.name
         if not path.is_file() or path.stat().st_size != shard.bytes or not sources_path(path).is_file():

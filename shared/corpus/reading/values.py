@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import StrEnum
@@ -104,6 +104,26 @@ class Watermark:
             return moment.date().isoformat()
         zone = "Z" if self._sample.endswith("Z") else "+00:00" if self._sample.endswith("+00:00") else ""
         return moment.replace(tzinfo=None).isoformat(separator, "seconds") + zone
+
+    def refuse_mixed(self, forms: Sequence[Sequence[str]]) -> None:
+        """Refuse texts that do not sort by time.
+
+        Args:
+            forms: of the column's values: what stands between date and time, and the zone.
+
+        Raises:
+            InvalidRequest: ``CORPUS_COLUMN_UNSUPPORTED``.
+        """
+        separators = sorted({separator for separator, _ in forms} - {""})
+        zones = sorted({zone for _, zone in forms})
+        if len(separators) > 1:
+            written = " and ".join(map(repr, separators))
+            raise self._unsupported(
+                f"some of its texts have {written} between date and time, so they do not sort by time; write one, such as "
+                f"`replace({self._name}, 'T', ' ') AS {self._name}`"
+            )
+        if others := [zone for zone in zones if zone.lstrip("+-").strip("0:") not in ("", "Z")]:
+            raise self._unsupported(f"some of its texts end with {others[0]!r}, so they do not sort by time")
 
     def _form(self, sample: Any) -> TimeForm:
         if isinstance(sample, datetime):

@@ -96,7 +96,7 @@ def read_keys(path: Path) -> Iterator[list[Any]]:
 
 
 class LeftOutVersions:
-    """Writes versions that are left out. What was written after the last :meth:`flush` does not count.
+    """Writes versions that are left out. Lines after the last :meth:`flush` do not count.
 
     Args:
         size: bytes of the file that count.

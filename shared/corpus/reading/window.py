@@ -103,6 +103,10 @@ class PullWindow:
             return
         assert spec.watermark
         self.watermark = watermark = Watermark(spec.watermark, greatest)
+        if watermark.form is TimeForm.TEXT:
+            # What differs before the digits sorts by itself, not by time: rows would be read at the wrong time, or never.
+            forms = f"SELECT DISTINCT substr({name}, 11, 1), ltrim(substr({name}, 20), '.0123456789')"
+            watermark.refuse_mixed(self._snapshot.rows(forms, Query(spec.sql, tail="LIMIT 50")))
         upper = now.now - timedelta(seconds=spec.lag)
         if now.oldest and now.oldest < upper:
             upper = now.oldest

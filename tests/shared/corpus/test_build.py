@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from shared.corpus.build import build
+from shared.corpus.provenance import read_provenance
 from shared.corpus.recipe import read_recipe
+from shared.corpus.shards import read_index
 from shared.errors import Code, MensError
 from tests.support.killed_renames import each_kill
 
@@ -133,3 +135,60 @@ def test_redaction_rules_lie_in_the_folder_of_the_recipe(tmp_path: Path) -> None
     list(build(read_recipe(recipe), recipe, to="pull", note_pull=lambda report, _: reports.append(report)))
     assert "It is in HERE 3." in (tmp_path / "corpus" / "pulled.jsonl").read_text()
     assert reports[0].redactions.total() == 30
+
+
+FILTERED = """
+generate: {recipe: columns.yaml, rows: 4}
+filters: {personal_data: [./people.rules]}
+mix:
+  output: train.jsonl
+  sources: [{path: corpus/generated}, {path: tickets.jsonl}, {path: absent.jsonl, optional: true}]
+"""
+COLUMNS = """
+rows: 2
+columns: [{name: n, sampler: sequence}]
+row: {prompt: "What is number {{ item.n }}?", response: "It is {{ item.n }}, says Ann Lee."}
+"""
+
+
+def test_generated_rows_and_files_are_filtered_before_they_are_mixed(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(FILTERED)
+    (tmp_path / "columns.yaml").write_text(COLUMNS)
+    (tmp_path / "people.rules").write_text("Ann Lee => <PERSON>\n")
+    secret = "gh" + "p_" + "a1B2c3" * 6
+    (tmp_path / "tickets.jsonl").write_text(
+        f'{{"prompt": "Who?", "response": "Ann Lee."}}\n{{"prompt": "Key?", "response": "{secret}"}}\nnot JSON\n'
+    )
+    filters = ("filter corpus/generated", "filter tickets.jsonl")
+    assert actions(recipe, dry_run=True) == {
+        "generate": "new", "filter": "depends on the stages before", "mix": "depends on the stages before"
+    }  # fmt: skip
+    assert actions(recipe) == dict.fromkeys(("generate", *filters, "mix"), "new")
+    text = (tmp_path / "train.jsonl").read_text()
+    assert (text.count("<PERSON>"), text.count("\n")) == (5, 5)
+    found = {path: path.read_text() for path in (tmp_path / "corpus" / "filtered").rglob("*.jsonl")}
+    assert len(found) == 4
+    assert not any("Ann" in content or secret in content for content in found.values())
+    origins = list(read_provenance(tmp_path / "train.sources.jsonl"))
+    assert {one.redactions["RULE"] for one in origins} == {1}
+    assert {one.locator.get("line") for one in origins} == {None, 1}
+    report = read_index(tmp_path / "corpus" / "filtered" / "01")
+    assert report
+    assert report.report == {"dropped": {"ROW_NOT_JSON": 1, "SECRET": 1}, "redactions": {"RULE": 1}}
+    done = dict.fromkeys(("generate", *filters, "mix"), "done")
+    assert actions(recipe) == done
+    (tmp_path / "people.rules").write_text("Ann Lee => <NAME>\n")
+    assert actions(recipe) == done | dict.fromkeys(filters, "rule changed") | {"mix": "input changed"}
+    assert (tmp_path / "train.jsonl").read_text().count("<NAME>") == 5
+
+
+def test_changed_file_of_rules_reads_the_table_again(tmp_path: Path) -> None:
+    recipe = prepare(tmp_path)
+    recipe.write_text(RECIPE.replace("redact: []", "redact: [./halls.rules]"))
+    for name in ("ROOM", "PLACE"):
+        (tmp_path / "halls.rules").write_text(f"hall => {name}\n")
+        actions(recipe)
+        text = (tmp_path / "train.jsonl").read_text()
+        assert text.count(name) == 30
+        assert " hall " not in text

@@ -105,7 +105,6 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {}, "stric
         (chat(USER, ANSWER, syntax_spans=[SPAN | {"kind": "keyword"}]), "syntax_spans[].kind"),
         (pair(interruption_decision={"stop": True}), "interruption_decision"),
         (pair(agent_trust_score=0.5), "agent_trust_score"),
-        (pair(response_mode="code_only"), "response_mode"),
         (line({"turns": [USER | {"tool_call_id": "7"}, ANSWER]}), "turns[].tool_call_id"),
         (line({"turns": [USER | {"content": [PART | {"x": 1}]}, ANSWER]}), "turns[].content[].x"),
     ],
@@ -116,7 +115,9 @@ def test_every_part_that_is_not_used_is_told(line: bytes, unused: str) -> None:
 
 def test_parts_that_say_nothing_are_not_told() -> None:
     turns = [USER | {"content": [PART | {"image_url": None, "refusal": None}], "tool_call_id": ""}, ANSWER]
-    assert not read(chat(*turns, syntax_spans=[SPAN | {"note": []}], input=[], response_mode=None))[1].unused_keys
+    assert not read(chat(*turns, syntax_spans=[SPAN | {"note": []}], input=[], response_mode="code_only"))[
+        1
+    ].unused_keys
 
 
 def test_spans_with_other_keys_are_used() -> None:

@@ -50,16 +50,16 @@ def test_redactors_follow_each_other_and_their_counts_are_added(tmp_path: Path) 
     assert re.fullmatch(r"<PERSON>, <EMAIL_[0-9a-f]{4}>", result.texts[0])
     assert result.texts[1:] == ["nothing", "<PERSON> and <PERSON>"]
     assert result.counts == {0: {"EMAIL": 1, "RULE": 1}, 2: {"RULE": 2}}
-    assert not redactors.key_was_drawn
+    assert list(redactors.digests) == [str(rules)]
+    rules.write_text("Ann Lee => <NAME>\n")
+    assert Redactors(["patterns", str(rules)], b"key").digests != redactors.digests
 
 
 def test_key_is_drawn_when_there_is_none() -> None:
     first, second = Redactors(["patterns"]), Redactors(["patterns"])
-    assert first.key_was_drawn
     texts = ["ann@example.org"] * 2
     assert len(set(first.redact(texts).texts)) == 1
     assert first.redact(texts) != second.redact(texts)
-    assert not Redactors([]).key_was_drawn
 
 
 def test_unknown_redactor_is_named_with_those_that_exist() -> None:

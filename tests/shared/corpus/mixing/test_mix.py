@@ -316,7 +316,12 @@ def test_mix_without_holdout_removes_the_validation_file_of_an_earlier_one(tmp_p
     questions(tmp_path, "a.jsonl", 20)
     mixed(tmp_path, "a.jsonl", holdout={"rows": 5})
     mixed(tmp_path, "a.jsonl")
-    assert sorted(content(tmp_path)) == ["metadata.json", "train.jsonl", "train.mix_report.json", "train.sources.jsonl"]
+    assert sorted(content(tmp_path)) == [
+        "train.jsonl",
+        "train.metadata.json",
+        "train.mix_report.json",
+        "train.sources.jsonl",
+    ]
 
 
 # -- provenance -------------------------------------------------------------------------------------------------------
@@ -507,3 +512,12 @@ def test_without_near_duplicates_nothing_is_said(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("shared.datasets.duplicates.MAX_NEAR_ROWS", 4)
     write_rows(tmp_path / "rows.jsonl", *map(question, range(6)))
     assert mixed(tmp_path, "rows.jsonl").report.notes == []
+
+
+def test_two_outputs_in_one_folder_keep_their_files(tmp_path: Path) -> None:
+    questions(tmp_path, "a", 3)
+    mixed(tmp_path, "a", output="out/one.jsonl")
+    before = content(tmp_path)
+    mixed(tmp_path, "a", output="out/two.jsonl")
+    assert before.items() <= content(tmp_path).items()
+    assert len(content(tmp_path)) == 2 * len(before)

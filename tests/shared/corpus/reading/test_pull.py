@@ -504,3 +504,33 @@ def test_error_of_the_data_does_not_quote_it(postgres_server: Any, tmp_path: Pat
     assert "ann" not in str(failed.value)
     assert failed.value.__suppress_context__
     postgres_server.drop(table.url)
+
+
+@pytest.mark.parametrize(
+    ("written", "word"),
+    [("2026-01-02T10:00:00", "'T'"), ("2026-01-02 10:00:00+02:00", "+02:00"), ("2026-01-02 10:00:00-0530", "-0530")],
+)
+def test_texts_that_do_not_sort_by_time_are_no_watermark(tmp_path: Path, written: str, word: str) -> None:
+    table = SourceTable(f"sqlite:///{tmp_path / 'desk.db'}", tmp_path / "pulled")
+    table.create()
+    table.execute(
+        "INSERT INTO notes VALUES (1, 'q', 'a', '2026-01-01 10:00:00'), (3, 'q', 'b', '2026-01-03 10:00:00.25')",
+        f"INSERT INTO notes VALUES (2, 'q', 'c', '{written}')",
+    )
+    with refused(Code.CORPUS_COLUMN_UNSUPPORTED, "changed", word):
+        table.pull()
+    table.execute("UPDATE notes SET changed = replace(substr(changed, 1, 19), 'T', ' ') || 'Z'")
+    assert table.pull().rows == 3
+
+
+def test_changed_rules_of_redaction_are_another_pull(tmp_path: Path) -> None:
+    table = SourceTable(f"sqlite:///{tmp_path / 'desk.db'}", tmp_path / "pulled")
+    table.create()
+    table.add([1])
+    rules = tmp_path / "people.rules"
+    rules.write_text("answer => <A>\n")
+    table.pull(redact=[str(rules)])
+    rules.write_text("answer => <B>\n")
+    with refused(Code.CORPUS_STATE_MISMATCH, "files of rules"):
+        table.pull(redact=[str(rules)])
+    assert table.answers() == ["<A> 1"]
