@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 TRIES, TOGETHER = 5, 5
 """Timed batches, and runs in each of them: so that the time to start a kernel is hidden as it is in training."""
@@ -24,3 +25,16 @@ def seconds_of(work: Callable[[], object], device: str) -> float:
             torch.cuda.synchronize()
         seconds.append((time.perf_counter() - began) / together)
     return statistics.median(seconds[1:])
+
+
+def kernel_seconds_of(work: Callable[[], object], device: str) -> float:
+    """Return the time of one run's kernels on a GPU, without what starts them; on a CPU :func:`seconds_of`."""
+    if device == "cpu":
+        return seconds_of(work, device)
+    work()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(TOGETHER):
+            work()
+        torch.cuda.synchronize()
+    return float(sum(event.self_device_time_total for event in profiler.key_averages())) / 1e6 / TOGETHER
