@@ -9,7 +9,7 @@ from typing import Any
 from shared.errors import Code, InvalidRequest
 from shared.graders.checks import parse_json
 from shared.graders.templates import render
-from shared.graders.types import GraderMessage, LabelModel, ScoreModel, TextPart
+from shared.graders.types import Grader, GraderMessage, LabelModel, MultiGrader, ScoreModel, TextPart
 
 Values = Mapping[str, Any]
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
@@ -24,28 +24,45 @@ def judge_request(grader: ScoreModel | LabelModel, item: Values, sample: Values)
     Raises:
         InvalidRequest: as :func:`message_text`.
     """
-    is_score = isinstance(grader, ScoreModel)
     result = {"type": "number"} if isinstance(grader, ScoreModel) else {"type": "string", "enum": grader.labels}
-    texts = {"description": {"type": "string"}, "conclusion": {"type": "string"}}
-    steps = {"type": "array", "items": _closed(texts)}
-    schema = {
-        "name": "score" if is_score else "label",
-        "schema": _closed({"steps": steps, "result": result}),
-        "strict": True,
-    }
     given = grader.sampling_params.model_dump(exclude_none=True) if grader.sampling_params else {}
     if "max_completions_tokens" in given:
         given["max_completion_tokens"] = given.pop("max_completions_tokens")
+    messages = [{"role": turn.role, "content": message_text(turn, item, sample)} for turn in grader.input]
+    return {**result_request(grader.model, messages, result), **given}
+
+
+def result_request(model: str, messages: list[dict[str, str]], result: Values) -> dict[str, Any]:
+    """Make a chat request whose answer is JSON: steps of reasoning, then a ``result``.
+
+    Args:
+        result: JSON Schema of the result.
+    """
+    texts = {"description": {"type": "string"}, "conclusion": {"type": "string"}}
+    steps = {"type": "array", "items": _closed(texts)}
+    schema = {
+        "name": "score" if result["type"] == "number" else "label",
+        "schema": _closed({"steps": steps, "result": result}),
+        "strict": True,
+    }
     return {
-        "model": grader.model,
-        "messages": [{"role": turn.role, "content": message_text(turn, item, sample)} for turn in grader.input],
+        "model": model,
+        "messages": messages,
         "response_format": {"type": "json_schema", "json_schema": schema},
-        **given,
     }
 
 
 def _closed(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def judging_models(grader: Grader) -> Iterator[str]:
+    """Yield the models that a grader asks, also those of its parts."""
+    if isinstance(grader, MultiGrader):
+        for part in grader.graders.values():
+            yield from judging_models(part)
+    elif isinstance(grader, ScoreModel | LabelModel):
+        yield grader.model
 
 
 def message_text(turn: GraderMessage, item: Values, sample: Values) -> str:

@@ -70,6 +70,7 @@ def generate(
             accepts_terms=accept_terms,
             concurrency=concurrency,
             redaction_key=settings.corpus_key.get_secret_value().encode() or None,
+            sandbox=settings.sandbox,
             evals=list(tenant_evals()) if decontaminate and decontaminate.policies else (),
             progress=_progress(rows or plain.recipe.rows),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -56,24 +56,20 @@ class ModelRequest:
 
     Attributes:
         name: of the model, in the recipe.
+        options: further fields, such as ``temperature``.
         sample: number that tells apart requests with the same content.
     """
 
     name: str
     messages: list[dict[str, str]]
     max_tokens: int
-    temperature: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     sample: int = 0
-    response_format: dict[str, Any] | None = None
 
     def body(self, model: str) -> dict[str, Any]:
         """Return the body."""
-        body: dict[str, Any] = {"model": model, "messages": self.messages, "max_completion_tokens": self.max_tokens}
-        if self.temperature is not None:
-            body["temperature"] = self.temperature
-        if self.response_format is not None:
-            body["response_format"] = self.response_format
-        return body
+        required = {"model": model, "messages": self.messages, "max_completion_tokens": self.max_tokens}
+        return {**required, **self.options}
 
     def key(self, endpoint: ModelEndpoint) -> str:
         """Return the key of its response."""

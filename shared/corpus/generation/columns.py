@@ -10,10 +10,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, FiniteFloat, Tag, model_validator
 
+from shared.checkers.unit import UnitKind
 from shared.corpus.filters.redactors import PATTERNS
-from shared.corpus.generation.model_columns import AnswerColumn, GenerationBudget, ModelColumn, Price
+from shared.corpus.generation.model_columns import (
+    AnswerColumn,
+    BackTranslateColumn,
+    GenerationBudget,
+    JudgeColumn,
+    ModelColumn,
+    PreferColumn,
+    Price,
+)
 from shared.corpus.mixing.mix_file import Decontaminate, Dedup, MixModel, recipe_invalid
 from shared.errors import MensError
+from shared.graders.model_graders import judging_models
 from shared.graders.templates import paths_of
 from shared.yaml_document import read_document
 
@@ -103,6 +113,19 @@ class SequenceColumn(_Column):
     step: int = 1
 
 
+class UnitColumn(_Column):
+    """A unit of ``mens corpus extract``, each once before one comes again; templates name its keys: ``{{ item.unit.code }}``.
+
+    Attributes:
+        path: folder of the units.
+        kinds: of the units that are taken; all without it.
+    """
+
+    sampler: Literal["unit"]
+    path: str
+    kinds: list[UnitKind] | None = Field(None, min_length=1)
+
+
 class TemplateColumn(_Column):
     """A text with values of earlier columns: ``{{ item.product }}``."""
 
@@ -124,7 +147,11 @@ ColumnSpec = Annotated[
     | Annotated[RowsColumn, Tag("rows")]
     | Annotated[SequenceColumn, Tag("sequence")]
     | Annotated[TemplateColumn, Tag("template")]
-    | Annotated[AnswerColumn, Tag("answer")],
+    | Annotated[UnitColumn, Tag("unit")]
+    | Annotated[AnswerColumn, Tag("answer")]
+    | Annotated[JudgeColumn, Tag("judge")]
+    | Annotated[PreferColumn, Tag("prefer")]
+    | Annotated[BackTranslateColumn, Tag("back_translate")],
     Discriminator(_kind),
 ]
 
@@ -166,7 +193,9 @@ class GenerationRecipe(MixModel):
     @property
     def models(self) -> list[str]:
         """The models that are asked, in the order of the columns."""
-        return list(dict.fromkeys(column.model for column in self.model_columns))
+        names = [column.model for column in self.model_columns]
+        judges = [name for column in self.model_columns for one in column.graders for name in judging_models(one)]
+        return list(dict.fromkeys(names + judges))
 
 
 def read_generation(path: Path) -> GenerationRecipe:
@@ -214,7 +243,7 @@ def _with_prompts(recipe: GenerationRecipe) -> GenerationRecipe:
     prompt = recipe.row.get("prompt")
     columns: list[Any] = []
     for number, column in enumerate(recipe.columns):
-        asks_row = isinstance(column, AnswerColumn) and column.prompt is None
+        asks_row = isinstance(column, AnswerColumn | PreferColumn) and column.prompt is None
         if asks_row and not isinstance(prompt, str):
             message = "Without `prompt`, a column asks the prompt of the row; the row has none."
             raise recipe_invalid(message, f"columns.{number}.prompt", None)

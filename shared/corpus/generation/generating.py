@@ -12,7 +12,14 @@ from typing import Any
 import msgspec
 
 from shared.corpus.claims import claimed
-from shared.corpus.generation.columns import OF_MODELS, GenerationRecipe, LinesColumn, RowsColumn, read_generation
+from shared.corpus.generation.columns import (
+    OF_MODELS,
+    GenerationRecipe,
+    LinesColumn,
+    RowsColumn,
+    UnitColumn,
+    read_generation,
+)
 from shared.corpus.generation.model_columns import ModelColumn
 from shared.corpus.generation.model_rows import RESPONSES, ModelAccess, ModelRows, RunReport, no_rows
 from shared.corpus.generation.output_filters import MadeRow
@@ -21,7 +28,8 @@ from shared.corpus.generation.samplers import Sampler, sampler_of
 from shared.corpus.keys import stage_key, stage_mark
 from shared.corpus.mixing.mix_file import recipe_invalid
 from shared.corpus.provenance import Provenance
-from shared.corpus.shards import MAX_SHARD_BYTES, ShardIndex, StageWriter
+from shared.corpus.shards import MAX_SHARD_BYTES, ShardIndex, StageWriter, read_index
+from shared.datasets.preferences.rows import parse_pair
 from shared.datasets.row_validation import decode_line
 from shared.datasets.rows import Labels, RowError
 from shared.errors import MensError
@@ -31,6 +39,8 @@ from shared.hashing import digest_file
 STAGE = "generate"
 VERSION = 1
 """Raised when an equal recipe would give other bytes."""
+PAIR_KEYS = frozenset({"chosen", "preferred_output"})
+"""Keys of which a row of preferences has one."""
 _LABELS = frozenset(Labels.__struct_fields__)
 
 
@@ -62,6 +72,9 @@ class Generation:
         self._samplers  # noqa: B018 - names a file that is missing
         files = [column.file for column in self.recipe.columns if isinstance(column, LinesColumn | RowsColumn)]
         found = {file: digest_file(self.path.parent / file) for file in files}
+        for column in self.recipe.columns:
+            if isinstance(column, UnitColumn) and (index := read_index(self.path.parent / column.path)):
+                found[column.path] = index.digest()
         if self.recipe.models:
             found |= {f"eval {number}": one.digest() for number, one in enumerate(self._model_rows.evals())}
         return found
@@ -124,16 +137,19 @@ class Generation:
         row.setdefault("origin", "synthetic")
         line = msgspec.json.encode(row)
         try:
-            decode_line(line)
+            (parse_pair if PAIR_KEYS & row.keys() else decode_line)(line)
         except RowError as error:
             raise recipe_invalid(
                 f"Row {index} is not a training row: {error.reason} ({error.code}).", "row", None
             ) from None
         locator = {"recipe": self.path.name, "index": index}
         sha256 = hashlib.sha256(line).hexdigest()
-        return MadeRow(
-            row, Provenance(id="", source=f"generate:{self.path.stem}", locator=locator, content_sha256=sha256)
-        )
+        source = f"generate:{self.path.stem}"
+        provenance = Provenance(id="", source=source, locator=locator, content_sha256=sha256)
+        for unit in (values[column.name] for column in self.recipe.columns if isinstance(column, UnitColumn)):
+            provenance.parents = [*provenance.parents, unit["id"]]
+            provenance.license = provenance.license or unit["source"].get("license")
+        return MadeRow(row, provenance)
 
     @property
     def _count(self) -> int:

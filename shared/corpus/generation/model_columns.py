@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, FiniteFloat
+from pydantic import BeforeValidator, Field, FiniteFloat, StrictInt, model_validator
 
 from shared.corpus.mixing.mix_file import MixModel
 from shared.graders.types import Grader
 
 MAX_TOKENS = 131_072
-TEMPLATES = ("system", "prompt")
+MAX_SAMPLES = 64
+"""Most answers to one prompt."""
+TEMPLATES = ("system", "prompt", "text")
 """Fields that are templates."""
 Temperature = Annotated[FiniteFloat, Field(ge=0, le=2)]
+SampledTemperature = Annotated[FiniteFloat, Field(gt=0, le=2)]
 
 
 def _long_form(value: Any) -> Any:
@@ -43,8 +46,18 @@ class ModelColumn(MixModel):
 
     @property
     def requests(self) -> int:
-        """The most requests for a row."""
+        """The most requests to the model for a row."""
         return 1
+
+    @property
+    def graders(self) -> list[Grader]:
+        """The graders of its answers."""
+        return []
+
+    @property
+    def runs_code(self) -> bool:
+        """True if code of the model is run."""
+        return False
 
     @property
     def templates(self) -> dict[str, str]:
@@ -64,6 +77,91 @@ class AnswerColumn(ModelColumn):
     method: Literal["answer"]
     prompt: str | None = None
     check: list[Check] = []
+
+    @property
+    def graders(self) -> list[Grader]:
+        """The checks."""
+        return self.check
+
+
+class JudgeColumn(ModelColumn):
+    """The judgement of a model: a number, or a label.
+
+    Attributes:
+        prompt: template of what is judged, and how.
+        range: of the number; the judge's is rounded.
+        least: rows with a smaller number are left out.
+        labels: from which the judge chooses one, instead of a number.
+        passing: rows with another label are left out.
+    """
+
+    method: Literal["judge"]
+    prompt: str
+    max_tokens: int = Field(1_024, ge=1, le=MAX_TOKENS)
+    range: tuple[StrictInt, StrictInt] = (1, 5)
+    least: int | None = None
+    labels: list[str] | None = Field(None, min_length=2)
+    passing: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JudgeColumn:
+        if not self.range[0] < self.range[1]:
+            raise ValueError("`range` must rise")
+        if self.labels is None and self.passing is not None:
+            raise ValueError("`passing` needs `labels`")
+        if self.labels is not None and (self.least is not None or "range" in self.model_fields_set):
+            raise ValueError("`labels` exclude `range` and `least`")
+        if unknown := sorted({*(self.passing or [])} - {*(self.labels or [])}):
+            raise ValueError(f"`passing` has {unknown[0]}, which is not one of `labels`")
+        return self
+
+    @property
+    def result_schema(self) -> dict[str, Any]:
+        """JSON Schema of the result."""
+        return {"type": "number"} if self.labels is None else {"type": "string", "enum": self.labels}
+
+
+class PreferColumn(ModelColumn):
+    """Several answers to a prompt, of which a grader finds the best and the worst: a row for DPO.
+
+    Attributes:
+        prompt: template; without it, the prompt of the row.
+        n: answers to each prompt.
+        grader: of one answer; a higher score is better.
+    """
+
+    method: Literal["prefer"]
+    prompt: str | None = None
+    n: int = Field(4, ge=2, le=MAX_SAMPLES)
+    temperature: SampledTemperature = 0.8
+    grader: Check
+
+    @property
+    def requests(self) -> int:
+        """One for each answer."""
+        return self.n
+
+    @property
+    def graders(self) -> list[Grader]:
+        """The grader."""
+        return [self.grader]
+
+
+class BackTranslateColumn(ModelColumn):
+    """The instruction to which a text is the answer; the row's answer is then the text that a person wrote.
+
+    Attributes:
+        text: template of the text.
+    """
+
+    method: Literal["back_translate"]
+    text: str
+    max_tokens: int = Field(256, ge=1, le=MAX_TOKENS)
+
+    @property
+    def requests(self) -> int:
+        """One for the instruction, one for the judgement."""
+        return 2
 
 
 class GenerationBudget(MixModel):

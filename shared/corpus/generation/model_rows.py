@@ -10,26 +10,45 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shared.checkers.contained import ContainedCheckers
 from shared.corpus.filters.contamination import EvalContent, read_items
 from shared.corpus.filters.redactors import Redactors
 from shared.corpus.generation.asking import ModelAsker, RowDropped
 from shared.corpus.generation.budget import BudgetSpent, Spending, SpendingMeter
 from shared.corpus.generation.columns import GenerationRecipe
-from shared.corpus.generation.endpoints import PERMITS_TRAINING, ModelEndpoint, find_endpoints, require_terms
+from shared.corpus.generation.endpoints import ModelEndpoint, find_endpoints, require_terms
 from shared.corpus.generation.methods.answer import answer
+from shared.corpus.generation.methods.back_translate import back_translate
+from shared.corpus.generation.methods.judge import judge
 from shared.corpus.generation.methods.method import Method, MethodTools, RowRequests
-from shared.corpus.generation.model_columns import AnswerColumn, ModelColumn
+from shared.corpus.generation.methods.prefer import prefer
+from shared.corpus.generation.model_columns import (
+    AnswerColumn,
+    BackTranslateColumn,
+    JudgeColumn,
+    ModelColumn,
+    PreferColumn,
+)
 from shared.corpus.generation.output_filters import MadeRow, OutputFilters
 from shared.corpus.generation.responses import ResponseStore
 from shared.corpus.generation.samplers import Sampler
 from shared.errors import Code, InvalidRequest, MensError
+from shared.graders.grading import check_runnable, has_code
+from shared.sandbox.client import Sandbox
+from shared.sandbox.levels import Choice
+from shared.sandbox.probe import probe
 from shared.settings import RemoteModel
 
 RESPONSES = "responses"
 """Folder of the responses, in the folder of the rows."""
 CONCURRENCY = 8
 _FILTERED_AT_ONCE = 64
-_METHODS: dict[type[ModelColumn], Method] = {AnswerColumn: answer}
+_METHODS: dict[type[ModelColumn], Method] = {
+    AnswerColumn: answer,
+    JudgeColumn: judge,
+    PreferColumn: prefer,
+    BackTranslateColumn: back_translate,
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +61,7 @@ class ModelAccess:
         accepts_terms: whether the user says that the terms of the others permit training.
         concurrency: most requests at once; it does not change the rows.
         redaction_key: of the placeholders for personal data; None draws one.
+        sandbox: where code of models and graders runs.
         evals: whose items must not be in a row.
         progress: is called after each row with the number of rows that are done.
     """
@@ -51,6 +71,7 @@ class ModelAccess:
     accepts_terms: bool = False
     concurrency: int = CONCURRENCY
     redaction_key: bytes | None = None
+    sandbox: Choice = "auto"
     evals: Sequence[EvalContent] = ()
     progress: Callable[[int], object] = lambda _done: None
 
@@ -101,6 +122,7 @@ class ModelRows:
         redactors = Redactors(self.recipe.redact, self.access.redaction_key, self.folder)
         filters = OutputFilters(redactors, self.recipe.dedup, self.evals(), count)
         with ExitStack() as stack:
+            sandbox, checkers = self._judges(stack)
             store = stack.enter_context(ResponseStore(target / RESPONSES))
             meter = SpendingMeter(self.recipe.budget, self.recipe.prices, store)
             asker = stack.enter_context(ModelAsker(endpoints, store, meter, redactors, self.access.concurrency))
@@ -109,7 +131,7 @@ class ModelRows:
             # Before the pool waits for its threads: those must not send what still waits for a retry.
             stack.callback(asker.stop)
             batch: list[MadeRow] = []
-            for made in self._in_order(pool, MethodTools(asker), count, report):
+            for made in self._in_order(pool, MethodTools(asker, checkers, sandbox), count, report):
                 batch.append(made)
                 if len(batch) == _FILTERED_AT_ONCE:
                     yield from _filtered(filters, batch, report)
@@ -135,6 +157,21 @@ class ModelRows:
         """
         files = self.recipe.decontaminate.files if self.recipe.decontaminate else []
         return [*self.access.evals, *(read_items(self.folder / file) for file in files)]
+
+    def _judges(self, stack: ExitStack) -> tuple[Sandbox | None, ContainedCheckers]:
+        """Start what judges answers, and check that each grader can run, before anything is sent.
+
+        Raises:
+            InvalidRequest: ``SANDBOX_UNAVAILABLE``, and the errors of :func:`check_runnable`.
+        """
+        graders = [grader for column in self.recipe.model_columns for grader in column.graders]
+        checkers = stack.enter_context(ContainedCheckers())
+        sandbox = None
+        if any(map(has_code, graders)) or any(column.runs_code for column in self.recipe.model_columns):
+            sandbox = stack.enter_context(Sandbox.open(probe(self.access.sandbox)))
+        for grader in graders:
+            check_runnable(grader, sandbox)
+        return sandbox, checkers
 
     def _in_order(
         self, pool: ThreadPoolExecutor, tools: MethodTools, count: int, report: RunReport
@@ -178,8 +215,7 @@ class ModelRows:
         made = self.finish(number, row.values)
         made.provenance.generator = row.generators
         made.provenance.redactions = row.redactions
-        if any(note["endpoint"].startswith("http") for note in row.generators.values()):
-            made.provenance.license = PERMITS_TRAINING
+        made.provenance.checks = row.checks
         return made
 
 

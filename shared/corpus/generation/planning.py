@@ -10,10 +10,12 @@ from typing import Any
 from shared.corpus.claims import claimed
 from shared.corpus.generation.columns import GenerationRecipe
 from shared.corpus.generation.endpoints import ModelEndpoint
+from shared.corpus.generation.methods.method import JUDGE_TOKENS
 from shared.corpus.generation.model_columns import ModelColumn
 from shared.corpus.generation.responses import ResponseStore
 from shared.corpus.generation.samplers import Sampler
 from shared.errors import MensError
+from shared.graders.model_graders import judging_models
 from shared.graders.templates import render
 
 SAMPLED_ROWS = 20
@@ -56,11 +58,7 @@ def plan_requests(
             if not isinstance(column, ModelColumn):
                 values[column.name] = samplers[column.name](number, values)
                 continue
-            plan = planned[column.model]
-            requests = column.requests
-            plan.requests += requests
-            plan.answer_tokens += requests * column.max_tokens
-            plan.prompt_tokens += requests * (_characters(column, values) // CHARACTERS_PER_TOKEN + 1)
+            _add(planned, column, values)
             values[column.name] = "x" * (column.max_tokens * CHARACTERS_PER_TOKEN // 2)
     for name, plan in planned.items():
         for field in ("requests", "prompt_tokens", "answer_tokens"):
@@ -73,6 +71,18 @@ def plan_requests(
                 if response.name in planned:
                     planned[response.name].stored += 1
     return [*planned.values()]
+
+
+def _add(planned: Mapping[str, PlannedRequests], column: ModelColumn, values: Mapping[str, Any]) -> None:
+    """Add the requests for a column of one row, and those of its graders."""
+    plan, requests = planned[column.model], column.requests
+    plan.requests += requests
+    plan.answer_tokens += requests * column.max_tokens
+    plan.prompt_tokens += requests * (_characters(column, values) // CHARACTERS_PER_TOKEN + 1)
+    for name in (name for grader in column.graders for name in judging_models(grader)):
+        planned[name].requests += requests
+        planned[name].answer_tokens += requests * JUDGE_TOKENS
+        planned[name].prompt_tokens += requests * column.max_tokens // 2
 
 
 def _characters(column: ModelColumn, values: Mapping[str, Any]) -> int:

@@ -14,6 +14,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from shared.corpus.generation.columns import (
     CategoryColumn,
     ColumnSpec,
@@ -25,8 +27,11 @@ from shared.corpus.generation.columns import (
     SequenceColumn,
     TemplateColumn,
     UniformColumn,
+    UnitColumn,
 )
 from shared.corpus.mixing.mix_file import recipe_invalid
+from shared.corpus.shards import checked_shards
+from shared.corpus.units.records import read_units
 from shared.errors import Code, NotFound
 from shared.graders.templates import render
 
@@ -93,6 +98,20 @@ def _rows(column: RowsColumn, draw: Draw, folder: Path) -> Sampler:
     return _choice([_object(line, column, number) for number, line in enumerate(lines, start=1)], draw)
 
 
+def _units(column: UnitColumn, draw: Draw, folder: Path) -> Sampler:
+    """Return units in an order by the seed; the column's value has the unit's keys, and its provenance as ``source``."""
+    found = [
+        {**msgspec.to_builtins(unit), "source": msgspec.to_builtins(origin)}
+        for unit, origin in read_units(checked_shards(folder / column.path))
+        if column.kinds is None or unit.kind in column.kinds
+    ]
+    if not found:
+        kinds = f" of the kinds {', '.join(column.kinds)}" if column.kinds else ""
+        raise recipe_invalid(f"{column.path} has no units{kinds}.", column.name, None)
+    order = sorted(range(len(found)), key=draw)
+    return lambda row, _: found[order[row % len(order)]]
+
+
 _SAMPLERS: dict[type, Callable[[Any, Draw, Path], Sampler]] = {
     CategoryColumn: _category,
     UniformColumn: _uniform,
@@ -101,6 +120,7 @@ _SAMPLERS: dict[type, Callable[[Any, Draw, Path], Sampler]] = {
     DateColumn: _date,
     LinesColumn: lambda column, draw, folder: _choice(_lines(folder / column.file, column.name), draw),
     RowsColumn: _rows,
+    UnitColumn: _units,
     SequenceColumn: lambda column, _draw, _folder: lambda row, _values: column.start + row * column.step,
     TemplateColumn: lambda column, _draw, _folder: lambda _row, values: render(column.template, values, {}),
 }

@@ -16,6 +16,6 @@ def answer(column: AnswerColumn, row: RowRequests) -> str:
     """
     assert column.prompt is not None
     text = row.ask(column, row.fill(column.prompt))
-    if not row.passes(column.check, text):
+    if not row.passes(column, text):
         raise RowDropped(VerdictCode.CHECK_FAILED)
     return text
