@@ -45,17 +45,16 @@ class Speed:
         """Return the parts, those that say most first: a stage that is cut has compared the product with its peers."""
         product, *variants = PRODUCT
         profiled = self._setting.parts("profile", ["kernels"], self._setting.size)
-        peers: dict[str, Callable[[], PartResult]] = {
-            "trl-packed-large": partial(self.train_by_peer, "trl-packed-large")
-        }
+        peers: dict[str, Callable[[], PartResult]] = {}
         if self._setting.device == "cuda":
-            peers |= {"unsloth": partial(self.train_by_peer, "unsloth", "unsloth")}
+            peers["unsloth"] = partial(self.train_by_peer, "unsloth", "unsloth")
+        peers |= profiled | {"trl-packed-large": partial(self.train_by_peer, "trl-packed-large")}
         others: dict[str, Callable[[], PartResult]] = {name: partial(self.train, name) for name in (*variants, "hf")}
         first: dict[str, Callable[[], PartResult]] = {
             "inputs and peak": self.probe,
             product: partial(self.train, product),
         }
-        return StageWork(first | peers | profiled | others, self.report)
+        return StageWork(first | peers | others, self.report)
 
     def probe(self) -> PartResult:
         """Make the base and rows, and measure the device's peak and copy rate."""

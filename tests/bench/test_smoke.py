@@ -39,7 +39,7 @@ RUNS = {
     ),
     "bench.gpu --device cpu --acceptance speed": (
         "G1 G1-naive G2 G3-cache G3-nf4 G4 G4-estimate G5 A3-paper",
-        "inputs and peak|mens|trl-packed-large|kernels|mens-nf4|mens-cache|mens-bf16|mens-quiet|hf",
+        "inputs and peak|mens|kernels|trl-packed-large|mens-nf4|mens-cache|mens-bf16|mens-quiet|hf",
     ),
     "bench.gpu --device cpu --acceptance memory": ("G4-estimate", "tiny"),
     "bench.gpu --device cpu --acceptance scan": ("A5-own-values A5-growth A5-fla-values A5-speed", "reference|own|fla"),
