@@ -24,6 +24,7 @@ from api.routes import (
     models,
     names,
     ollama,
+    plan_comparisons,
     replicas,
 )
 from api.routes.callers import keys, me, sign_ins
@@ -54,6 +55,7 @@ KEYED_ROUTERS = (
     jobs.router,
     job_events.router,
     job_metrics.router,
+    plan_comparisons.router,
     models.router,
     deletion.router,
     aliases.router,

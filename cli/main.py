@@ -73,7 +73,9 @@ PLACES = (
         "models:app",
         "List every name that `model` accepts: bases, adapters, aliases; show one; delete an adapter.",
     ),
-    CommandPlace("jobs", "jobs.commands:app", "Jobs: list, show, watch, logs, cancel, pause, resume, priority, merge."),
+    CommandPlace(
+        "jobs", "jobs.commands:app", "Jobs: list, show, compare, watch, logs, cancel, pause, resume, priority, merge."
+    ),
     CommandPlace("aliases", "aliases:app", "Aliases: list, move, split between adapters, roll back, history."),
     CommandPlace("names", "names:app", "Names of another provider's models: map, list, remove, history."),
     CommandPlace(

@@ -16,12 +16,13 @@ import { SignIn } from "./screens/sign_in.js";
 const SCREENS = {
   jobs: { title: "Jobs", load: async () => Jobs },
   new: { title: "New run", load: async () => (await import("./screens/new_run.js")).NewRun },
+  compare: { title: "Compare", load: async () => (await import("./screens/compare.js")).Compare },
   runs: { title: "Run", load: async () => (await import("./screens/run.js")).Run },
   playground: { title: "Playground", load: async () => (await import("./screens/playground.js")).Playground },
 };
 const TABS = [["jobs", "Jobs"], ["playground", "Playground"]];
 const KEYS = [
-  ["/", "search"], ["j, k", "next and previous row"], ["Enter", "open the row"], ["g j", "jobs"], ["g n", "new run"], ["g p", "playground"], ["?", "this list"],
+  ["/", "search"], ["j, k", "next and previous row"], ["Enter", "open the row"], ["x, c", "choose the row, compare the chosen"], ["g j", "jobs"], ["g n", "new run"], ["g p", "playground"], ["?", "this list"],
 ];
 
 const RELOADED = "mens.reloaded";
@@ -109,7 +110,7 @@ function Console() {
   return html`<a class="skip" href="#content" onClick=${skip}>To the content</a>
     <header class="top">
       <a class="brand" href="#/jobs" aria-label="Mens, all jobs"><span class="mark" aria-hidden="true"></span><b>Mens</b></a>
-      <nav aria-label="Screens">${TABS.map(([name, title]) => html`<a key=${name} href=${to([name])} aria-current=${open === name || (["runs", "new"].includes(open) && name === "jobs") ? "page" : undefined}>${title}</a>`)}</nav>
+      <nav aria-label="Screens">${TABS.map(([name, title]) => html`<a key=${name} href=${to([name])} aria-current=${open === name || (["runs", "new", "compare"].includes(open) && name === "jobs") ? "page" : undefined}>${title}</a>`)}</nav>
       ${h(Connection, {})}${h(Account, {})}
     </header>
     <main id="content" tabindex="-1">${h(Screen, {})}</main>

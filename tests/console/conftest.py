@@ -7,6 +7,7 @@ test can call `asyncio.run`.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,13 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
 def tuned(installation: Installation) -> dict[str, Any]:
     """A finished run, whose alias has its name."""
     return installation.wait_for_success(installation.train(name="invoices", alias="invoices"))
+
+
+@pytest.fixture(scope="session")
+def slower(installation: Installation) -> dict[str, Any]:
+    """A finished run with another rate and fewer epochs."""
+    job_id = installation.train(name="invoices-low", publish=False, learning_rate=1e-3, epochs=6)
+    return installation.wait_for_success(job_id)
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +97,8 @@ def states(visitor: Visitor, installation: Installation, state: StorageState) ->
 
     found = {"admin": state}
     for role in ("viewer", "trainer"):
-        key = installation.call("POST", "/v1/keys", json={"name": role, "role": role})
+        name = f"{role}-{secrets.token_hex(4)}"  # each module has its own
+        key = installation.call("POST", "/v1/keys", json={"name": name, "role": role})
         with visitor.visit() as (page, _):
             sign_in(page, key["secret"])
             found[role] = page.context.storage_state()

@@ -35,6 +35,10 @@ SCREENS = {
     "log": ("#/runs/{tuned}?tab=log", ".log"),
     "failed": ("#/runs/{failed}", ".failure"),
     "playground": ("#/playground", "#prompt"),
+    "compare": ("#/compare?jobs={slower},{tuned}", "canvas"),
+    "settings": ("#/compare?jobs={slower},{tuned}&tab=settings", "tbody tr"),
+    "answers": ("#/compare?jobs={slower},{tuned}&tab=answers", "article"),
+    "chosen": ("#/jobs?chosen={slower},{tuned}", ".chosen"),
     "new": ("#/new?data.train_file={file}", ".good"),
     "new-wrong": ("#/new?data.train_file={file}&exec.epochs=0", ".fault"),
     "nothing": ("#/jobs?q=nothing+at+all", ".empty"),
@@ -44,6 +48,7 @@ IN_THE_DOCS = {
     ("run", "dark", WIDE): "console-run.png",
     ("samples", "light", WIDE): "console-samples.png",
     ("new", "light", WIDE): "console-new.png",
+    ("compare", "dark", WIDE): "console-compare.png",
     ("run", "light", PHONE): "console-phone.png",
 }
 
@@ -64,7 +69,7 @@ def draw(page: Page, path: Path) -> None:
     """Write a picture of a page, in so few colours that it is small."""
     drawn = Image.open(io.BytesIO(page.screenshot()))
     scaled = drawn.resize((drawn.width * 3 // 4, drawn.height * 3 // 4)) if drawn.width > PHONE[0] else drawn
-    scaled.quantize(64, kmeans=3, dither=Image.Dither.NONE).save(path, optimize=True)
+    scaled.quantize(48, kmeans=3, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 @pytest.mark.parametrize(("scheme", "size"), LOOKS, ids=[f"{scheme}-{size[0]}" for scheme, size in LOOKS])
@@ -72,15 +77,17 @@ def test_every_screen_is_for_everyone(
     visitor: Visitor,
     state: StorageState,
     tuned: dict[str, Any],
+    slower: dict[str, Any],
     failed: dict[str, Any],
     scheme: str,
     size: tuple[int, int],
 ) -> None:
     faults = []
-    file = tuned["contract"]["data"]["train_file"]
+    ids = {"tuned": tuned["id"], "slower": slower["id"], "failed": failed["id"]}
+    ids["file"] = tuned["contract"]["data"]["train_file"]
     with visitor.visit(state, scheme=scheme, size=size, allowed=frozenset({422})) as (page, _):
         for name, (address, sign) in SCREENS.items():
-            page.goto(f"{visitor.url}/{address.format(tuned=tuned['id'], failed=failed['id'], file=file)}")
+            page.goto(f"{visitor.url}/{address.format(**ids)}")
             page.locator(sign).first.wait_for()
             page.locator(".connection.live").wait_for()
             faults += [f"{name}: {fault}" for fault in findings(page)]

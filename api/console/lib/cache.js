@@ -85,6 +85,21 @@ export function useObject(url) {
 }
 
 /**
+ * The objects of several URLs, as `useObject` gives one.
+ * @param {string[]} urls
+ * @returns {Kept[]}
+ */
+export function useObjects(urls) {
+  useEffect(() => {
+    const used = urls.map(entryOf);
+    for (const entry of used) entry.users += 1;
+    for (const url of urls) void load(url);
+    return () => used.forEach((entry) => void (entry.users -= 1));
+  }, [urls.join("\n")]);
+  return urls.map((url) => entryOf(url).kept.value);
+}
+
+/**
  * Load what is shown again, if its URL is meant.
  * @param {(url: string) => boolean} [isMeant]
  */

@@ -6,8 +6,8 @@ import { theme } from "../lib/theme.js";
 import { html } from "./html.js";
 
 /**
- * @typedef {{name: string, label: string, colour: string, points: {step: number[], value: (number | null)[]}, dots?: boolean, faint?: boolean}} Curve
- *   `colour`: a custom property of the style sheet; `faint`: behind the others, and left out of the table
+ * @typedef {{name: string, label: string, colour: string, points: {step: number[], value: (number | null)[]}, dots?: boolean, faint?: boolean, dash?: number[]}} Curve
+ *   `colour`: a custom property of the style sheet; `faint`: behind the others, and left out of the table; `dash`: lengths of a broken line
  */
 const TABLE_ROWS = 25;
 
@@ -66,7 +66,7 @@ export function Chart({ title, curves, height = 300, isLog = false, marks = [], 
   const [at, setAt] = useState(/** @type {number | null} */ (null));
   const shown = useMemo(() => curves.filter((curve) => curve.points.step.length), [curves]);
   const data = useMemo(() => aligned(shown), [shown]);
-  const look = JSON.stringify([shown.map(({ name, label, colour: own, dots, faint }) => [name, label, own, dots, faint]), isLog, height, marks, !!zoom, theme.value]);
+  const look = JSON.stringify([shown.map(({ name, label, colour: own, dots, faint, dash }) => [name, label, own, dots, faint, dash]), isLog, height, marks, !!zoom, theme.value]);
 
   useEffect(() => {
     const box = place.current;
@@ -87,6 +87,7 @@ export function Chart({ title, curves, height = 300, isLog = false, marks = [], 
         stroke: colour(curve.colour),
         alpha: curve.faint ? 0.3 : 1,
         width: curve.faint ? 1 : 1.75,
+        dash: curve.dash,
         spanGaps: false,
         points: curve.dots || curve.points.step.length === 1 ? { show: true, size: 6, fill: colour(curve.colour), stroke: colour(curve.colour) } : { show: false },
       }))],
@@ -145,7 +146,7 @@ export function Chart({ title, curves, height = 300, isLog = false, marks = [], 
     <figcaption>
       <span>${title}</span>
       <span class="legend">${named.map((curve) => html`<span key=${curve.name}>
-        <i class="swatch ${curve.dots ? "dots" : ""}" style=${{ color: `var(${curve.colour})` }}></i>${curve.label}
+        <i class="swatch ${curve.dots ? "dots" : curve.dash ? "broken" : ""}" style=${{ color: `var(${curve.colour})` }}></i>${curve.label}
         <b class="number">${format(valueAt(curve, step))}</b></span>`)}
         <span class="at">${step === undefined ? "last" : `step ${whole(step)}`}</span></span>
     </figcaption>

@@ -12,6 +12,8 @@ const STATES = ["", "running", "queued", "succeeded", "failed", "paused", "cance
 const FILTERS = /** @type {const} */ ([["base", "base_model"], ["alias", "alias"], ["by", "created_by"]]);
 const SINCE = { "": "any time", "1": "last 24 hours", "7": "last 7 days", "30": "last 30 days" };
 const PAGE = 50;
+/** As many as a comparison takes. */
+const MOST_CHOSEN = 20;
 /** Rows in the document; above and below them is empty space of the same height. */
 const DRAWN = 120;
 /** Heights of a row and of a card, as in the style sheet. */
@@ -162,7 +164,9 @@ export function Jobs() {
   useEffect(() => {
     /** @param {KeyboardEvent} event */
     const move = (event) => {
-      if (!["j", "k"].includes(event.key) || event.ctrlKey || event.metaKey || /^(INPUT|SELECT|TEXTAREA)$/.test(/** @type {Element} */ (event.target).tagName)) return;
+      if (!["j", "k", "x", "c"].includes(event.key) || event.ctrlKey || event.metaKey || /^(INPUT|SELECT|TEXTAREA)$/.test(/** @type {Element} */ (event.target).tagName)) return;
+      if (event.key === "c") return void document.querySelector(".chosen a.button")?.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true }));
+      if (event.key === "x") return void document.activeElement?.closest("tr")?.querySelector("input")?.click();
       const links = /** @type {HTMLElement[]} */ ([...(body.current?.querySelectorAll("a.name") || [])]);
       const now = links.indexOf(/** @type {HTMLElement} */ (document.activeElement));
       links[Math.min(links.length - 1, Math.max(0, now + (event.key === "j" ? 1 : -1)))]?.focus();
@@ -172,7 +176,8 @@ export function Jobs() {
   }, []);
 
   const drawn = rows.slice(first, first + DRAWN);
-  const isFiltered = [...query.keys()].some((key) => query.get(key));
+  const isFiltered = [...query.keys()].some((key) => key !== "chosen" && query.get(key));
+  const chosen = (query.get("chosen") || "").split(",").filter(Boolean);
   const isOld = connection.value.state === "stale" || list.failures >= 3;
   return html`<div class="head"><h1>Jobs</h1>
       <a class="button primary" href="#/new">New run</a>${h(CopyAs, copies(parameters))}</div>
@@ -188,23 +193,32 @@ export function Jobs() {
         <thead><tr aria-rowindex="1">${["Job", "State", "Progress", "Loss", "Base", "Alias", "By", "Started", "Took"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
         <tbody ref=${body}>
           ${first > 0 && html`<tr key="above" aria-hidden="true" class="space" style=${{ height: `${first * height}px` }}></tr>`}
-          ${drawn.map((job, index) => h(Row, { key: job.id, job, index: first + index + 2 }))}
+          ${drawn.map((job, index) => h(Row, { key: job.id, job, index: first + index + 2, chosen }))}
           ${rows.length > first + DRAWN && html`<tr key="below" aria-hidden="true" class="space" style=${{ height: `${(rows.length - first - DRAWN) * height}px` }}></tr>`}
         </tbody></table>
+        ${chosen.length > 0 && h(Chosen, { chosen })}
         <p class="faint end">${hasMore ? "Loading more…" : `${rows.length} ${rows.length === 1 ? "job" : "jobs"}`}</p>`}`;
 }
 
-/** @param {{job: any, index: number}} props */
-function Row({ job, index }) {
+/** What can be done with the chosen jobs. @param {{chosen: string[]}} props */
+function Chosen({ chosen }) {
+  return html`<div class="chosen" role="group" aria-label="Chosen jobs"><b>${chosen.length} chosen</b>
+    ${chosen.length > 1 ? html`<a class="button primary" href=${to(["compare"], { jobs: chosen.join(",") })}>Compare</a>` : html`<span class="faint">choose another one to compare</span>`}
+    <button type="button" onClick=${() => change({ chosen: "" }, { replace: true })}>Clear</button></div>`;
+}
+
+/** @param {{job: any, index: number, chosen: string[]}} props */
+function Row({ job, index, chosen }) {
   const target = to(["runs", job.id]);
   const name = plain(job.name || job.kind, 80);
   /** @param {MouseEvent} event */
   const open = (event) => {
-    if (!(/** @type {Element} */ (event.target).closest("a, button")) && !getSelection()?.toString()) go(target);
+    if (!(/** @type {Element} */ (event.target).closest("a, button, input")) && !getSelection()?.toString()) go(target);
   };
   const isDone = ["succeeded", "failed", "cancelled"].includes(job.state);
   return html`<tr aria-rowindex=${index} onClick=${open} class=${job.state}>
-    <td class="job"><a class="name" href=${target}>${name}</a><small title=${job.id}>${job.kind === "finetune" ? "" : `${plain(job.kind)} `}${tail(job.id)}</small></td>
+    <td class="job">${job.kind === "finetune" && html`<input type="checkbox" class="choose" aria-label="Choose ${name} ${tail(job.id)}" checked=${chosen.includes(job.id)} disabled=${chosen.length >= MOST_CHOSEN && !chosen.includes(job.id)}
+      onChange=${() => change({ chosen: (chosen.includes(job.id) ? chosen.filter((id) => id !== job.id) : [...chosen, job.id]).join(",") }, { replace: true })} />`}<a class="name" href=${target}>${name}</a><small title=${job.id}>${job.kind === "finetune" ? "" : `${plain(job.kind)} `}${tail(job.id)}</small></td>
     <td class="state">${h(Badge, { state: job.state, stage: job.stage })}</td>
     <td class="doing">${h(Doing, { job })}</td>
     <td class="number loss" data-name="loss">${loss(job.train_loss)}</td>

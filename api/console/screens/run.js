@@ -39,7 +39,8 @@ export function Run({ parts, query }) {
   const tabs = TABS.filter(([tab]) => tab !== "samples" || job.result?.self_evaluation);
   return html`<p class="crumbs"><a href="#/jobs">Jobs</a></p>
     <div class="head"><h1>${plain(job.name || job.kind)}</h1>${h(Actions, { job, reload })}
-      ${job.kind === "finetune" && html`<a class="button" href=${to(["new"], { from: job.id })}>Again, with changes</a>`}${h(CopyAs, copies(job))}</div>
+      ${job.kind === "finetune" && html`<a class="button" href=${to(["new"], { from: job.id })}>Again, with changes</a>
+        <a class="button" href=${to(["jobs"], { chosen: job.id })}>Compare</a>`}${h(CopyAs, copies(job))}</div>
     <div class="run-head">${h(Badge, { state: job.state, stage: job.stage })}
       ${job.state === "running" && job.progress?.eta_seconds ? html`<span>about ${duration(job.progress.eta_seconds)} left</span>` : ""}
       <span>${plain(job.base_model)}</span>

@@ -25,7 +25,9 @@ from shared.database.job_states import JobState
 from shared.database.records import Kind
 from shared.scheduling.types import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
-app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, logs, cancel, pause, resume, priority, merge.")
+app = typer.Typer(
+    no_args_is_help=True, help="Jobs: list, show, compare, watch, logs, cancel, pause, resume, priority, merge."
+)
 console = plain_console()
 
 LAST_EVENTS = 10
@@ -109,6 +111,46 @@ def show(
     lines += [f"  {event['created_at'][11:19]}  {event['message']}" for event in told]
     for line in lines:
         typer.echo(line)
+
+
+@app.command("compare")
+def compare(
+    job_ids: Annotated[list[str], typer.Argument(metavar="JOB...", help="Two or more fine-tuning jobs.")],
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="One of them. Default: the job whose adapter its alias points to now, else the first."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also settings that do not differ.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare jobs: settings that differ, with who decided them in parentheses, and results."""
+    body: dict[str, Any] = {"jobs": [resolve_job_id(job_id) for job_id in job_ids]}
+    if baseline:
+        body["baseline"] = resolve_job_id(baseline)
+    found = call("POST", "/v1/plans:compare", json=body)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    names = [f"{job['name']} {shorten_ids(job['id'])}" for job in found["jobs"]]
+    columns = [
+        "",
+        *(
+            f"{name} (baseline)" if job["id"] == found["baseline"] else name
+            for job, name in zip(found["jobs"], names, strict=True)
+        ),
+    ]
+    rows = [
+        [row["path"], *(_told(value, source) for value, source in zip(row["values"], row["sources"], strict=True))]
+        for row in found["rows"]
+        if everything or row["differs"]
+    ]
+    rows += [[row["path"], *map(_told, row["values"])] for row in found["results"]]
+    print_table(columns, rows)
+
+
+def _told(value: object, source: str | None = None) -> str:
+    text = "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{text} ({source})" if source else text
 
 
 app.command("watch")(watch_job)

@@ -307,6 +307,7 @@ MATRIX: dict[str, tuple[Case, ...]] = {
         Case(Rule.SEE, TRAINER, EVAL, evaluate, passes=201),
     ),
     "POST /v1/plans": (Case(Rule.SEE, TRAINER, FILE, lambda file_id: {"json": {"contract": contract(file_id)}}),),
+    "POST /v1/plans:compare": (Case(Rule.SEE, kind=FINISHED, body=lambda job_id: {"json": {"jobs": [job_id]}}),),
     "GET /v1/jobs/{job_id}": (Case(Rule.SEE, kind=FINISHED),),
     "PATCH /v1/jobs/{job_id}": (Case(Rule.CHANGE, TRAINER, QUEUED, lower_priority),),
     "GET /v1/jobs/{job_id}/preflight": (Case(Rule.SEE, kind=FINISHED),),

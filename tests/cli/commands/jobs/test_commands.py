@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from shared.database.leases import Leases
@@ -47,6 +49,20 @@ def test_list_filters_and_pages(installation: CliInstallation) -> None:
     assert first.stderr == f"older ones: the same command with --after ftjob-…{made[2][-6:]}\n"
     assert listed("--limit", "2", "--after", made[2]) == [made[1], made[0]]
     assert "is not a time: give 2h, 7d" in installation.invoke("jobs", "list", "--since", "soon", code=2).output
+
+
+def test_compare_prints_what_differs(installation: CliInstallation, rows: str) -> None:
+    for epochs in ("2", "3"):
+        installation.mens(
+            "train", rows, "--model", "tiny", "--epochs", epochs, "--batch-size", "2", "--no-publish", "--no-watch"
+        )
+    later, earlier = (job.id for job in installation.services.jobs.list(after=None, limit=2))
+    printed = installation.mens("jobs", "compare", earlier, later)
+    assert "exec.epochs\t2 (explicit)\t3 (explicit)\n" in printed
+    assert "exec.batch_size" not in printed
+    assert "exec.batch_size" in installation.mens("jobs", "compare", earlier, later, "--all")
+    found = json.loads(installation.mens("jobs", "compare", earlier, later, "--baseline", later, "--json"))
+    assert found["baseline"] == later
 
 
 def test_show_prints_the_last_events(installation: CliInstallation, rows: str) -> None:
