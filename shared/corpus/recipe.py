@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from shared.corpus.mixing.mix_file import Mix, MixModel, MixSource, recipe_invalid
-from shared.yaml_document import read_document
+from shared.corpus.mixing.mix_file import Mix, MixModel, MixSource, read_recipe_file, recipe_invalid
 
 PULLED, PULLED_ROWS, UNITS, PAIRS = "pulled", "pulled.jsonl", "units", "pairs"
 GENERATED, FILTERED = "generated", "filtered"
@@ -101,11 +100,7 @@ def read_recipe(path: Path) -> CorpusRecipe:
     Raises:
         InvalidRequest: ``CORPUS_RECIPE_INVALID``, with the path of the field as ``param`` and its line in ``details``.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise recipe_invalid(f"{path} is not UTF-8.", "", None) from None
-    recipe = read_document(text, CorpusRecipe, "recipe", recipe_invalid)
+    recipe = read_recipe_file(path, CorpusRecipe, "recipe")
     if recipe.pull is None and recipe.extract is None and recipe.generate is None and not recipe.mix.sources:
         raise recipe_invalid(
             "The recipe has no source: name `pull`, `extract`, `generate` or `mix.sources`.", "mix.sources", None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
-from cli.output import counted, plain_console
-from shared.errors import MensError
+from cli.commands.corpus.stage_run import run_stage
+from cli.output import counted
+
+if TYPE_CHECKING:
+    from shared.corpus.shards import ShardIndex
 
 KINDS = {
     "module": "modules", "function": "functions", "class": "classes", "method": "methods", "test": "tests",
@@ -39,23 +41,18 @@ def extract(
     Links are not followed. Generated, minified and vendored files are left out, and files that do not compile. The
     next step is `mens corpus pairs units`.
     """
-    import msgspec
-
-    from shared.corpus.keys import stage_key
     from shared.corpus.units.extraction import Extraction
 
-    try:
-        stage = Extraction(tuple(paths), tuple(dict.fromkeys(language)), license_, processes)
-        index = stage.run(out, stage_key(stage.name, stage.version, stage.parameters(), stage.inputs()))
-    except MensError as error:
-        fail_with(error)
-    if as_json:
-        typer.echo(msgspec.json.encode(index))
-        return
-    console = plain_console()
-    console.print(f"{counted(index.rows, 'unit')} of {counted(index.report['files'], 'file')} in {out}")
-    for kind, count in index.report["units"].items():
-        console.print(f"  {count:>8,} {KINDS[kind]}")
-    if index.report["left_out"]:
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in index.report["left_out"].items())
-        console.print(f"left out: {reasons}")
+    def describe(index: ShardIndex) -> str:
+        return f"{counted(index.rows, 'unit')} of {counted(index.report['files'], 'file')} in {out}"
+
+    def parts(index: ShardIndex) -> dict[str, int]:
+        return {KINDS[kind]: count for kind, count in index.report["units"].items()}
+
+    run_stage(
+        lambda: Extraction(tuple(paths), tuple(dict.fromkeys(language)), license_, processes),
+        out,
+        describe,
+        parts,
+        as_json=as_json,
+    )

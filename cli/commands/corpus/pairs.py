@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
-from cli.output import counted, plain_console
-from shared.errors import MensError
+from cli.commands.corpus.stage_run import run_stage
+from cli.output import counted
+
+if TYPE_CHECKING:
+    from shared.corpus.shards import ShardIndex
 
 
 def pairs(
@@ -34,23 +36,12 @@ def pairs(
     Every answer passes the checker of its language. Stubs are left out. The rows are training rows already: try
     `mens data check pairs/part-00000.jsonl`.
     """
-    import msgspec
-
-    from shared.corpus.keys import stage_key
     from shared.corpus.pairs.making import Pairing
 
-    try:
-        stage = Pairing(tuple(sources), tuple(rule or ()), processes)
-        index = stage.run(out, stage_key(stage.name, stage.version, stage.parameters(), stage.inputs()))
-    except MensError as error:
-        fail_with(error)
-    if as_json:
-        typer.echo(msgspec.json.encode(index))
-        return
-    console = plain_console()
-    console.print(f"{counted(index.rows, 'row')} in {out}")
-    for name, count in index.report["rows"].items():
-        console.print(f"  {count:>8,} {name}")
-    if index.report["left_out"]:
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in index.report["left_out"].items())
-        console.print(f"left out: {reasons}")
+    def describe(index: ShardIndex) -> str:
+        return f"{counted(index.rows, 'row')} in {out}"
+
+    def parts(index: ShardIndex) -> dict[str, int]:
+        return dict(index.report["rows"])
+
+    run_stage(lambda: Pairing(tuple(sources), tuple(rule or ()), processes), out, describe, parts, as_json=as_json)

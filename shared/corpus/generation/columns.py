@@ -21,11 +21,10 @@ from shared.corpus.generation.model_columns import (
     PreferColumn,
     Price,
 )
-from shared.corpus.mixing.mix_file import Decontaminate, Dedup, MixModel, recipe_invalid
+from shared.corpus.mixing.mix_file import Decontaminate, Dedup, MixModel, read_recipe_file, recipe_invalid
 from shared.errors import MensError
 from shared.graders.model_graders import judging_models
 from shared.graders.templates import paths_of
-from shared.yaml_document import read_document
 
 MAX_ROWS = 10_000_000
 MAX_NUMBER = 1e15
@@ -204,11 +203,7 @@ def read_generation(path: Path) -> GenerationRecipe:
     Raises:
         InvalidRequest: ``CORPUS_RECIPE_INVALID``, with the path of the field as ``param``.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise recipe_invalid(f"{path} is not UTF-8.", "", None) from None
-    recipe = _with_prompts(read_document(text, GenerationRecipe, "recipe", recipe_invalid))
+    recipe = _with_prompts(read_recipe_file(path, GenerationRecipe, "recipe"))
     names: list[str] = []
     for number, column in enumerate(recipe.columns):
         place = f"columns.{number}"

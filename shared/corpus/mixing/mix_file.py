@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from shared.corpus.mixing.record_formats import RecordFormat
 from shared.datasets.duplicates import SIMILAR
 from shared.errors import Code, InvalidRequest
-from shared.yaml_document import read_document
+from shared.yaml_document import Model, read_document
 
 Share = Annotated[FiniteFloat, Field(gt=0, lt=1)]
 DEFAULT_SEED = 42
@@ -101,11 +101,20 @@ def read_mix(path: Path) -> Mix:
     Raises:
         InvalidRequest: ``CORPUS_RECIPE_INVALID``, with the path of the field as ``param`` and its line in ``details``.
     """
+    return read_recipe_file(path, Mix, "mix")
+
+
+def read_recipe_file(path: Path, model: type[Model], noun: str) -> Model:
+    """Read a file of a corpus that a person writes.
+
+    Raises:
+        InvalidRequest: as :func:`read_mix`.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise recipe_invalid(f"{path} is not UTF-8.", "", None) from None
-    return read_document(text, Mix, "mix", recipe_invalid)
+    return read_document(text, model, noun, recipe_invalid)
 
 
 def recipe_invalid(message: str, param: str, line: int | None) -> InvalidRequest:

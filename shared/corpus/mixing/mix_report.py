@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import msgspec
 
 from shared.corpus.filters.contamination import Overlap
 
+Label = tuple[str | None, str | None, str | None, int | None]
+"""A row's category, lane, origin and rating."""
 REPORT_SUFFIX = ".mix_report.json"
 
 
@@ -131,3 +135,23 @@ def _inputs(report: MixReport) -> Any:
         report.strict,
         [(source.path, source.source_fingerprint) for source in report.sources],
     )
+
+
+def metadata_of(seed: int, files: Sequence[OutputFile], counts: Counter[tuple[int, bool, Label]]) -> dict[str, Any]:
+    """Return the summary of the output that lies next to it."""
+    found: dict[str, Counter[str]] = {
+        "categories": Counter(),
+        "lanes": Counter(),
+        "origins": Counter(),
+        "ratings": Counter(),
+    }
+    for (_, is_held_out, label), rows in counts.items():
+        if not is_held_out:
+            for counter, value in zip(found.values(), label, strict=True):
+                counter["(none)" if value is None else str(value)] += rows
+    return {
+        "schema": 1,
+        "seed": seed,
+        "files": list(files),
+        **{name: dict(sorted(counter.items())) for name, counter in found.items()},
+    }

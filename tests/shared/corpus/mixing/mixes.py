@@ -56,4 +56,4 @@ def divided(monkeypatch: pytest.MonkeyPatch, processes: int, part_bytes: int = 3
     monkeypatch.setattr("shared.datasets.file_parts.PART_BYTES", part_bytes)
     monkeypatch.setattr("shared.datasets.file_parts._SCAN_BYTES", 1_000)
     monkeypatch.setattr("shared.datasets.file_parts._processors", lambda: processes)
-    monkeypatch.setattr("shared.corpus.mixing.mix.RANGE_BYTES", 5_000)
+    monkeypatch.setattr("shared.corpus.mixing.mix_run.RANGE_BYTES", 5_000)
