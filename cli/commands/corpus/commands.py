@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cli.commands.corpus import build, extract, generate, mix, pairs, pull, where
+from cli.commands.corpus import build, extract, generate, mix, pairs, pull, retract, stats, validate, where
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,4 +16,7 @@ app.command("generate")(generate.generate)
 app.command("mix")(mix.mix)
 app.command("pairs")(pairs.pairs)
 app.command("pull")(pull.pull)
+app.command("retract")(retract.retract)
+app.command("stats")(stats.stats)
+app.command("validate")(validate.validate)
 app.command("where")(where.where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -11,22 +12,51 @@ import typer
 
 from cli.client.connection import fail_with
 from cli.client.json_errors import note_json
-from cli.output import plain_console, printable
+from cli.client.parents import find_or_read_manifest
+from cli.client.trained_adapters import AdaptersOption, adapters_by_digest
+from cli.output import counted, plain_console, printable
 from shared.corpus.provenance import SOURCES_SUFFIX, Provenance, read_provenance
 from shared.errors import ArtifactInvalid, Code, MensError, NotFound
+from shared.hashing import digest_file
 
 
 def where(
-    row_id: Annotated[str, typer.Argument(metavar="ROW_ID", help="`id` of the row: 16 hexadecimal digits.")],
+    row_id: Annotated[
+        str | None, typer.Argument(metavar="ROW_ID", help="`id` of the row: 16 hexadecimal digits. Or --adapter.")
+    ] = None,
     corpus: Annotated[
         Path,
         typer.Option(
             "--in", exists=True, help="Folder of the corpus, searched with its subfolders, or one `.sources.jsonl`."
         ),
     ] = Path(),
+    adapters: AdaptersOption = False,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADAPTER",
+            help="Show where the rows of an adapter come from: its id, an alias, or its folder on this machine.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the records as JSON.")] = False,
 ) -> None:
-    """Show where a row comes from: its source, file and line, and what was done to it."""
+    """Show where a row comes from: its source, file and line, what was done to it, and which adapters were trained on it.
+
+    Example: mens corpus where 3f9a0c1d2e4b5a69 --in my-corpus --adapters
+
+    With --adapter instead of a row, the files that it was trained on are looked for by their digest, and their rows are counted by source.
+    """
+    if (row_id is None) == (adapter is None):
+        raise typer.BadParameter("Name a row, or an adapter with --adapter.", param_hint="ROW_ID")
+    if adapter is not None:
+        _print_adapter(corpus, adapter, as_json=as_json)
+        return
+    assert row_id is not None
+    _print_row(corpus, row_id, adapters=adapters, as_json=as_json)
+
+
+def _print_row(corpus: Path, row_id: str, *, adapters: bool, as_json: bool) -> None:
+    """Print the records of a row."""
     try:
         records = list(_records(corpus, row_id))
     except MensError as error:
@@ -40,10 +70,14 @@ def where(
                 param="row_id",
             )
         )
+    digests = {path: digest for path, _ in records if (digest := _rows_digest(path))} if adapters else {}
+    trained = adapters_by_digest(set(digests.values()))
     if as_json:
-        typer.echo(
-            msgspec.json.encode([{"file": str(path), **msgspec.to_builtins(record)} for path, record in records])
-        )
+        listed = [{"file": str(path), **msgspec.to_builtins(record)} for path, record in records]
+        for entry, (path, _) in zip(listed, records, strict=True):
+            if adapters:
+                entry["adapters"] = trained.get(digests.get(path, ""), [])
+        typer.echo(msgspec.json.encode(listed))
         return
     console = plain_console()
     for path, record in records:
@@ -52,11 +86,45 @@ def where(
         for name in ("locator", "license", "stages", "parents", "generator", "redactions", "checks"):
             if value := getattr(record, name):
                 console.print(printable(f"  {name}: {_plain(value)}"))
+        if names := trained.get(digests.get(path, "")):
+            console.print(f"  adapters: {', '.join(names)}")
+
+
+def _print_adapter(corpus: Path, adapter: str, *, as_json: bool) -> None:
+    """Print the files that an adapter was trained on, and their rows by source."""
+    try:
+        manifest = find_or_read_manifest(adapter)
+        digests = {digest: role for role, digest in (manifest.source_digests or {}).items()}
+        files: list[tuple[str, Path, dict[str, int]]] = []
+        for path in _provenance_files(corpus):
+            if role := digests.get(_rows_digest(path) or ""):
+                counts = Counter(record.source for record in read_provenance(path))
+                files.append((role, _rows_of(path), dict(sorted(counts.items()))))
+    except MensError as error:
+        fail_with(error)
+    if not files:
+        fail_with(
+            NotFound(
+                Code.CORPUS_ROW_NOT_FOUND,
+                f"No file below {corpus} with provenance is one that {adapter} was trained on.",
+                remedy="Name the folder of its corpus with --in. A file that was changed since has another digest.",
+                param="adapter",
+            )
+        )
+    if as_json:
+        typer.echo(
+            msgspec.json.encode([{"role": role, "file": str(path), "sources": counts} for role, path, counts in files])
+        )
+        return
+    console = plain_console()
+    for role, path, sources in files:
+        console.print(printable(f"{role}: {path}"), soft_wrap=True)
+        for source, count in sources.items():
+            console.print(printable(f"  {source}: {counted(count, 'row')}"), soft_wrap=True)
 
 
 def _records(corpus: Path, row_id: str) -> Iterator[tuple[Path, Provenance]]:
-    files = sorted(corpus.rglob(f"*{SOURCES_SUFFIX}")) if corpus.is_dir() else [corpus]
-    for path in files:
+    for path in _provenance_files(corpus):
         try:
             yield from ((path, record) for record in read_provenance(path) if record.id == row_id)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -66,6 +134,20 @@ def _records(corpus: Path, row_id: str) -> Iterator[tuple[Path, Provenance]]:
                 remedy=f"Run the stage that writes it again, or name another folder or *{SOURCES_SUFFIX} with --in.",
                 param="in",
             ) from None
+
+
+def _provenance_files(corpus: Path) -> list[Path]:
+    return sorted(corpus.rglob(f"*{SOURCES_SUFFIX}")) if corpus.is_dir() else [corpus]
+
+
+def _rows_of(provenance: Path) -> Path:
+    return provenance.with_name(provenance.name.removesuffix(SOURCES_SUFFIX) + ".jsonl")
+
+
+def _rows_digest(provenance: Path) -> str | None:
+    """Return the digest of the rows next to a file of provenance; None if that file is missing."""
+    rows = _rows_of(provenance)
+    return digest_file(rows) if rows.is_file() else None
 
 
 def _plain(value: object) -> str:

@@ -1,0 +1,68 @@
+"""``mens corpus retract``: rows of a table that never come again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from cli.client.connection import fail_with
+from cli.client.json_errors import note_json
+from cli.client.trained_adapters import AdaptersOption, adapters_by_digest
+from cli.output import counted, plain_console, printable
+from shared.errors import MensError
+
+
+def retract(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="PULL", exists=True, file_okay=False, help="Folder of a pull, such as corpus/pulled."),
+    ],
+    keys: Annotated[
+        Path,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="File with one key per line, as JSON, such as the gone.jsonl of `pull --full`.",
+        ),
+    ],
+    corpus: Annotated[
+        Path,
+        typer.Option("--in", exists=True, file_okay=False, help="Folder that is searched for files with such rows."),
+    ] = Path(),
+    adapters: AdaptersOption = False,
+    as_json: Annotated[bool, typer.Option("--json", callback=note_json, help="Print the result as JSON.")] = False,
+) -> None:
+    """Never take rows of these keys again, and list the files, and with --adapters the adapters, that have them.
+
+    Example: mens corpus retract corpus/pulled --keys keys.jsonl --adapters
+
+    The next build, and `mens corpus pull --file`, leave the rows out, also if the table has them again. Files that exist are not changed: run
+    the build again, and train on the new file.
+    """
+    from shared.corpus.reading.retraction import find_affected, parse_keys
+    from shared.corpus.reading.retraction import retract as run
+
+    try:
+        wanted = parse_keys(keys)
+        added = run(folder, wanted)
+        files = list(find_affected(folder, corpus, wanted))
+    except MensError as error:
+        fail_with(error)
+    trained = adapters_by_digest({file.sha256 for file in files}) if adapters else {}
+    if as_json:
+        listed = [msgspec.to_builtins(file) | {"adapters": trained.get(file.sha256, [])} for file in files]
+        typer.echo(msgspec.json.encode({"keys": len(wanted), "new": added, "files": listed}))
+        return
+    console = plain_console()
+    console.print(f"{counted(added, 'new key')} of {counted(len(wanted), 'key')} retracted in {folder}", soft_wrap=True)
+    for file in files:
+        console.print(printable(f"{file.path} has {counted(file.rows, 'row')} of them"), soft_wrap=True)
+        for name in trained.get(file.sha256, []):
+            console.print(f"  adapter {name} was trained on it")
+    if files:
+        console.print(
+            "Next: run the build again, and train on the new file. Delete an adapter with `mens models delete`."
+        )
