@@ -25,6 +25,22 @@ class AnswerCode:
     is_bare: bool
 
 
+def blocks_of(answer: str) -> list[str]:
+    """Return the contents of the fenced blocks of an answer, in order; a block without an end reaches to the end."""
+    blocks: list[list[str]] = []
+    fence = ""
+    for line in answer.split("\n"):
+        found = FENCE.match(line)
+        if fence and found and found[1].startswith(fence) and not found[2]:
+            fence = ""
+        elif not fence and found:
+            fence = found[1]
+            blocks.append([])
+        elif fence:
+            blocks[-1].append(line)
+    return ["\n".join(lines) for lines in blocks]
+
+
 def code_of(answer: str) -> AnswerCode:
     """Return the code of an answer: all fenced blocks, in order; a block without an end reaches to the end."""
     code: list[str] = []

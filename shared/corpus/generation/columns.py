@@ -20,6 +20,8 @@ from shared.corpus.generation.model_columns import (
     ModelColumn,
     PreferColumn,
     Price,
+    SelfAlignColumn,
+    SelfInstructColumn,
 )
 from shared.corpus.mixing.mix_file import Decontaminate, Dedup, MixModel, read_recipe_file, recipe_invalid
 from shared.errors import MensError
@@ -150,7 +152,9 @@ ColumnSpec = Annotated[
     | Annotated[AnswerColumn, Tag("answer")]
     | Annotated[JudgeColumn, Tag("judge")]
     | Annotated[PreferColumn, Tag("prefer")]
-    | Annotated[BackTranslateColumn, Tag("back_translate")],
+    | Annotated[BackTranslateColumn, Tag("back_translate")]
+    | Annotated[SelfInstructColumn, Tag("self_instruct")]
+    | Annotated[SelfAlignColumn, Tag("self_align")],
     Discriminator(_kind),
 ]
 

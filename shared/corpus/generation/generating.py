@@ -20,7 +20,7 @@ from shared.corpus.generation.columns import (
     UnitColumn,
     read_generation,
 )
-from shared.corpus.generation.model_columns import ModelColumn
+from shared.corpus.generation.model_columns import ModelColumn, SelfInstructColumn
 from shared.corpus.generation.model_rows import RESPONSES, ModelAccess, ModelRows, RunReport, no_rows
 from shared.corpus.generation.output_filters import MadeRow
 from shared.corpus.generation.planning import PlannedRequests, plan_requests
@@ -70,7 +70,11 @@ class Generation:
     def inputs(self) -> dict[str, str]:
         """Return the digest of each file of a column."""
         self._samplers  # noqa: B018 - names a file that is missing
-        files = [column.file for column in self.recipe.columns if isinstance(column, LinesColumn | RowsColumn)]
+        if self.recipe.models:
+            self._model_rows.pools()  # likewise
+        columns = self.recipe.columns
+        files = [column.file for column in columns if isinstance(column, LinesColumn | RowsColumn)]
+        files += [column.seeds for column in columns if isinstance(column, SelfInstructColumn)]
         found = {file: digest_file(self.path.parent / file) for file in files}
         for column in self.recipe.columns:
             if isinstance(column, UnitColumn) and (index := read_index(self.path.parent / column.path)):

@@ -12,7 +12,7 @@ from shared.graders.types import Grader
 MAX_TOKENS = 131_072
 MAX_SAMPLES = 64
 """Most answers to one prompt."""
-TEMPLATES = ("system", "prompt", "text")
+TEMPLATES = ("system", "prompt", "text", "about")
 """Fields that are templates."""
 Temperature = Annotated[FiniteFloat, Field(ge=0, le=2)]
 SampledTemperature = Annotated[FiniteFloat, Field(gt=0, le=2)]
@@ -162,6 +162,46 @@ class BackTranslateColumn(ModelColumn):
     def requests(self) -> int:
         """One for the instruction, one for the judgement."""
         return 2
+
+
+class SelfInstructColumn(ModelColumn):
+    """A new instruction in the manner of examples, most of them by people.
+
+    Attributes:
+        seeds: file of instructions by people, one per line.
+        about: template of what the instruction is about.
+    """
+
+    method: Literal["self_instruct"]
+    seeds: str
+    about: str | None = None
+    max_tokens: int = Field(256, ge=1, le=MAX_TOKENS)
+    temperature: SampledTemperature = 1.0
+
+
+class SelfAlignColumn(ModelColumn):
+    """A task in the manner of some code, and an answer that passes the tests that the model wrote with it.
+
+    Attributes:
+        text: template of the code.
+        n: answers to each task.
+    """
+
+    method: Literal["self_align"]
+    text: str
+    n: int = Field(4, ge=1, le=MAX_SAMPLES)
+    max_tokens: int = Field(1_024, ge=1, le=MAX_TOKENS)
+    temperature: SampledTemperature = 0.7
+
+    @property
+    def requests(self) -> int:
+        """One for the concepts, one for the task, one for each answer."""
+        return 2 + self.n
+
+    @property
+    def runs_code(self) -> bool:
+        """True: its answers are tested."""
+        return True
 
 
 class GenerationBudget(MixModel):

@@ -22,16 +22,22 @@ from shared.corpus.generation.methods.back_translate import back_translate
 from shared.corpus.generation.methods.judge import judge
 from shared.corpus.generation.methods.method import Method, MethodTools, RowRequests
 from shared.corpus.generation.methods.prefer import prefer
+from shared.corpus.generation.methods.self_align import TEST_LIMITS, self_align
+from shared.corpus.generation.methods.self_instruct import OF_PEOPLE, ROUND, InstructionPool, self_instruct
 from shared.corpus.generation.model_columns import (
     AnswerColumn,
     BackTranslateColumn,
     JudgeColumn,
     ModelColumn,
     PreferColumn,
+    SelfAlignColumn,
+    SelfInstructColumn,
 )
 from shared.corpus.generation.output_filters import MadeRow, OutputFilters
 from shared.corpus.generation.responses import ResponseStore
-from shared.corpus.generation.samplers import Sampler
+from shared.corpus.generation.samplers import Sampler, lines_of
+from shared.corpus.mixing.mix_file import recipe_invalid
+from shared.corpus.verdicts import VerdictCode
 from shared.errors import Code, InvalidRequest, MensError
 from shared.graders.grading import check_runnable, has_code
 from shared.sandbox.client import Sandbox
@@ -43,11 +49,15 @@ RESPONSES = "responses"
 """Folder of the responses, in the folder of the rows."""
 CONCURRENCY = 8
 _FILTERED_AT_ONCE = 64
+MadeLater = Future[tuple[MadeRow, dict[str, Any]]]
+"""A row and the values of its columns."""
 _METHODS: dict[type[ModelColumn], Method] = {
     AnswerColumn: answer,
     JudgeColumn: judge,
     PreferColumn: prefer,
     BackTranslateColumn: back_translate,
+    SelfInstructColumn: self_instruct,
+    SelfAlignColumn: self_align,
 }
 
 
@@ -131,7 +141,9 @@ class ModelRows:
             # Before the pool waits for its threads: those must not send what still waits for a retry.
             stack.callback(asker.stop)
             batch: list[MadeRow] = []
-            for made in self._in_order(pool, MethodTools(asker, checkers, sandbox), count, report):
+            for made in self._in_order(
+                pool, MethodTools(asker, self.recipe.seed, checkers, sandbox, self.pools()), count, report
+            ):
                 batch.append(made)
                 if len(batch) == _FILTERED_AT_ONCE:
                     yield from _filtered(filters, batch, report)
@@ -168,7 +180,8 @@ class ModelRows:
         checkers = stack.enter_context(ContainedCheckers())
         sandbox = None
         if any(map(has_code, graders)) or any(column.runs_code for column in self.recipe.model_columns):
-            sandbox = stack.enter_context(Sandbox.open(probe(self.access.sandbox)))
+            limits = TEST_LIMITS if any(column.runs_code for column in self.recipe.model_columns) else None
+            sandbox = stack.enter_context(Sandbox.open(probe(self.access.sandbox), limits))
         for grader in graders:
             check_runnable(grader, sandbox)
         return sandbox, checkers
@@ -177,17 +190,16 @@ class ModelRows:
         self, pool: ThreadPoolExecutor, tools: MethodTools, count: int, report: RunReport
     ) -> Iterator[MadeRow]:
         """Yield the rows that were not dropped. A bounded number of them is made ahead."""
-        waiting: deque[Future[MadeRow]] = deque()
-        numbers = iter(range(count))
-        ahead = 4 * self.access.concurrency
+        waiting: deque[MadeLater] = deque()
+        numbers = deque(range(count))
         done = 0
         while True:
-            while len(waiting) < ahead and (number := next(numbers, None)) is not None:
-                waiting.append(pool.submit(self._make, number, tools))
+            self._submit(pool, tools, numbers, waiting)
             if not waiting:
                 return
             try:
-                made = waiting.popleft().result()
+                made, values = waiting.popleft().result()
+                _add_instructions(tools, values)
             except RowDropped as drop:
                 report.dropped[drop.code] += 1
                 report.first_refusal = report.first_refusal or drop.note
@@ -205,7 +217,37 @@ class ModelRows:
             done += 1
             self.access.progress(done)
 
-    def _make(self, number: int, tools: MethodTools) -> MadeRow:
+    def _submit(
+        self, pool: ThreadPoolExecutor, tools: MethodTools, numbers: deque[int], waiting: deque[MadeLater]
+    ) -> None:
+        """Begin the next rows."""
+        while numbers and len(waiting) < 4 * self.access.concurrency:
+            if tools.pools and numbers[0] % ROUND == 0:
+                # The examples of a round are the instructions of all rows before it.
+                if waiting:
+                    return
+                for instructions in tools.pools.values():
+                    instructions.begin_round()
+            waiting.append(pool.submit(self._make, numbers.popleft(), tools))
+
+    def pools(self) -> dict[str, InstructionPool]:
+        """Return the instructions of people, by column.
+
+        Raises:
+            NotFound: ``CORPUS_SOURCE_MISSING``.
+            InvalidRequest: ``CORPUS_RECIPE_INVALID``: fewer than six.
+        """
+        pools = {}
+        for number, column in enumerate(self.recipe.columns):
+            if isinstance(column, SelfInstructColumn):
+                seeds = list(dict.fromkeys(lines_of(self.folder / column.seeds, column.name)))
+                if len(seeds) < OF_PEOPLE:
+                    message = f"{column.seeds} has {len(seeds)} different instructions; {OF_PEOPLE} are needed."
+                    raise recipe_invalid(message, f"columns.{number}.seeds", None)
+                pools[column.name] = InstructionPool(seeds)
+        return pools
+
+    def _make(self, number: int, tools: MethodTools) -> tuple[MadeRow, dict[str, Any]]:
         row = RowRequests(number, tools)
         for column in self.recipe.columns:
             if isinstance(column, ModelColumn):
@@ -216,7 +258,20 @@ class ModelRows:
         made.provenance.generator = row.generators
         made.provenance.redactions = row.redactions
         made.provenance.checks = row.checks
-        return made
+        return made, row.values
+
+
+def _add_instructions(tools: MethodTools, values: Mapping[str, Any]) -> None:
+    """Add the instructions of a row, the next one in order, to the pools.
+
+    Raises:
+        RowDropped: ``NOT_NEW``: one is similar to that of a row before it, which was made at the same time.
+    """
+    for name, pool in tools.pools.items():
+        if not pool.is_new(values[name], in_round=True):
+            raise RowDropped(VerdictCode.NOT_NEW)
+    for name, pool in tools.pools.items():
+        pool.add(values[name])
 
 
 def _filtered(filters: OutputFilters, batch: list[MadeRow], report: RunReport) -> Iterator[MadeRow]:

@@ -94,7 +94,7 @@ def _date(column: DateColumn, draw: Draw, _folder: Path) -> Sampler:
 
 
 def _rows(column: RowsColumn, draw: Draw, folder: Path) -> Sampler:
-    lines = _lines(folder / column.file, column.name)
+    lines = lines_of(folder / column.file, column.name)
     return _choice([_object(line, column, number) for number, line in enumerate(lines, start=1)], draw)
 
 
@@ -118,7 +118,7 @@ _SAMPLERS: dict[type, Callable[[Any, Draw, Path], Sampler]] = {
     GaussianColumn: _gaussian,
     PoissonColumn: lambda column, draw, _: lambda row, _values: _poisson(column.mean, draw(row)[0]),
     DateColumn: _date,
-    LinesColumn: lambda column, draw, folder: _choice(_lines(folder / column.file, column.name), draw),
+    LinesColumn: lambda column, draw, folder: _choice(lines_of(folder / column.file, column.name), draw),
     RowsColumn: _rows,
     UnitColumn: _units,
     SequenceColumn: lambda column, _draw, _folder: lambda row, _values: column.start + row * column.step,
@@ -147,7 +147,13 @@ def _poisson(mean: float, share: float) -> int:
     return count
 
 
-def _lines(path: Path, name: str) -> list[str]:
+def lines_of(path: Path, name: str) -> list[str]:
+    """Return the lines of a column's file, without blank ones.
+
+    Raises:
+        NotFound: ``CORPUS_SOURCE_MISSING``.
+        InvalidRequest: ``CORPUS_RECIPE_INVALID``: it is empty, or not UTF-8.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):

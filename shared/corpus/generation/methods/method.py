@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shared.checkers.contained import ContainedCheckers
 from shared.corpus.generation.asking import ModelAsker, ModelRequest, RowDropped
@@ -19,6 +19,9 @@ from shared.graders.templates import render
 from shared.graders.types import Grader
 from shared.sandbox.client import Sandbox
 
+if TYPE_CHECKING:
+    from shared.corpus.generation.methods.self_instruct import InstructionPool
+
 JUDGE_TOKENS = 1_024
 """Most tokens of a judgement for a grader that does not say it."""
 LIMIT = "max_completion_tokens"
@@ -30,13 +33,17 @@ class MethodTools:
     """Shared means of methods, for all rows.
 
     Attributes:
+        seed: of the recipe.
         checkers: of code.
         sandbox: of tests and of graders that run code; None if no column needs it.
+        pools: instructions of the columns with ``self_instruct``, by name.
     """
 
     asker: ModelAsker
+    seed: int = 0
     checkers: ContainedCheckers | None = None
     sandbox: Sandbox | None = None
+    pools: Mapping[str, InstructionPool] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
