@@ -18,11 +18,12 @@ const SCREENS = {
   new: { title: "New run", load: async () => (await import("./screens/new_run.js")).NewRun },
   compare: { title: "Compare", load: async () => (await import("./screens/compare.js")).Compare },
   runs: { title: "Run", load: async () => (await import("./screens/run.js")).Run },
+  gates: { title: "Gates", load: async () => (await import("./screens/gates.js")).Gates },
   playground: { title: "Playground", load: async () => (await import("./screens/playground.js")).Playground },
 };
-const TABS = [["jobs", "Jobs"], ["playground", "Playground"]];
+const TABS = [["jobs", "Jobs"], ["gates", "Gates"], ["playground", "Playground"]];
 const KEYS = [
-  ["/", "search"], ["j, k", "next and previous row"], ["Enter", "open the row"], ["x, c", "choose the row, compare the chosen"], ["g j", "jobs"], ["g n", "new run"], ["g p", "playground"], ["?", "this list"],
+  ["/", "search"], ["j, k", "next and previous row"], ["Enter", "open the row"], ["x, c", "choose the row, compare the chosen"], ["g j", "jobs"], ["g n", "new run"], ["g a", "aliases and gates"], ["g p", "playground"], ["?", "this list"],
 ];
 
 const RELOADED = "mens.reloaded";
@@ -132,6 +133,7 @@ addEventListener("keydown", (event) => {
   if (isAfterG) setTimeout(() => (isAfterG = false), 1000);
   if (was && event.key === "j") return void (event.stopImmediatePropagation(), go("#/jobs"));
   if (was && event.key === "n") return go("#/new");
+  if (was && event.key === "a") return go("#/gates");
   if (was && event.key === "p") return go("#/playground");
   if (event.key === "?") dispatchEvent(new Event("mens-keys"));
   if (event.key === "/") {

@@ -29,6 +29,7 @@ HOSTILE = [
     "lone \ud800 surrogate",
 ]
 """Names that a page must show as text."""
+POLICY = 'version: "1"\ngates:\n  supervised_ratio: {min_pct: 1}\n  truncation: {block: false}\n'
 LOAD_FAILED = re.compile(r"Failed to load resource: (?:.* status of (\d+)|net::ERR_(?:INTERNET_DISCONNECTED|FAILED))")
 
 

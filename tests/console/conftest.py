@@ -50,6 +50,24 @@ def slower(installation: Installation) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
+def receipt(installation: Installation, tuned: dict[str, Any]) -> str:
+    """Id of a receipt of the run's adapter, under the policy of the alias `support`, which is split."""
+    from tests.console.browser import POLICY
+
+    adapter = tuned["result"]["adapter_id"]
+    stored = installation.call("GET", f"/v1/jobs/{tuned['id']}/checkpoints")["data"]
+    other = next(one["id"] for one in stored if one["published"] and not one["final"])
+    split = [{"adapter": adapter, "weight": 90}, {"adapter": other, "weight": 10}]
+    installation.call("PUT", "/v1/aliases/support", json={"adapter": other, "reason": "The first that is of use."})
+    installation.call("PUT", "/v1/aliases/support", json={"targets": split, "reason": "A tenth stays for a week."})
+    installation.call("POST", "/v1/policies", json={"name": "support", "source": POLICY})
+    installation.call("PUT", "/v1/policy_assignments/alias:support", json={"policy": "support"})
+    job = installation.call("POST", "/v1/receipts", json={"adapter": adapter, "alias": "support"})
+    installation.wait_for_success(job["id"])
+    return str(installation.call("GET", "/v1/receipts", params={"job": job["id"]})["data"][0]["id"])
+
+
+@pytest.fixture(scope="session")
 def failed(installation: Installation) -> dict[str, Any]:
     """A run that was stopped for what it may use."""
     file = installation.upload()

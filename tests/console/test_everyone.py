@@ -39,6 +39,11 @@ SCREENS = {
     "settings": ("#/compare?jobs={slower},{tuned}&tab=settings", "tbody tr"),
     "answers": ("#/compare?jobs={slower},{tuned}&tab=answers", "article"),
     "chosen": ("#/jobs?chosen={slower},{tuned}", ".chosen"),
+    "gates": ("#/gates", "a.name"),
+    "alias": ("#/gates/support", "tbody tr"),
+    "policies": ("#/gates?tab=policies", ".card"),
+    "receipts": ("#/gates?tab=receipts", "tbody tr"),
+    "receipt": ("#/gates?tab=receipts&receipt={receipt}", ".gate"),
     "new": ("#/new?data.train_file={file}", ".good"),
     "new-wrong": ("#/new?data.train_file={file}&exec.epochs=0", ".fault"),
     "nothing": ("#/jobs?q=nothing+at+all", ".empty"),
@@ -49,6 +54,7 @@ IN_THE_DOCS = {
     ("samples", "light", WIDE): "console-samples.png",
     ("new", "light", WIDE): "console-new.png",
     ("compare", "dark", WIDE): "console-compare.png",
+    ("alias", "light", WIDE): "console-alias.png",
     ("run", "light", PHONE): "console-phone.png",
 }
 
@@ -79,11 +85,12 @@ def test_every_screen_is_for_everyone(
     tuned: dict[str, Any],
     slower: dict[str, Any],
     failed: dict[str, Any],
+    receipt: str,
     scheme: str,
     size: tuple[int, int],
 ) -> None:
     faults = []
-    ids = {"tuned": tuned["id"], "slower": slower["id"], "failed": failed["id"]}
+    ids = {"tuned": tuned["id"], "slower": slower["id"], "failed": failed["id"], "receipt": receipt}
     ids["file"] = tuned["contract"]["data"]["train_file"]
     with visitor.visit(state, scheme=scheme, size=size, allowed=frozenset({422})) as (page, _):
         for name, (address, sign) in SCREENS.items():
@@ -99,13 +106,19 @@ def test_every_screen_is_for_everyone(
     assert not faults, "\n".join(faults)
 
 
-def test_sign_in_and_dialogs_are_for_everyone(visitor: Visitor, state: StorageState, tuned: dict[str, Any]) -> None:
+def test_sign_in_and_dialogs_are_for_everyone(
+    visitor: Visitor, state: StorageState, tuned: dict[str, Any], receipt: str
+) -> None:
     with visitor.visit() as (page, _):
         page.get_by_label("API key").wait_for()
         assert not findings(page)
     with visitor.visit(state, hash_=f"#/runs/{tuned['id']}") as (page, _):
         page.get_by_role("button", name="Copy as…").click()
         page.get_by_role("dialog", name="Copy as").wait_for()
+        assert not findings(page)
+    with visitor.visit(state, hash_="#/gates/support") as (page, _):
+        page.get_by_role("button", name="Move or split").click()
+        page.get_by_label("move without the evidence").check()
         assert not findings(page)
 
 
