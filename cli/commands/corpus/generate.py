@@ -108,7 +108,8 @@ def _announce(plans: list[PlannedRequests], *, yes: bool) -> None:
             f"{plan.endpoint.name} ({plan.endpoint.url}): at most {counted(plan.requests, 'request')}{stored}; about "
             f"{plan.prompt_tokens:,} prompt tokens and at most {plan.answer_tokens:,} answer tokens{money}"
         )
-    if yes or all(plan.stored >= plan.requests for plan in plans):
+    # Stored responses may be those to other prompts, so they do not make the question needless.
+    if yes or not plans:
         return
     if wants_json() or not sys.stdin.isatty():
         fail("use --yes to ask models without confirmation.")

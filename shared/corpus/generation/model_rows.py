@@ -191,10 +191,9 @@ class ModelRows:
     ) -> Iterator[MadeRow]:
         """Yield the rows that were not dropped. A bounded number of them is made ahead."""
         waiting: deque[MadeLater] = deque()
-        numbers = deque(range(count))
-        done = 0
+        begun = done = 0
         while True:
-            self._submit(pool, tools, numbers, waiting)
+            begun = self._begin(pool, tools, begun, count, waiting)
             if not waiting:
                 return
             try:
@@ -217,18 +216,20 @@ class ModelRows:
             done += 1
             self.access.progress(done)
 
-    def _submit(
-        self, pool: ThreadPoolExecutor, tools: MethodTools, numbers: deque[int], waiting: deque[MadeLater]
-    ) -> None:
-        """Begin the next rows."""
-        while numbers and len(waiting) < 4 * self.access.concurrency:
-            if tools.pools and numbers[0] % ROUND == 0:
+    def _begin(
+        self, pool: ThreadPoolExecutor, tools: MethodTools, number: int, count: int, waiting: deque[MadeLater]
+    ) -> int:
+        """Begin the next rows, from a number; return that of the first row that was not begun."""
+        while number < count and len(waiting) < 4 * self.access.concurrency:
+            if tools.pools and number % ROUND == 0:
                 # The examples of a round are the instructions of all rows before it.
                 if waiting:
-                    return
+                    break
                 for instructions in tools.pools.values():
                     instructions.begin_round()
-            waiting.append(pool.submit(self._make, numbers.popleft(), tools))
+            waiting.append(pool.submit(self._make, number, tools))
+            number += 1
+        return number
 
     def pools(self) -> dict[str, InstructionPool]:
         """Return the instructions of people, by column.

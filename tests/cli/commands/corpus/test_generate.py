@@ -56,7 +56,7 @@ def test_models_are_asked_after_what_is_asked_was_printed(tmp_path: Path, monkey
         assert not server.bodies
         result = runner.invoke(app, [*command, "--accept-terms", "--yes"])
         assert (result.exit_code, result.stdout) == (0, f"6 rows in {out}\n")
-        again = runner.invoke(app, [*command, "--accept-terms"])
+        again = runner.invoke(app, [*command, "--accept-terms", "--yes"])
         assert "6 responses are stored" in again.stderr
         assert (again.exit_code, len(server.bodies)) == (0, 6)
         recipe.write_text(RECIPE + "budget: {requests: 8}\nterms: permits_training\n")
