@@ -12,6 +12,7 @@ from bench.acceptance.results import PartResult
 from bench.harness.processes import Processes
 from bench.training.recipe import InputsRequest, Trainers
 from bench.training.shapes import SHAPES
+from worker.jobs.child_environment import ALLOCATOR
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,13 @@ class Setting:
             VariantFailed: it ended with an error.
         """
         output = self.processes.run(
-            Path(sys.executable), f"bench.acceptance.{module}", part, self.device, *arguments, OMP_NUM_THREADS="1"
+            Path(sys.executable),
+            f"bench.acceptance.{module}",
+            part,
+            self.device,
+            *arguments,
+            OMP_NUM_THREADS="1",
+            **ALLOCATOR,
         )
         return PartResult.read(output)
 

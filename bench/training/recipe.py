@@ -20,6 +20,7 @@ from bench.harness.command import BenchFailed
 from bench.harness.peers import peers_python
 from bench.harness.processes import Processes
 from bench.training.shapes import Shape
+from worker.jobs.child_environment import ALLOCATOR
 
 UNTIMED_STEPS = 2
 EncodedRow = dict[str, list[int]]
@@ -148,8 +149,8 @@ class Trainers:
         self.recipe = Recipe(**json.loads((folder / "recipe.json").read_text()))
 
     def run(self, module: str, *arguments: str) -> str:
-        """Return the standard output of a module, run in this environment."""
-        return self._processes.run(Path(sys.executable), module, *arguments, OMP_NUM_THREADS=self._threads)
+        """Return the standard output of a module, run in this environment, with the product's allocator on a GPU."""
+        return self._processes.run(Path(sys.executable), module, *arguments, OMP_NUM_THREADS=self._threads, **ALLOCATOR)
 
     def train(self, run_name: str, module: str = "bench.training.timed_trainer", *arguments: str) -> TrainerOutcome:
         """Train with the product, and read its telemetry.

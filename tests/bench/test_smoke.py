@@ -30,7 +30,7 @@ RUNS = {
         "mens|mens-nf4|mens-cache|mens-bf16|mens-quiet|hf|trl-packed|trl-packed-large|trl-padding-free",
     ),
     "bench.gpu --device cpu --acceptance parity": (
-        "A1-nf4 A1-attention A1-attention-kernel A1-lora A1-kernels A1-marked",
+        "A1-nf4 A1-nf4-codes A1-attention A1-attention-kernel A1-lora A1-kernels A1-marked",
         "nf4|attention|lora|kernels|marked tests",
     ),
     "bench.gpu --device cpu --acceptance loop": (

@@ -66,6 +66,8 @@ PREFIXES = (
 )
 """Prefixes of libraries' variables: devices, threads, caches, and the trackers and the receiver of traces, whose keys
 the trainer uses."""
+ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""Micro-batches differ in size, which fragments the memory of fixed segments: on an H200 a base of 8B took all of it."""
 HUB_KEYS = frozenset({"HF_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"})
 """Keys of the hub, which a child does not need: the base is on the disk before it starts."""
 
@@ -85,9 +87,8 @@ def child_environment(given: Mapping[str, str], threads: int, processes: int) ->
     }
     # All files are local; bitsandbytes would fetch compiled code.
     environment |= {PARENT_VARIABLE: str(os.getpid()), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    # Micro-batches differ in size, which fragments the memory of fixed segments.
     if not environment.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
-        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        environment |= ALLOCATOR
     # Otherwise each process would use all threads.
     if processes > 1:
         threads = max(1, (threads or len(os.sched_getaffinity(0))) // processes)
