@@ -1,9 +1,11 @@
-"""Corpora, compared with other software that does the same (goals K1, K2, K4 and K9): ``python -m bench.corpus``.
+"""Corpora, compared with other software that does the same (goals K1, K2, K4, K8 and K9): ``python -m bench.corpus``.
 
 - K1: a mix without exact and near duplicates, and datatrove's MinHash deduplication, on the same rows; by CPU time, and by
   the share of the planted copies that each leaves out.
 - K2: memory of a mix of many rows in one process.
 - K4: ``mens corpus extract`` on packages of the standard library, and ``ast.parse`` alone on the same files; by CPU time.
+- K8: ``mens generate-data`` with a column that a model answers, and a bare client that sends the same requests, as many at
+  once, and writes nothing; by the clock, through the API to a fake replica that answers after a set time.
 - K9: ``mens corpus build`` of a recipe of which nothing has changed.
 
 Variants run in turns, each in a process of its own; its start and imports are not counted. The peer lives in
@@ -21,15 +23,23 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.datasets.corpus_variants import PYTHON_FOLDERS, RECIPE_NAME, ROWS_NAME, SMOKE_PYTHON_FOLDERS
+from bench.datasets.corpus_variants import (
+    AT_ONCE,
+    PYTHON_FOLDERS,
+    QUESTION,
+    RECIPE_NAME,
+    ROWS_NAME,
+    SMOKE_PYTHON_FOLDERS,
+)
 from bench.datasets.planted_rows import FoundCopies, PlantedPairs, find_copies, write_rows
 from bench.harness.command import BenchFailed, bench_parser, parse_options, print_goal, run_bench
 from bench.harness.peers import peers_python
 from bench.harness.processes import Processes, variant_processes
+from bench.serving.gateway_variants import ALIAS, FakeInstallation
 
-PARTS = ("duplicates", "memory", "extract")
+PARTS = ("duplicates", "memory", "extract", "generate")
 PRELOADED = ("shared.corpus.build",)
-SMOKE = {"rounds": 1, "rows": 1_500, "many_rows": 3_000}
+SMOKE = {"rounds": 1, "rows": 1_500, "many_rows": 3_000, "generated": 24, "answer_ms": 5.0}
 WORDS, WORDS_OF_MANY = 110, 60
 """Median length of a row."""
 FASTER, RECALL_DIFFERENCE = 12.0, 0.005
@@ -38,6 +48,7 @@ SMOKE_RECALL_DIFFERENCE = 0.02
 BASE_BYTES, BYTES_PER_ROW = 100_000_000, 44
 SLOWER_THAN_PARSING = 2.5
 REBUILD_SECONDS = 1.0
+SLOWER_THAN_CLIENT = 1.1
 RECIPE = f"mix: {{output: train.jsonl, sources: [{{path: {ROWS_NAME}}}], dedup: {{near: 0.8}}}}\n"
 Facts = dict[str, float]
 
@@ -58,7 +69,12 @@ class CorpusBench:
 
     def measure(self) -> bool:
         """Run the chosen parts, print their tables and goals; return whether these are met."""
-        parts = {"duplicates": self._duplicates, "memory": self._memory, "extract": self._extract}
+        parts = {
+            "duplicates": self._duplicates,
+            "memory": self._memory,
+            "extract": self._extract,
+            "generate": self._generate,
+        }
         chosen = [self._options.only] if self._options.only else PARTS
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -156,9 +172,48 @@ class CorpusBench:
             smoke=self._smoke,
         )
 
-    def _run(self, processes: Processes, variant: str, folder: Path, *more: str) -> Facts:
+    def _generate(self, processes: Processes, folder: Path) -> bool:
+        rows = self._options.generated
+        recipe = {
+            "rows": rows,
+            "columns": [
+                {"name": "number", "sampler": "sequence"},
+                {"name": "answer", "method": "answer", "model": ALIAS, "max_tokens": 16},
+            ],
+            "row": {"prompt": QUESTION.format(number="{{ item.number }}"), "response": "{{ item.answer }}"},
+        }
+        (folder / RECIPE_NAME).write_text(json.dumps(recipe))
+        facts: dict[str, list[Facts]] = {"generate": [], "client": []}
+        # A short home: that of a smoke run's folder is too long for the API's sockets.
+        with (
+            tempfile.TemporaryDirectory() as home,
+            FakeInstallation(Path(home), self._options.answer_ms / 1_000) as installation,
+        ):
+            reached = {"MENS_API_URL": installation.api_url, "MENS_API_KEY": installation.key}
+            # The first requests through a new API take longer.
+            self._run(processes, "client", folder, str(rows), **reached)
+            for _ in range(self._options.rounds):
+                for name, measured in facts.items():
+                    shutil.rmtree(folder / "generated", ignore_errors=True)
+                    measured.append(self._run(processes, name, folder, str(rows), **reached))
+        if any(one["rows"] != rows for measured in facts.values() for one in measured):
+            raise BenchFailed("rows are missing")
+        print(f"\n{rows:,} answers of {self._options.answer_ms:g} ms, {AT_ONCE} at once; {_rounds(self._options)}")
+        _print_table(facts, {})
+        ours, bare = (statistics.median(one["seconds"] for one in measured) for measured in facts.values())
+        ratio = ours / bare
+        return print_goal(
+            "K8",
+            ratio=round(ratio, 3),
+            rows_per_second=round(rows / ours, 1),
+            target=SLOWER_THAN_CLIENT,
+            met=ratio <= SLOWER_THAN_CLIENT,
+            smoke=self._smoke,
+        )
+
+    def _run(self, processes: Processes, variant: str, folder: Path, *more: str, **environment: str) -> Facts:
         python = self._peers if variant == "datatrove" else Path(sys.executable)
-        output = processes.run(python, "bench.datasets.corpus_variants", variant, str(folder), *more)
+        output = processes.run(python, "bench.datasets.corpus_variants", variant, str(folder), *more, **environment)
         facts: Facts = json.loads(output.splitlines()[-1])
         return facts
 
@@ -169,6 +224,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=60_000, help="of K1")
     parser.add_argument("--many-rows", type=int, default=1_000_000, help="of K2 and K9")
+    parser.add_argument("--generated", type=int, default=1_600, help="rows of K8")
+    parser.add_argument("--answer-ms", type=float, default=100.0, help="of K8")
     options = parse_options(parser, SMOKE)
     return run_bench(lambda: CorpusBench(options).measure())
 

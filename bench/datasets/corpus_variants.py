@@ -9,14 +9,18 @@ are not counted.
 from __future__ import annotations
 
 import ast
+import json
 import os
 import sys
 import sysconfig
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from bench.datasets.data_variants import Variant, print_measured
 
@@ -27,6 +31,8 @@ PYTHON_FOLDERS = (
     "logging", "multiprocessing", "sqlite3", "tkinter", "unittest", "urllib", "wsgiref", "xml", "xmlrpc",
 )  # fmt: skip
 SMOKE_PYTHON_FOLDERS = ("json",)
+AT_ONCE = 8
+QUESTION = "Which part of the printer number {number} is out of order, and how long does its repair take?"
 
 
 def mix(folder: Path) -> int:
@@ -135,6 +141,40 @@ def build(folder: Path) -> int:
     return sum(action.runs for action in module.build(read_recipe(recipe), recipe))
 
 
+def generate(folder: Path) -> int:
+    """Write rows with answers of a model; return their number."""
+    from shared.corpus.generation.endpoints import INSTALLATION, ModelEndpoint
+    from shared.corpus.generation.generating import Generation
+    from shared.corpus.generation.model_rows import ModelAccess
+    from shared.corpus.stages import key_of
+
+    def installation(name: str) -> ModelEndpoint:
+        url = os.environ["MENS_API_URL"]
+        return ModelEndpoint(name, INSTALLATION, f"{url}/v1", name, os.environ["MENS_API_KEY"])
+
+    stage = Generation(folder / RECIPE_NAME, None, ModelAccess({}, installation, concurrency=AT_ONCE))
+    return stage.run(folder / "generated", key_of(stage)).rows
+
+
+def client(folder: Path) -> int:
+    """Send the same requests, read the answers' texts, and keep nothing."""
+    column = json.loads((folder / RECIPE_NAME).read_bytes())["columns"][-1]
+    headers = {"Authorization": f"Bearer {os.environ['MENS_API_KEY']}"}
+    limits = httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE)
+    with httpx.Client(
+        base_url=os.environ["MENS_API_URL"], headers=headers, limits=limits, timeout=60, trust_env=False
+    ) as http:
+
+        def ask(number: int) -> str:
+            messages = [{"role": "user", "content": QUESTION.format(number=number)}]
+            body = {"model": column["model"], "messages": messages, "max_completion_tokens": 16, "temperature": 0.0}
+            answer = http.post("/v1/chat/completions", json=body).raise_for_status()
+            return str(answer.json()["choices"][0]["message"]["content"])
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return sum(1 for text in pool.map(ask, range(int(sys.argv[3]))) if text)
+
+
 def imported(run: Variant, *modules: str) -> Callable[[], Variant]:
     """Return a maker of a variant that imports modules before the clock starts."""
 
@@ -151,6 +191,8 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
     "datatrove": datatrove,
     "extract": imported(extract, "shared.corpus.units.extraction"),
     "parse": imported(parse, "shared.corpus.units.files"),
+    "generate": imported(generate, "shared.corpus.generation.generating", "shared.corpus.stages"),
+    "client": imported(client),
     "build": imported(build, "shared.corpus.build", "shared.corpus.recipe"),
 }
 
