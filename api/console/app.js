@@ -18,12 +18,13 @@ const SCREENS = {
   new: { title: "New run", load: async () => (await import("./screens/new_run.js")).NewRun },
   compare: { title: "Compare", load: async () => (await import("./screens/compare.js")).Compare },
   runs: { title: "Run", load: async () => (await import("./screens/run.js")).Run },
+  files: { title: "Data", load: async () => (await import("./screens/files.js")).Files },
   gates: { title: "Gates", load: async () => (await import("./screens/gates.js")).Gates },
   playground: { title: "Playground", load: async () => (await import("./screens/playground.js")).Playground },
 };
-const TABS = [["jobs", "Jobs"], ["gates", "Gates"], ["playground", "Playground"]];
+const TABS = [["jobs", "Jobs"], ["files", "Data"], ["gates", "Gates"], ["playground", "Playground"]];
 const KEYS = [
-  ["/", "search"], ["j, k", "next and previous row"], ["Enter", "open the row"], ["x, c", "choose the row, compare the chosen"], ["g j", "jobs"], ["g n", "new run"], ["g a", "aliases and gates"], ["g p", "playground"], ["?", "this list"],
+  ["/", "search"], ["j, k", "next and previous row"], ["Enter", "open the row"], ["x, c", "choose the row, compare the chosen"], ["g j", "jobs"], ["g n", "new run"], ["g d", "data"], ["g a", "aliases and gates"], ["g p", "playground"], ["?", "this list"],
 ];
 
 const RELOADED = "mens.reloaded";
@@ -134,6 +135,7 @@ addEventListener("keydown", (event) => {
   if (was && event.key === "j") return void (event.stopImmediatePropagation(), go("#/jobs"));
   if (was && event.key === "n") return go("#/new");
   if (was && event.key === "a") return go("#/gates");
+  if (was && event.key === "d") return go("#/files");
   if (was && event.key === "p") return go("#/playground");
   if (event.key === "?") dispatchEvent(new Event("mens-keys"));
   if (event.key === "/") {

@@ -6,6 +6,7 @@ test can call `asyncio.run`.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Iterator
@@ -81,6 +82,23 @@ def failed(installation: Installation) -> dict[str, Any]:
         "POST", "/v1/jobs", json={"kind": "finetune", "name": "refunds", "max_wall_seconds": 3, "contract": contract}
     )
     return installation.wait(job["id"], lambda now: now["state"] == "failed")
+
+
+@pytest.fixture(scope="session")
+def faulty(installation: Installation) -> str:
+    """Id of a file with bad lines (3 and 5), a repeated row (4), rows that are long (6) and hostile (7), and good ones."""
+    from tests.console.browser import HOSTILE
+
+    rows = [{"prompt": f"When is invoice {n} due?", "response": f"On {n} December."} for n in range(1, 41)]
+    long = {"prompt": "Many lines of an invoice. " * 40, "response": "Paid."}
+    hostile = {
+        "prompt": "\n".join(one for one in HOSTILE if "\ud800" not in one and len(one) < 100),
+        "response": "</script>\u202e\u0000",
+    }
+    lines = [json.dumps(row).encode() for row in [*rows[:2], rows[0], long, hostile, *rows[2:]]]
+    lines.insert(2, b'{"prompt": "<img src=x onerror=alert(1)>')
+    lines.insert(4, b'{"messages": [{"role": "<b>boss</b>", "content": "x"}]}')
+    return installation.upload_bytes("invoices.jsonl", b"\n".join(lines))
 
 
 @pytest.fixture(scope="module")

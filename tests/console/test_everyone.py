@@ -46,6 +46,10 @@ SCREENS = {
     "receipt": ("#/gates?tab=receipts&receipt={receipt}", ".gate"),
     "new": ("#/new?data.train_file={file}", ".good"),
     "new-wrong": ("#/new?data.train_file={file}&exec.epochs=0", ".fault"),
+    "files": ("#/files", "a.name"),
+    "file": ("#/files/{file}", "main:has(.histogram):has(article .learnt)"),
+    "file-faulty": ("#/files/{faulty}?length=64", "main:has(.histogram):has(article s)"),
+    "no-file": ("#/files?purpose=evals&after=file-0", ".empty"),
     "nothing": ("#/jobs?q=nothing+at+all", ".empty"),
 }
 IN_THE_DOCS = {
@@ -56,6 +60,8 @@ IN_THE_DOCS = {
     ("compare", "dark", WIDE): "console-compare.png",
     ("alias", "light", WIDE): "console-alias.png",
     ("run", "light", PHONE): "console-phone.png",
+    ("file-faulty", "light", WIDE): "console-data.png",
+    ("file", "dark", PHONE): "console-data-phone.png",
 }
 
 
@@ -86,12 +92,13 @@ def test_every_screen_is_for_everyone(
     slower: dict[str, Any],
     failed: dict[str, Any],
     receipt: str,
+    faulty: str,
     scheme: str,
     size: tuple[int, int],
 ) -> None:
     faults = []
     ids = {"tuned": tuned["id"], "slower": slower["id"], "failed": failed["id"], "receipt": receipt}
-    ids["file"] = tuned["contract"]["data"]["train_file"]
+    ids |= {"file": tuned["contract"]["data"]["train_file"], "faulty": faulty}
     with visitor.visit(state, scheme=scheme, size=size, allowed=frozenset({422})) as (page, _):
         for name, (address, sign) in SCREENS.items():
             page.goto(f"{visitor.url}/{address.format(**ids)}")

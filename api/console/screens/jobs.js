@@ -6,6 +6,7 @@ import { between, duration, exact, loss, minute, plain, tail } from "../lib/form
 import { connection, onChanges } from "../lib/stream.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
+import { useRowKeys } from "../parts/row_keys.js";
 import { Badge, Empty, Failure, Loading, Progress, Stale, Time, wordOf } from "../parts/state.js";
 
 const STATES = ["", "running", "queued", "succeeded", "failed", "paused", "cancelled"];
@@ -161,18 +162,16 @@ export function Jobs() {
       removeEventListener("resize", look);
     };
   });
+  useRowKeys("tbody a.name");
   useEffect(() => {
     /** @param {KeyboardEvent} event */
-    const move = (event) => {
-      if (!["j", "k", "x", "c"].includes(event.key) || event.ctrlKey || event.metaKey || /^(INPUT|SELECT|TEXTAREA)$/.test(/** @type {Element} */ (event.target).tagName)) return;
+    const choose = (event) => {
+      if (!["x", "c"].includes(event.key) || event.ctrlKey || event.metaKey || /^(INPUT|SELECT|TEXTAREA)$/.test(/** @type {Element} */ (event.target).tagName)) return;
       if (event.key === "c") return void document.querySelector(".chosen a.button")?.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true }));
-      if (event.key === "x") return void document.activeElement?.closest("tr")?.querySelector("input")?.click();
-      const links = /** @type {HTMLElement[]} */ ([...(body.current?.querySelectorAll("a.name") || [])]);
-      const now = links.indexOf(/** @type {HTMLElement} */ (document.activeElement));
-      links[Math.min(links.length - 1, Math.max(0, now + (event.key === "j" ? 1 : -1)))]?.focus();
+      document.activeElement?.closest("tr")?.querySelector("input")?.click();
     };
-    addEventListener("keydown", move);
-    return () => removeEventListener("keydown", move);
+    addEventListener("keydown", choose);
+    return () => removeEventListener("keydown", choose);
   }, []);
 
   const drawn = rows.slice(first, first + DRAWN);

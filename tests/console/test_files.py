@@ -1,0 +1,171 @@
+"""Files and their rows: what is supervised, what is wrong and where, by address, by keyboard, for each role; rows are text and nothing else."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.console.browser import HOSTILE, PHONE, Visitor, ask
+from tests.system.loop import BASE, Installation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from playwright.sync_api import Page, Route, StorageState
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+
+def line(page: Page, number: int) -> Any:
+    return page.get_by_role("article", name=re.compile(f"^Line {number}$"))
+
+
+def test_row_shows_what_the_base_is_trained_on(
+    visitor: Visitor, state: StorageState, installation: Installation, faulty: str
+) -> None:
+    told = installation.call("GET", f"/v1/files/{faulty}/rows", params={"base_model": BASE, "limit": 1})["data"][0]
+    learnt = "".join(piece["text"] for piece in told["trained"]["pieces"] if piece["kind"] == "supervised")
+    assert learnt.strip() == "On 1 December."
+    with visitor.visit(state, hash_=f"#/files/{faulty}") as (page, _):
+        first = line(page, 1)
+        first.locator("mark.learnt").first.wait_for()
+        shown = first.locator("mark.learnt:not(.last)").all_inner_texts()
+        assert "".join(shown).strip() == learnt.strip()
+        tokens = f"{told['trained']['tokens']} tokens, {told['trained']['supervised_tokens']} supervised"
+        assert first.get_by_text(tokens).is_visible()
+        first.get_by_role("button", name="Token ids").click()
+        ids = [id_ for piece in told["trained"]["pieces"] for id_ in piece["ids"]]
+        assert first.locator(".data-pieces").inner_text().split() == [str(id_) for id_ in ids]
+
+
+def test_report_names_faults_and_leads_to_their_lines(visitor: Visitor, state: StorageState, faulty: str) -> None:
+    with visitor.visit(state, hash_=f"#/files/{faulty}?length=64") as (page, _):
+        report = page.get_by_label("Report")
+        report.get_by_text("DATASET_LINE_INVALID").wait_for()
+        assert report.get_by_text("1 exact, 0 near").is_visible()
+        report.get_by_role("link", name="5", exact=True).click()
+        line(page, 5).get_by_text("ROW_ROLE_UNKNOWN").wait_for()
+        assert "line=5" in page.url
+        assert page.get_by_role("article").count() == 20
+        tabs = page.get_by_role("navigation", name="Which rows")
+        tabs.get_by_role("link", name="errors 2").click()
+        line(page, 3).get_by_text("ROW_NOT_JSON").wait_for()
+        assert page.get_by_role("article").count() == 2
+        tabs.get_by_role("link", name="cut").click()
+        cut = line(page, 6).locator("s")
+        cut.first.wait_for()
+        assert "Many lines of an invoice." in cut.first.inner_text()
+        page.go_back()
+        line(page, 3).wait_for()
+        page.reload()
+        line(page, 3).wait_for()
+
+
+def test_pages_follow_and_a_line_is_gone_to(visitor: Visitor, state: StorageState, faulty: str) -> None:
+    with visitor.visit(state, hash_=f"#/files/{faulty}") as (page, _):
+        line(page, 20).wait_for()
+        page.get_by_role("link", name="Next rows").click()
+        line(page, 21).wait_for()
+        page.get_by_label("go to line").fill("44")
+        page.keyboard.press("Enter")
+        line(page, 44).wait_for()
+        assert page.get_by_role("link", name="Next rows").count() == 0
+        page.get_by_label("go to line").fill("4000")
+        page.keyboard.press("Enter")
+        page.get_by_text("No further row").wait_for()
+        page.get_by_role("link", name="All rows from the beginning").click()
+        line(page, 1).wait_for()
+        page.get_by_label("base").select_option("none")
+        page.locator(".learnt", has_text="On").first.wait_for(state="detached")
+        assert "base=none" in page.url
+
+
+def test_hostile_rows_are_text(visitor: Visitor, state: StorageState, faulty: str) -> None:
+    with visitor.visit(state, hash_=f"#/files/{faulty}?line=7") as (page, _):
+        row = line(page, 7)
+        row.locator("mark.learnt").first.wait_for()
+        text = row.locator(".data-pieces").inner_text()
+        assert all(each in text for each in HOSTILE if each.isprintable() and len(each) < 100)
+        assert "</script>\\u202e\\u0000" in text
+        assert "\\u202egnp.exe" in text
+        assert not page.locator("main img, main script, main iframe, main b b").count()
+        page.goto(f"{visitor.url}/#/files/{faulty}?only=errors")
+        line(page, 5).wait_for()
+        assert "<b>boss</b>" in line(page, 5).inner_text()
+
+
+def test_files_are_reached_and_sent_by_keyboard(visitor: Visitor, state: StorageState, tmp_path: Path) -> None:
+    path = tmp_path / "<img src=x onerror=alert(1)>rows.jsonl"
+    path.write_text('{"prompt": "a", "response": "b"}\n')
+    with visitor.visit(state, hash_="#/jobs") as (page, _):
+        page.get_by_role("heading", name="Jobs").wait_for()
+        page.keyboard.press("g")
+        page.keyboard.press("d")
+        page.get_by_role("table", name="Files").wait_for()
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        page.get_by_role("article").first.wait_for()
+        page.keyboard.press("j")
+        assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Line 1"
+        page.get_by_role("navigation", name="Screens").get_by_role("link", name="Data").click()
+        page.get_by_label("Upload a file").set_input_files(path)
+        page.get_by_role("heading", name="<img src=x onerror=alert(1)>rows.jsonl").wait_for()
+        line(page, 1).wait_for()
+
+
+def test_viewer_reads_and_sends_nothing(visitor: Visitor, states: dict[str, StorageState], faulty: str) -> None:
+    with visitor.visit(states["viewer"], size=PHONE, allowed=frozenset({403}), hash_="#/files") as (page, _):
+        page.get_by_role("table", name="Files").wait_for()
+        assert page.get_by_label("Upload a file").is_disabled()
+        assert page.get_by_title("needs the role trainer; you have viewer").first.is_visible()
+        assert ask(page, "POST", "/v1/files", {}) == 403
+        assert ask(page, "GET", f"/v1/files/{faulty}/rows") == 200
+        page.goto(f"{visitor.url}/#/files/{faulty}")
+        line(page, 1).locator("mark.learnt").first.wait_for()
+        assert page.get_by_role("button", name="Train on it").is_disabled()
+
+
+def test_copies_are_of_what_is_shown(visitor: Visitor, state: StorageState, faulty: str) -> None:
+    with visitor.visit(state, hash_=f"#/files/{faulty}?only=errors&length=64") as (page, _):
+        line(page, 3).wait_for()
+        page.get_by_role("button", name="Copy as…").click()
+        copied = page.get_by_role("dialog", name="Copy as").inner_text()
+        query = f"/v1/files/{faulty}/rows?base_model={BASE}&seq_len=64&after=0&limit=20&only=errors"
+        assert copied.count(query) == 2
+        assert f"mens data check invoices.jsonl --model {BASE}" in copied
+
+
+def test_report_that_takes_long_is_awaited_and_a_refusal_is_shown(
+    visitor: Visitor, state: StorageState, faulty: str
+) -> None:
+    answers = [(202, '{"object": "file.report.pending", "file_id": "x"}')]
+    refusal = (
+        '{"error": {"message": "Too slow.", "mens": {"code": "DATA_VIEW_FAILED", "remedy": "Ask for fewer rows."}}}'
+    )
+
+    def report(route: Route) -> None:
+        status, body = answers.pop() if answers else (0, "")
+        if status:
+            route.fulfill(status=status, content_type="application/json", body=body)
+        else:
+            route.continue_()
+
+    with visitor.visit(state, allowed=frozenset({400}), hash_="#/files") as (page, _):
+        page.route("**/report?*", report)
+        page.route("**/rows?*", lambda route: route.fulfill(status=400, content_type="application/json", body=refusal))
+        page.goto(f"{visitor.url}/#/files/{faulty}")
+        page.get_by_text("The whole file is being read…").wait_for()
+        page.get_by_role("region", name="Rows").get_by_text("DATA_VIEW_FAILED").wait_for()
+        assert page.get_by_text("Ask for fewer rows.").is_visible()
+        page.get_by_label("Report").get_by_text("DATASET_LINE_INVALID").wait_for()
+        page.unroute("**/rows?*")
+        page.get_by_role("region", name="Rows").get_by_role("button", name="Try again").click()
+        line(page, 1).wait_for()
+
+
+def test_unknown_file_says_so(visitor: Visitor, state: StorageState) -> None:
+    with visitor.visit(state, allowed=frozenset({404}), hash_="#/files/file-nothing") as (page, _):
+        page.get_by_text("There is no such file here.").wait_for()
