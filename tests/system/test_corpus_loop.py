@@ -167,7 +167,7 @@ def test_rows_hold_no_function_that_is_asked(asked: tuple[list[dict[str, str]], 
     assert not [row for row in rows for text in docstrings if text in row["prompt"] + row["response"]]
 
 
-@pytest.mark.skipif(all(map(missing, LEVELS)), reason="no sandbox for hidden tests here")
+@pytest.mark.skipif(all(map(missing, LEVELS)), reason=missing("landlock"))
 def test_gate_decides_by_hidden_tests(
     asked: tuple[list[dict[str, str]], Path], real: Installation, tmp_path: Path
 ) -> None:
