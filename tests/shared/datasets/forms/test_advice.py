@@ -79,6 +79,41 @@ def test_rows_of_another_form_are_named_with_their_number(tmp_path: Path) -> Non
         check_dataset(lines, path=path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("rows.jsonl", b'{"frage": "Hi", "antwort": "Hallo"}\n' * 3, "has rows with the keys `frage`, `antwort`"),
+        ("rows.csv", b"frage,antwort\nHi,Hallo\n", "is a table with the columns `frage`, `antwort`"),
+        ("rows.tsv", b'\xef\xbb\xbf"frage"\tantwort\nHi\tHallo\n', "is a table with the columns `frage`, `antwort`"),
+        ("rows.jsonl", b'{"a\\u0007": "Hi", "b": "Hallo"}', "has rows with the keys `b`, …"),
+    ],
+)
+def test_names_that_are_unknown_are_told_with_the_way_to_say_what_they_mean(
+    name: str, content: bytes, words: str, tmp_path: Path
+) -> None:
+    (path := tmp_path / name).write_bytes(content)
+    error = refusal(inspect_file(path))
+    assert error is not None
+    assert words in error.message
+    assert error.remedy
+    assert "--columns QUESTION=prompt,ANSWER=response" in error.remedy
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"promt": "Hi", "respnse": "Hello"}\n',
+        b'{"prompt": "Hi", "extra": 1}\n',
+        b'{"version": 1, "by": "x"}\n{"text_a": "Hi", "text_b": "Hello"}\n',
+        b'{"a": "Hi"}\n',
+        b"oops\n",
+    ],
+)
+def test_a_line_at_fault_is_not_called_a_file_of_unknown_names(content: bytes, tmp_path: Path) -> None:
+    (path := tmp_path / "rows.jsonl").write_bytes(content)
+    assert inspect_file(path).training.advice is None
+
+
 def test_few_rows_of_another_form_are_named_in_their_lines_alone(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(pair() + b"\n" + b"oops\n" * 3 + b'{"question": "Hi", "answer": "Hello"}\n')
