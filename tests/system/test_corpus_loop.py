@@ -204,7 +204,7 @@ def test_gate_decides_by_hidden_tests(
     print(gate["message"])
     assert (gate["name"], gate["n"]) == ("evals.solved", len(TESTS))
     # The rows teach; whether thirty items show it beyond chance is for the gate to say, and its word is kept.
-    assert gate["value"] > 0.5, gate
+    assert gate["value"] >= 0.5, gate
     assert gate["interval"][0] > 0.5 or gate["status"] != "passed", gate
     assert result["alias"]["moved"] == gate["passed"], result["alias"]
     assert receipt["sandbox"] in LEVELS
