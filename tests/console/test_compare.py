@@ -12,7 +12,7 @@ from tests.console.browser import HOSTILE, Visitor, ask
 if TYPE_CHECKING:
     from playwright.sync_api import Route, StorageState
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(480)]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.system.fetched import axe
 if TYPE_CHECKING:
     from playwright.sync_api import Page, StorageState
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(480)]
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 MOST_PICTURE = 40_000

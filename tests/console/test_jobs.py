@@ -13,7 +13,7 @@ from tests.system.loop import Installation
 if TYPE_CHECKING:
     from playwright.sync_api import Route, StorageState
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(480)]
 
 
 def test_job_goes_from_the_queue_to_its_end_without_a_reload(

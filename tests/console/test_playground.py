@@ -13,7 +13,7 @@ from tests.system.loop import ANSWER, BASE, QUESTION, Installation
 if TYPE_CHECKING:
     from playwright.sync_api import Route, StorageState
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(480)]
 
 
 def test_both_models_answer_and_the_adapter_is_named(

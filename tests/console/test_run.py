@@ -11,7 +11,7 @@ from tests.console.browser import PHONE, Visitor
 if TYPE_CHECKING:
     from playwright.sync_api import StorageState
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(480)]
 
 
 def test_losses_are_overlaid_zoomed_and_in_a_table(

@@ -12,7 +12,7 @@ from tests.system.loop import Installation
 if TYPE_CHECKING:
     from playwright.sync_api import StorageState
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(480)]
 
 
 def test_key_signs_in_and_the_wanted_address_is_kept(
