@@ -26,6 +26,7 @@ NO_EVENT = {
     "POST /api/generate",
     # What is checked, planned or judged, and not kept.
     "POST /v1/plans",
+    "POST /v1/plans:compare",
     "POST /v1/policies:check",
     "POST /v1/promotions:evaluate",
     "POST /v1/fine_tuning/alpha/graders/run",
