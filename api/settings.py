@@ -80,6 +80,9 @@ class ApiSettings(AdapterRetentionSettings):
     tenant_graders_per_minute: int | None = Field(
         600, gt=0, description="Runs and validations of graders per minute of a tenant; null: no limit."
     )
+    tenant_file_views_per_minute: int | None = Field(
+        300, gt=0, description="Pages of a file's rows, and reports on files, per minute of a tenant; null: no limit."
+    )
     max_eval_items: int = Field(100_000, gt=0, description="Output items of one run of an eval.")
     tenant_max_files: int | None = Field(None, gt=0, description="Files that a tenant may keep; null: no limit.")
     tenant_max_bytes: int | None = Field(

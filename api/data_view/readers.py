@@ -112,6 +112,7 @@ class FileReaders:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[tuple[str, int, str], _Child] = {}
+        self._timer: threading.Timer | None = None
         self._all = CapacityLimiter(READINGS_AT_ONCE)
         self._of_tenant: defaultdict[str, CapacityLimiter] = defaultdict(lambda: CapacityLimiter(READINGS_OF_A_TENANT))
 
@@ -169,12 +170,27 @@ class FileReaders:
                 surplus.append(child)
             else:
                 self._idle[source.key] = child
+            self._set_timer()
         for each in surplus:
             each.process.end()
+
+    def _set_timer(self) -> None:
+        """Set the timer for the process that has been idle longest, if it is not set; called with the lock held."""
+        if self._timer or not self._idle:
+            return
+        ends = min(child.idle_since for child in self._idle.values()) + IDLE_SECONDS
+        self._timer = threading.Timer(max(ends - time.monotonic(), 0.0), self._ring)
         # A daemon: the end of this process does not wait for it.
-        timer = threading.Timer(IDLE_SECONDS + 1, self.end_idle)
-        timer.daemon = True
-        timer.start()
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _ring(self) -> None:
+        try:
+            self.end_idle(IDLE_SECONDS)
+        finally:
+            with self._lock:
+                self._timer = None
+                self._set_timer()
 
     def end_idle(self, seconds: float = IDLE_SECONDS) -> None:
         """End the processes that have been idle for this time."""

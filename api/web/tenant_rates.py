@@ -1,4 +1,4 @@
-"""Per-tenant limits on expensive API calls: uploads, plans and graders. Dependencies of their routes."""
+"""Per-tenant limits on expensive API calls: uploads, plans, graders, and views of files. Dependencies of their routes."""
 
 from __future__ import annotations
 
@@ -29,4 +29,12 @@ async def count_grader(services: ServicesDep, caller: CallerDep) -> None:
     await services.gateway.limiter.count(caller.key, "graders", services.settings.tenant_graders_per_minute)
 
 
+async def count_file_view(services: ServicesDep, caller: CallerDep) -> None:
+    """Raises:
+    TooMany: ``RATE_LIMITED``.
+    """
+    await services.gateway.limiter.count(caller.key, "file views", services.settings.tenant_file_views_per_minute)
+
+
 UPLOAD_LIMIT, PLAN_LIMIT, GRADER_LIMIT = Depends(count_upload), Depends(count_plan), Depends(count_grader)
+FILE_VIEW_LIMIT = Depends(count_file_view)

@@ -139,6 +139,16 @@ def test_plans_a_minute_are_limited(tenants: tuple[Tenant, ...], configure: Any,
     assert other.request("POST", path, json=bodies[path]).status_code == 404
 
 
+@pytest.mark.parametrize("path", ["rows", "report"])
+def test_views_of_files_a_minute_are_limited(tenants: tuple[Tenant, ...], configure: Any, path: str) -> None:
+    acme, other, shared = tenants
+    configure(tenant_file_views_per_minute=2)
+    statuses = [acme.request("GET", f"/v1/files/file-0/{path}", key).status_code for key in range(4)]
+    assert statuses == [404, 404, 429, 429]
+    assert other.request("GET", f"/v1/files/file-0/{path}").status_code == 404
+    assert [shared.request("GET", f"/v1/files/file-0/{path}").status_code for _ in range(4)] == [404] * 4
+
+
 def test_requests_to_models_of_all_keys_of_a_tenant_are_limited(tenants: tuple[Tenant, ...], configure: Any) -> None:
     acme, other, shared = tenants
     configure(tenant_requests_per_minute=3)

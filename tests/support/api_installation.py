@@ -28,6 +28,7 @@ def settings_for(home: Path, base_folder: Path) -> ApiSettings:
         tenant_uploads_per_minute=None,
         tenant_plans_per_minute=None,
         tenant_graders_per_minute=None,
+        tenant_file_views_per_minute=None,
         failed_authentications_per_minute=1_000_000,  # the access matrix tries many, all from one address
         public_url="https://testserver",
         broker_url="redis://127.0.0.1:9/0",

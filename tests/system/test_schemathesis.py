@@ -71,7 +71,8 @@ def things(settings: ApiSettings) -> Iterator[Things]:
 
 @pytest.fixture
 def api(settings: ApiSettings) -> Iterator[ApiProcess]:
-    unlimited = {"failed_authentications_per_minute": "1000000", "tenant_plans_per_minute": "1000000"}
+    names = ("failed_authentications", "tenant_plans", "tenant_file_views")
+    unlimited = {f"{name}_per_minute": "1000000" for name in names}
     with running_api(settings, database_url=settings.database_url, **unlimited) as api:
         yield api
 

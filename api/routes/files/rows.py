@@ -16,11 +16,12 @@ from api.errors import ErrorAnswer, declared
 from api.services import Services, ServicesDep
 from api.web.auth import CallerDep
 from api.web.params import Id
+from api.web.tenant_rates import FILE_VIEW_LIMIT
 from api.web.tenant_view import TenantViewDep
 from shared.artifacts.base_folders import locate_fetched_base
 from shared.contract.choices import MethodType
 
-router = APIRouter(prefix="/v1/files", tags=["files"])
+router = APIRouter(prefix="/v1/files", tags=["files"], dependencies=[FILE_VIEW_LIMIT])
 RETRY_SECONDS = 2
 BaseName = Annotated[
     str | None,

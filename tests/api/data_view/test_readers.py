@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +98,29 @@ def test_surplus_processes_are_ended(tmp_path: Path) -> None:
         children += [child for child in pool._idle.values() if child not in children]
     assert [child.process.is_running() for child in children] == [False, True, True]
     pool.end_idle(0.0)
+
+
+def test_pages_share_one_timer(tmp_path: Path) -> None:
+    pool, others = FileReaders(), set(threading.enumerate())
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        wanted = source(tmp_path / name, None, "a")
+        for _ in range(5):
+            pool.rows(wanted, ALL)
+    assert sum(isinstance(thread, threading.Timer) for thread in set(threading.enumerate()) - others) == 1
+    pool.end_idle(0.0)
+
+
+def test_timer_ends_each_process_when_it_is_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "IDLE_SECONDS", 1.0)
+    pool, children = FileReaders(), list[Any]()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        pool.rows(source(tmp_path / name, None, "a"), ALL)
+        children += [child for child in pool._idle.values() if child not in children]
+        time.sleep(0.5)
+    deadline = time.monotonic() + 10
+    while pool._timer and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [child.process.is_running() for child in children] == [False, False]
+    assert not pool._idle
