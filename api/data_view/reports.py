@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -12,6 +13,9 @@ from api.data_view.types import ReportMade
 from shared.errors import Code, TooMany
 
 KEPT = 64
+"""Reports that are kept, and errors of those that could not be made, together."""
+FAILURE_SECONDS = 60.0
+"""An error is kept so long for a caller that asks again; later the report is begun again."""
 MADE_AT_ONCE = 2
 WAITING, WAITING_OF_A_TENANT = 16, 2
 FIRST_WAIT_SECONDS = 1.0
@@ -27,12 +31,19 @@ class ReportKey(NamedTuple):
     method: str | None
 
 
+class _Failure(NamedTuple):
+    """An error for the next caller, and the time since which it waits."""
+
+    error: Exception
+    since: float
+
+
 class FileReports:
     """Reports that are kept or being made. Threads share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[ReportKey, ReportMade] = OrderedDict()
+        self._kept: OrderedDict[ReportKey, ReportMade | _Failure] = OrderedDict()
         self._making: dict[ReportKey, tuple[str, Future[ReportMade]]] = {}
         self._threads = ThreadPoolExecutor(MADE_AT_ONCE, thread_name_prefix="file-report")
 
@@ -43,26 +54,48 @@ class FileReports:
             TooMany: ``CONCURRENCY_LIMITED``. MensError: the report could not be made; the next call tries again.
         """
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
+            if found := self._find_kept(key):
+                return found
             if key not in self._making:
                 self._refuse_surplus(tenant)
-                self._making[key] = tenant, self._threads.submit(make)
+                self._making[key] = tenant, self._threads.submit(self._make, key, make)
             _, future = self._making[key]
         wait([future], FIRST_WAIT_SECONDS)
-        if not future.done():
-            return None
         with self._lock:
-            self._making.pop(key, None)
-            # Raises the error of a report that could not be made, for the first caller alone.
-            self._kept[key] = found = future.result()
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            # By the future: another caller that waited may have taken the error.
+            return self._find_kept(key) or (future.result() if future.done() else None)
+
+    def _find_kept(self, key: ReportKey) -> ReportMade | None:
+        """Return a report that is kept; the error of one that could not be made is raised, for the first caller alone."""
+        found = self._kept.get(key)
+        if isinstance(found, _Failure):
+            del self._kept[key]
+            if time.monotonic() - found.since < FAILURE_SECONDS:
+                raise found.error
+            return None
+        if found:
+            self._kept.move_to_end(key)
         return found
 
+    def _make(self, key: ReportKey, make: Callable[[], ReportMade]) -> ReportMade:
+        # Kept here and not by the next caller: one that does not ask again must leave nothing among those being made.
+        try:
+            made = make()
+        except Exception as error:
+            self._keep(key, _Failure(error, time.monotonic()))
+            raise
+        self._keep(key, made)
+        return made
+
+    def _keep(self, key: ReportKey, made: ReportMade | _Failure) -> None:
+        with self._lock:
+            del self._making[key]
+            self._kept[key] = made
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+
     def _refuse_surplus(self, tenant: str) -> None:
-        making = [owner for owner, future in self._making.values() if not future.done()]
+        making = [owner for owner, _ in self._making.values()]
         if len(making) >= WAITING or making.count(tenant) >= WAITING_OF_A_TENANT:
             raise TooMany(
                 Code.CONCURRENCY_LIMITED,
