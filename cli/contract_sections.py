@@ -12,10 +12,12 @@ from shared.contract.flat_keys import from_flat
 from shared.errors import Code, ContractRejected
 
 Sections = dict[str, dict[str, Any]]
+BESIDE = ("name", "preset", "domain")
 
 
 def read_sections(path: Path | None) -> Sections:
-    """Return the sections of a contract file, or of the output of ``mens plan --json``; empty without a file.
+    """Return the sections of a contract file, of a request with the contract in it, or of the output of ``mens plan --json``; empty
+    without a file.
 
     Every field gets its own name, even if the file spells it differently (``adapter.r``).
 
@@ -30,12 +32,24 @@ def read_sections(path: Path | None) -> Sections:
         raise _invalid(path, f"is not JSON: {error}.") from None
     if isinstance(sections, dict) and isinstance(sections.get("plan"), dict):
         sections = sections["plan"].get("contract")
+    elif isinstance(sections, dict) and isinstance(sections.get("contract"), dict):
+        sections = sections["contract"]
     names = FineTuneContract.model_fields
     if not isinstance(sections, dict) or not all(
         isinstance(value, dict) or names.get(name, names["data"]).annotation is bool for name, value in sections.items()
     ):
         raise _invalid(path, "does not contain a JSON object of sections.")
     return from_flat(sections)
+
+
+def read_beside(path: Path | None) -> dict[str, str]:
+    """Return the name, preset and domain that stand next to the contract in a file that :func:`read_sections` takes, as
+    the console writes it.
+    """
+    given = json.loads(path.read_bytes()) if path else None
+    if not isinstance(given, dict) or not isinstance(given.get("contract"), dict):
+        return {}
+    return {name: given[name] for name in BESIDE if isinstance(given.get(name), str)}
 
 
 def lay_over(sections: Sections, given: Mapping[str, Mapping[str, Any]]) -> None:

@@ -8,6 +8,7 @@ import { clock, plain } from "./lib/format.js";
 import { connection, follow } from "./lib/stream.js";
 import { switchTheme, theme } from "./lib/theme.js";
 import { h, html } from "./parts/html.js";
+import { isInDialog } from "./parts/row_keys.js";
 import { Empty, Failure, Loading } from "./parts/state.js";
 import { Jobs } from "./screens/jobs.js";
 import { SignIn } from "./screens/sign_in.js";
@@ -40,7 +41,7 @@ function afterUpdate() {
 function Screen() {
   const { parts, query } = address.value;
   const name = /** @type {keyof typeof SCREENS} */ (parts[0] || "jobs");
-  const screen = SCREENS[name];
+  const screen = Object.hasOwn(SCREENS, name) ? SCREENS[name] : undefined;
   const [loaded, setLoaded] = useState(/** @type {{name: string, view: any} | null} */ (name === "jobs" ? { name, view: Jobs } : null));
   const [error, setError] = useState(/** @type {any} */ (null));
   useEffect(() => {
@@ -128,7 +129,7 @@ function skip(event) {
 let isAfterG = false;
 addEventListener("keydown", (event) => {
   const target = /** @type {HTMLElement} */ (event.target);
-  if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || document.querySelector("dialog[open]")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || isInDialog()) return;
   const was = isAfterG;
   isAfterG = event.key === "g";
   if (isAfterG) setTimeout(() => (isAfterG = false), 1000);

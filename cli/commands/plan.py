@@ -17,7 +17,7 @@ from cli.client.json_errors import note_json
 from cli.client.parents import find_or_read_manifest
 from cli.client.remedies import with_file
 from cli.commands.contract_flags import parse_flags
-from cli.contract_sections import Sections, lay_over, read_sections
+from cli.contract_sections import Sections, lay_over, read_beside, read_sections
 from cli.options import (
     ContinueFrom,
     MethodOption,
@@ -109,6 +109,8 @@ def plan(
 
     try:
         sections = read_sections(contract)
+        beside = read_beside(contract)
+        preset, domain = preset or beside.get("preset"), domain or beside.get("domain")
         lay_over(sections, parse_flags(context.args))
         validation = validation or _named_file(sections, "validation_file", "--validation")
         replay = replay or _named_file(sections, "replay_file", "--replay")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 
@@ -74,6 +75,19 @@ def test_faults_stand_at_their_fields(visitor: Visitor, state: StorageState, les
         page.get_by_text("It fits").wait_for()
         page.locator(".fault").first.wait_for(state="detached")
         assert not [request for request in watch.requests if request.url.endswith("/v1/jobs")]
+
+
+def test_an_address_makes_no_request_of_its_own(visitor: Visitor, state: StorageState, lesson: str) -> None:
+    """Names of an object's prototype are no fields: they stay out of the form, of its body and of every later request."""
+    body = quote(json.dumps({"kind": "finetune", "contract": {"data": {"train_file": lesson}}}))
+    hostile = f"__proto__.method=POST&__proto__.json={body}&exec.constructor.method=POST"
+    with visitor.visit(state, hash_=f"#/new?{hostile}&exec.epochs=3&exec.epochs.x=1") as (page, watch):
+        page.get_by_text("Choose a training file: what").wait_for()
+        assert page.get_by_role("textbox", name="Epochs").input_value() == "3"
+        assert page.evaluate("[({}).method ?? null, ({}).json ?? null, Object.method ?? null]") == [None, None, None]
+        page.get_by_role("link", name="Gates", exact=True).click()
+        page.get_by_role("heading", name="Gates").wait_for()
+        assert not [request for request in watch.requests if request.method != "GET"]
 
 
 def test_nothing_starts_before_the_plan_fits(visitor: Visitor, state: StorageState, lesson: str) -> None:

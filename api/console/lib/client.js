@@ -38,20 +38,22 @@ export class ApiError extends Error {
  * @param {{method?: string, json?: unknown, body?: BodyInit, headers?: Record<string, string>, signal?: AbortSignal, isNobodys?: boolean}} [options]
  *   `isNobodys`: without the sign-in that there may be
  */
-export async function send(path, { method = "GET", json, body, headers = {}, signal: abort, isNobodys = false } = {}) {
+export async function send(path, options = {}) {
+  // Own properties only: what somebody got onto Object.prototype is no part of a request.
+  const { method = "GET", json, body, headers = {}, signal: abort, isNobodys = false } = Object.assign(/** @type {typeof options} */ (Object.create(null)), options);
   const half = isNobodys ? null : localStorage.getItem(HALF);
   /** @type {Record<string, string>} */
   const all = { ...(half ? { "X-Mens-Sign-In": half } : {}), ...headers };
   if (json !== undefined) all["Content-Type"] = "application/json";
   try {
-    return await fetch(path, {
+    return await fetch(path, Object.assign(Object.create(null), {
       method,
       headers: all,
       body: json === undefined ? body : JSON.stringify(json),
       signal: abort,
       cache: "no-store", // ETags are compared in cache.js
       credentials: "same-origin",
-    });
+    }));
   } catch (error) {
     if (abort?.aborted) throw error;
     throw new ApiError(0, { message: "Mens does not answer.", remedy: "Check the network, and whether Mens runs.", retryable: true }, null);

@@ -13,9 +13,10 @@ export function CopyButton({ text, name = "Copy" }) {
   return html`<button type="button" class="small" onClick=${copy}>${isDone ? "Copied" : name}</button>`;
 }
 
-/** @param {string} text */
+/** One word for a shell. Signs that would steer a terminal are left out. @param {string} text */
 export function quoted(text) {
-  return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
+  const shown = text.replace(/[\0-\x08\x0b-\x1f\x7f-\x9f]/g, "");
+  return /^[\w@%+:,./-][\w@%+=:,./-]*$/.test(shown) ? shown : `'${shown.replaceAll("'", `'\\''`)}'`;
 }
 
 /**

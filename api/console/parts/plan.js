@@ -1,5 +1,6 @@
 /** A plan: what a run will need, and every value of its contract with who decided it. */
 import { useState } from "../vendor/preact-hooks.js";
+import { flat, sourceOf } from "../lib/contract.js";
 import { duration, plain, short, size, whole } from "../lib/format.js";
 import { h, html } from "./html.js";
 import { Fact } from "./state.js";
@@ -14,20 +15,7 @@ const WHO = {
  * @param {string | undefined} source as `sources` of a plan names it
  */
 export function whoOf(source) {
-  return WHO[/** @type {"auto"} */ (source)] || plain(source || "–");
-}
-
-/**
- * Fields of a contract by path.
- * @param {Record<string, any>} value
- * @param {string} [above]
- * @returns {[string, any][]}
- */
-export function flat(value, above = "") {
-  return Object.entries(value).flatMap(([name, part]) => {
-    const path = above ? `${above}.${name}` : name;
-    return part && typeof part === "object" && !Array.isArray(part) && Object.keys(part).length ? flat(part, path) : [/** @type {[string, any]} */ ([path, part])];
-  });
+  return Object.hasOwn(WHO, source || "") ? WHO[/** @type {"auto"} */ (source)] : plain(source || "–");
 }
 
 /**
@@ -59,9 +47,9 @@ export function Decisions({ contract, sources = {} }) {
   const [isAll, setAll] = useState(false);
   const values = flat(contract || {});
   const isKnown = Object.keys(sources).length > 0;
-  const shown = values.filter(([name]) => isAll || (sources[name] || "default") !== "default" || (!isKnown && name.startsWith("exec.")));
+  const shown = values.filter(([name]) => isAll || (sourceOf(sources, name) || "default") !== "default" || (!isKnown && name.startsWith("exec.")));
   return html`<div class="switches"><label><input type="checkbox" checked=${isAll} onChange=${() => setAll(!isAll)} /> show all ${whole(values.length)} values, defaults too</label></div>
     <div class="list scroll-x" tabindex="0" role="group" aria-label="Values of the plan"><table><thead><tr><th scope="col">Field</th><th scope="col">Value</th><th scope="col">Decided by</th></tr></thead>
       <tbody>${shown.map(([name, value]) => html`<tr key=${name}><th scope="row">${plain(name)}</th><td><code>${plain(JSON.stringify(value), 300)}</code></td>
-        <td><span class="who ${sources[name] || ""}">${whoOf(sources[name])}</span></td></tr>`)}</tbody></table></div>`;
+        <td><span class="who ${sourceOf(sources, name) || ""}">${whoOf(sourceOf(sources, name))}</span></td></tr>`)}</tbody></table></div>`;
 }

@@ -6,7 +6,7 @@ import { ApiError, call } from "../lib/client.js";
 import { content, duration, loss, percent, plain, short, size, tail, whole } from "../lib/format.js";
 import { onChanges } from "../lib/stream.js";
 import { Chart, smoothed } from "../parts/chart.js";
-import { CopyAs, asCurl, asHttpx } from "../parts/copy_as.js";
+import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { whoOf } from "../parts/plan.js";
 import { Badge, Empty, Failure, Loading, Stale } from "../parts/state.js";
@@ -76,7 +76,7 @@ export function Compare() {
   }));
   return html`<p class="crumbs"><a href=${to(["jobs"], { chosen: ids.join(",") })}>Jobs</a></p>
     <div class="head"><h1>${whole(runs.length)} runs</h1><a class="button" href=${to(["jobs"], { chosen: ids.join(",") })}>Choose others</a>
-      ${h(CopyAs, { curl: asCurl("/v1/plans:compare", { json: body }), python: asHttpx("/v1/plans:compare", { json: body }), mens: ["mens jobs compare", ...ids, ...(query.get("base") ? ["--baseline", query.get("base")] : [])].join(" ") })}</div>
+      ${h(CopyAs, { curl: asCurl("/v1/plans:compare", { json: body }), python: asHttpx("/v1/plans:compare", { json: body }), mens: ["mens jobs compare", ...body.jobs.map(quoted), ...(body.baseline ? ["--baseline", quoted(body.baseline)] : [])].join(" ") })}</div>
     ${h(Stale, { at, failures })}
     <div class="stack ${isCurrent && failures < 3 ? "" : "old"}">
     <ul class="compared" aria-label="Runs">${runs.map((/** @type {any} */ run) => h(Chip, { key: run.job.id, run, ids }))}</ul>
@@ -96,7 +96,7 @@ function Chip({ run, ids }) {
 
 /** @param {{data: any, runs: any[], query: URLSearchParams}} props */
 function Overview({ data, runs, query }) {
-  const name = SERIES[query.get("series") || ""] ? query.get("series") || "" : "train_loss";
+  const name = Object.hasOwn(SERIES, query.get("series") || "") ? query.get("series") || "" : "train_loss";
   const [title, format] = SERIES[name];
   const from = Number(query.get("from")) || null;
   const until = Number(query.get("to")) || null;

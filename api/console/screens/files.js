@@ -4,14 +4,15 @@ import { address, go, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { ApiError, call, missingRole } from "../lib/client.js";
 import { exact, plain, size, tail } from "../lib/format.js";
-import { CopyAs, asCurl, openaiClient } from "../parts/copy_as.js";
+import { CopyAs, asCurl, openaiClient, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { useRowKeys } from "../parts/row_keys.js";
+import { useIsShown } from "../parts/shown.js";
 import { Empty, Failure, Loading, Stale, Time } from "../parts/state.js";
 import { FileView } from "./file.js";
 
 const PAGE = 50;
-const PURPOSES = { "": "all", "fine-tune": "fine-tune", evals: "evals" };
+const PURPOSES = ["", "fine-tune", "evals"];
 
 /** @param {{parts: string[]}} props */
 export function Files({ parts }) {
@@ -20,15 +21,15 @@ export function Files({ parts }) {
 
 function FileList() {
   const { query } = address.value;
-  const purpose = query.get("purpose") || "";
+  const purpose = PURPOSES.find((known) => known === query.get("purpose")) || "";
   const after = query.get("after") || "";
   const parameters = new URLSearchParams({ limit: String(PAGE), order: "desc", ...(purpose && { purpose }), ...(after && { after }) });
   const path = `/v1/files?${parameters}`;
   const { data, error, at, failures, reload } = useObject(path);
   useRowKeys("a.name");
   return html`<div class="head"><h1>Data</h1>${h(Upload, {})}
-      ${h(CopyAs, { curl: asCurl(path), python: [openaiClient(), `for file in client.files.list(limit=${PAGE}, order="desc"):`, "    print(file.id, file.filename, file.bytes)"].join("\n"), mens: `mens files list${purpose ? ` --purpose ${purpose}` : ""}` })}</div>
-    <nav class="tabs" aria-label="Purpose">${Object.entries(PURPOSES).map(([value, word]) => html`<a key=${value} href=${to(["files"], { purpose: value })} aria-current=${purpose === value ? "page" : undefined}>${word}</a>`)}</nav>
+      ${h(CopyAs, { curl: asCurl(path), python: [openaiClient(), `for file in client.files.list(limit=${PAGE}, order="desc"):`, "    print(file.id, file.filename, file.bytes)"].join("\n"), mens: `mens files list${purpose ? ` --purpose ${quoted(purpose)}` : ""}` })}</div>
+    <nav class="tabs" aria-label="Purpose">${PURPOSES.map((value) => html`<a key=${value} href=${to(["files"], { purpose: value })} aria-current=${purpose === value ? "page" : undefined}>${value || "all"}</a>`)}</nav>
     ${h(Stale, { at, failures })}
     ${!data ? (error ? h(Failure, { error, retry: reload }) : h(Loading, {}))
       : !data.data.length ? h(NoFiles, { isFiltered: Boolean(purpose || after) })
@@ -45,9 +46,11 @@ function FileList() {
 function Upload() {
   const [state, setState] = useState(/** @type {{isBusy: boolean, error: any}} */ ({ isBusy: false, error: null }));
   const missing = missingRole("trainer");
+  const isShown = useIsShown();
   /** @param {any} event */
   const send = async (event) => {
     const [file] = event.target.files;
+    event.target.value = ""; // the same file may be chosen again
     if (!file) return;
     setState({ isBusy: true, error: null });
     const form = new FormData();
@@ -55,10 +58,10 @@ function Upload() {
     form.append("file", file);
     try {
       const stored = await call("/v1/files", { method: "POST", body: form });
-      go(to(["files", stored.id]));
+      if (isShown.current) go(to(["files", stored.id]));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      setState({ isBusy: false, error });
+      if (isShown.current) setState({ isBusy: false, error });
     }
   };
   return html`<label class="button upload ${missing || state.isBusy ? "disabled" : ""}" title=${missing}>${state.isBusy ? "Uploading…" : "Upload a file"}

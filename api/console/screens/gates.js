@@ -1,5 +1,5 @@
 /** What answers under a name, and what has to be shown before that changes: aliases with their moves, policies, receipts. */
-import { useEffect, useRef, useState } from "../vendor/preact-hooks.js";
+import { useEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js";
 import { address, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { ApiError, call, missingRole, succeed } from "../lib/client.js";
@@ -16,9 +16,9 @@ const MOST_TARGETS = 16;
 /** @param {{parts: string[], query: URLSearchParams}} props */
 export function Gates({ parts, query }) {
   if (parts[0]) return h(OneAlias, { key: parts[0], name: parts[0] });
-  const open = query.get("tab") || "";
+  const open = TABS.find(([tab]) => tab === query.get("tab"))?.[0] || "";
   const path = open === "policies" ? "/v1/policies" : open === "receipts" ? "/v1/receipts?limit=50" : "/v1/aliases";
-  return html`<div class="head"><h1>Gates</h1>${h(CopyAs, { curl: asCurl(path), python: asHttpx(path), mens: `mens ${open || "aliases"} list` })}</div>
+  return html`<div class="head"><h1>Gates</h1>${h(CopyAs, { curl: asCurl(path), python: asHttpx(path), mens: `mens ${quoted(open || "aliases")} list` })}</div>
     <nav class="tabs" aria-label="Parts of the gates">${TABS.map(([tab, title]) => html`<a key=${tab} href=${to(["gates"], { tab })} aria-current=${open === tab ? "page" : undefined}>${title}</a>`)}</nav>
     ${open === "policies" ? h(Policies, {}) : open === "receipts" ? h(Receipts, { id: query.get("receipt"), adapter: query.get("adapter") }) : h(Aliases, {})}`;
 }
@@ -184,6 +184,8 @@ function Dialog({ name, alias, moves, asked, rule, models, reload, close }) {
   const [error, setError] = useState(/** @type {any} */ (null));
   const [isBusy, setBusy] = useState(false);
   const [job, setJob] = useState("");
+  // One key for one adapter in one dialog: a second press, or one after an answer got lost, is the same job.
+  const key = useMemo(() => crypto.randomUUID(), [judged]);
   useEffect(() => dialog.current?.showModal(), []);
   const noOverride = missingRole("admin");
   const base = models.find((one) => one.id === alias?.adapter_id)?.mens?.base_model;
@@ -193,19 +195,20 @@ function Dialog({ name, alias, moves, asked, rule, models, reload, close }) {
   const isReady = asked.verb === "move" ? targets.every((one) => one.adapter && Number(one.weight) >= 1) && (!isOverride || (typed === name && reason.trim() !== "")) : asked.verb === "judge" ? !!judged : !!back;
   const moved = error?.code === "ALIAS_VERSION_CONFLICT" ? moves.find((move) => move.version === error.details.version) : null;
   const act = async () => {
+    if (isBusy) return;
     setBusy(true);
     const path = `/v1/aliases/${encodeURIComponent(name)}`;
     const headers = seen === undefined ? undefined : { "If-Match": `"${seen}"` };
     try {
       if (asked.verb === "judge") {
-        setJob((await call("/v1/receipts", { method: "POST", json: { adapter: judged, alias: name } })).id);
+        setJob((await call("/v1/receipts", { method: "POST", json: { adapter: judged, alias: name }, headers: { "Idempotency-Key": key } })).id);
         setBusy(false);
         return;
       }
       if (asked.verb === "rollback") await succeed(`${path}/rollback`, { method: "POST", headers, json: { ...(asked.version === undefined ? {} : { to_version: asked.version }), reason } });
       else await succeed(path, { method: "PUT", headers, json: { targets: targets.map((one) => ({ adapter: one.adapter, weight: Number(one.weight) })), ...(alias.shadow ? { shadow: alias.shadow } : {}), reason, ...(isOverride ? { override: true } : {}) } });
       reload();
-      close();
+      dialog.current?.close();
     } catch (refusal) {
       if (!(refusal instanceof ApiError)) throw refusal;
       if (refusal.code === "ALIAS_VERSION_CONFLICT") reload();
@@ -250,10 +253,14 @@ function Assign({ policies, assignments, done }) {
   const [policy, setPolicy] = useState("");
   const [reason, setReason] = useState("");
   const [error, setError] = useState(/** @type {any} */ (null));
+  const [isBusy, setBusy] = useState(false);
   const missing = missingRole("trainer");
   const takesAdmin = scope && (!scope.startsWith("alias:") || assignments.some((one) => one.scope === scope)) ? missingRole("admin") : "";
   const names = [...new Set(policies.map((one) => one.name))];
   const act = async () => {
+    if (isBusy) return;
+    setBusy(true);
+    setError(null);
     try {
       await call(`/v1/policy_assignments/${encodeURIComponent(scope)}`, { method: "PUT", json: { policy, reason } });
       dialog.current?.close();
@@ -262,6 +269,7 @@ function Assign({ policies, assignments, done }) {
       if (!(refusal instanceof ApiError)) throw refusal;
       setError(refusal);
     }
+    setBusy(false);
   };
   return html`<button type="button" disabled=${!!missing} title=${missing} onClick=${() => (setError(null), dialog.current?.showModal())}>Assign a policy…</button>${missing && html`<span class="faint">${missing}</span>`}
     <dialog ref=${dialog} aria-label="Assign a policy"><header><h2>Assign a policy</h2></header><div class="stack">
@@ -269,5 +277,5 @@ function Assign({ policies, assignments, done }) {
       <label class="field">Policy <select value=${policy} onChange=${(/** @type {any} */ event) => setPolicy(event.target.value)}><option value="">choose</option>${names.map((one) => html`<option key=${one} value=${one}>${plain(one, 60)}</option>`)}</select></label>
       <label class="field">Why <input type="text" maxlength="500" value=${reason} onInput=${(/** @type {any} */ event) => setReason(event.target.value)} /></label>
       ${takesAdmin && html`<p class="faint">Changing what governs ${takesAdmin}.</p>`}${error && h(Failure, { error, what: "Not assigned" })}</div>
-      <footer><button type="button" onClick=${() => dialog.current?.close()}>Back</button><button type="button" class="primary" disabled=${!scope || !policy || !!takesAdmin} onClick=${() => void act()}>Assign</button></footer></dialog>`;
+      <footer><button type="button" onClick=${() => dialog.current?.close()}>Back</button><button type="button" class="primary" disabled=${!scope || !policy || !!takesAdmin || isBusy} onClick=${() => void act()}>Assign</button></footer></dialog>`;
 }

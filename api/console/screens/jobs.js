@@ -6,7 +6,7 @@ import { between, duration, exact, loss, minute, plain, tail } from "../lib/form
 import { connection, onChanges } from "../lib/stream.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
-import { useRowKeys } from "../parts/row_keys.js";
+import { isInDialog, useRowKeys } from "../parts/row_keys.js";
 import { Badge, Empty, Failure, Loading, Progress, Stale, Time, wordOf } from "../parts/state.js";
 
 const STATES = ["", "running", "queued", "succeeded", "failed", "paused", "cancelled"];
@@ -32,7 +32,7 @@ function parametersOf(query) {
   for (const [short, long] of FILTERS) if (query.get(short)) parameters.set(long, query.get(short) || "");
   if ((query.get("q") || "").length >= 2) parameters.set("q", query.get("q") || "");
   const days = Number(query.get("since"));
-  if (days) {
+  if (days > 0 && days < 36_500) {
     const from = new Date(Date.now() - days * 86_400_000);
     from.setUTCMinutes(0, 0, 0); // so that the list stays the same for an hour
     parameters.set("created_after", from.toISOString());
@@ -166,7 +166,7 @@ export function Jobs() {
   useEffect(() => {
     /** @param {KeyboardEvent} event */
     const choose = (event) => {
-      if (!["x", "c"].includes(event.key) || event.ctrlKey || event.metaKey || /^(INPUT|SELECT|TEXTAREA)$/.test(/** @type {Element} */ (event.target).tagName)) return;
+      if (!["x", "c"].includes(event.key) || event.ctrlKey || event.metaKey || isInDialog() || /^(INPUT|SELECT|TEXTAREA)$/.test(/** @type {Element} */ (event.target).tagName)) return;
       if (event.key === "c") return void document.querySelector(".chosen a.button")?.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true }));
       document.activeElement?.closest("tr")?.querySelector("input")?.click();
     };

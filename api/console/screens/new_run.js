@@ -3,84 +3,16 @@ import { useEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js"
 import { address, change, go, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { ApiError, call, missingRole } from "../lib/client.js";
+import { BASE, FILE, FORM, MAIN, MORE, NAMES, bodyOf, fileNameOf, fileOf, isField, optionsOf, parametersOfFile, parametersOfJob } from "../lib/contract.js";
 import { plain, size, tail, whole } from "../lib/format.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
-import { Decisions, Forecast, flat, whoOf } from "../parts/plan.js";
+import { Decisions, Forecast, whoOf } from "../parts/plan.js";
+import { isInDialog } from "../parts/row_keys.js";
+import { useIsShown } from "../parts/shown.js";
 import { Empty, Failure, Loading } from "../parts/state.js";
 
 const PAUSE = 400;
-const BASE = "model.hf_repo";
-const FILE = "data.train_file";
-/** @typedef {{path: string, label: string, hint?: string, choices?: [string, string][], isText?: boolean}} Field */
-const NAMES = /** @type {Field[]} */ ([
-  { path: "name", label: "Name", hint: "first part of the adapter's id", isText: true },
-  { path: "artifact.alias", label: "Alias", hint: "points to the result, if its policy lets it", isText: true },
-]);
-const MAIN = /** @type {Field[]} */ ([
-  { path: "exec.epochs", label: "Epochs", hint: "passes over the file" },
-  { path: "exec.learning_rate", label: "Learning rate" },
-  { path: "exec.batch_size", label: "Rows a step" },
-]);
-const MORE = /** @type {Field[]} */ ([
-  { path: "exec.seq_len", label: "Longest row", hint: "tokens; longer rows are cut" },
-  { path: "quant.base", label: "Precision of the base", choices: [["none", "full"], ["nf4", "4 bit (NF4)"]] },
-  { path: "adapter.rank", label: "Rank" },
-  { path: "adapter.alpha", label: "Alpha" },
-  { path: "data.validation_split_ratio", label: "Held-out share", hint: "0 to 0.5" },
-  { path: "exec.seed", label: "Seed" },
-  { path: "artifact.publish", label: "Serve the result", choices: [["true", "yes"], ["false", "no, store it only"]] },
-  { path: "adapter.continue_from", label: "Continue from", hint: "an adapter or alias", isText: true },
-]);
-const FORM = [...NAMES, ...MAIN, ...MORE];
-const TEXTS = new Set([BASE, FILE, "preset", "domain", ...FORM.filter((field) => field.isText || field.choices).map((field) => field.path)]);
-/** Parameters of the address that stand next to the contract. */
-const BESIDE = ["name", "preset", "domain"];
-const isField = (/** @type {string} */ path) => path.includes(".") || BESIDE.includes(path) || path === "collateral_damage_verified";
-
-/**
- * The body of the request, from the address.
- * @param {URLSearchParams} query
- */
-function bodyOf(query) {
-  /** @type {Record<string, any>} */
-  const contract = {};
-  /** @type {Record<string, any>} */
-  const body = { kind: "finetune", contract, hyperparameters: "auto" };
-  for (const [path, text] of query) {
-    if (!isField(path) || text.trim() === "") continue;
-    const parts = path.split(".");
-    const last = /** @type {string} */ (parts.pop());
-    let place = BESIDE.includes(path) ? body : contract;
-    for (const part of parts) place = place[part] ??= {};
-    place[last] = valueOf(path, text.trim());
-  }
-  return body;
-}
-
-/**
- * A value as it stands in the address: names as they are, all else as JSON where it is some.
- * @param {string} path
- * @param {string} text
- */
-function valueOf(path, text) {
-  if (path === "artifact.publish") return text === "true";
-  if (TEXTS.has(path)) return text;
-  try {
-    return JSON.parse(text);
-  } catch {
-    return text; // the API says at this field what it takes
-  }
-}
-
-/**
- * Parameters of the address for fields of a contract.
- * @param {[string, any][]} fields
- */
-function parametersOf(fields) {
-  return Object.fromEntries(fields.map(([path, value]) => [path, TEXTS.has(path) && value !== null ? String(value) : JSON.stringify(value)]));
-}
-
 /**
  * What a refusal says of each field, by path.
  * @param {any} error
@@ -132,12 +64,12 @@ export function NewRun() {
   const bases = (models.data?.data || []).filter((/** @type {any} */ one) => one.mens?.kind === "base");
   const isReady = !missing && !from && !!body.contract.data?.train_file;
   const planned = usePlan(body, isReady);
-  useStart(from);
+  const start = useStart(from);
   if (!models.data || !files.data) {
     const failed = [models, files].find((one) => one.error);
     return failed ? h(Failure, { error: failed.error, retry: failed.reload }) : h(Loading, {});
   }
-  if (from) return h(Loading, {});
+  if (from) return start.error ? h(Failure, { error: start.error, retry: start.retry, what: start.error.status === 404 ? "There is no such job here." : undefined }) : h(Loading, {});
   if (!bases.length) return h(Empty, { title: "There is no base model yet", children: html`<p>An admin of the machine adds one:</p><pre tabindex="0" aria-label="command">mens base add smollm2-135m</pre>` });
   const faults = planned.isCurrent ? faultsOf(planned.error) : {};
   const props = { query, plan: planned.plan, faults, missing };
@@ -168,14 +100,13 @@ function useStart(from) {
   const path = `/v1/jobs/${encodeURIComponent(from || "")}`;
   const job = useObject(from ? path : null);
   const preflight = useObject(from ? `${path}/preflight` : null);
+  const isUnknown = preflight.error?.status === 404; // a job that no worker has prepared
   useEffect(() => {
-    if (!from || !job.data || !(preflight.data || preflight.error)) return;
-    const values = new Map(flat(job.data.contract || {}));
-    const sources = preflight.data?.sources || {};
-    const chosen = Object.keys(sources).length ? Object.entries(sources).filter(([, source]) => source === "explicit").map(([field]) => field) : [BASE, FILE, "artifact.alias"];
-    const fields = chosen.filter((field) => values.has(field) && values.get(field) !== null).map((field) => /** @type {[string, any]} */ ([field, values.get(field)]));
-    change({ from: "", ...(job.data.name ? { name: job.data.name } : {}), ...parametersOf([...fields, ...(values.has(BASE) ? [/** @type {[string, any]} */ ([BASE, values.get(BASE)])] : [])]) }, { replace: true });
-  }, [from, job.data, preflight.data, preflight.error]);
+    if (!from || !job.data || !(preflight.data || isUnknown)) return;
+    change({ from: "", ...parametersOfJob(job.data, preflight.data?.sources || {}) }, { replace: true });
+  }, [from, job.data, preflight.data, isUnknown]);
+  const failed = [job, preflight].find((one) => one.error && !one.data && !(one === preflight && isUnknown));
+  return { error: failed?.error, retry: failed?.reload };
 }
 
 /** @typedef {{query: URLSearchParams, plan: any, faults: Record<string, string>, missing: string}} Shared */
@@ -191,7 +122,7 @@ function described(path, fault) {
   return { id: path, "aria-describedby": `${path}-hint${fault ? ` ${path}-fault` : ""}`, "aria-invalid": fault ? "true" : undefined };
 }
 
-/** @param {Shared & {field: Field}} props */
+/** @param {Shared & {field: import("../lib/contract.js").Field}} props */
 function Input({ query, plan, faults, missing, field }) {
   const { path, label, hint, choices } = field;
   const value = query.get(path) || "";
@@ -221,8 +152,11 @@ function File({ files, reload, ...props }) {
   const [sending, setSending] = useState("");
   const [error, setError] = useState(/** @type {any} */ (null));
   const options = files.map((file) => /** @type {[string, string]} */ ([file.id, `${plain(file.filename, 60)}, ${size(file.bytes)}, ${tail(file.id)}`]));
-  /** @param {File | undefined} file */
-  const send = async (file) => {
+  const isShown = useIsShown();
+  /** @param {any} event */
+  const send = async (event) => {
+    const file = event.target.files?.[0];
+    event.target.value = ""; // the same file may be chosen again
     if (!file) return;
     setSending(file.name);
     setError(null);
@@ -231,23 +165,24 @@ function File({ files, reload, ...props }) {
     form.append("file", file, file.name);
     try {
       const stored = await call("/v1/files", { method: "POST", body: form });
+      if (!isShown.current) return;
       reload();
       change({ [FILE]: stored.id }, { replace: true });
     } catch (refusal) {
       if (!(refusal instanceof ApiError)) throw refusal;
-      setError(refusal);
+      if (isShown.current) setError(refusal);
     }
     setSending("");
   };
   return html`<div class="stack">${h(Choice, { ...props, path: FILE, label: "Training file", options, nothing: files.length ? "choose a file" : "no file yet: send one" })}
     <div class="field"><label for="new-file">or send a JSONL file</label>
-      <input id="new-file" type="file" accept=".jsonl,.json,.txt" disabled=${!!props.missing || !!sending} onChange=${(/** @type {any} */ event) => void send(event.target.files?.[0])} />
+      <input id="new-file" type="file" accept=".jsonl,.json,.txt" disabled=${!!props.missing || !!sending} onChange=${(/** @type {any} */ event) => void send(event)} />
       <small role="status">${sending ? `Sending ${plain(sending, 80)}…` : ""}</small>${error && h(Failure, { error, what: "Not stored" })}</div></div>`;
 }
 
 /** Values of a contract for which the form has no field. @param {{query: URLSearchParams, faults: Record<string, string>}} props */
 function Others({ query, faults }) {
-  const others = [...query.keys()].filter((path) => isField(path) && ![BASE, FILE].includes(path) && !FORM.some((field) => field.path === path));
+  const others = [...new Set(query.keys())].filter((path) => isField(path) && ![BASE, FILE].includes(path) && !FORM.some((field) => field.path === path));
   if (!others.length) return null;
   return html`<div class="filters" role="group" aria-label="Values without a field">${others.map((path) => html`<button key=${path} type="button" class="chip" onClick=${() => change({ [path]: "" }, { replace: true })}
     aria-label="Remove ${plain(path)}">${plain(path, 60)}: <b>${plain(query.get(path), 60)}</b> <span aria-hidden="true">×</span></button>${faults[path] && html`<p class="fault" role="alert">${plain(faults[path], 500)}</p>`}`)}</div>`;
@@ -257,10 +192,11 @@ function Others({ query, faults }) {
 function Contract({ body }) {
   const [fault, setFault] = useState("");
   const picker = useRef(/** @type {HTMLInputElement | null} */ (null));
+  const isShown = useIsShown();
   const download = () => {
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([`${JSON.stringify(body.contract, null, 2)}\n`], { type: "application/json" }));
-    link.download = `${body.name || "contract"}.json`;
+    link.href = URL.createObjectURL(new Blob([fileOf(body)], { type: "application/json" }));
+    link.download = fileNameOf(body);
     link.click();
     URL.revokeObjectURL(link.href);
   };
@@ -270,10 +206,10 @@ function Contract({ body }) {
     event.target.value = "";
     if (!file) return;
     try {
-      const given = JSON.parse(await file.text());
-      if (typeof given !== "object" || !given) throw new SyntaxError();
+      const parameters = parametersOfFile(await file.text());
+      if (!isShown.current) return;
       setFault("");
-      go(to(["new"], parametersOf(flat(given.contract || given))));
+      go(to(["new"], parameters));
     } catch {
       setFault(`${plain(file.name, 80)} is not a contract in JSON.`);
     }
@@ -318,6 +254,7 @@ function fitOf(estimate) {
 function Submit({ body, planned, missing, isReady }) {
   const [error, setError] = useState(/** @type {any} */ (null));
   const [isBusy, setBusy] = useState(false);
+  const isShown = useIsShown();
   const text = JSON.stringify(body);
   // One key for one form: a second press is the same job, whatever became of the first.
   const key = useMemo(() => crypto.randomUUID(), [text]);
@@ -329,7 +266,7 @@ function Submit({ body, planned, missing, isReady }) {
     setBusy(true);
     try {
       const job = await call("/v1/jobs", { method: "POST", json: body, headers: { "Idempotency-Key": key } });
-      go(to(["runs", job.id]));
+      if (isShown.current) go(to(["runs", job.id]));
     } catch (refusal) {
       if (!(refusal instanceof ApiError)) throw refusal;
       setError(refusal);
@@ -338,7 +275,7 @@ function Submit({ body, planned, missing, isReady }) {
   };
   useEffect(() => {
     /** @param {KeyboardEvent} event */
-    const keys = (event) => void (event.key === "Enter" && (event.ctrlKey || event.metaKey) && submit());
+    const keys = (event) => void (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !isInDialog() && submit());
     addEventListener("keydown", keys);
     return () => removeEventListener("keydown", keys);
   });
@@ -353,10 +290,5 @@ function Submit({ body, planned, missing, isReady }) {
  */
 function copies(body, files) {
   const file = files.find((one) => one.id === body.contract.data?.train_file);
-  const given = flat(body.contract).filter(([path]) => path !== FILE);
-  const options = given.flatMap(([path, value]) => {
-    const name = path === BASE ? "model" : path === "artifact.publish" ? (value ? "publish" : "no-publish") : path === "quant.base" ? "quant" : path === "adapter.continue_from" ? "continue" : path.split(".").slice(1).join(".").replaceAll("_", "-");
-    return path === "artifact.publish" ? [`--${name}`] : [`--${name}`, quoted(typeof value === "string" ? value : JSON.stringify(value))];
-  });
-  return { curl: asCurl("/v1/jobs", { json: body }), python: asHttpx("/v1/jobs", { json: body }), mens: ["mens train", quoted(file ? plain(file.filename) : "my.jsonl"), ...options, ...(body.name ? ["--name", quoted(body.name)] : [])].join(" ") };
+  return { curl: asCurl("/v1/jobs", { json: body }), python: asHttpx("/v1/jobs", { json: body }), mens: ["mens train", quoted(file ? plain(file.filename) : "my.jsonl"), ...optionsOf(body, quoted)].join(" ") };
 }

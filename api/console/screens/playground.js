@@ -4,7 +4,7 @@ import { address, change } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
 import { ApiError, call, missingRole, succeed } from "../lib/client.js";
 import { content, model as nameOf, plain, short, whole } from "../lib/format.js";
-import { CopyAs, openaiClient } from "../parts/copy_as.js";
+import { CopyAs, openaiClient, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
 import { Failure, Loading } from "../parts/state.js";
 
@@ -237,8 +237,8 @@ function copies(name, parameters) {
   const body = { model: name, messages: [{ role: "user", content: "…" }], ...parameters };
   const written = Object.entries(parameters).map(([key, value]) => `${key}=${value}`).join(", ");
   return {
-    curl: `curl ${location.origin}/v1/chat/completions -H "Authorization: Bearer $MENS_API_KEY" -H "Content-Type: application/json" \\\n  -d '${JSON.stringify(body).replaceAll("'", "'\\''")}'`,
+    curl: `curl ${location.origin}/v1/chat/completions -H "Authorization: Bearer $MENS_API_KEY" -H "Content-Type: application/json" \\\n  -d ${quoted(JSON.stringify(body))}`,
     python: `${openaiClient()}\nanswer = client.chat.completions.create(model=${JSON.stringify(name)}, messages=[{"role": "user", "content": "…"}], ${written})\nprint(answer.choices[0].message.content)`,
-    mens: `mens chat ${name} "…"`,
+    mens: `mens chat ${quoted(name)} "…"`,
   };
 }

@@ -33,7 +33,7 @@ from cli.commands.corpus.table_options import (
 from cli.commands.jobs.descriptions import describe_expectation, describe_plan
 from cli.commands.jobs.job_arguments import JobJson, job_path
 from cli.commands.jobs.watch import watch_job
-from cli.contract_sections import lay_over, read_sections
+from cli.contract_sections import lay_over, read_beside, read_sections
 from cli.options import (
     ContinueFrom,
     MethodOption,
@@ -157,6 +157,12 @@ def train(
     }
     try:
         sections = read_sections(contract)
+        beside = read_beside(contract)
+        name, preset, domain = (
+            name or beside.get("name"),
+            preset or beside.get("preset"),
+            domain or beside.get("domain"),
+        )
         lay_over(sections, parse_flags(context.args))
         lay_over(sections, options)
         lay_over(sections, method_sections(method))

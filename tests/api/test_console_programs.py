@@ -1,0 +1,219 @@
+"""Programs of the console that need no browser: what an address or a file may put into a request, and into a command to copy."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.contract.field_names import flat_names
+from shared.contract.presets import contract_paths
+
+CONSOLE = Path(__file__).resolve().parents[2] / "api" / "console"
+SCRIPTS = {
+    str(path.relative_to(CONSOLE)): path.read_text()
+    for path in sorted(CONSOLE.rglob("*.js"))
+    if path.parent.name != "vendor"
+}
+AROUND = """
+globalThis.location = { hash: "", origin: "https://mens.example" };
+globalThis.history = { replaceState() {} };
+globalThis.addEventListener = () => {};
+globalThis.localStorage = { getItem: () => null };
+globalThis.matchMedia = () => ({ matches: false, addEventListener() {} });
+globalThis.document = { querySelector: () => null, documentElement: { dataset: {} } };
+const { bodyOf, fileOf, flat, optionsOf, parametersOfFile, parametersOfJob, sourceOf } = await import("./lib/contract.js");
+const { quoted } = await import("./parts/copy_as.js");
+const { send } = await import("./lib/client.js");
+const of = (text) => bodyOf(new URLSearchParams(text));
+const said = (make) => { try { return make(); } catch (error) { return error.constructor.name; } };
+"""
+"""The page around the modules, as far as they ask for one when they are loaded."""
+HOSTILE = ["a b", "x;touch y", "$(id)", "`id`", "it's", "\u001b[2J", "a\nb", "&&id", "=ls", "-o"]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The console's modules, where Node takes them as modules."""
+    place = tmp_path_factory.mktemp("console") / "console"
+    shutil.copytree(CONSOLE, place)
+    (place / "package.json").write_text('{"type": "module"}')
+    return place
+
+
+def run(program: Path, text: str) -> Any:
+    """Return what an expression gives, within the modules."""
+    node = shutil.which("node")
+    assert node, "node runs the console's modules (Debian: apt-get install nodejs)"
+    script = program / "test.js"
+    script.write_text(f"{AROUND}console.log(JSON.stringify(await (async () => ({text}))()));\n")
+    done = subprocess.run([node, str(script)], capture_output=True, text=True, timeout=60, check=False, cwd=program)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def body(program: Path, address: str) -> Any:
+    return run(program, f"of({json.dumps(address)})")
+
+
+@pytest.mark.parametrize("name", ["__proto__", "constructor", "prototype"])
+@pytest.mark.parametrize(
+    "around", ["{}.method=POST", "exec.{}.method=POST", "exec.{0}.{0}.x=1", "data.{}=1", "{}.{}=1"]
+)
+def test_address_writes_no_prototype(program: Path, name: str, around: str) -> None:
+    address = around.replace("{0}", name).replace("{}", name)
+    got = run(
+        program, f"[of({json.dumps(address)}).contract, ({{}}).method ?? null, ({{}}).x ?? null, Object.method ?? null]"
+    )
+    assert got == [{}, None, None, None]
+
+
+@pytest.mark.parametrize("path", ["exec.a b", "Exec.x", "exec..x", "exec.", ".x", "exec.x;y", "exec.$(id)", "exec"])
+def test_what_is_no_path_of_a_field_is_left_out(program: Path, path: str) -> None:
+    assert run(program, f"bodyOf(new URLSearchParams([[{json.dumps(path)}, '1']])).contract") == {}
+
+
+def test_fields_of_the_address_become_the_contract(program: Path) -> None:
+    got = body(program, "name=7&preset=small&exec.epochs=3&data.train_file=file-1&data.template_arguments.Deep=true")
+    contract = {"exec": {"epochs": 3}, "data": {"train_file": "file-1", "template_arguments": {"Deep": True}}}
+    assert got == {"kind": "finetune", "contract": contract, "hyperparameters": "auto", "name": "7", "preset": "small"}
+
+
+@pytest.mark.parametrize("text", ["3", "[1]", '"x"', "true"])
+def test_a_field_within_a_value_is_left_out(program: Path, text: str) -> None:
+    address = f"exec.epochs={text}&exec.epochs.x=1&exec.epochs.x.y=1"
+    assert body(program, address)["contract"] == {"exec": {"epochs": json.loads(text)}}
+
+
+def test_the_first_of_two_values_counts_as_the_form_shows_it(program: Path) -> None:
+    assert body(program, "exec.epochs=1&exec.epochs=100")["contract"] == {"exec": {"epochs": 1}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"__proto__": {"method": "POST"}}',
+        '{"exec": {"__proto__": {"method": "POST"}}}',
+        '{"contract": {"exec": {"constructor": {"x": 1}}}}',
+        '{"exec": {"a b": 1}}',
+        "[1]",
+        "null",
+        "3",
+    ],
+)
+def test_file_that_is_no_contract_is_refused(program: Path, text: str) -> None:
+    assert run(program, f"said(() => parametersOfFile({json.dumps(text)}))") == "SyntaxError"
+
+
+def test_request_has_its_own_options_alone(program: Path) -> None:
+    asked = run(
+        program,
+        """await (async () => {
+          const seen = [];
+          globalThis.fetch = async (path, options) => { seen.push([path, options.method, options.body ?? null, options.redirect ?? null]); };
+          Object.assign(Object.prototype, { method: "POST", json: { evil: 1 }, body: "evil", redirect: "error" });
+          await send("/v1/jobs", { headers: {} });
+          await send("/v1/me");
+          for (const name of ["method", "json", "body", "redirect"]) delete Object.prototype[name];
+          await send("/v1/jobs", { method: "POST", json: { kind: "finetune" } });
+          return seen;
+        })()""",
+    )
+    assert asked == [
+        ["/v1/jobs", "GET", None, None],
+        ["/v1/me", "GET", None, None],
+        ["/v1/jobs", "POST", '{"kind":"finetune"}', None],
+    ]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_copied_command_has_a_value_as_one_word(program: Path, text: str) -> None:
+    given = {"contract": {"artifact": {"alias": text}, "exec": {"epochs": 2}}, "name": text}
+    words = shlex.split(run(program, f"optionsOf({json.dumps(given)}, quoted).join(' ')"))
+    shown = text.replace("\u001b", "")
+    start = ["--alias", shown, "--epochs", "2"]
+    if text.startswith("-"):
+        start = ["--contract", "o.json"]
+    assert words == [*start, "--name", shown]
+
+
+def test_a_shell_gets_each_copied_value_as_it_is(program: Path) -> None:
+    words = run(program, f"{json.dumps(HOSTILE)}.map(quoted).join(' ')")
+    got = subprocess.run(["sh", "-c", f"printf '%s\\0' {words}"], capture_output=True, text=True, check=True).stdout
+    assert got.split("\0")[:-1] == [text.replace("\u001b", "") for text in HOSTILE]
+
+
+@pytest.mark.parametrize("path", ["data.template_arguments.x", "method.type", "collateral_damage_verified"])
+def test_copied_command_refers_to_the_file_for_what_is_no_option(program: Path, path: str) -> None:
+    words = run(program, f"optionsOf(of({json.dumps(f'{path}=1&name=mine&preset=small')}), quoted).join(' ')")
+    assert words == "--contract mine.json --name mine --preset small"
+
+
+def test_every_copied_option_is_one_of_its_field(program: Path) -> None:
+    names, other = (
+        flat_names(),
+        {"quant.base": "--quant", "adapter.continue_from": "--continue", "model.hf_repo": "--model"},
+    )
+    paths = [path for path in contract_paths() if path != "data.train_file"]
+    words = run(program, f"{json.dumps(paths)}.map((path) => optionsOf(of(`${{path}}=3`), quoted)[0])")
+    for path, word in zip(paths, words, strict=True):
+        if word not in ("--contract", other.get(path), "--no-publish"):
+            assert names.get(word.removeprefix("--").replace("-", "_")) == path
+    assert words.count("--contract") < len(words) / 3
+
+
+def test_every_module_loads(program: Path) -> None:
+    """A name that is imported and that its module does not have is an error before anything is drawn."""
+    modules = [name for name in SCRIPTS if name not in ("app.js", "lib/theme.js")]
+    assert run(program, f"(await Promise.all({json.dumps(modules)}.map((name) => import(`./${{name}}`)))).length") > 10
+
+
+def test_each_command_quotes_what_it_takes_in() -> None:
+    """A value within the words of `mens` stands in `quoted()`, alone."""
+    commands = {name: [line for line in text.splitlines() if "mens: `mens " in line] for name, text in SCRIPTS.items()}
+    taken = {
+        (name, part)
+        for name, lines in commands.items()
+        for line in lines
+        for part in line.partition("mens: `mens ")[2].split("${")[1:]
+        if not part.startswith(("quoted(", "purpose ?", "chosen === NO_BASE ?"))
+    }
+    assert sum(map(len, commands.values())) >= 5
+    assert not taken
+
+
+def test_a_table_is_asked_for_its_own_names() -> None:
+    """`#/constructor` is no screen, and `series=constructor` no curve."""
+    assert "Object.hasOwn(SCREENS, name)" in SCRIPTS["app.js"]
+    assert 'Object.hasOwn(SERIES, query.get("series") || "")' in SCRIPTS["screens/compare.js"]
+
+
+def test_keys_of_a_screen_rest_while_a_dialog_is_open() -> None:
+    without = {
+        name for name, text in SCRIPTS.items() if 'addEventListener("keydown"' in text and "isInDialog()" not in text
+    }
+    assert not without
+
+
+def test_a_second_press_is_not_a_second_job() -> None:
+    """Each job and receipt that the page asks for has a key of its own."""
+    for name in ("screens/new_run.js", "screens/gates.js"):
+        calls = [
+            line
+            for line in SCRIPTS[name].splitlines()
+            if 'call("/v1/jobs", {' in line or 'call("/v1/receipts", {' in line
+        ]
+        assert calls
+        assert all('"Idempotency-Key": key' in line for line in calls)
+
+
+def test_the_same_file_can_be_chosen_again() -> None:
+    inputs = {name: text for name, text in SCRIPTS.items() if 'type="file"' in text}
+    assert inputs
+    for name, text in inputs.items():
+        assert text.count('event.target.value = ""') == text.count('type="file"'), name
