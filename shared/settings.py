@@ -193,7 +193,10 @@ class RetentionSettings(AdapterRetentionSettings):
     """Limits of what is kept. Those that are null delete nothing."""
 
     retain_run_days: float | None = Field(
-        None, ge=0, le=36500, description="Time after which the run folder of a finished job is removed; null: never."
+        None,
+        ge=0,
+        le=36500,
+        description="Time after which run folder, logs and curves of a finished job are removed; null: never.",
     )
     retain_model_days: float | None = Field(
         None, ge=0, le=36500, description="Time after its job when a merged model is deleted; null: never."

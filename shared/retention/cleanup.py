@@ -32,7 +32,7 @@ from shared.retention.inventory import (
     run_folders,
     take_inventory,
 )
-from shared.retention.job_logs import measure_logs, remove_logs
+from shared.retention.job_records import JobRecord, measure_records, remove_records
 from shared.retention.policy import (
     Policy,
     adapters_to_delete,
@@ -49,6 +49,7 @@ What = Literal[
     "checkpoint",
     "run folder",
     "job log",
+    "job series",
     "merged model",
     "leftover adapter",
     "leftover model",
@@ -84,7 +85,8 @@ class RetentionRunner:
         in_database = [
             *self._adapters(known),
             *self._run_folders(known),
-            *self._logs(known),
+            *self._job_records(known, "job log"),
+            *self._job_records(known, "job series"),
             *self._models(known),
         ]
         return [*in_database, *self._unreferenced(), *self._prepared(known)]
@@ -101,8 +103,8 @@ class RetentionRunner:
             case "leftover adapter" | "leftover model":
                 kind: ArtifactKind = "adapters" if finding.what == UNREFERENCED["adapters"] else "models"
                 return remove_unreferenced(self._db, self._storage, kind, finding.name)
-            case "job log":
-                return remove_logs(self._db, finding.name)
+            case "job log" | "job series":
+                return remove_records(self._db, finding.what, finding.name)
             case "run folder" | "prepared data":
                 of_jobs = finding.what == "run folder"
                 return _discard((self._settings.runs_dir if of_jobs else self._settings.prepared_dir) / finding.name)
@@ -146,10 +148,10 @@ class RetentionRunner:
             if job in existing
         ]
 
-    def _logs(self, known: Inventory) -> list[Finding]:
+    def _job_records(self, known: Inventory, what: JobRecord) -> list[Finding]:
         reason = f"its job has been over for {self._settings.retain_run_days} days"
-        sizes = measure_logs(self._db, run_folders_to_remove(known.jobs, self._policy, known.now))
-        return [Finding(what="job log", name=job, bytes=size, reason=reason) for job, size in sizes.items()]
+        sizes = measure_records(self._db, what, run_folders_to_remove(known.jobs, self._policy, known.now))
+        return [Finding(what=what, name=job, bytes=size, reason=reason) for job, size in sizes.items()]
 
     def _models(self, known: Inventory) -> list[Finding]:
         if self._policy.models is None:

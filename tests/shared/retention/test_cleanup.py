@@ -12,11 +12,14 @@ from shared.artifacts.manifests import MANIFEST_NAME, MODEL_MANIFEST_NAME
 from shared.base_models.catalog import BaseModelEntry, Catalog, LocalSource, save_catalog
 from shared.database.connection import Database
 from shared.database.deletions import Deletions
+from shared.database.leases import Lease
+from shared.database.lists.job_series import read_extent
 from shared.database.names.aliases import Actor
 from shared.database.names.foreign_names import ForeignNames
 from shared.database.routing import Routing, StandsFor
 from shared.database.tenancy import SHARED
 from shared.errors import Code, InvalidRequest, JobFailed
+from shared.job_series import CHUNK_STEPS, SeriesChunk
 from shared.retention.inventory import MODEL_DELETED
 from tests.support.builders import claimed, new_adapter
 from tests.support.clock import Clock
@@ -192,6 +195,30 @@ def test_logs_of_jobs_go_with_their_run_folders(home: Home) -> None:
     assert (found.what, found.name, found.bytes) == ("job log", old.job.id, 3)
     assert keep.apply() == [found]
     assert [home.jobs.log(lease.job.id) is None for lease in (old, open_, young)] == [True, False, False]
+    assert not keep.remove(found)
+
+
+def test_series_of_jobs_go_with_their_run_folders(home: Home) -> None:
+    def report(lease: Lease) -> None:
+        chunks = [SeriesChunk.of(name, 0, [1.0] * CHUNK_STEPS) for name in ("train_loss", "valid_loss")]
+        home.leases.report(lease, events=[], series=chunks)
+
+    old, open_ = (claimed(home.jobs, home.leases) for _ in range(2))
+    report(old)
+    report(open_)
+    home.leases.finish(old, {})
+    home.clock.advance(8 * DAY)
+    young = claimed(home.jobs, home.leases)
+    report(young)
+    home.leases.finish(young, {})
+    assert home.keep().find() == []
+    keep = home.keep(retain_run_days=7)
+    assert keep.apply_on_this_machine() == []
+    (found,) = keep.find()
+    assert (found.what, found.name, found.bytes) == ("job series", old.job.id, 2 * 4 * CHUNK_STEPS)
+    assert keep.apply() == [found]
+    kept = [read_extent(home.database, lease.job.id).names for lease in (old, open_, young)]
+    assert kept == [[], ["train_loss", "valid_loss"], ["train_loss", "valid_loss"]]
     assert not keep.remove(found)
 
 
