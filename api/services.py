@@ -13,6 +13,7 @@ from api.base_fetcher import BaseFetcher
 from api.body_buffers import BodyBuffers
 from api.data_view.readers import FileReaders
 from api.data_view.reports import FileReports
+from api.data_view.tenant_turns import TenantTurns
 from api.grader_sandboxes import GraderSandboxes
 from api.inference.gateway import Gateway
 from api.inference.lookup_cache import LookupCache
@@ -108,6 +109,8 @@ class Services:
     base_fetcher: BaseFetcher
     file_readers: FileReaders
     file_reports: FileReports
+    row_turns: TenantTurns
+    curve_turns: TenantTurns
     queue_places: QueuePlaces
     metrics: ApiMetrics
     shutdown: ShutdownFlag = field(default_factory=ShutdownFlag)
@@ -215,6 +218,8 @@ def make_services(
         base_fetcher=BaseFetcher(lookup.catalog, settings),
         file_readers=FileReaders(),
         file_reports=FileReports(),
+        row_turns=TenantTurns("rows of files"),
+        curve_turns=TenantTurns("curves of runs"),
         gateway=Gateway(
             limiter=limiter or make_limiter(settings.broker_url, settings.tenant_limits),
             lookup=lookup,

@@ -1,7 +1,6 @@
 """Asks contained processes for rows and reports: one process for a file and a base, ended when it is idle for a minute.
 
-A process holds one file of one tenant, so no row outlives it. A tenant has one reading at a time, so that a large file of one
-tenant does not delay another's.
+A process holds one file of one tenant, so no row outlives it.
 """
 
 from __future__ import annotations
@@ -11,23 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
-
-from anyio import CapacityLimiter, move_on_after, to_thread
+from typing import Any
 
 import shared.errors
 from shared.contained.process import ContainedProcess
-from shared.errors import Code, InvalidRequest, MensError, TooMany, Unavailable
+from shared.errors import Code, InvalidRequest, MensError, Unavailable
 from shared.sandbox.environment import environment
 
-Result = TypeVar("Result")
-READINGS_AT_ONCE = 2
-READINGS_OF_A_TENANT = 1
-WAIT_SECONDS = 20.0
 KEPT = 2
 """Idle processes that wait for the next page of their file."""
 IDLE_SECONDS = 60.0
@@ -113,25 +104,6 @@ class FileReaders:
         self._lock = threading.Lock()
         self._idle: dict[tuple[str, int, str], _Child] = {}
         self._timer: threading.Timer | None = None
-        self._all = CapacityLimiter(READINGS_AT_ONCE)
-        self._of_tenant: defaultdict[str, CapacityLimiter] = defaultdict(lambda: CapacityLimiter(READINGS_OF_A_TENANT))
-
-    async def in_turn(self, tenant: str, work: Callable[[], Result]) -> Result:
-        """Do a tenant's reading in a thread, when it is its turn.
-
-        Raises:
-            TooMany: ``CONCURRENCY_LIMITED``.
-        """
-        with move_on_after(WAIT_SECONDS) as waiting:
-            async with self._of_tenant[tenant], self._all:
-                waiting.deadline = float("inf")
-                return await to_thread.run_sync(work, limiter=CapacityLimiter(1))
-        raise TooMany(
-            Code.CONCURRENCY_LIMITED,
-            f"Other rows of files have been read for {WAIT_SECONDS:g} s, and this request was not in turn.",
-            remedy="Try again in a moment.",
-            details={"retry_after_seconds": 1},
-        )
 
     def rows(self, source: DataSource, wanted: dict[str, Any]) -> Any:
         """Return a page (`RowsRead`), by the process that has read the file before, if there is one."""

@@ -10,10 +10,12 @@ from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Response
+from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
 
 from api.errors import ErrorAnswer, declared
 from api.services import ServicesDep
+from api.web.auth import CallerDep
 from api.web.etags import is_known
 from api.web.params import Id
 from api.web.tenant_view import TenantViewDep
@@ -64,11 +66,11 @@ class JobMetrics(BaseModel):
 
 
 @router.get("/jobs/{job_id}/metrics", response_model=JobMetrics, responses=ANSWERS)
-def job_metrics(
+async def job_metrics(
     job_id: Id,
     services: ServicesDep,
     view: TenantViewDep,
-    response: Response,
+    caller: CallerDep,
     series: Annotated[
         str | None, Query(pattern=NAMES, description="Names of series, comma-separated; by default all.")
     ] = None,
@@ -87,20 +89,25 @@ def job_metrics(
     The range is cut before it is thinned, so a smaller range shows more. With `Accept: text/csv` every step of the range is returned.
     Runs of workers of an earlier release have none; their events have some of the losses.
     """
-    job, is_csv = view.job(job_id), CSV in accept
+    job, is_csv = await run_in_threadpool(view.job, job_id), CSV in accept
     asked = [job.id, job.version, series, from_step, to_step, points, is_csv]
     headers = {"ETag": f'W/"{digest_json(asked)[:32]}"', "Vary": "Accept"}
     if is_known(headers["ETag"], if_none_match):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-    extent = read_extent(services.database, job.id)
-    names = list(dict.fromkeys(series.split(","))) if series else extent.names
-    first, last = from_step, min(to_step or extent.last_step, extent.last_step)
-    values = read_series(services.database, job.id, extent, names, first, last)
-    if is_csv:
-        content = "".join(_csv_lines(values, first))
-        return Response(content, media_type=CSV, headers=headers)
-    response.headers.update(headers)
-    return _curves(job.id, extent, values, first, points)
+
+    def read() -> Response:
+        extent = read_extent(services.database, job.id)
+        names = list(dict.fromkeys(series.split(","))) if series else extent.names
+        last = min(to_step or extent.last_step, extent.last_step)
+        values = read_series(services.database, job.id, extent, names, from_step, last)
+        if is_csv:
+            return Response("".join(_csv_lines(values, from_step)), media_type=CSV, headers=headers)
+        # Here, in the thread: thousands of points would occupy the event loop.
+        curves = _curves(job.id, extent, values, from_step, points).model_dump_json()
+        return Response(curves, media_type="application/json", headers=headers)
+
+    # Every step of a long run as text occupies the interpreter, and delays other requests.
+    return await (services.curve_turns.run(caller.tenant, read) if is_csv else run_in_threadpool(read))
 
 
 def _curves(job_id: str, extent: SeriesExtent, values: dict[str, array[float]], first: int, points: int) -> JobMetrics:

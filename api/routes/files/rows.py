@@ -76,7 +76,7 @@ async def file_rows(
 
     # Before it waits in turn: a file that does not exist is not waited for.
     await run_in_threadpool(view.files.get, file_id)
-    return await services.file_readers.in_turn(caller.tenant, read)
+    return await services.row_turns.run(caller.tenant, read)
 
 
 @router.get("/{file_id}/report", response_model=DataFileReport, responses=REPORT_ANSWERS)

@@ -8,9 +8,11 @@ import math
 from typing import Any
 
 import pytest
+from anyio import CapacityLimiter
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from api.data_view import tenant_turns
 from shared.database.jobs import Jobs
 from shared.database.leases import Lease, Leases
 from shared.job_series import ABSENT, CHUNK_STEPS, NOT_FINITE, SeriesChunk
@@ -96,6 +98,17 @@ def test_csv_has_every_step(client: TestClient, lease: Lease) -> None:
     path = f"/v1/jobs/{lease.job.id}/metrics?series=reward_margin,valid_loss&from_step=2000"
     absent = client.get(path, headers={"Accept": "text/csv"})
     assert absent.text == f"step,reward_margin,valid_loss\n2500,,0.75\n{STEPS},,0.5\n"
+
+
+def test_csv_waits_for_its_turn_and_curves_do_not(
+    app: FastAPI, client: TestClient, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenant_turns, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(app.state.services.curve_turns, "_all", CapacityLimiter(0))
+    path = f"/v1/jobs/{lease.job.id}/metrics"
+    refused = client.get(path, headers={"Accept": "text/csv"})
+    assert (refused.status_code, refused.json()["error"]["mens"]["code"]) == (429, "CONCURRENCY_LIMITED")
+    assert client.get(path).status_code == 200
 
 
 def test_unchanged_curves_are_a_304_until_the_job_changes(app: FastAPI, client: TestClient, lease: Lease) -> None:

@@ -1,0 +1,46 @@
+"""Turns of requests that read much: a tenant has one at a time, so that its large readings do not delay another's."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TypeVar
+
+from anyio import CapacityLimiter, move_on_after, to_thread
+
+from shared.errors import Code, TooMany
+
+Result = TypeVar("Result")
+READINGS_AT_ONCE = 2
+READINGS_OF_A_TENANT = 1
+WAIT_SECONDS = 20.0
+
+
+class TenantTurns:
+    """Turns of one kind of readings.
+
+    Args:
+        readings: plural noun phrase, e.g. ``rows of files``.
+    """
+
+    def __init__(self, readings: str) -> None:
+        self._readings = readings
+        self._all = CapacityLimiter(READINGS_AT_ONCE)
+        self._of_tenant: defaultdict[str, CapacityLimiter] = defaultdict(lambda: CapacityLimiter(READINGS_OF_A_TENANT))
+
+    async def run(self, tenant: str, work: Callable[[], Result]) -> Result:
+        """Do a tenant's reading in a thread, when it is its turn.
+
+        Raises:
+            TooMany: ``CONCURRENCY_LIMITED``.
+        """
+        with move_on_after(WAIT_SECONDS) as waiting:
+            async with self._of_tenant[tenant], self._all:
+                waiting.deadline = float("inf")
+                return await to_thread.run_sync(work, limiter=CapacityLimiter(1))
+        raise TooMany(
+            Code.CONCURRENCY_LIMITED,
+            f"Other {self._readings} have been read for {WAIT_SECONDS:g} s, and this request was not in turn.",
+            remedy="Try again in a moment.",
+            details={"retry_after_seconds": 1},
+        )
