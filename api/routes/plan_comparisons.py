@@ -115,10 +115,19 @@ def _settings(jobs: Sequence[Job], sources: Sequence[Mapping[str, str]]) -> list
     rows = []
     for path in paths:
         values = [each.get(path) for each in fields]
-        decided = [each.get(path) for each in sources]
+        decided = [_source(each, path) for each in sources]
         differs = any(value != values[0] for value in values)
         rows.append(ComparedSetting(path=path, values=values, sources=decided, differs=differs))
     return rows
+
+
+def _source(sources: Mapping[str, str], path: str) -> str | None:
+    """Return who decided a field: the source of its path, or of the nearest field around it. A value within an object has
+    none of its own.
+    """
+    while path and path not in sources:
+        path = path.rpartition(".")[0]
+    return sources.get(path)
 
 
 def _fields_of(job: Job) -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -28,6 +29,8 @@ globalThis.localStorage = { getItem: () => null };
 globalThis.matchMedia = () => ({ matches: false, addEventListener() {} });
 globalThis.document = { querySelector: () => null, documentElement: { dataset: {} } };
 const { bodyOf, fileOf, flat, optionsOf, parametersOfFile, parametersOfJob, sourceOf } = await import("./lib/contract.js");
+const { governing, takesAdmin } = await import("./lib/policies.js");
+const { paced } = await import("./lib/pace.js");
 const { quoted } = await import("./parts/copy_as.js");
 const { send } = await import("./lib/client.js");
 const of = (text) => bodyOf(new URLSearchParams(text));
@@ -217,3 +220,147 @@ def test_the_same_file_can_be_chosen_again() -> None:
     assert inputs
     for name, text in inputs.items():
         assert text.count('event.target.value = ""') == text.count('type="file"'), name
+
+
+def test_null_is_a_field_that_was_left_open(program: Path) -> None:
+    given = {"artifact": {"alias": None}, "exec": {"epochs": 2, "seed": None}, "data": {"mode": "lenient"}}
+    got = run(program, f"parametersOfFile({json.dumps(json.dumps(given))})")
+    assert got == {"exec.epochs": "2", "data.mode": '"lenient"'}
+
+
+@pytest.mark.parametrize("beside", [{}, {"name": "mine"}, {"preset": "small", "domain": "law"}])
+def test_downloaded_contract_comes_back_as_the_same_form(program: Path, beside: dict[str, str]) -> None:
+    given = {"exec.epochs": "2", "data.template_arguments.Deep": "true", "model.hf_repo": "123"} | beside
+    text = json.dumps(list(given.items()))
+    assert run(program, f"parametersOfFile(fileOf(bodyOf(new URLSearchParams({text}))))") == given
+
+
+def test_downloaded_contract_without_a_name_is_its_sections(program: Path) -> None:
+    assert json.loads(run(program, "fileOf(of('exec.epochs=2'))")) == {"exec": {"epochs": 2}}
+
+
+def test_again_takes_what_was_chosen_and_what_a_preset_or_domain_chose(program: Path) -> None:
+    job = {
+        "name": "again",
+        "contract": {
+            "model": {"hf_repo": "tiny"},
+            "data": {"train_file": "file-1", "template_arguments": {"Deep": True, "n": 2}},
+            "exec": {"epochs": 2, "seed": 7, "batch_size": 4, "learning_rate": 0.1, "warmup_steps": None},
+            "adapter": {"rank": 8},
+        },
+    }
+    sources = {"data.train_file": "explicit", "data.template_arguments": "explicit", "exec.epochs": "preset"}
+    sources |= {
+        "exec.seed": "domain",
+        "exec.batch_size": "auto",
+        "exec.learning_rate": "default",
+        "exec.warmup_steps": "explicit",
+    }
+    chosen = {
+        "model.hf_repo": "tiny",
+        "data.train_file": "file-1",
+        "data.template_arguments.Deep": "true",
+        "data.template_arguments.n": "2",
+        "exec.epochs": "2",
+        "exec.seed": "7",
+        "name": "again",
+    }
+    assert run(program, f"parametersOfJob({json.dumps(job)}, {json.dumps(sources)})") == chosen
+    known = {"model.hf_repo": "tiny", "data.train_file": "file-1", "name": "again"}
+    assert run(program, f"parametersOfJob({json.dumps(job)}, {{}})") == known
+
+
+def test_a_value_within_a_field_has_the_source_of_the_field(program: Path) -> None:
+    sources = {"data.template_arguments": "explicit"}
+    paths = ["data.template_arguments.Deep.x", "data.template_arguments", "data.mode", "constructor"]
+    got = run(program, f"{json.dumps(paths)}.map((path) => sourceOf({json.dumps(sources)}, path) ?? null)")
+    assert got == ["explicit", "explicit", None, None]
+
+
+OWN, OTHERS = "lab", "shared"
+ASSIGNED = {
+    "own alias": (OWN, "alias:helper"),
+    "shared alias": (OTHERS, "alias:helper"),
+    "own tenant": (OWN, "tenant"),
+    "shared tenant": (OTHERS, "tenant"),
+    "server": (OTHERS, "server"),
+}
+
+
+@pytest.mark.parametrize(
+    ("assigned", "owner", "governs"),
+    [
+        (["server", "shared tenant", "own tenant", "shared alias", "own alias"], OTHERS, "own alias"),
+        (["server", "shared tenant", "own tenant", "shared alias"], OTHERS, "shared alias"),
+        (["server", "shared tenant", "own tenant"], OTHERS, "own tenant"),
+        (["server", "shared tenant"], OTHERS, "shared tenant"),
+        (["server"], OTHERS, "server"),
+        (["shared tenant"], OWN, None),
+        (["server", "shared tenant"], OWN, "server"),
+        (["shared tenant", "own tenant"], OWN, "own tenant"),
+        (["shared alias", "own tenant"], OWN, "shared alias"),
+        ([], OTHERS, None),
+    ],
+)
+def test_policy_is_looked_up_by_tenant_and_scope(
+    program: Path, assigned: list[str], owner: str, governs: str | None
+) -> None:
+    rows = [{"tenant": ASSIGNED[name][0], "scope": ASSIGNED[name][1], "name": name} for name in assigned]
+    got = run(program, f"governing({json.dumps(rows)}, 'helper', '{OWN}', '{owner}')?.name ?? null")
+    assert got == governs
+
+
+@pytest.mark.parametrize(
+    ("assigned", "scope", "is_taken"),
+    [
+        ([], "alias:helper", False),
+        ([], "tenant", True),
+        (["server"], "alias:helper", True),
+        (["shared tenant"], "alias:other", True),
+        (["own alias"], "alias:other", False),
+    ],
+)
+def test_who_changes_what_governs_is_an_admin(program: Path, assigned: list[str], scope: str, is_taken: bool) -> None:
+    rows = [{"tenant": ASSIGNED[name][0], "scope": ASSIGNED[name][1]} for name in assigned]
+    assert run(program, f"takesAdmin({json.dumps(rows)}, '{scope}', '{OWN}')") is is_taken
+
+
+def test_a_change_soon_after_the_last_load_is_loaded_later(program: Path) -> None:
+    made = run(
+        program,
+        """await (async () => {
+          let made = 0;
+          const counts = [];
+          const wait = (time) => new Promise((done) => setTimeout(done, time));
+          const pace = paced(() => (made += 1), 100);
+          pace.ask(); counts.push(made);
+          pace.ask(); pace.ask(); counts.push(made);
+          await wait(300); counts.push(made);
+          pace.ask(); pace.ask(); pace.stop(); counts.push(made);
+          await wait(300); counts.push(made);
+          return counts;
+        })()""",
+    )
+    assert made == [1, 1, 2, 3, 3]
+
+
+def test_no_change_is_dropped_for_coming_early() -> None:
+    assert not [name for name, text in SCRIPTS.items() if re.search(r"Date\.now\(\) - last\b", text)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        # Another tenant's alias: no roll-back, neither of the last move nor to a version, and its version is not one's own.
+        ("screens/gates.js", "disabled=${!!missing || isForeign || (moves.length < 2 && !!now)}"),
+        ("screens/gates.js", "h(Moves, { moves, missing: missing || foreign,"),
+        ("screens/gates.js", "useState(alias?.tenant === caller.value.tenant ? alias.version : undefined)"),
+        ("screens/gates.js", "!!refused || isBusy}"),
+        # What failed is said, with a way on: a comparison of other runs, each curve, a start from a job.
+        ("screens/compare.js", "${isFailed && !isCurrent && h(Failure, { error, retry,"),
+        ("screens/compare.js", "${failed.map((one) => h(Failure, {"),
+        ("screens/new_run.js", "start.error ? h(Failure, { error: start.error, retry: start.retry,"),
+    ],
+)
+def test_screen_knows_the_case(name: str, text: str) -> None:
+    assert text in SCRIPTS[name]

@@ -1,9 +1,10 @@
 /** Several runs: curves overlaid, the settings that differ with who decided them, results, and their answers to the same rows. */
-import { useEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js";
+import { useEffect, useMemo, useState } from "../vendor/preact-hooks.js";
 import { address, change, to } from "../lib/address.js";
 import { load, useObjects } from "../lib/cache.js";
 import { ApiError, call } from "../lib/client.js";
 import { content, duration, loss, percent, plain, short, size, tail, whole } from "../lib/format.js";
+import { paced } from "../lib/pace.js";
 import { onChanges } from "../lib/stream.js";
 import { Chart, smoothed } from "../parts/chart.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
@@ -28,16 +29,17 @@ const RESULTS = /** @type {Record<string, [string, (value: number | null) => str
 const COLOURS = 8;
 const DASHES = [undefined, [8, 4], [2, 3]];
 const FINAL = ["succeeded", "failed", "cancelled"];
+const PAUSE = 2000;
 const POINTS = 600;
 const MOST_ROWS = 50;
 
 /**
- * The comparison of jobs; asked for again when one of them changes, at most every 2 s.
+ * The comparison of jobs; asked for again when one of them changes, at most every 2 s, and once more after the last change.
  * @param {string[]} ids
  * @param {string | null} baseline
  */
 function useComparison(ids, baseline) {
-  const [kept, setKept] = useState(/** @type {{of?: string, data?: any, error?: any, at?: number, failures: number}} */ ({ failures: 0 }));
+  const [kept, setKept] = useState(/** @type {{of?: string, failed?: string, data?: any, error?: any, at?: number, failures: number}} */ ({ failures: 0 }));
   const [again, setAgain] = useState(0);
   const key = `${ids.join(",")} ${baseline || ""}`;
   const body = { jobs: ids, ...(baseline ? { baseline } : {}) };
@@ -49,24 +51,23 @@ function useComparison(ids, baseline) {
       (error) => {
         if (abort.signal.aborted) return;
         if (!(error instanceof ApiError)) throw error;
-        setKept((old) => ({ ...old, data: error.status && error.status < 500 ? undefined : old.data, error, failures: old.failures + 1 }));
+        setKept((old) => ({ ...old, data: error.status && error.status < 500 ? undefined : old.data, error, failed: key, failures: old.failures + 1 }));
       },
     );
     return () => abort.abort();
   }, [key, again]);
-  const last = useRef(0);
-  useEffect(() => onChanges((changes) => {
-    if (!changes.some(({ event, data }) => event === "poll" || event === "reset" || ids.includes(data?.id)) || Date.now() - last.current < 2000) return;
-    last.current = Date.now();
-    setAgain((count) => count + 1);
-  }), [key]);
-  return { ...kept, isCurrent: kept.of === key, body, retry: () => setAgain((count) => count + 1) };
+  useEffect(() => {
+    const pace = paced(() => setAgain((count) => count + 1), PAUSE);
+    const leave = onChanges((changes) => void (changes.some(({ event, data }) => event === "poll" || event === "reset" || ids.includes(data?.id)) && pace.ask()));
+    return () => (pace.stop(), void leave());
+  }, [key]);
+  return { ...kept, isFailed: !!kept.error && kept.failed === key, isCurrent: kept.of === key, body, retry: () => setAgain((count) => count + 1) };
 }
 
 export function Compare() {
   const { query } = address.value;
   const ids = useMemo(() => [...new Set((query.get("jobs") || "").split(",").filter(Boolean))].slice(0, 20), [query.get("jobs")]);
-  const { data, error, at, failures, isCurrent, body, retry } = useComparison(ids, query.get("base"));
+  const { data, error, at, failures, isCurrent, isFailed, body, retry } = useComparison(ids, query.get("base"));
   if (ids.length < 2) return html`<div class="head"><h1>Compare</h1></div>${h(Empty, { title: "Choose two runs or more", children: html`<p>Tick them in <a href=${to(["jobs"], { chosen: ids.join(",") })}>the list of jobs</a>, or with <kbd>x</kbd>, and press <kbd>c</kbd>.</p>` })}`;
   if (!data) return error ? h(Failure, { error, retry, what: error.status === 404 ? "One of these runs is not here." : "These runs cannot be compared." }) : h(Loading, { rows: 6 });
   const open = query.get("tab") || "";
@@ -78,6 +79,7 @@ export function Compare() {
     <div class="head"><h1>${whole(runs.length)} runs</h1><a class="button" href=${to(["jobs"], { chosen: ids.join(",") })}>Choose others</a>
       ${h(CopyAs, { curl: asCurl("/v1/plans:compare", { json: body }), python: asHttpx("/v1/plans:compare", { json: body }), mens: ["mens jobs compare", ...body.jobs.map(quoted), ...(body.baseline ? ["--baseline", quoted(body.baseline)] : [])].join(" ") })}</div>
     ${h(Stale, { at, failures })}
+    ${isFailed && !isCurrent && h(Failure, { error, retry, what: "These runs could not be compared. Below are those of before." })}
     <div class="stack ${isCurrent && failures < 3 ? "" : "old"}">
     <ul class="compared" aria-label="Runs">${runs.map((/** @type {any} */ run) => h(Chip, { key: run.job.id, run, ids }))}</ul>
     <nav class="tabs" aria-label="Parts of the comparison">${TABS.map(([tab, title]) => html`<a key=${tab} href=${to(["compare"], { ...Object.fromEntries(query), tab })} aria-current=${open === tab ? "page" : undefined}>${title}</a>`)}</nav>
@@ -108,19 +110,16 @@ function Overview({ data, runs, query }) {
   const running = runs.filter(({ job }) => !FINAL.includes(job.state)).map(({ job }) => job.id).join(",");
   useEffect(() => {
     if (!running) return;
-    let last = 0;
-    return onChanges((changes) => {
-      if (Date.now() - last < 2000 || !changes.some(({ data: changed }) => running.includes(changed?.id || " "))) return;
-      last = Date.now();
-      urls.forEach((url, place) => running.includes(runs[place].job.id) && void load(url));
-    });
+    const pace = paced(() => urls.forEach((url, place) => running.includes(runs[place].job.id) && void load(url)), PAUSE);
+    const leave = onChanges((changes) => void (changes.some(({ data: changed }) => running.includes(changed?.id || " ")) && pace.ask()));
+    return () => (pace.stop(), void leave());
   }, [running, urls.join(" ")]);
   const state = found.map((one) => one.at).join(" ");
   const curves = useMemo(() => runs.map((run, place) => {
     const points = found[place].data?.series?.[name] || { step: [], value: [] };
     return { name: run.job.id, label: run.label, colour: run.colour, dash: run.dash, points: smooth ? smoothed(points, smooth) : points, dots: name === "valid_loss" && points.step.length < 12 };
   }), [state, smooth, name, runs.map((run) => run.job.id).join()]);
-  const failed = found.find((one) => one.error && !one.data);
+  const failed = runs.map((run, place) => ({ run, url: urls[place], ...found[place] })).filter((one) => one.error && !one.data);
   const zoomed = from || until;
   return html`<section class="card" aria-label="Curves"><div class="switches">
       <label>curve <select value=${name} onChange=${(/** @type {any} */ event) => change({ series: event.target.value === "train_loss" ? "" : event.target.value }, { replace: true })}>
@@ -129,7 +128,8 @@ function Overview({ data, runs, query }) {
         ${["0", "0.6", "0.9"].map((value) => html`<option key=${value} value=${value}>${value}</option>`)}</select></label>
       <label><input type="checkbox" checked=${isLog} onChange=${() => change({ log: isLog ? "" : "1" }, { replace: true })} /> log scale</label>
       ${zoomed ? html`<button type="button" class="small" onClick=${() => change({ from: "", to: "" })}>Steps ${whole(from || 1)} to ${whole(until)}: show all</button>` : html`<span class="faint">drag over the curves to zoom</span>`}</div>
-      ${failed ? h(Failure, { error: failed.error }) : h(Chart, { title, curves, isLog, from, until, height: 320, format, ticksOf: format === size ? size : short, zoom: (/** @type {number | null} */ left, /** @type {number | null} */ right) => change({ from: left, to: right }) })}</section>
+      ${failed.map((one) => h(Failure, { key: one.url, error: one.error, retry: () => void load(one.url), what: `No curve of ${one.run.label}.` }))}
+      ${failed.length < runs.length && h(Chart, { title, curves, isLog, from, until, height: 320, format, ticksOf: format === size ? size : short, zoom: (/** @type {number | null} */ left, /** @type {number | null} */ right) => change({ from: left, to: right }) })}</section>
     <section class="stack" aria-label="Results"><h2>Results</h2>${data.results.length ? h(Results, { data, runs }) : html`<p class="faint">None of these runs has ended yet.</p>`}</section>`;
 }
 
@@ -179,9 +179,10 @@ function Versus({ runs, label, rows }) {
 
 /** Answers of base and tuned models to the same rows. @param {{runs: any[]}} props */
 function Answers({ runs }) {
-  const found = useObjects(runs.map(({ job }) => `/v1/jobs/${encodeURIComponent(job.id)}`));
-  const failed = found.find((one) => one.error && !one.data);
-  if (failed) return h(Failure, { error: failed.error });
+  const urls = runs.map(({ job }) => `/v1/jobs/${encodeURIComponent(job.id)}`);
+  const found = useObjects(urls);
+  const failed = found.findIndex((one) => one.error && !one.data);
+  if (failed >= 0) return h(Failure, { error: found[failed].error, retry: () => void load(urls[failed]), what: `No answers of ${runs[failed].label}.` });
   if (found.some((one) => !one.data)) return h(Loading, {});
   /** @type {Map<string, {prompt: string, system: string | null, reference: string, answers: Map<number, any>}>} */
   const rows = new Map();

@@ -2,8 +2,9 @@
 import { useEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js";
 import { address, to } from "../lib/address.js";
 import { useObject } from "../lib/cache.js";
-import { ApiError, call, missingRole, succeed } from "../lib/client.js";
+import { ApiError, call, caller, missingRole, succeed } from "../lib/client.js";
 import { exact, model, percent, plain, short, tail, whole } from "../lib/format.js";
+import { governing, takesAdmin } from "../lib/policies.js";
 import { onChanges } from "../lib/stream.js";
 import { CopyAs, asCurl, asHttpx, quoted } from "../parts/copy_as.js";
 import { h, html } from "../parts/html.js";
@@ -40,15 +41,6 @@ function Targets({ targets, shadow }) {
     ${shadow && html`<span class="faint">shadow: ${percent(shadow.share)} copied to <code>${model(shadow.adapter)}</code></span>`}</span>`;
 }
 
-/**
- * The assignment that governs an alias: its own, else its tenant's, else the server's.
- * @param {any[] | undefined} assignments
- * @param {string} name
- */
-function governing(assignments, name) {
-  return [`alias:${name}`, "tenant", "server"].map((scope) => assignments?.find((one) => one.scope === scope)).find(Boolean);
-}
-
 // -- lists ------------------------------------------------------------------------------------------------------------
 
 function Aliases() {
@@ -59,7 +51,7 @@ function Aliases() {
   if (!data.data.length) return h(Empty, { title: "No aliases yet", children: html`<p>An alias is a name that keeps answering while the adapter behind it changes. A run makes one with its result:</p><pre tabindex="0" aria-label="command">mens train my.jsonl --alias helper</pre>` });
   return html`${h(Stale, { at, failures })}<div class="list ${failures >= 3 ? "old" : ""}" tabindex="0" role="group" aria-label="Aliases"><table><thead><tr>${["Alias", "Points to", "Governed by", "Moved"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
     <tbody>${data.data.map((/** @type {any} */ alias) => {
-      const rule = governing(assignments.data?.data, alias.name);
+      const rule = governing(assignments.data?.data, alias.name, caller.value.tenant, alias.tenant);
       return html`<tr key=${alias.tenant + alias.name}><td><a class="name" href=${to(["gates", alias.name])}>${plain(alias.name, 80)}</a></td><td>${h(Targets, alias)}</td>
         <td>${rule ? plain(rule.policy.name, 80) : html`<span class="faint">no policy</span>`}</td><td class="time">${h(Time, { time: alias.moved_at })}</td></tr>`;
     })}</tbody></table></div>`;
@@ -129,21 +121,25 @@ function OneAlias({ name }) {
   const isDeleted = alias.error?.status === 404 && history.data?.data.length > 0;
   if (!alias.data && !isDeleted) return alias.error ? h(Failure, { error: alias.error, retry: alias.reload, what: alias.error.status === 404 ? "There is no such alias here." : undefined }) : h(Loading, {});
   const now = isDeleted ? null : alias.data;
-  const rule = governing(assignments.data?.data, name);
+  // Another tenant's: moving it makes an alias of one's own.
+  const isForeign = !!now && now.tenant !== caller.value.tenant;
+  const rule = governing(assignments.data?.data, name, caller.value.tenant, now?.tenant);
+  const foreign = isForeign ? `it is an alias of ${plain(now.tenant, 60)}, whose people roll it back` : "";
   const moves = history.data?.data || [];
   return html`<p class="crumbs"><a href="#/gates">Gates</a></p>
     <div class="head"><h1>${plain(name, 100)}</h1>
-      ${now && html`<button type="button" class="primary" disabled=${!!missing} title=${missing} onClick=${() => setAsked({ verb: "move" })}>Move or split…</button>`}
-      <button type="button" disabled=${!!missing || (moves.length < 2 && !!now)} title=${missing} onClick=${() => setAsked({ verb: "rollback" })}>Roll back…</button>
+      ${now && html`<button type="button" class="primary" disabled=${!!missing} title=${missing} onClick=${() => setAsked({ verb: "move" })}>${isForeign ? "Make your own…" : "Move or split…"}</button>`}
+      <button type="button" disabled=${!!missing || isForeign || (moves.length < 2 && !!now)} title=${missing || foreign} onClick=${() => setAsked({ verb: "rollback" })}>Roll back…</button>
       ${now && html`<button type="button" disabled=${!!missing || !rule} title=${missing || (rule ? "" : "no policy governs it")} onClick=${() => setAsked({ verb: "judge" })}>Judge an adapter…</button>`}
       ${h(CopyAs, { curl: asCurl(path), python: asHttpx(path), mens: `mens aliases show ${quoted(name)}` })}</div>
     ${missing && html`<p class="faint">Moving it ${missing}.</p>`}
+    ${isForeign && html`<p class="faint">It is an alias of ${plain(now.tenant, 60)}. You can make your own of this name, which hides it for your tenant; it stays as it is.</p>`}
     ${h(Stale, alias)}
     <div class="stack ${alias.failures >= 3 && now ? "old" : ""}">
     <section class="card" aria-label="Points to"><h2>Points to</h2>${now ? h(Targets, now) : html`<p class="faint">It is deleted. A roll-back restores it.</p>`}
       <p class="faint">${now ? html`Version ${whole(now.version)}, since ${h(Time, { time: now.moved_at })}. ` : ""}${rule ? html`Governed by the policy <a href=${to(["gates"], { tab: "policies" })}>${plain(rule.policy.name, 80)}</a> (${plain(rule.scope, 100)}).` : "No policy governs it: it moves without evidence."}</p>
       ${now && html`<p><a href=${to(["playground"], { left: name })}>Ask it</a> · <a href=${to(["gates"], { tab: "receipts", adapter: now.adapter_id })}>its adapter's receipts</a></p>`}</section>
-    <section class="stack" aria-label="Moves"><h2>Moves</h2>${history.data ? h(Moves, { moves, missing, back: (/** @type {number} */ version) => setAsked({ verb: "rollback", version }) }) : history.error ? h(Failure, { error: history.error, retry: history.reload }) : h(Loading, {})}</section></div>
+    <section class="stack" aria-label="Moves"><h2>Moves</h2>${history.data ? h(Moves, { moves, missing: missing || foreign, back: (/** @type {number} */ version) => setAsked({ verb: "rollback", version }) }) : history.error ? h(Failure, { error: history.error, retry: history.reload }) : h(Loading, {})}</section></div>
     ${asked && h(Dialog, { key: `${asked.verb} ${asked.version}`, name, alias: now, moves, asked, rule, models: models.data?.data || [], reload, close: () => setAsked(null) })}`;
 }
 
@@ -174,8 +170,8 @@ function Evidence({ gate }) {
  */
 function Dialog({ name, alias, moves, asked, rule, models, reload, close }) {
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
-  // What was seen when the dialog opened: the move is of that version and no other.
-  const [seen, setSeen] = useState(alias?.version);
+  // What was seen when the dialog opened: the move is of that version and no other. One of another tenant has no bearing on one's own.
+  const [seen, setSeen] = useState(alias?.tenant === caller.value.tenant ? alias.version : undefined);
   const [targets, setTargets] = useState(/** @type {{adapter: string, weight: string}[]} */ ((alias?.targets || []).map((/** @type {any} */ one) => ({ adapter: one.adapter, weight: String(one.weight) }))));
   const [judged, setJudged] = useState("");
   const [reason, setReason] = useState("");
@@ -191,7 +187,8 @@ function Dialog({ name, alias, moves, asked, rule, models, reload, close }) {
   const base = models.find((one) => one.id === alias?.adapter_id)?.mens?.base_model;
   const adapters = models.filter((one) => ["adapter", "checkpoint"].includes(one.mens?.kind) && (!base || one.mens.base_model === base));
   const back = asked.version !== undefined ? moves.find((move) => move.version === asked.version)?.to : moves[0]?.from;
-  const title = { move: `Move ${plain(name, 60)}`, rollback: `Roll ${plain(name, 60)} back`, judge: `Judge an adapter for ${plain(name, 60)}` }[asked.verb];
+  const isForeign = !!alias && alias.tenant !== caller.value.tenant;
+  const title = { move: isForeign ? `Make your own ${plain(name, 60)}, which hides the one of ${plain(alias.tenant, 60)}` : `Move ${plain(name, 60)}`, rollback: `Roll ${plain(name, 60)} back`, judge: `Judge an adapter for ${plain(name, 60)}` }[asked.verb];
   const isReady = asked.verb === "move" ? targets.every((one) => one.adapter && Number(one.weight) >= 1) && (!isOverride || (typed === name && reason.trim() !== "")) : asked.verb === "judge" ? !!judged : !!back;
   const moved = error?.code === "ALIAS_VERSION_CONFLICT" ? moves.find((move) => move.version === error.details.version) : null;
   const act = async () => {
@@ -235,7 +232,7 @@ function Dialog({ name, alias, moves, asked, rule, models, reload, close }) {
       ${(error.details.gates || []).length > 0 && html`<ul class="gates">${error.details.gates.map((/** @type {any} */ gate) => html`<li key=${gate.name}><b>${plain(gate.name, 60)}</b>: ${plain(gate.message, 500)}</li>`)}</ul>`}</div>`)}`}
     </div><footer><button type="button" onClick=${() => dialog.current?.close()}>${job ? "Close" : "Back"}</button>
       ${!job && (error?.code === "ALIAS_VERSION_CONFLICT" ? html`<button type="button" class="primary" onClick=${again}>Decide again</button>`
-        : html`<button type="button" class=${asked.verb === "rollback" || isOverride ? "danger" : "primary"} disabled=${!isReady || isBusy} onClick=${() => void act()}>${{ move: "Move", rollback: "Roll back", judge: "Judge" }[asked.verb]}</button>`)}</footer></dialog>`;
+        : html`<button type="button" class=${asked.verb === "rollback" || isOverride ? "danger" : "primary"} disabled=${!isReady || isBusy} onClick=${() => void act()}>${{ move: isForeign ? "Make it" : "Move", rollback: "Roll back", judge: "Judge" }[asked.verb]}</button>`)}</footer></dialog>`;
 }
 
 /** @param {{label: string, value: string, adapters: any[], set: (adapter: string) => void}} props */
@@ -255,7 +252,7 @@ function Assign({ policies, assignments, done }) {
   const [error, setError] = useState(/** @type {any} */ (null));
   const [isBusy, setBusy] = useState(false);
   const missing = missingRole("trainer");
-  const takesAdmin = scope && (!scope.startsWith("alias:") || assignments.some((one) => one.scope === scope)) ? missingRole("admin") : "";
+  const refused = scope && takesAdmin(assignments, scope, caller.value.tenant) ? missingRole("admin") : "";
   const names = [...new Set(policies.map((one) => one.name))];
   const act = async () => {
     if (isBusy) return;
@@ -276,6 +273,6 @@ function Assign({ policies, assignments, done }) {
       <label class="field">To <select value=${scope} onChange=${(/** @type {any} */ event) => setScope(event.target.value)}><option value="">choose</option>${(aliases.data?.data || []).map((/** @type {any} */ one) => html`<option key=${one.name} value=${`alias:${one.name}`}>the alias ${plain(one.name, 60)}</option>`)}<option value="tenant">all aliases of the tenant</option></select></label>
       <label class="field">Policy <select value=${policy} onChange=${(/** @type {any} */ event) => setPolicy(event.target.value)}><option value="">choose</option>${names.map((one) => html`<option key=${one} value=${one}>${plain(one, 60)}</option>`)}</select></label>
       <label class="field">Why <input type="text" maxlength="500" value=${reason} onInput=${(/** @type {any} */ event) => setReason(event.target.value)} /></label>
-      ${takesAdmin && html`<p class="faint">Changing what governs ${takesAdmin}.</p>`}${error && h(Failure, { error, what: "Not assigned" })}</div>
-      <footer><button type="button" onClick=${() => dialog.current?.close()}>Back</button><button type="button" class="primary" disabled=${!scope || !policy || !!takesAdmin || isBusy} onClick=${() => void act()}>Assign</button></footer></dialog>`;
+      ${refused && html`<p class="faint">Changing what governs ${refused}.</p>`}${error && h(Failure, { error, what: "Not assigned" })}</div>
+      <footer><button type="button" onClick=${() => dialog.current?.close()}>Back</button><button type="button" class="primary" disabled=${!scope || !policy || !!refused || isBusy} onClick=${() => void act()}>Assign</button></footer></dialog>`;
 }

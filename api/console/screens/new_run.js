@@ -100,7 +100,7 @@ function useStart(from) {
   const path = `/v1/jobs/${encodeURIComponent(from || "")}`;
   const job = useObject(from ? path : null);
   const preflight = useObject(from ? `${path}/preflight` : null);
-  const isUnknown = preflight.error?.status === 404; // a job that no worker has prepared
+  const isUnknown = preflight.error?.status === 404; // nothing is kept of it: its names are taken
   useEffect(() => {
     if (!from || !job.data || !(preflight.data || isUnknown)) return;
     change({ from: "", ...parametersOfJob(job.data, preflight.data?.sources || {}) }, { replace: true });

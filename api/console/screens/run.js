@@ -4,6 +4,7 @@ import { change, to } from "../lib/address.js";
 import { eventsOf, load, useObject } from "../lib/cache.js";
 import { ApiError, call, missingRole } from "../lib/client.js";
 import { ago, between, clock, content, duration, exact, loss, model, percent, plain, short, size, tail, whole } from "../lib/format.js";
+import { paced } from "../lib/pace.js";
 import { onChanges } from "../lib/stream.js";
 import { Chart, smoothed } from "../parts/chart.js";
 import { CopyAs, CopyButton, asCurl, openaiClient, quoted } from "../parts/copy_as.js";
@@ -13,6 +14,7 @@ import { Badge, Empty, Fact, Failure, Loading, Progress, Stale, Time } from "../
 
 const TABS = [["", "overview"], ["samples", "samples"], ["plan", "plan"], ["checkpoints", "checkpoints"], ["certificates", "certificates"], ["events", "events"], ["log", "log"]];
 const FINAL = ["succeeded", "failed", "cancelled"];
+const PAUSE = 2000;
 const POINTS = 1000;
 /** What the page draws of a run, by the name of the series; those after the losses only where they are. */
 const SMALL = /** @type {const} */ ([
@@ -165,12 +167,9 @@ function useSeries(job, path, events, from, until) {
   const { data, error } = useObject(url);
   useEffect(() => {
     if (!url || FINAL.includes(job.state)) return;
-    let last = 0;
-    return onChanges((changes) => {
-      if (!changes.some(({ data: changed }) => changed?.id === job.id) || Date.now() - last < 2000) return;
-      last = Date.now();
-      void load(url);
-    });
+    const pace = paced(() => void load(url), PAUSE);
+    const leave = onChanges((changes) => void (changes.some(({ data: changed }) => changed?.id === job.id) && pace.ask()));
+    return () => (pace.stop(), void leave());
   }, [url, job.state]);
   return useMemo(() => {
     const found = data?.series || {};

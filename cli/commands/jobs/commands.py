@@ -149,7 +149,11 @@ def compare(
 
 
 def _told(value: object, source: str | None = None) -> str:
-    text = "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        # Bytes and tokens come as numbers too: all of their digits count.
+        text = str(int(value)) if value.is_integer() and abs(value) < 2**53 else f"{value:g}"
+    else:
+        text = "-" if value is None else str(value)
     return f"{text} ({source})" if source else text
 
 

@@ -13,7 +13,7 @@ from shared.database.leases import Leases
 from shared.database.names.aliases import Actor, Aliases
 from shared.database.records import Kind
 from shared.database.routing import Routing
-from tests.support.builders import claimed, new_adapter
+from tests.support.builders import claimed, new_adapter, submission
 
 COMPARE = "/v1/plans:compare"
 
@@ -49,6 +49,20 @@ def test_settings_that_differ_are_marked_with_who_decided_them(client: TestClien
     reverse = client.post(COMPARE, json={"jobs": jobs[::-1], "baseline": jobs[0]}).json()
     assert rows_of(reverse)["exec.epochs"]["values"] == [4, 2]
     assert reverse["baseline"] == jobs[0]
+
+
+def test_a_value_within_a_field_has_the_source_of_the_field(app: FastAPI, client: TestClient) -> None:
+    sources = {"data.template_arguments": "explicit", "data.mode": "default"}
+    made = []
+    for depth in (1, 2):
+        contract = {"data": {"template_arguments": {"depth": depth}, "mode": "strict", "other": 1}}
+        asked = submission(contract=contract, preflight={"sources": sources})
+        made.append(Jobs(app.state.services.database).submit(asked)[0].id)
+    rows = rows_of(client.post(COMPARE, json={"jobs": made}).json())
+    row = rows["data.template_arguments.depth"]
+    assert (row["values"], row["sources"]) == ([1, 2], ["explicit", "explicit"])
+    assert rows["data.mode"]["sources"] == ["default", "default"]
+    assert rows["data.other"]["sources"] == [None, None]
 
 
 def test_results_stand_in_the_order_of_the_jobs(app: FastAPI, client: TestClient, jobs: list[str]) -> None:

@@ -65,6 +65,18 @@ def test_compare_prints_what_differs(installation: CliInstallation, rows: str) -
     assert found["baseline"] == later
 
 
+def test_compare_prints_whole_numbers_whole(installation: CliInstallation) -> None:
+    jobs, leases = installation.services.jobs, Leases(installation.services.database, 60)
+    made = []
+    for loss, peak in ((0.123456789, 453_709_824), (2.0, 453_709_825)):
+        lease = claimed(jobs, leases)
+        leases.finish(lease, {"last_train_loss": loss, "memory": {"peak_bytes": peak}})
+        made.append(lease.job.id)
+    printed = installation.mens("jobs", "compare", *made)
+    assert "memory.peak_bytes\t453709824\t453709825\n" in printed
+    assert "last_train_loss\t0.123457\t2\n" in printed
+
+
 def test_show_prints_the_last_events(installation: CliInstallation, rows: str) -> None:
     installation.mens("train", rows, "--model", "tiny", "--no-watch")
     (job,) = installation.services.jobs.list(after=None, limit=1)
