@@ -28,7 +28,7 @@ class Provenance(msgspec.Struct, kw_only=True):
         source: kind and name: ``sql:telemetry``, ``file:faq.jsonl``, ``code:shared``, ``generate:support``.
         locator: place in the source: ``{file, line}``, ``{key, watermark}``, ``{repo, commit, path, lines}`` or
             ``{recipe, index, sample}``.
-        content_sha256: of the source's own content (line, tuple, unit) before anything was changed.
+        content_sha256: of the source's own content (line, tuple, unit) before anything was changed; None if personal data is replaced.
         license: an SPDX expression, or ``proprietary-own``.
         stages: marks of the stages that the row passed (``keys.py:stage_mark``), the first of them first.
         parents: ids of the rows or units that it was made from.
@@ -47,6 +47,23 @@ class Provenance(msgspec.Struct, kw_only=True):
     generator: dict[str, Any] | None = None
     redactions: dict[str, int] = {}
     checks: dict[str, Any] = {}
+
+
+def forget_digests(provenance: Provenance, *, redacted: bool, changed: bool) -> None:
+    """Remove digests of content before personal data was replaced: who has the redacted row could confirm guesses with them.
+
+    Args:
+        redacted: whether redactors have seen the row.
+        changed: whether they replaced something in it.
+    """
+    if redacted:
+        provenance.content_sha256 = None
+    if changed:
+        # Ids of units are digests of their content, those of requests digests of prompts.
+        provenance.parents = []
+        for generator in (provenance.generator or {}).values():
+            if isinstance(generator, dict):
+                generator.pop("requests", None)
 
 
 def content_id(value: Any) -> str:

@@ -29,6 +29,8 @@ INDEX_NAME = "index.json"
 MAX_SHARD_BYTES = 64 << 20
 """Largest shard; a single line may be larger."""
 PARTIAL_SUFFIX = ".partial"
+RETRACTED_NAME = "retracted.jsonl"
+"""In a folder of a pull, the keys whose rows never come again, one JSON list per line (`mens corpus retract`)."""
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -251,6 +253,14 @@ class StageWriter:
 def sources_path(rows: Path) -> Path:
     """Return the place of the provenance of a file of rows."""
     return rows.with_name(rows.name.removesuffix(".jsonl") + SOURCES_SUFFIX)
+
+
+def has_retracted(folder: Path) -> bool:
+    """Return whether a folder is that of a pull with retracted keys, whose rows are still in its shards."""
+    try:
+        return bool((folder / RETRACTED_NAME).read_bytes().strip())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def read_index(folder: Path) -> ShardIndex | None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.corpus.shards import checked_shards, read_index, sources_path
+from shared.corpus.shards import RETRACTED_NAME, checked_shards, has_retracted, read_index, sources_path
 from shared.datasets.file_parts import FilePart, split_file
+from shared.errors import Code, InvalidRequest
 from shared.hashing import digest_file
 from shared.host import disk_errors
 
@@ -48,8 +49,10 @@ def find_files(path: Path) -> SourceFiles | None:
 
     Raises:
         ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
+        InvalidRequest: ``CORPUS_ROWS_RETRACTED``.
     """
     with disk_errors():
+        refuse_retracted(path)
         if path.is_file():
             return SourceFiles(path, (path,), digest_file(path))
         if index := read_index(path):
@@ -59,6 +62,24 @@ def find_files(path: Path) -> SourceFiles | None:
         )
         joined = "".join(f"{one.name}\0{digest_file(one)}\n" for one in files)
     return SourceFiles(path, files, hashlib.sha256(joined.encode()).hexdigest()) if files else None
+
+
+def refuse_retracted(path: Path) -> None:
+    """Refuse the folder of a pull with retracted keys, or one of its shards: these still have their rows.
+
+    Raises:
+        InvalidRequest: ``CORPUS_ROWS_RETRACTED``.
+    """
+    if path.is_file() and not path.name.startswith("part-"):
+        return
+    folder = path.parent if path.is_file() else path
+    if has_retracted(folder):
+        raise InvalidRequest(
+            Code.CORPUS_ROWS_RETRACTED,
+            f"{path} has rows of retracted keys, which {folder / RETRACTED_NAME} lists.",
+            remedy="Read the file that `mens corpus pull --file` writes, or the `pulled.jsonl` of a build: it has none of them.",
+            param=str(path),
+        )
 
 
 def _rows_name(path: Path) -> str:

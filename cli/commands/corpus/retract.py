@@ -8,11 +8,13 @@ from typing import Annotated
 import msgspec
 import typer
 
-from cli.client.connection import fail_with
+from cli.client.connection import fail_with, note
 from cli.client.json_errors import note_json
 from cli.client.trained_adapters import AdaptersOption, adapters_by_digest
 from cli.output import counted, plain_console, printable
 from shared.errors import MensError
+
+SHOWN_KEYS = 5
 
 
 def retract(
@@ -40,22 +42,24 @@ def retract(
     Example: mens corpus retract corpus/pulled --keys keys.jsonl --adapters
 
     The next build, and `mens corpus pull --file`, leave the rows out, also if the table has them again. Files that exist are not changed: run
-    the build again, and train on the new file.
+    the build again, and train on the new file. Exit code 1 if no pulled row has one of the keys, for example "2" where the table has 2.
     """
-    from shared.corpus.reading.retraction import find_affected, parse_keys
+    from shared.corpus.reading.retraction import find_affected, find_unmatched, parse_keys
     from shared.corpus.reading.retraction import retract as run
 
     try:
         wanted = parse_keys(keys)
+        # Before anything is written, so that a fault of a file leaves no half of the work.
+        files = list(find_affected(folder, corpus, wanted, skipped := list[Path]()))
+        unmatched = find_unmatched(folder, wanted)
         added = run(folder, wanted)
-        files = list(find_affected(folder, corpus, wanted))
     except MensError as error:
         fail_with(error)
     trained = adapters_by_digest({file.sha256 for file in files}) if adapters else {}
     if as_json:
         listed = [msgspec.to_builtins(file) | {"adapters": trained.get(file.sha256, [])} for file in files]
-        typer.echo(msgspec.json.encode({"keys": len(wanted), "new": added, "files": listed}))
-        return
+        typer.echo(msgspec.json.encode({"keys": len(wanted), "new": added, "unmatched": unmatched, "files": listed}))
+        raise typer.Exit(1 if unmatched else 0)
     console = plain_console()
     console.print(f"{counted(added, 'new key')} of {counted(len(wanted), 'key')} retracted in {folder}", soft_wrap=True)
     for file in files:
@@ -66,3 +70,14 @@ def retract(
         console.print(
             "Next: run the build again, and train on the new file. Delete an adapter with `mens models delete`."
         )
+    for path in skipped:
+        note(f"note: {path} is not a file of provenance, so the rows next to it were not searched")
+    if unmatched:
+        shown = ", ".join(msgspec.json.encode(key).decode() for key in unmatched[:SHOWN_KEYS])
+        more = f" and {len(unmatched) - SHOWN_KEYS:,} more" if len(unmatched) > SHOWN_KEYS else ""
+        note(
+            printable(
+                f"No row of {folder} has {counted(len(unmatched), 'key')}: {shown}{more}. Compare their type and spelling with those in the table."
+            )
+        )
+        raise typer.Exit(1)

@@ -39,7 +39,7 @@ def stats(
     else:
         console = plain_console()
         bad = f", {counted(found.error_count, 'bad line')}" if found.error_count else ""
-        console.print(f"{file}: {counted(found.rows, 'row')}{bad}")
+        console.print(f"{file}: {counted(found.rows, 'row')}{bad}", soft_wrap=True)
         console.print(
             f"diversity {found.diversity:.2f}: {found.exact_duplicates:,} equal and {found.near_duplicates:,} similar rows"
         )
@@ -53,7 +53,7 @@ def stats(
                 listed = ", ".join(f"{key} {count:,}" for key, count in counts.items())
                 console.print(printable(f"{name}: {listed}"), soft_wrap=True, highlight=False)
         for note in found.notes:
-            console.print(f"note: {note}")
+            console.print(printable(f"note: {note}"), soft_wrap=True)
     if found.diversity < min_diversity:
         fail_with(
             InvalidRequest(

@@ -17,7 +17,7 @@ from shared.corpus.claims import claimed
 from shared.corpus.filters.placeholder_key import find_key
 from shared.corpus.filters.row_filters import PersonalDataFilter, SecretFilter
 from shared.corpus.keys import stage_mark
-from shared.corpus.provenance import Provenance, row_id
+from shared.corpus.provenance import Provenance, forget_digests, row_id
 from shared.corpus.shards import MAX_SHARD_BYTES, ShardIndex, StageWriter, read_lines
 from shared.corpus.sources import SourceFiles
 from shared.corpus.verdicts import CorpusFilter
@@ -25,7 +25,7 @@ from shared.datasets.row_validation import BYTE_ORDER_MARK
 from shared.datasets.rows import RowCode
 
 STAGE = "filter"
-VERSION = 1
+VERSION = 2
 """Raised when equal rows would give other bytes."""
 ROWS_AT_ONCE = 2_000
 
@@ -93,6 +93,7 @@ class Filtering:
                 for row, provenance, counts in self._judged(batch, dropped):
                     provenance.id = row_id(row)
                     provenance.stages = [*provenance.stages, mark]
+                    forget_digests(provenance, redacted=bool(self.redact), changed=bool(counts))
                     provenance.redactions = dict(Counter(provenance.redactions) + Counter(counts))
                     redactions.update(counts)
                     writer.write_line(msgspec.json.encode(row), msgspec.json.encode(provenance))
@@ -129,15 +130,14 @@ class Filtering:
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     dropped[RowCode.ROW_NOT_JSON] += 1
                     continue
-                yield row, _provenance(self.label, path, number, line, origin)
+                yield row, self._provenance(path, number, line, origin)
 
-
-def _provenance(label: str, path: Path, number: int, line: bytes, origin: bytes | None) -> Provenance:
-    if origin is not None:
-        return msgspec.json.decode(origin, type=Provenance)
-    return Provenance(
-        id="",
-        source=f"file:{label}",
-        locator={"file": path.name, "line": number},
-        content_sha256=hashlib.sha256(line.rstrip(b"\r\n")).hexdigest(),
-    )
+    def _provenance(self, path: Path, number: int, line: bytes, origin: bytes | None) -> Provenance:
+        if origin is not None:
+            return msgspec.json.decode(origin, type=Provenance)
+        return Provenance(
+            id="",
+            source=f"file:{self.label}",
+            locator={"file": path.name, "line": number},
+            content_sha256=hashlib.sha256(line.rstrip(b"\r\n")).hexdigest(),
+        )

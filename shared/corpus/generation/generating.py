@@ -29,6 +29,7 @@ from shared.corpus.keys import stage_key, stage_mark
 from shared.corpus.mixing.mix_file import recipe_invalid
 from shared.corpus.provenance import Provenance
 from shared.corpus.shards import MAX_SHARD_BYTES, ShardIndex, StageWriter, read_index
+from shared.corpus.sources import refuse_retracted
 from shared.datasets.preferences.rows import parse_pair
 from shared.datasets.row_validation import decode_line
 from shared.datasets.rows import Labels, RowError
@@ -37,7 +38,7 @@ from shared.graders.templates import parse_path, render, value_at
 from shared.hashing import digest_file
 
 STAGE = "generate"
-VERSION = 1
+VERSION = 2
 """Raised when an equal recipe would give other bytes."""
 PAIR_KEYS = frozenset({"chosen", "preferred_output"})
 """Keys of which a row of preferences has one."""
@@ -74,6 +75,8 @@ class Generation:
             self._model_rows.pools()  # likewise
         columns = self.recipe.columns
         files = [column.file for column in columns if isinstance(column, LinesColumn | RowsColumn)]
+        for file in files:
+            refuse_retracted(self.path.parent / file)
         files += [column.seeds for column in columns if isinstance(column, SelfInstructColumn)]
         found = {file: digest_file(self.path.parent / file) for file in files}
         for column in self.recipe.columns:
@@ -147,7 +150,9 @@ class Generation:
                 f"Row {index} is not a training row: {error.reason} ({error.code}).", "row", None
             ) from None
         locator = {"recipe": self.path.name, "index": index}
-        sha256 = hashlib.sha256(line).hexdigest()
+        # Rows of models pass redactors later.
+        is_redacted = bool(self.recipe.models and self.recipe.redact)
+        sha256 = None if is_redacted else hashlib.sha256(line).hexdigest()
         source = f"generate:{self.path.stem}"
         provenance = Provenance(id="", source=source, locator=locator, content_sha256=sha256)
         for unit in (values[column.name] for column in self.recipe.columns if isinstance(column, UnitColumn)):

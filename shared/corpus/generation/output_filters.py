@@ -12,7 +12,7 @@ from shared.corpus.filters.redactors import Redactors
 from shared.corpus.filters.row_filters import PersonalDataFilter, SecretFilter
 from shared.corpus.filters.row_texts import texts_of
 from shared.corpus.mixing.mix_file import Dedup
-from shared.corpus.provenance import LABELS, Provenance
+from shared.corpus.provenance import LABELS, Provenance, forget_digests
 from shared.corpus.verdicts import VerdictCode
 from shared.datasets.duplicates import NearIndex, SketchedRows
 from shared.datasets.fingerprints import fingerprints
@@ -54,6 +54,9 @@ class OutputFilters:
         for number, verdict in zip(kept, self._people.judge([rows[number].row for number in kept]), strict=True):
             assert verdict.row is not None
             rows[number].row = verdict.row
+            forget_digests(
+                rows[number].provenance, redacted=bool(self._people.redactors.names), changed=bool(verdict.redactions)
+            )
             _count(rows[number].provenance, verdict.redactions)
         self._leave_out_evals(rows, kept, verdicts)
         self._leave_out_duplicates(rows, verdicts)

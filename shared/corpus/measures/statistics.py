@@ -85,11 +85,18 @@ def measure(path: Path, *, executor: Executor | None = None) -> CorpusStatistics
     report = inspect_file(
         path, mode=DataMode.LENIENT, observer=observe, executor=executor, method=method_of_file(path)
     ).training
-    sources, stages = Counter[str](), Counter[str]()
+    sources, stages, notes = Counter[str](), Counter[str](), list[str]()
     if sources_path(path).is_file():
-        for origin in read_provenance(sources_path(path)):
-            sources[origin.source] += 1
-            stages[" → ".join(mark.partition("@")[0] for mark in origin.stages) or UNKNOWN] += 1
+        try:
+            for origin in read_provenance(sources_path(path)):
+                sources[origin.source] += 1
+                stages[" → ".join(mark.partition("@")[0] for mark in origin.stages) or UNKNOWN] += 1
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            sources.clear()
+            stages.clear()
+            notes.append(
+                f"{sources_path(path).name} is not a file of provenance, so sources and stages are not counted."
+            )
     repeats = report.duplicates
     origins = {name: found[name].result() for name in sorted(found)}
     return CorpusStatistics(
@@ -105,7 +112,7 @@ def measure(path: Path, *, executor: Executor | None = None) -> CorpusStatistics
         sources=dict(sorted(sources.items())),
         stages=dict(sorted(stages.items())),
         origins=origins,
-        notes=list(_notes(origins)),
+        notes=[*notes, *_notes(origins)],
     )
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from shared.corpus.claims import claimed
 from shared.corpus.reading.deletions import GONE_NAME
 from shared.corpus.reading.pull_state import read_state
-from shared.corpus.reading.versions import NEVER, RETRACTED_NAME, read_keys, rows_of
-from shared.corpus.shards import PartialFile, checked_shards, read_index, read_lines, sources_path
+from shared.corpus.reading.versions import NEVER, read_keys, rows_of
+from shared.corpus.shards import RETRACTED_NAME, PartialFile, checked_shards, read_index, read_lines, sources_path
 
 
 def write_newest(folder: Path, output: Path) -> int:

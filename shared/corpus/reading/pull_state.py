@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from shared.corpus.provenance import Provenance, read_provenance
-from shared.corpus.shards import Shard, sources_path, write_json
+from shared.corpus.shards import RETRACTED_NAME, Shard, has_retracted, sources_path, write_json
 from shared.errors import Code, Conflict
 from shared.hashing import canonical_json
 from shared.host import disk_errors
@@ -116,9 +116,10 @@ def pulled_rows(folder: Path, shards: list[Shard]) -> Iterator[Provenance]:
 
 
 def _mismatch(folder: Path, reason: str) -> Conflict:
+    kept = f" Copy {RETRACTED_NAME} into the new folder first, or its keys come back." if has_retracted(folder) else ""
     return Conflict(
         Code.CORPUS_STATE_MISMATCH,
         f"{folder} belongs to another pull: {reason}.",
-        remedy="Pull into a new folder with --out, or delete this one to pull everything again.",
+        remedy=f"Pull into a new folder with --out, or delete this one to pull everything again.{kept}",
         param=str(folder),
     )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from shared.corpus.claims import claimed
 from shared.corpus.provenance import SOURCES_SUFFIX, read_provenance
 from shared.corpus.reading.pull_state import pulled_rows, read_state
-from shared.corpus.reading.versions import RETRACTED_NAME, read_keys
-from shared.corpus.shards import write_file
+from shared.corpus.reading.versions import read_keys, read_left_out
+from shared.corpus.shards import RETRACTED_NAME, write_file
 from shared.errors import Code, InvalidRequest, NotFound
 from shared.hashing import canonical_json, digest_file
 
@@ -31,6 +32,15 @@ class AffectedFile(msgspec.Struct):
     rows: int
 
 
+Scalar = str | int | float | bool
+_decoder = msgspec.json.Decoder(Scalar | Annotated[list[Scalar], msgspec.Meta(min_length=1)])
+
+
+def _decode_key(line: bytes) -> list[Any]:
+    value = _decoder.decode(line)
+    return value if isinstance(value, list) else [value]
+
+
 def parse_keys(path: Path) -> list[list[Any]]:
     """Return the keys of a file: one JSON list per line, or one value for a key of one column.
 
@@ -42,7 +52,7 @@ def parse_keys(path: Path) -> list[list[Any]]:
         if line.isspace() or not line:
             continue
         try:
-            value = msgspec.json.decode(line)
+            keys.append(_decode_key(line))
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise InvalidRequest(
                 Code.REQUEST_INVALID,
@@ -50,7 +60,6 @@ def parse_keys(path: Path) -> list[list[Any]]:
                 remedy='Write one key per line as JSON: 42, "a-17", or [42, "b"] for a key of two columns.',
                 param="keys",
             ) from None
-        keys.append(value if isinstance(value, list) else [value])
     return keys
 
 
@@ -76,11 +85,24 @@ def retract(folder: Path, keys: Sequence[list[Any]]) -> int:
     return len(added)
 
 
-def find_affected(folder: Path, corpus: Path, keys: Sequence[list[Any]]) -> Iterator[AffectedFile]:
+def find_unmatched(folder: Path, keys: Sequence[list[Any]]) -> list[list[Any]]:
+    """Return the keys that no version of a row in the folder of a pull has, such as ``"2"`` where the table has 2."""
+    state = read_state(folder)
+    missing = {canonical_json(key): key for key in keys}
+    pulled = (one.locator.get("key") for one in pulled_rows(folder, state.shards if state else []))
+    for key in chain(pulled, (key for key, _, _ in read_left_out(folder))):
+        missing.pop(canonical_json(key), None)
+    return list(missing.values())
+
+
+def find_affected(
+    folder: Path, corpus: Path, keys: Sequence[list[Any]], skipped: list[Path] | None = None
+) -> Iterator[AffectedFile]:
     """Yield the files below a folder that have rows made of these keys of a pull.
 
     Args:
         folder: of the pull, which names its source.
+        skipped: receives the files that have the name of a file of provenance, and another content.
     """
     state = read_state(folder)
     source = next((one.source for one in pulled_rows(folder, state.shards)), None) if state else None
@@ -89,8 +111,14 @@ def find_affected(folder: Path, corpus: Path, keys: Sequence[list[Any]]) -> Iter
         rows = path.with_name(path.name.removesuffix(SOURCES_SUFFIX) + ".jsonl")
         if folder.resolve() in path.resolve().parents or not rows.is_file():
             continue
-        count = sum(
-            one.source == source and canonical_json(one.locator.get("key")) in wanted for one in read_provenance(path)
-        )
+        try:
+            count = sum(
+                one.source == source and canonical_json(one.locator.get("key")) in wanted
+                for one in read_provenance(path)
+            )
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            if skipped is not None:
+                skipped.append(path)
+            continue
         if count:
             yield AffectedFile(str(rows), digest_file(rows), count)

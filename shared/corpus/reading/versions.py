@@ -24,8 +24,6 @@ from shared.host import disk_errors
 
 LEFT_OUT_NAME = "left_out.jsonl"
 """Versions that were read and not written, in the order of the pulls: key, watermark, rows of the folder before it."""
-RETRACTED_NAME = "retracted.jsonl"
-"""Keys whose rows never come again, one JSON list per line (`mens corpus retract`)."""
 NEVER = 1 << 61
 """Place after all rows."""
 _DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])

@@ -172,6 +172,8 @@ def test_generated_rows_and_files_are_filtered_before_they_are_mixed(tmp_path: P
     assert not any("Ann" in content or secret in content for content in found.values())
     origins = list(read_provenance(tmp_path / "train.sources.jsonl"))
     assert {one.redactions["RULE"] for one in origins} == {1}
+    # An unkeyed digest of the line before would confirm guesses of what was replaced.
+    assert {one.content_sha256 for one in origins} == {None}
     assert {one.locator.get("line") for one in origins} == {None, 1}
     report = read_index(tmp_path / "corpus" / "filtered" / "01")
     assert report

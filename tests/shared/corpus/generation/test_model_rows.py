@@ -256,6 +256,18 @@ def test_reasoning_is_stripped_and_people_and_keys_reach_no_file(tmp_path: Path)
     assert line["redactions"]["EMAIL"] == 2
 
 
+def test_digests_of_texts_before_redaction_are_not_kept(tmp_path: Path, server: ChatServer) -> None:
+    (tmp_path / "notes.txt").write_text("Call +49 30 901820 about it\nhow do I print?\n")
+    columns = [{"name": "q", "sampler": "lines", "file": "notes.txt"}, ANSWER]
+    _, rows = run(write(tmp_path, columns=columns), server.url, tmp_path / "rows")
+    sources = map(json.loads, (tmp_path / "rows" / "part-00000.sources.jsonl").read_bytes().splitlines())
+    for row, line in zip(rows, sources, strict=True):
+        assert line.get("content_sha256") is None
+        # The key of a request is a digest of its prompt.
+        assert ("requests" in line["generator"]["a"]) == ("<PHONE_" not in row["prompt"])
+    assert any("<PHONE_" in row["prompt"] for row in rows)
+
+
 def test_a_prompt_with_a_secret_is_not_sent(tmp_path: Path, server: ChatServer) -> None:
     (tmp_path / "notes.txt").write_text(f"token {SECRET}\nhow do I print?\n")
     columns = [{"name": "q", "sampler": "lines", "file": "notes.txt"}, ANSWER]
@@ -384,5 +396,5 @@ def test_golden_bytes(tmp_path: Path, server: ChatServer) -> None:
     index, _ = run(write(tmp_path, columns=columns, row=ROW), server.url, tmp_path / "rows")
     assert (index.shards[0].sha256[:16], str(index.shards[0].sources_sha256)[:16]) == (
         "fa804b8b517433a4",
-        "290de05a78bd93bc",
+        "048c4457dd96aec2",
     )

@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 
 from shared.corpus.build import build
-from shared.corpus.reading.retraction import find_affected, parse_keys, retract
+from shared.corpus.generation.generating import Generation
+from shared.corpus.reading.newest import write_newest
+from shared.corpus.reading.pull_state import read_state
+from shared.corpus.reading.retraction import find_affected, find_unmatched, parse_keys, retract
 from shared.corpus.recipe import read_recipe
+from shared.corpus.sources import find_files
 from shared.errors import Code, MensError
 from shared.hashing import digest_file
+from tests.shared.corpus.mixing.mixes import mixed
+from tests.support.source_tables import SourceTable
 
 RECIPE = """
 pull:
@@ -50,6 +56,68 @@ def test_retracted_key_stays_out_of_every_later_build(tmp_path: Path) -> None:
         database.execute("UPDATE tickets SET answer = 'changed' WHERE id = 3")
     assert answers(tmp_path) == ["answer 0"]
     assert not list(find_affected(pulled, tmp_path, wanted))
+
+
+@pytest.fixture
+def pulled(tmp_path: Path) -> Path:
+    table = SourceTable(f"sqlite:///{tmp_path / 'desk.db'}", tmp_path / "pulled")
+    table.create()
+    table.add(range(4))
+    table.pull()
+    return tmp_path / "pulled"
+
+
+def test_pull_with_retracted_keys_is_no_source(pulled: Path) -> None:
+    assert find_files(pulled)
+    retract(pulled, [[1]])
+    columns = [{"name": "a", "sampler": "rows", "file": "pulled/part-00000.jsonl"}]
+    generation = pulled.parent / "columns.json"
+    generation.write_text(json.dumps({"rows": 1, "columns": columns, "row": {"prompt": "p", "response": "r"}}))
+    reads = (
+        lambda: find_files(pulled),
+        lambda: find_files(pulled / "part-00000.jsonl"),
+        lambda: mixed(pulled.parent, "pulled"),
+        lambda: Generation(generation).inputs(),
+    )
+    for read in reads:
+        with pytest.raises(MensError, match="retracted") as raised:
+            read()
+        assert raised.value.code is Code.CORPUS_ROWS_RETRACTED
+    assert write_newest(pulled, pulled.parent / "newest.jsonl") == 3
+    assert find_files(pulled.parent / "newest.jsonl")
+
+
+def test_key_of_another_type_matches_no_row(pulled: Path) -> None:
+    assert find_unmatched(pulled, [[2], ["2"], [2, 2], [99]]) == [["2"], [2, 2], [99]]
+
+
+def test_mismatch_says_how_to_keep_retracted_keys(pulled: Path) -> None:
+    (pulled / "pull.state.json").write_text("{")
+    with pytest.raises(MensError) as raised:
+        read_state(pulled)
+    assert "retracted" not in raised.value.remedy
+    (pulled / "retracted.jsonl").write_text("[1]\n")
+    with pytest.raises(MensError) as raised:
+        read_state(pulled)
+    assert "Copy retracted.jsonl" in raised.value.remedy
+
+
+def test_file_that_is_not_provenance_is_skipped(pulled: Path) -> None:
+    write_newest(pulled, pulled.parent / "newest.jsonl")
+    (pulled.parent / "foreign.sources.jsonl").write_text('{"title": "not ours"}\n')
+    (pulled.parent / "foreign.jsonl").write_text("{}\n")
+    skipped: list[Path] = []
+    (found,) = find_affected(pulled, pulled.parent, [[1]], skipped)
+    assert (Path(found.path).name, found.rows) == ("newest.jsonl", 1)
+    assert [path.name for path in skipped] == ["foreign.sources.jsonl"]
+
+
+@pytest.mark.parametrize("key", ['{"a": 1}', "null", "[]", "[[1]]", "[null]"])
+def test_what_is_not_a_key_is_refused(tmp_path: Path, key: str) -> None:
+    (tmp_path / "keys.jsonl").write_text(f"1\n{key}\n")
+    with pytest.raises(MensError, match="Line 2") as raised:
+        parse_keys(tmp_path / "keys.jsonl")
+    assert raised.value.code is Code.REQUEST_INVALID
 
 
 def test_wrong_keys_and_folders_have_a_code(tmp_path: Path) -> None:
