@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +36,9 @@ REFUSED_AT_FIRST = 10
 """Number of refused requests before the first answer that ends the run: the prompts are not to blame then."""
 TOKENS_OF_A_TURN = 16
 """More than a chat template adds to a turn."""
+MOST_OF_A_MESSAGE, SHOWN_OF_A_MESSAGE = 10_000, 300
+"""Characters of a server's message that are redacted, and of the result that is shown: a value that is cut no longer has its form."""
+REPLACEMENT = "\ufffd"
 ADAPTER_HEADER = "x-mens-adapter"
 _RETRY_HEADERS = ("retry-after", "retry-after-ms", ADAPTER_HEADER)
 
@@ -125,8 +130,10 @@ class ModelAsker:
         self._in_flight: set[str] = set()
         self._changed = threading.Condition()
         self._redacting = threading.Lock()
-        self._answers = len(store)
-        self._refusals = 0
+        # Of this run, by the model's name: answers of one model do not say that another is asked in the right way.
+        self._answers = Counter[str]()
+        self._refusals = Counter[str]()
+        self._refused: dict[str, str] = {}
 
     def __enter__(self) -> ModelAsker:
         return self
@@ -156,9 +163,15 @@ class ModelAsker:
             raise RowDropped(VerdictCode.SECRET)
         with self._changed:
             self._changed.wait_for(lambda: key not in self._in_flight)
+            if key in self._refused:
+                raise RowDropped(VerdictCode.REQUEST_REFUSED, self._refused[key])
             response = self._store.get(key)
+            if response and response.fault == VerdictCode.REQUEST_REFUSED:
+                response = None  # an earlier version stored refusals
             if response is None:
                 self._in_flight.add(key)
+            else:
+                self._answers[request.name] += 1
         if response is None:
             try:
                 response = self._send(request, endpoint, key)
@@ -167,7 +180,7 @@ class ModelAsker:
                     self._in_flight.discard(key)
                     self._changed.notify_all()
         if response.fault:
-            raise RowDropped(VerdictCode(response.fault), response.note)
+            raise RowDropped(VerdictCode(response.fault))
         return response
 
     def _send(self, request: ModelRequest, endpoint: ModelEndpoint, key: str) -> StoredResponse:
@@ -220,16 +233,14 @@ class ModelAsker:
         requests: int,
     ) -> StoredResponse:
         if isinstance(outcome, httpx.RequestError) or not outcome.is_success:
-            note = self._failure(endpoint, outcome)
-            return StoredResponse(
-                key=key, name=request.name, fault=VerdictCode.REQUEST_REFUSED, note=note, requests=requests
-            )
+            raise self._failure(request, endpoint, key, outcome)
         try:
-            completion = _decode(outcome.content)
+            completion, is_whole = _completion(outcome.content)
             choice = completion.choices[0]
-        except (msgspec.DecodeError, IndexError):
+        except (ValueError, IndexError, RecursionError):
             raise _refused(endpoint, "its response is not a chat completion") from None
-        self._answers += 1
+        with self._changed:
+            self._answers[request.name] += 1
         counts = completion.usage or _TokenCounts()
         # A server that repeats the headers of a request must not bring its key into a file.
         text = _without(choice.message.content or "", endpoint.key)
@@ -238,6 +249,8 @@ class ModelAsker:
             fault = VerdictCode.MODEL_REFUSED
         elif choice.finish_reason == "length":
             fault = VerdictCode.CUT_OFF
+        elif not is_whole and REPLACEMENT in text:
+            fault = VerdictCode.LONE_SURROGATE
         elif find_secrets(text):
             fault = VerdictCode.SECRET
         with self._redacting:
@@ -256,29 +269,64 @@ class ModelAsker:
             requests=requests,
         )
 
-    def _failure(self, endpoint: ModelEndpoint, outcome: Outcome) -> str:
-        """Return the reason why one request was refused, or raise the error that ends the run."""
+    def _failure(self, request: ModelRequest, endpoint: ModelEndpoint, key: str, outcome: Outcome) -> Exception:
+        """Return why a row is left out, or the error that ends the run."""
         reason = describe_outcome(outcome)
-        status = None if isinstance(outcome, httpx.RequestError) else outcome.status_code
-        if status in OF_THE_REQUEST and not isinstance(outcome, httpx.RequestError):
-            reason = f"{reason}: {_without(_message_of(outcome), endpoint.key)}"
-            if self._answers:
-                return reason
-            # Not stored: if no request is answered, it may be the recipe, which the user will correct.
-            self._refusals += 1
-            if self._refusals < REFUSED_AT_FIRST:
-                raise RowDropped(VerdictCode.REQUEST_REFUSED, reason)
-            raise _refused(endpoint, f"it refuses every request, with {reason}")
-        if status is not None and 300 <= status < 500 and status not in (408, 409, 429):
-            if endpoint.is_ours:
-                reason = f"{reason}: {_message_of(outcome)}"
+        if isinstance(outcome, httpx.RequestError):
+            return _unavailable(endpoint, reason)
+        status = outcome.status_code
+        if status in OF_THE_REQUEST:
+            reason = f"{reason}{self._message(outcome, endpoint)}"
+            with self._changed:
+                # Only in this run: the recipe or the server may be to blame, which the user will correct.
+                self._refused[key] = reason
+                self._refusals[request.name] += 1
+                is_always = not self._answers[request.name] and self._refusals[request.name] >= REFUSED_AT_FIRST
+            if is_always:
+                return _refused(endpoint, f"it refuses every request, with {reason}")
+            return RowDropped(VerdictCode.REQUEST_REFUSED, reason)
+        if 300 <= status < 500 and status not in (408, 409, 429):
             # The message of another server stays out: that of a refused key may quote the key.
-            raise _refused(endpoint, f"it answers with {reason}")
-        raise Unavailable(
-            Code.CORPUS_MODEL_UNAVAILABLE,
-            f"The server of {endpoint.name}, {endpoint.url}, gives no answer: {reason}.",
-            remedy="Check that it is running, and run the command again: stored responses are not requested again.",
-        )
+            return _refused(
+                endpoint, f"it answers with {reason}{self._message(outcome, endpoint) if endpoint.is_ours else ''}"
+            )
+        return _unavailable(endpoint, reason)
+
+    def _message(self, response: httpx.Response, endpoint: ModelEndpoint) -> str:
+        """Return the message of an error response for a person, on one line: servers repeat the prompt in it, or the key."""
+        try:
+            text = str(response.json()["error"]["message"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            text = response.text
+        text = _without(" ".join(text.split()), endpoint.key)[:MOST_OF_A_MESSAGE]
+        if find_secrets(text):
+            return ""
+        with self._redacting:
+            [text] = self._redactors.redact([text]).texts
+        return f": {text[:SHOWN_OF_A_MESSAGE]}" if text else ""
+
+
+def _completion(content: bytes) -> tuple[_Completion, bool]:
+    """Return a completion, and whether all of its characters are whole.
+
+    Raises:
+        ValueError: it is not a completion.
+    """
+    try:
+        return _decode(content), True
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Half of a surrogate pair, as in an answer that ends within a character.
+        text = json.dumps(json.loads(content), ensure_ascii=False)
+        whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return _decode(whole.encode()), False
+
+
+def _unavailable(endpoint: ModelEndpoint, reason: str) -> MensError:
+    return Unavailable(
+        Code.CORPUS_MODEL_UNAVAILABLE,
+        f"The server of {endpoint.name}, {endpoint.url}, gives no answer: {reason}.",
+        remedy="Check that it is running, and run the command again: stored responses are not requested again.",
+    )
 
 
 def _refused(endpoint: ModelEndpoint, reason: str) -> MensError:
@@ -291,16 +339,6 @@ def _refused(endpoint: ModelEndpoint, reason: str) -> MensError:
         remedy=remedy,
         param="model",
     )
-
-
-def _message_of(outcome: Outcome) -> str:
-    """Return the message of an error response, on one line."""
-    assert isinstance(outcome, httpx.Response)
-    try:
-        text = str(outcome.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        text = outcome.text
-    return " ".join(text.split())[:300]
 
 
 def _without(text: str, key: str) -> str:

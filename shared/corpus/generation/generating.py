@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from shared.corpus.claims import claimed
+from shared.corpus.generation.asking import RowDropped
 from shared.corpus.generation.columns import (
     OF_MODELS,
     GenerationRecipe,
@@ -30,9 +31,10 @@ from shared.corpus.mixing.mix_file import recipe_invalid
 from shared.corpus.provenance import Provenance
 from shared.corpus.shards import MAX_SHARD_BYTES, ShardIndex, StageWriter, read_index
 from shared.corpus.sources import refuse_retracted
+from shared.corpus.verdicts import VerdictCode
 from shared.datasets.preferences.rows import parse_pair
 from shared.datasets.row_validation import decode_line
-from shared.datasets.rows import Labels, RowError
+from shared.datasets.rows import Labels, RowCode, RowError
 from shared.errors import MensError
 from shared.graders.templates import parse_path, render, value_at
 from shared.hashing import digest_file
@@ -146,6 +148,9 @@ class Generation:
         try:
             (parse_pair if PAIR_KEYS & row.keys() else decode_line)(line)
         except RowError as error:
+            if error.code is RowCode.ROW_TOO_LONG and self.recipe.models:
+                # What a model writes has any length, and ends no run.
+                raise RowDropped(VerdictCode.TOO_LONG) from None
             raise recipe_invalid(
                 f"Row {index} is not a training row: {error.reason} ({error.code}).", "row", None
             ) from None

@@ -59,6 +59,10 @@ class ModelColumn(MixModel):
         """True if code of the model is run."""
         return False
 
+    def stand_in(self, text: str) -> Any:
+        """Return a value of the form that the method gives, with a text for each that the model would write."""
+        return text
+
     @property
     def templates(self) -> dict[str, str]:
         """The templates, by field."""
@@ -115,6 +119,10 @@ class JudgeColumn(ModelColumn):
             raise ValueError(f"`passing` has {unknown[0]}, which is not one of `labels`")
         return self
 
+    def stand_in(self, _text: str) -> int | str:
+        """Return a judgement."""
+        return self.labels[0] if self.labels else self.range[1]
+
     @property
     def result_schema(self) -> dict[str, Any]:
         """JSON Schema of the result."""
@@ -135,6 +143,10 @@ class PreferColumn(ModelColumn):
     n: int = Field(4, ge=2, le=MAX_SAMPLES)
     temperature: SampledTemperature = 0.8
     grader: Check
+
+    def stand_in(self, text: str) -> dict[str, Any]:
+        """Return two answers with scores."""
+        return {"chosen": text, "rejected": text, "chosen_score": 1.0, "rejected_score": 0.0}
 
     @property
     def requests(self) -> int:
@@ -192,6 +204,10 @@ class SelfAlignColumn(ModelColumn):
     n: int = Field(4, ge=1, le=MAX_SAMPLES)
     max_tokens: int = Field(1_024, ge=1, le=MAX_TOKENS)
     temperature: SampledTemperature = 0.7
+
+    def stand_in(self, text: str) -> dict[str, Any]:
+        """Return a task with an answer and tests."""
+        return {"concepts": text, "instruction": text, "answer": text, "tests": text}
 
     @property
     def requests(self) -> int:

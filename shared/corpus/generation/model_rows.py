@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Any
 
 from shared.checkers.contained import ContainedCheckers
 from shared.corpus.filters.contamination import EvalContent, read_items
+from shared.corpus.filters.placeholder_key import KEY_BYTES
 from shared.corpus.filters.redactors import Redactors
 from shared.corpus.generation.asking import ModelAsker, RowDropped
 from shared.corpus.generation.budget import BudgetSpent, Spending, SpendingMeter
@@ -129,8 +131,10 @@ class ModelRows:
             MensError: what ended the run; all responses so far are stored.
         """
         endpoints = self.endpoints()
-        redactors = Redactors(self.recipe.redact, self.access.redaction_key, self.folder)
-        filters = OutputFilters(redactors, self.recipe.dedup, self.evals(), count)
+        key = self.access.redaction_key or secrets.token_bytes(KEY_BYTES)
+        # A redactor is called from one thread: one set for the threads that ask, which share a lock, and one for this thread.
+        redactors, others = (Redactors(self.recipe.redact, key, self.folder) for _ in range(2))
+        filters = OutputFilters(others, self.recipe.dedup, self.evals(), count)
         with ExitStack() as stack:
             sandbox, checkers = self._judges(stack)
             store = stack.enter_context(ResponseStore(target / RESPONSES))

@@ -59,7 +59,7 @@ def plan_requests(
                 values[column.name] = samplers[column.name](number, values)
                 continue
             _add(planned, column, values)
-            values[column.name] = "x" * (column.max_tokens * CHARACTERS_PER_TOKEN // 2)
+            values[column.name] = column.stand_in("x" * (column.max_tokens * CHARACTERS_PER_TOKEN // 2))
     for name, plan in planned.items():
         for field in ("requests", "prompt_tokens", "answer_tokens"):
             setattr(plan, field, getattr(plan, field) * rows // sampled)

@@ -36,7 +36,6 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             ``system_fingerprint``.
         text: without personal data; empty for a response with a secret.
         fault: why it cannot be used, whatever its text: a code of a verdict.
-        note: the server's reason for a refused request.
         redactions: number of replaced values by kind.
         requests: how often it was sent until it was answered.
     """
@@ -47,7 +46,6 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     revision: str = ""
     text: str = ""
     fault: str = ""
-    note: str = ""
     redactions: dict[str, int] = {}
     prompt_tokens: int = 0
     answer_tokens: int = 0

@@ -222,6 +222,8 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "empty": ("  \n", "EMPTY"),
     "only thoughts": ("<think>What does he want?</think>", "EMPTY"),
     "endless thoughts": ("<think>What does he", "EMPTY"),
+    "half a character": ("An emoji: \ud83d", "LONE_SURROGATE"),
+    "long answer": ("x" * 1_100_000, "TOO_LONG"),
     "long prompt": ((400, {"error": {"message": "the prompt is too long"}}), "REQUEST_REFUSED"),
 }
 
@@ -237,9 +239,56 @@ def test_what_cannot_be_a_row_is_counted_and_asked_once(tmp_path: Path, name: st
         index, rows = run(write(tmp_path), server.url, tmp_path / "rows", concurrency=1)
         assert (len(rows), index.report["dropped"]) == (9, {code: 1})
         run(write(tmp_path), server.url, tmp_path / "rows")
-        assert len(server.bodies) == 10
+        # What a server refuses may be a fault of the recipe or the server, so it is asked again in the next run.
+        assert len(server.bodies) == 10 + (code == "REQUEST_REFUSED")
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert SECRET.encode() not in everything
+
+
+def test_refusals_of_one_model_are_not_excused_by_answers_of_another(tmp_path: Path) -> None:
+    second = ANSWER | {"name": "b", "model": "ours", "prompt": "Shorten: {{ item.a }}"}
+    recipe = write(tmp_path, rows=40, columns=[NUMBER, QUESTION, ANSWER, second])
+    is_bad = True
+
+    def answer(body: dict[str, Any]) -> Any:
+        refused = (400, {"error": {"message": "temperature is not supported"}})
+        return refused if is_bad and body["model"] == "ours" else prompt_of(body)
+
+    with chat_server(answer) as server:
+        with pytest.raises(MensError, match="refuses every request") as caught:
+            run(recipe, server.url, tmp_path / "rows", concurrency=1)
+        assert caught.value.code == "CORPUS_MODEL_REFUSED"
+        assert sum(body["model"] == "ours" for body in server.bodies) == 10
+        is_bad = False
+        _, rows = run(recipe, server.url, tmp_path / "rows", concurrency=1)
+        assert len(rows) == 40
+
+
+def test_a_request_that_is_refused_is_sent_once_in_a_run(tmp_path: Path) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        return (400, {"error": {"message": "no"}}) if prompt_of(body) == "the same" else prompt_of(body)
+
+    (tmp_path / "prompts.txt").write_text("the same\nanother\n")
+    columns = [{"name": "q", "sampler": "lines", "file": "prompts.txt"}, ANSWER]
+    with chat_server(answer) as server:
+        run(write(tmp_path, rows=30, columns=columns), server.url, tmp_path / "rows")
+        assert sorted(map(prompt_of, server.bodies)) == ["another", "the same"]
+
+
+@pytest.mark.parametrize("person", ["Ann, ann@example.org", f"key {SECRET}"])
+def test_a_message_that_repeats_the_prompt_reaches_no_file_and_no_terminal(tmp_path: Path, person: str) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        return 400, {"error": {"message": f"cannot read: {'x ' * 140}{person}"}}
+
+    with chat_server(answer) as server:
+        for rows in (5, 20):
+            with pytest.raises(MensError, match="status 400") as caught:
+                run(write(tmp_path, rows=rows), server.url, tmp_path / "rows", concurrency=1)
+            shown = str(caught.value.as_dict())
+            assert "ann@" not in shown
+            assert SECRET[:8] not in shown
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "rows").rglob("*") if path.is_file())
+    assert b"cannot read" not in everything
 
 
 def test_reasoning_is_stripped_and_people_and_keys_reach_no_file(tmp_path: Path) -> None:
@@ -350,6 +399,23 @@ def test_the_plan_is_an_upper_bound_and_sends_nothing(tmp_path: Path, server: Ch
     run(recipe, server.url, tmp_path / "rows")
     [plan] = stage(recipe, server.url).plan(tmp_path / "rows")
     assert plan.stored == len(server.bodies) == 80
+
+
+def test_values_that_are_objects_can_be_planned(tmp_path: Path, server: ChatServer) -> None:
+    grader = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "a", "operation": "eq"}
+    columns = [
+        NUMBER,
+        QUESTION,
+        {"name": "p", "method": "prefer", "model": "helper", "grader": grader, "prompt": "{{ item.q }}"},
+        {"name": "s", "method": "self_align", "model": "helper", "text": "{{ item.p.rejected }}"},
+        {"name": "j", "method": "judge", "model": "helper", "prompt": "{{ item.s.answer }} {{ item.p.chosen_score }}"},
+        {"name": "t", "template": "{{ item.p.chosen }} {{ item.s.tests }} {{ item.j }}"},
+        ANSWER | {"prompt": "{{ item.t }}", "max_tokens": 1},
+    ]
+    [plan] = stage(write(tmp_path, rows=1, columns=columns), server.url).plan(tmp_path / "rows")
+    assert plan.requests == 4 + 6 + 1 + 1
+    # The texts that the last prompt repeats are longer than what the model may write itself.
+    assert plan.prompt_tokens > 512
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
