@@ -28,6 +28,15 @@ class RemoteModel(BaseModel):
     key: SecretStr = Field(SecretStr(""), description="Sent as the bearer token.")
     model: str = Field("", description="Name of the model at that server; empty: the same name.")
 
+    @field_validator("key")
+    @classmethod
+    def _can_be_sent(cls, key: SecretStr) -> SecretStr:
+        if not all("!" <= character <= "~" for character in key.get_secret_value()):
+            raise ValueError(
+                "the key has a character that a header cannot have: a space, a line break or a letter that is not ASCII"
+            )
+        return key
+
 
 class Settings(BaseSettings):
     """Locations of an installation's parts that several tiers use."""

@@ -149,7 +149,8 @@ class _Build:
             files = find_files(self.folder / source.path) if filters and source.weight > 0 else None
             stage = None
             if filters and files:
-                stage = Filtering(files, source.path, filters.secrets, tuple(filters.personal_data), self.folder)
+                redact = tuple(filters.personal_data)
+                stage = Filtering(files, source.path, filters.secrets, redact, self.folder, makes_key=not self.dry_run)
             yield f"{FILTERED}/{number:02d}", source, stage
 
     def _mix(self) -> Iterator[StageAction]:

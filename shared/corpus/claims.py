@@ -19,7 +19,7 @@ LOCK_SUFFIX = ".lock"
 def claimed(output: Path, *, is_folder: bool) -> Iterator[None]:
     """Keep an output for this process as long as the context lasts; the folder that it is in is made if it does not exist.
 
-    The lock is a file next to the output, ``.train.jsonl.lock``. The kernel ends the claim of a process that dies.
+    The lock is a file next to the output, ``.train.jsonl.lock``, or in it if only the folder itself can be written. The kernel ends the claim of a process that dies.
 
     Args:
         is_folder: whether the output is a folder, or a file.
@@ -30,14 +30,23 @@ def claimed(output: Path, *, is_folder: bool) -> Iterator[None]:
         Unavailable: ``STORAGE_UNAVAILABLE``.
     """
     place = output.resolve()
-    lock_path = place.with_name(f".{place.name}{LOCK_SUFFIX}")
     with disk_errors(), path_errors():
+        if place == place.parent:
+            raise PermissionError(errno.EPERM, "", str(output))
         place.parent.mkdir(parents=True, exist_ok=True)
         if is_folder and place.exists() and not place.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "", str(output))
         if not is_folder and place.is_dir():
             raise IsADirectoryError(errno.EISDIR, "", str(output))
-        lock = _lock(lock_path)
+        lock_path = place.with_name(f".{place.name}{LOCK_SUFFIX}")
+        try:
+            lock = _lock(lock_path)
+        except OSError as error:
+            # The folder may be all that can be written, such as a volume of a container.
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not place.is_dir():
+                raise
+            lock_path = place / LOCK_SUFFIX
+            lock = _lock(lock_path)
     if lock is None:
         raise Conflict(
             Code.CORPUS_BUSY,

@@ -11,6 +11,7 @@ import msgspec
 
 from shared.datasets.row_validation import decode_line
 from shared.datasets.rows import Labels, Record, RowError
+from shared.errors import ArtifactInvalid, Code
 from shared.hashing import digest_json
 
 ID_DIGITS = 16
@@ -102,6 +103,22 @@ def read_provenance(path: Path) -> Iterator[Provenance]:
     """Yield the lines of a file of provenance."""
     with path.open("rb") as file:
         yield from map(_decode, file)
+
+
+def parse_provenance(line: bytes) -> Provenance:
+    """Return a line of a file of provenance.
+
+    Raises:
+        ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
+    """
+    try:
+        return _decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ArtifactInvalid(
+            Code.CORPUS_SHARD_CHANGED,
+            f"A line of a source's *{SOURCES_SUFFIX} is not provenance.",
+            remedy=f"Rename other files whose names end in {SOURCES_SUFFIX}, or run the stage again that wrote this one.",
+        ) from None
 
 
 _decode = msgspec.json.Decoder(Provenance).decode

@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -130,6 +131,22 @@ class PartialFile:
             self.finish()
         else:
             self.remove()
+
+
+@contextmanager
+def rows_with_sources(path: Path, *, has_sources: bool = True) -> Iterator[tuple[PartialFile, PartialFile | None]]:
+    """Write a file of rows and its provenance, so that rows never lie next to the provenance of others, also after a kill.
+
+    Args:
+        has_sources: whether the rows have provenance; without it, that of an earlier file is removed.
+    """
+    with PartialFile(path) as rows, ExitStack() as stack:
+        sources = stack.enter_context(PartialFile(sources_path(path))) if has_sources else None
+        yield rows, sources
+        # Both names are free before the provenance, then the rows, get theirs.
+        path.unlink(missing_ok=True)
+        sources_path(path).unlink(missing_ok=True)
+        sync_folder(path.parent)
 
 
 def write_file(path: Path, data: bytes) -> str:
@@ -314,4 +331,17 @@ def read_lines(paths: Sequence[Path]) -> Iterator[tuple[bytes, bytes | None]]:
                 yield from ((row, None) for row in rows)
                 continue
             with sources.open("rb") as origins:
-                yield from zip(rows, origins, strict=True)
+                for row, origin in zip_longest(rows, origins):
+                    if row is None or (origin is None and not row.isspace()):
+                        raise other_rows(path)
+                    yield row, origin
+
+
+def other_rows(path: Path) -> ArtifactInvalid:
+    """Return the error of a file whose rows are not those of its provenance."""
+    return ArtifactInvalid(
+        Code.CORPUS_SHARD_CHANGED,
+        f"{path} and {sources_path(path).name} do not have the same number of lines.",
+        remedy="Write rows into a file of their own, and run the stage that wrote this one again; or remove its provenance.",
+        param=str(path),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -144,3 +145,12 @@ def test_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError):
         Settings().broker_url = "redis://other/0"
+
+
+@pytest.mark.parametrize("key", ["sk-clé", "sk-a b", "sk-a\n"])
+def test_key_that_no_header_can_have_is_refused_without_its_value(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("MENS_REMOTE_MODELS", json.dumps({"helper": {"url": "https://x.example/v1", "key": key}}))
+    with pytest.raises(InvalidRequest, match="character that a header cannot have") as raised:
+        read_settings(Settings)
+    assert raised.value.code == "SETTINGS_INVALID"
+    assert key not in str(raised.value.as_dict())

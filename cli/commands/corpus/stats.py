@@ -54,6 +54,15 @@ def stats(
                 console.print(printable(f"{name}: {listed}"), soft_wrap=True, highlight=False)
         for note in found.notes:
             console.print(printable(f"note: {note}"), soft_wrap=True)
+    if min_diversity and not found.rows:
+        fail_with(
+            InvalidRequest(
+                Code.CORPUS_DIVERSITY_LOW,
+                f"{file} has no valid row, so it has no diversity.",
+                remedy="Correct the file; `mens data check` names its bad lines.",
+                param="min_diversity",
+            )
+        )
     if found.diversity < min_diversity:
         fail_with(
             InvalidRequest(

@@ -17,7 +17,7 @@ from shared.corpus.claims import claimed
 from shared.corpus.filters.placeholder_key import find_key
 from shared.corpus.filters.row_filters import PersonalDataFilter, SecretFilter
 from shared.corpus.keys import stage_mark
-from shared.corpus.provenance import Provenance, forget_digests, row_id
+from shared.corpus.provenance import Provenance, forget_digests, parse_provenance, row_id
 from shared.corpus.shards import MAX_SHARD_BYTES, ShardIndex, StageWriter, read_lines
 from shared.corpus.sources import SourceFiles
 from shared.corpus.verdicts import CorpusFilter
@@ -40,6 +40,7 @@ class Filtering:
         secrets: whether rows that hold a secret are left out.
         redact: redactors of personal data, in order.
         folder: where paths of redaction rules start.
+        makes_key: whether a missing key of placeholders is made; without it the stage cannot run, only be decided.
 
     Raises:
         InvalidRequest: ``CORPUS_REDACTOR_UNKNOWN``.
@@ -50,12 +51,13 @@ class Filtering:
     secrets: bool
     redact: tuple[str, ...]
     folder: Path
+    makes_key: bool = True
     version: int = VERSION
     _personal_data: PersonalDataFilter = field(init=False, repr=False, compare=False)
     _key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        key = find_key(self.redact)
+        key = find_key(self.redact, makes=self.makes_key)
         redactor = PersonalDataFilter(self.redact, key.value if key else None, self.folder)
         object.__setattr__(self, "_personal_data", redactor)
         # Another key gives other placeholders, so it is a part of the stage's key; the digest does not lead back to it.
@@ -134,7 +136,7 @@ class Filtering:
 
     def _provenance(self, path: Path, number: int, line: bytes, origin: bytes | None) -> Provenance:
         if origin is not None:
-            return msgspec.json.decode(origin, type=Provenance)
+            return parse_provenance(origin)
         return Provenance(
             id="",
             source=f"file:{self.label}",

@@ -35,8 +35,11 @@ class PlaceholderKey(NamedTuple):
         )
 
 
-def find_key(redactors: Sequence[str]) -> PlaceholderKey | None:
+def find_key(redactors: Sequence[str], *, makes: bool = True) -> PlaceholderKey | None:
     """Return the key for these redactors, which is made at its first use; None if none of them takes a key.
+
+    Args:
+        makes: whether it is made; else None is returned for a key that does not exist.
 
     Raises:
         InvalidRequest: ``PATH_INVALID``: the home folder cannot be written.
@@ -47,6 +50,8 @@ def find_key(redactors: Sequence[str]) -> PlaceholderKey | None:
     if value := settings.corpus_key.get_secret_value():
         return PlaceholderKey(value.encode())
     file = settings.home / KEY_NAME
+    if not makes and not file.is_file():
+        return None
     with disk_errors(), path_errors():
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make(file)

@@ -15,10 +15,13 @@ from shared.checkers.answers import FENCE
 from shared.checkers.anti_stub import measure_substance
 from shared.checkers.contained import ContainedCheckers
 from shared.checkers.languages import require_language
+from shared.contract.choices import MethodType
 from shared.corpus.claims import claimed
-from shared.corpus.shards import PartialFile, read_lines, sources_path
+from shared.corpus.shards import PartialFile, read_lines, rows_with_sources, sources_path
 from shared.corpus.verdicts import VerdictCode
 from shared.datasets.dataset_report import DatasetReport, Quarantine
+from shared.datasets.forms.recognition import method_of_file
+from shared.datasets.preferences.reader import read_preferences
 from shared.datasets.reader import read_records
 from shared.datasets.row_validation import BYTE_ORDER_MARK
 from shared.datasets.rows import Record
@@ -58,9 +61,8 @@ def validate(path: Path, out: Path, languages: Sequence[str]) -> ValidationRepor
     has_origins = sources_path(path).is_file()
     with ExitStack() as stack:
         stack.enter_context(claimed(out, is_folder=True))
-        origins = stack.enter_context(PartialFile(sources_path(out / VALIDATED_NAME))) if has_origins else None
+        rows, origins = stack.enter_context(rows_with_sources(out / VALIDATED_NAME, has_sources=has_origins))
         bad = stack.enter_context(PartialFile(out / QUARANTINE_NAME))
-        rows = stack.enter_context(PartialFile(out / VALIDATED_NAME))
         checkers = stack.enter_context(ContainedCheckers())
         quarantine = Quarantine(cast(BinaryIO, bad))
         for number, line, origin, record in _records(path, quarantine, dropped):
@@ -83,6 +85,9 @@ def _records(
 ) -> Iterator[tuple[int, bytes, bytes | None, Record]]:
     """Yield the valid rows; the others are counted and quarantined."""
     lines, first = read_lines([path]), 1
+    if (method := method_of_file(path)) is not MethodType.SUPERVISED:
+        yield from _preferences(method, lines, quarantine, dropped)
+        return
     while batch := list(islice(lines, 1_000)):
         texts = [line for line, _ in batch]
         if first == 1:
@@ -93,6 +98,23 @@ def _records(
             yield number, line, origin, record
         dropped.update({str(code): count for code, count in found.errors_by_code.items()})
         first += len(batch)
+
+
+def _preferences(
+    method: MethodType, lines: Iterator[tuple[bytes, bytes | None]], quarantine: Quarantine, dropped: Counter[str]
+) -> Iterator[tuple[int, bytes, bytes | None, Record]]:
+    """Yield the valid rows of a file of pairs, or of rated answers; the others are counted and quarantined."""
+    found = DatasetReport()
+    held: tuple[bytes, bytes | None] = (b"", None)
+
+    def read() -> Iterator[bytes]:
+        nonlocal held
+        for held in lines:
+            yield held[0]
+
+    for number, record in read_preferences(method, read(), found, quarantine):
+        yield number, held[0].removeprefix(BYTE_ORDER_MARK) if number == 1 else held[0], held[1], record
+    dropped.update({str(code): count for code, count in found.errors_by_code.items()})
 
 
 def _judge(
@@ -134,7 +156,8 @@ def _with_difficulty(
 
 def _codes(record: Record, languages: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
     """Yield language and code of the last answer, and whether it is a fenced block: of each fence with a language, or of an answer that is only code."""
-    answer = next((turn.content for turn in reversed(record.written_turns()) if turn.role == "assistant"), None) or ""
+    # Of a pair, the preferred answer: the rejected one may be as bad as it is.
+    answer = next((turn.content for turn in reversed(record.conversation()) if turn.role == "assistant"), None) or ""
     fences = list(_fences(answer))
     yield from ((language, code, True) for language, code in fences if language in languages)
     if not fences and record.response_mode == "code_only" and len(languages) == 1:

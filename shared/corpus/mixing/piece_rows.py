@@ -17,6 +17,7 @@ from shared.contract.choices import MethodType
 from shared.corpus.filters.contamination import CONTAMINATED, Overlap, loaded
 from shared.corpus.mixing.mix_report import Label
 from shared.corpus.mixing.record_formats import RecordFormat, convert
+from shared.corpus.shards import other_rows
 from shared.corpus.sources import SourcePart
 from shared.corpus.verdicts import VerdictCode
 from shared.datasets.dataset_report import DatasetReport
@@ -148,10 +149,7 @@ def _records(task: PieceTask, piece: MixPiece) -> Iterator[ReadRow]:
         lines = file.readlines()
     if part.rows.first_line == 1 and lines:
         lines[0] = lines[0].removeprefix(BYTE_ORDER_MARK)
-    origins: list[bytes] | None = None
-    if part.origins:
-        with part.origins.open() as file:
-            origins = file.readlines()
+    origins = _origins(part, lines)
     piece.lines = sum(not line.isspace() for line in lines)
     first = part.rows.first_line
     if task.method is MethodType.SUPERVISED:
@@ -173,6 +171,21 @@ def _records(task: PieceTask, piece: MixPiece) -> Iterator[ReadRow]:
         except RowError as error:
             if not line.isspace():
                 piece.dropped[error.code] += 1
+
+
+def _origins(part: SourcePart, lines: list[bytes]) -> list[bytes] | None:
+    """Return the lines of the provenance of a part's lines; None without provenance.
+
+    Raises:
+        ArtifactInvalid: ``CORPUS_SHARD_CHANGED``.
+    """
+    if not part.origins:
+        return None
+    with part.origins.open() as file:
+        origins = file.readlines()
+    if len(origins) > len(lines) or not all(line.isspace() for line in lines[len(origins) :]):
+        raise other_rows(part.rows.path)
+    return origins
 
 
 def _converted(line: bytes, form: RecordFormat, piece: MixPiece) -> bytes:

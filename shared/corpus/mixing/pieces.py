@@ -19,7 +19,7 @@ from shared.corpus.mixing.mix_report import Label
 from shared.corpus.mixing.piece_rows import ENTRY, ROWS_AT_ONCE, MixPiece, PieceTask, index_path, rows_without_evals
 from shared.corpus.mixing.record_formats import known_lane, lane_of
 from shared.corpus.mixing.sampling import copies_of, hash_of, order_of
-from shared.corpus.provenance import Provenance, record_id, row_id
+from shared.corpus.provenance import Provenance, parse_provenance, record_id, row_id
 from shared.corpus.verdicts import VerdictCode
 from shared.datasets.conversation_text import written
 from shared.datasets.duplicates import SketchedRows
@@ -104,7 +104,6 @@ class _MixedRow:
 
 
 _decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_provenance = msgspec.json.Decoder(Provenance).decode
 
 
 def _provenance(task: PieceTask, number: int, line: bytes, origin: bytes | None, row: str) -> Provenance:
@@ -116,7 +115,7 @@ def _provenance(task: PieceTask, number: int, line: bytes, origin: bytes | None,
             content_sha256=sha256(line.rstrip(b"\r\n")).hexdigest(),
         )
     else:
-        found = _decode_provenance(origin)
+        found = parse_provenance(origin)
         found.id = row
     found.stages = [*found.stages, task.mark]
     return found

@@ -8,7 +8,7 @@ from shared.corpus.claims import claimed
 from shared.corpus.reading.deletions import GONE_NAME
 from shared.corpus.reading.pull_state import read_state
 from shared.corpus.reading.versions import NEVER, read_keys, rows_of
-from shared.corpus.shards import RETRACTED_NAME, PartialFile, checked_shards, read_index, read_lines, sources_path
+from shared.corpus.shards import RETRACTED_NAME, checked_shards, read_index, read_lines, rows_with_sources
 
 
 def write_newest(folder: Path, output: Path) -> int:
@@ -34,7 +34,8 @@ def write_newest(folder: Path, output: Path) -> int:
         for key in read_keys(folder / RETRACTED_NAME):
             events.add_mark(key, NEVER)
         kept = events.last()[: index.rows]
-        with PartialFile(sources_path(output)) as sources, PartialFile(output) as rows:
+        with rows_with_sources(output) as (rows, sources):
+            assert sources
             for is_kept, (row, provenance) in zip(kept.tolist(), read_lines(shards), strict=True):
                 if is_kept and provenance is not None:
                     rows.write(row)

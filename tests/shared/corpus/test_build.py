@@ -194,3 +194,15 @@ def test_changed_file_of_rules_reads_the_table_again(tmp_path: Path) -> None:
         text = (tmp_path / "train.jsonl").read_text()
         assert text.count(name) == 30
         assert " hall " not in text
+
+
+def test_dry_run_makes_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENS_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MENS_CORPUS_KEY", raising=False)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("filters: {personal_data: [patterns]}\nmix: {output: train.jsonl, sources: [{path: a.jsonl}]}\n")
+    (tmp_path / "a.jsonl").write_text('{"prompt": "Who?", "response": "Ann."}\n')
+    assert actions(recipe, dry_run=True)["filter a.jsonl"] == "new"
+    assert not (tmp_path / "home").exists()
+    assert actions(recipe)["filter a.jsonl"] == "new"
+    assert actions(recipe, dry_run=True)["filter a.jsonl"] == "done"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shared.corpus.provenance import Provenance
-from shared.corpus.shards import StageWriter, checked_shards, read_index, read_lines, sources_path
+from shared.corpus.shards import StageWriter, checked_shards, read_index, read_lines, rows_with_sources, sources_path
 from shared.errors import ArtifactInvalid, Code, MensError, NotFound
 from tests.support.killed_renames import each_kill
 
@@ -92,6 +92,49 @@ def test_changed_shard_is_refused(tmp_path: Path, change: Callable[[Path], None]
         checked_shards(tmp_path)
     assert raised.value.code == Code.CORPUS_SHARD_CHANGED
     assert "part-00001" in raised.value.message
+
+
+@pytest.mark.parametrize("added", [b'{"prompt": "q", "response": "a"}\n', None])
+def test_rows_that_are_not_those_of_the_provenance_are_refused(tmp_path: Path, added: bytes | None) -> None:
+    write(tmp_path)
+    path = tmp_path / "part-00000.jsonl"
+    path.write_bytes(path.read_bytes() + added if added else b"")
+    with pytest.raises(ArtifactInvalid, match="same number") as raised:
+        list(read_lines([path]))
+    assert raised.value.code == Code.CORPUS_SHARD_CHANGED
+
+
+def test_blank_line_at_the_end_is_no_row(tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / "part-00000.jsonl"
+    count = len(list(read_lines([path])))
+    path.write_bytes(path.read_bytes() + b"\n")
+    assert len(list(read_lines([path]))) == count + 1
+
+
+def test_rows_never_lie_next_to_the_provenance_of_others(tmp_path: Path) -> None:
+    def run(folder: Path, content: bytes = b"new") -> None:
+        with rows_with_sources(folder / "a.jsonl") as (rows, sources):
+            assert sources
+            rows.write(content)
+            sources.write(content)
+
+    def over_old(folder: Path) -> None:
+        run(folder, b"old")
+        run(folder)
+
+    seen = set()
+    for folder in each_kill(tmp_path, over_old):
+        rows, sources = (folder / name for name in ("a.jsonl", "a.sources.jsonl"))
+        if rows.exists():
+            assert rows.read_bytes() == sources.read_bytes()
+        seen.add((rows.exists(), sources.exists()))
+    assert seen == {(False, False), (False, True), (True, True)} - {(True, True)}
+    run(tmp_path, b"old")
+    with rows_with_sources(tmp_path / "a.jsonl", has_sources=False) as (rows_file, sources_file):
+        rows_file.write(b"new")
+        assert sources_file is None
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["a.jsonl"]
 
 
 def test_folder_without_an_index_is_refused(tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ def test_statistics_are_shown_and_low_diversity_fails(tmp_path: Path) -> None:
     assert json.loads(said("stats", tmp_path / "a.jsonl", "--json"))["exact_duplicates"] == 6
     assert "CORPUS_DIVERSITY_LOW" in said("stats", tmp_path / "a.jsonl", "--min-diversity", 0.4, code=1)
     said("stats", tmp_path / "a.jsonl", "--min-diversity", 0.33)
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    assert "has no valid row" in said("stats", tmp_path / "bad.jsonl", "--min-diversity", 0.4, code=1)
     (tmp_path / "a.sources.jsonl").write_text('{"title": "not ours"}\n')
     assert "note: a.sources.jsonl is not a file of provenance" in said("stats", tmp_path / "a.jsonl")
 

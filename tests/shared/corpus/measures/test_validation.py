@@ -55,3 +55,34 @@ def test_without_a_language_only_rows_are_checked(tmp_path: Path) -> None:
     assert (report.rows, report.checked) == (1, 0)
     assert sum(report.quarantined.values()) == 1
     assert not sources_path(tmp_path / "out" / VALIDATED_NAME).exists()
+
+
+def test_provenance_of_an_earlier_output_does_not_stay(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with StageWriter(tmp_path, stage="x", key="k") as writer:
+        writer.write_line(json.dumps(row("old")).encode(), b'{"id": "0", "source": "s", "locator": {}}')
+    validate(tmp_path / "part-00000.jsonl", out, [])
+    assert sources_path(out / VALIDATED_NAME).exists()
+    (tmp_path / "a.jsonl").write_text(json.dumps(row("new")) + "\n")
+    validate(tmp_path / "a.jsonl", out, [])
+    assert not sources_path(out / VALIDATED_NAME).exists()
+    # Also where a file is validated in its own place.
+    assert validate(out / VALIDATED_NAME, out, []).rows == 1
+
+
+def test_pairs_and_rated_answers_are_rows(tmp_path: Path) -> None:
+    bad = "```python\ndef add(:\n```"
+    pairs = [
+        {"prompt": "q", "chosen": GOOD, "rejected": bad},
+        {"prompt": "q", "chosen": bad, "rejected": GOOD},
+        {"prompt": "q", "chosen": "same", "rejected": "same"},
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in pairs))
+    report = validate(tmp_path / "pairs.jsonl", tmp_path / "out", ["python"])
+    assert (report.rows, report.quarantined) == (1, {"NOT_COMPILING": 1, "ROW_ANSWERS_EQUAL": 1})
+    [kept] = map(json.loads, (tmp_path / "out" / VALIDATED_NAME).read_text().splitlines())
+    assert kept["chosen"] == GOOD
+    rated = [{"prompt": "q", "completion": "a", "label": True}, {"prompt": "q", "completion": "b", "label": "no"}]
+    (tmp_path / "rated.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rated))
+    report = validate(tmp_path / "rated.jsonl", tmp_path / "out", [])
+    assert (report.rows, sum(report.quarantined.values())) == (1, 1)

@@ -352,6 +352,20 @@ def test_changed_shard_stops_the_mix(tmp_path: Path) -> None:
     assert code_of(tmp_path, "pulled") == Code.CORPUS_SHARD_CHANGED
 
 
+def test_rows_that_are_not_those_of_the_provenance_stop_the_mix(tmp_path: Path) -> None:
+    with StageWriter(tmp_path / "made", stage="x", key="k") as writer:
+        writer.write_row(question(1), Provenance(id="", source="sql:t", locator={}))
+    rows = tmp_path / "made" / "part-00000.jsonl"
+    (tmp_path / "a.sources.jsonl").write_bytes((tmp_path / "made" / "part-00000.sources.jsonl").read_bytes())
+    (tmp_path / "a.jsonl").write_text(rows.read_text() + json.dumps(question(2)) + "\n")
+    assert code_of(tmp_path, "a.jsonl") == Code.CORPUS_SHARD_CHANGED
+    (tmp_path / "a.jsonl").write_text(rows.read_text() + "\n")
+    mixed(tmp_path, "a.jsonl")
+    questions(tmp_path, "b.jsonl", 1)
+    (tmp_path / "b.sources.jsonl").write_text('{"title": "not ours"}\n')
+    assert code_of(tmp_path, "b.jsonl") == Code.CORPUS_SHARD_CHANGED
+
+
 # -- equal bytes ------------------------------------------------------------------------------------------------------
 
 
