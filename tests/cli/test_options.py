@@ -24,4 +24,4 @@ def test_recipe_is_refused_with_the_command_to_use(tmp_path: Path, command: list
     recipe.write_text(text)
     result = CliRunner().invoke(app, [*command, str(recipe)], terminal_width=400)
     assert result.exit_code == 2
-    assert made_by in result.output.replace("\n", " ")
+    assert made_by in " ".join(result.output.replace("│", " ").split())  # a long path wraps the box's lines

@@ -34,6 +34,12 @@ def plan():
     )
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Tracker libraries take long to import on a loaded machine."""
+    monkeypatch.setattr(module, "FINISH_SECONDS", 120.0)
+
+
 def follow(names, plan, folder, losses=LOSSES, status=TrackedStatus.FINISHED):
     """A whole run as telemetry tells it; returns the failures."""
     trackers = Trackers(names)
@@ -113,7 +119,6 @@ def mlflow_home(mlflow_store, request, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", request.node.name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "FINISH_SECONDS", 120.0)  # the store's first start migrates its tables
     return mlflow_store, request.node.name
 
 
