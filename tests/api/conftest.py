@@ -26,10 +26,12 @@ def _whole_responses() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _reports_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _reports_at_once() -> Iterator[None]:
     """A file's report is the first answer, however long a loaded machine takes for it."""
-    monkeypatch.setattr(reports, "FIRST_WAIT_SECONDS", 60.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reports, "FIRST_WAIT_SECONDS", 60.0)
+        yield
 
 
 @pytest.fixture(scope="session")
