@@ -41,7 +41,7 @@ def outside() -> RemoteServer:
 def remote(outside: RemoteServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteModels]:
     monkeypatch.setattr(http_retry, "FIRST_WAIT_SECONDS", 0.01)
     with http_stub(outside.respond) as url:
-        judge = RemoteModel(url=f"{url}/v1", key=SecretStr("a secret"), model="large-1")
+        judge = RemoteModel(url=f"{url}/v1", key=SecretStr("a-secret"), model="large-1")
         with RemoteModels({"outside": judge}, RemoteModel(url=f"{url}/v1/", model="vectors-1")) as models:
             yield models
 
@@ -50,7 +50,7 @@ def test_judge_of_another_server_gets_its_own_name_and_key(remote: RemoteModels,
     found = grade(JUDGE, {}, make_sample("x"), remote.complete)
     assert (found.score, found.usage) == (0.75, {"outside": {"total_tokens": 9}})
     ((target, authorization, request),) = outside.asked
-    assert (target, authorization, request["model"]) == ("/v1/chat/completions", "Bearer a secret", "large-1")
+    assert (target, authorization, request["model"]) == ("/v1/chat/completions", "Bearer a-secret", "large-1")
     assert "outside" in remote
     assert "large-1" not in remote
 
