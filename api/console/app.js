@@ -62,7 +62,7 @@ function Screen() {
   useEffect(() => {
     document.title = `${screen?.title || "Not found"} · Mens`;
   }, [name]);
-  if (!screen) return h(Empty, { title: "There is no such page", children: html`<p><a href="#/jobs">All jobs</a></p>` });
+  if (!screen) return h(Empty, { title: "Page not found", children: html`<p><a href="#/jobs">All jobs</a></p>` });
   if (error) return h(Failure, { error });
   if (loaded?.name !== name) return h(Loading, {});
   return h(loaded.view, { key: `${name}/${parts[1] || ""}`, parts: parts.slice(1), query });

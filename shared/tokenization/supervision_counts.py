@@ -83,7 +83,7 @@ class SupervisionCounts:
 
     @property
     def notes(self) -> dict[str, Notes]:
-        """The notes that there are, by their names in the report."""
+        """Return the notes with a count above zero, by their names in the report."""
         return {name: found for name, attribute in NOTES.items() if (found := getattr(self, attribute)).count}
 
     def refuse(self, row: TrainingRow, reason: str, *, knows_tools: bool) -> None:

@@ -191,7 +191,7 @@ def test_each_command_quotes_what_it_takes_in() -> None:
 
 
 def test_a_table_is_asked_for_its_own_names() -> None:
-    """`#/constructor` is no screen, and `series=constructor` no curve."""
+    """Addresses that name a member of an object's prototype open the page for unknown addresses, and add no curve."""
     assert "Object.hasOwn(SCREENS, name)" in SCRIPTS["app.js"]
     assert 'Object.hasOwn(SERIES, query.get("series") || "")' in SCRIPTS["screens/compare.js"]
 

@@ -1,4 +1,4 @@
-"""What first users get wrong: each message names what is wrong and what to do, and nothing is a traceback."""
+"""Mistakes of first users: each message says what is wrong and what to do, and no command ends with a traceback."""
 
 from __future__ import annotations
 

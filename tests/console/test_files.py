@@ -168,4 +168,4 @@ def test_report_that_takes_long_is_awaited_and_a_refusal_is_shown(
 
 def test_unknown_file_says_so(visitor: Visitor, state: StorageState) -> None:
     with visitor.visit(state, allowed=frozenset({404}), hash_="#/files/file-nothing") as (page, _):
-        page.get_by_text("There is no such file here.").wait_for()
+        page.get_by_text("File not found.").wait_for()

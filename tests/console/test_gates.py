@@ -223,6 +223,6 @@ def test_hostile_names_and_reasons_are_text(visitor: Visitor, state: StorageStat
 
 def test_unknown_alias_and_receipt_say_so(visitor: Visitor, state: StorageState) -> None:
     with visitor.visit(state, allowed=frozenset({404}), hash_="#/gates/nobody") as (page, _):
-        page.get_by_text("There is no such alias here.").wait_for()
+        page.get_by_text("Alias not found.").wait_for()
         page.goto(f"{visitor.url}/#/gates?tab=receipts&receipt=receipt-nothing")
-        page.get_by_text("There is no such receipt here.").wait_for()
+        page.get_by_text("Receipt not found.").wait_for()

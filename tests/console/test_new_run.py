@@ -78,7 +78,7 @@ def test_faults_stand_at_their_fields(visitor: Visitor, state: StorageState, les
 
 
 def test_an_address_makes_no_request_of_its_own(visitor: Visitor, state: StorageState, lesson: str) -> None:
-    """Names of an object's prototype are no fields: they stay out of the form, of its body and of every later request."""
+    """Names of an object's prototype are not fields: they stay out of the form, of its body and of every later request."""
     body = quote(json.dumps({"kind": "finetune", "contract": {"data": {"train_file": lesson}}}))
     hostile = f"__proto__.method=POST&__proto__.json={body}&exec.constructor.method=POST"
     with visitor.visit(state, hash_=f"#/new?{hostile}&exec.epochs=3&exec.epochs.x=1") as (page, watch):

@@ -102,4 +102,4 @@ def test_failed_run_opens_with_its_reason(visitor: Visitor, state: StorageState,
 
 def test_unknown_run_says_so(visitor: Visitor, state: StorageState) -> None:
     with visitor.visit(state, allowed=frozenset({404}), hash_="#/runs/ftjob-nothing") as (page, _):
-        page.get_by_text("There is no such job here.").wait_for()
+        page.get_by_text("Job not found.").wait_for()

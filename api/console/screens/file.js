@@ -56,7 +56,7 @@ export function FileView({ id }) {
   }, [next, rows.at]);
   useRowKeys("article.data-row");
 
-  if (file.error && !file.data) return h(Failure, { error: file.error, retry: file.reload, what: file.error.status === 404 ? "There is no such file here." : undefined });
+  if (file.error && !file.data) return h(Failure, { error: file.error, retry: file.reload, what: file.error.status === 404 ? "File not found." : undefined });
   if (!file.data) return h(Loading, {});
   const made = isPending ? null : report.data;
   const copied = { curl: asCurl(rowsPath), python: asHttpx(rowsPath), mens: `mens data check ${quoted(file.data.filename)}${chosen === NO_BASE ? "" : ` --model ${quoted(chosen)}`}` };

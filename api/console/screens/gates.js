@@ -95,7 +95,7 @@ function Outcome({ passed, status }) {
 function OneReceipt({ id }) {
   const path = `/v1/receipts/${encodeURIComponent(id)}`;
   const { data: one, error, reload } = useObject(path);
-  if (!one) return error ? h(Failure, { error, retry: reload, what: error.status === 404 ? "There is no such receipt here." : undefined }) : h(Loading, {});
+  if (!one) return error ? h(Failure, { error, retry: reload, what: error.status === 404 ? "Receipt not found." : undefined }) : h(Loading, {});
   const isOver = Date.parse(one.valid_until) < Date.now();
   return html`<article class="stack" aria-label="Receipt"><section class="card"><header><h2><code>${model(one.adapter_id)}</code> against ${one.incumbent_id ? html`<code>${model(one.incumbent_id)}</code>` : "nothing"}</h2>${h(Outcome, { passed: one.passed })}</header>
     <p class="faint">By the policy ${plain(one.receipt.policy?.name || one.policy_digest, 80)}, <a href=${to(["runs", one.job_id])}>judged</a> ${h(Time, { time: one.created_at })}; ${isOver ? "too old to move an alias since" : "moves an alias until"} ${exact(one.valid_until)}.</p></section>
@@ -119,7 +119,7 @@ function OneAlias({ name }) {
   useEffect(() => onChanges((changes) => void (changes.some(({ event, data }) => ["poll", "reset"].includes(event) || (event === "alias" && data.name === name)) && reload())), [name]);
   const missing = missingRole("trainer");
   const isDeleted = alias.error?.status === 404 && history.data?.data.length > 0;
-  if (!alias.data && !isDeleted) return alias.error ? h(Failure, { error: alias.error, retry: alias.reload, what: alias.error.status === 404 ? "There is no such alias here." : undefined }) : h(Loading, {});
+  if (!alias.data && !isDeleted) return alias.error ? h(Failure, { error: alias.error, retry: alias.reload, what: alias.error.status === 404 ? "Alias not found." : undefined }) : h(Loading, {});
   const now = isDeleted ? null : alias.data;
   // Another tenant's: moving it makes an alias of one's own.
   const isForeign = !!now && now.tenant !== caller.value.tenant;

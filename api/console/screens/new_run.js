@@ -69,7 +69,7 @@ export function NewRun() {
     const failed = [models, files].find((one) => one.error);
     return failed ? h(Failure, { error: failed.error, retry: failed.reload }) : h(Loading, {});
   }
-  if (from) return start.error ? h(Failure, { error: start.error, retry: start.retry, what: start.error.status === 404 ? "There is no such job here." : undefined }) : h(Loading, {});
+  if (from) return start.error ? h(Failure, { error: start.error, retry: start.retry, what: start.error.status === 404 ? "Job not found." : undefined }) : h(Loading, {});
   if (!bases.length) return h(Empty, { title: "There is no base model yet", children: html`<p>An admin of the machine adds one:</p><pre tabindex="0" aria-label="command">mens base add smollm2-135m</pre>` });
   const faults = planned.isCurrent ? faultsOf(planned.error) : {};
   const props = { query, plan: planned.plan, faults, missing };

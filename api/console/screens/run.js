@@ -36,7 +36,7 @@ export function Run({ parts, query }) {
   useEffect(() => {
     if (job) document.title = `${plain(job.name || job.kind, 60)} ${wordAndStep(job)} · Mens`;
   }, [job]);
-  if (!job) return error ? h(Failure, { error, retry: reload, what: error.status === 404 ? "There is no such job here." : undefined }) : h(Loading, { rows: 6 });
+  if (!job) return error ? h(Failure, { error, retry: reload, what: error.status === 404 ? "Job not found." : undefined }) : h(Loading, { rows: 6 });
   const open = query.get("tab") || "";
   const tabs = TABS.filter(([tab]) => tab !== "samples" || job.result?.self_evaluation);
   return html`<p class="crumbs"><a href="#/jobs">Jobs</a></p>

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any
 
 import httpx
 import msgspec
@@ -17,11 +14,11 @@ import msgspec
 from shared.corpus.filters.redactors import Redactors
 from shared.corpus.filters.secrets import find_secrets
 from shared.corpus.generation.budget import Spending, SpendingMeter
+from shared.corpus.generation.completions import ModelRequest, TokenCounts, read_completion
 from shared.corpus.generation.endpoints import ModelEndpoint
 from shared.corpus.generation.responses import ResponseStore, StoredResponse
 from shared.corpus.verdicts import VerdictCode
 from shared.errors import Code, InvalidRequest, MensError, Unavailable
-from shared.hashing import digest_json
 from shared.http_retry import Outcome, Retries, describe_outcome, keyed_client
 
 ATTEMPTS = 6
@@ -53,57 +50,6 @@ class RowDropped(Exception):
     def __init__(self, code: VerdictCode, note: str = "") -> None:
         super().__init__(code)
         self.code, self.note = code, note
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRequest:
-    """A request to a model.
-
-    Attributes:
-        name: of the model, in the recipe.
-        options: further fields, such as ``temperature``.
-        sample: number that tells apart requests with the same content.
-    """
-
-    name: str
-    messages: list[dict[str, str]]
-    max_tokens: int
-    options: Mapping[str, Any] = field(default_factory=dict)
-    sample: int = 0
-
-    def body(self, model: str) -> dict[str, Any]:
-        """Return the body."""
-        required = {"model": model, "messages": self.messages, "max_completion_tokens": self.max_tokens}
-        return {**required, **self.options}
-
-    def key(self, endpoint: ModelEndpoint) -> str:
-        """Return the key of its response."""
-        return digest_json({"endpoint": endpoint.place, "request": self.body(endpoint.model), "sample": self.sample})
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-    refusal: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message
-    finish_reason: str | None = None
-
-
-class _TokenCounts(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice]
-    model: str | None = None
-    usage: _TokenCounts | None = None
-    system_fingerprint: str | None = None
-
-
-_decode = msgspec.json.Decoder(_Completion).decode
 
 
 class ModelAsker:
@@ -235,13 +181,13 @@ class ModelAsker:
         if isinstance(outcome, httpx.RequestError) or not outcome.is_success:
             raise self._failure(request, endpoint, key, outcome)
         try:
-            completion, is_whole = _completion(outcome.content)
+            completion, is_whole = read_completion(outcome.content)
             choice = completion.choices[0]
         except (ValueError, IndexError, RecursionError):
             raise _refused(endpoint, "its response is not a chat completion") from None
         with self._changed:
             self._answers[request.name] += 1
-        counts = completion.usage or _TokenCounts()
+        counts = completion.usage or TokenCounts()
         # A server that repeats the headers of a request must not bring its key into a file.
         text = _without(choice.message.content or "", endpoint.key)
         fault = ""
@@ -304,21 +250,6 @@ class ModelAsker:
         with self._redacting:
             [text] = self._redactors.redact([text]).texts
         return f": {text[:SHOWN_OF_A_MESSAGE]}" if text else ""
-
-
-def _completion(content: bytes) -> tuple[_Completion, bool]:
-    """Return a completion, and whether all of its characters are whole.
-
-    Raises:
-        ValueError: it is not a completion.
-    """
-    try:
-        return _decode(content), True
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        # Half of a surrogate pair, as in an answer that ends within a character.
-        text = json.dumps(json.loads(content), ensure_ascii=False)
-        whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        return _decode(whole.encode()), False
 
 
 def _unavailable(endpoint: ModelEndpoint, reason: str) -> MensError:

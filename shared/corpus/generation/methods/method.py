@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shared.checkers.contained import ContainedCheckers
-from shared.corpus.generation.asking import ModelAsker, ModelRequest, RowDropped
+from shared.corpus.generation.asking import ModelAsker, RowDropped
+from shared.corpus.generation.completions import ModelRequest
 from shared.corpus.generation.endpoints import PERMITS_TRAINING
 from shared.corpus.generation.model_columns import MAX_SAMPLES, ModelColumn
 from shared.corpus.mixing.mix_file import recipe_invalid
