@@ -17,9 +17,9 @@ LOCK_SUFFIX = ".lock"
 
 @contextmanager
 def claimed(output: Path, *, is_folder: bool) -> Iterator[None]:
-    """Keep an output for this process as long as the context lasts; the folder that it is in is made if it does not exist.
+    """Keep an output for this process as long as the context lasts; a folder that does not exist is made, and removed if nothing is written into it.
 
-    The lock is a file next to the output, ``.train.jsonl.lock``, or in it if only the folder itself can be written. The kernel ends the claim of a process that dies.
+    The lock is a file in the folder, ``.lock``, or next to the file, ``.train.jsonl.lock``. The kernel ends the claim of a process that dies.
 
     Args:
         is_folder: whether the output is a folder, or a file.
@@ -33,20 +33,18 @@ def claimed(output: Path, *, is_folder: bool) -> Iterator[None]:
     with disk_errors(), path_errors():
         if place == place.parent:
             raise PermissionError(errno.EPERM, "", str(output))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if is_folder and place.exists() and not place.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "", str(output))
-        if not is_folder and place.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "", str(output))
-        lock_path = place.with_name(f".{place.name}{LOCK_SUFFIX}")
-        try:
-            lock = _lock(lock_path)
-        except OSError as error:
-            # The folder may be all that can be written, such as a volume of a container.
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not place.is_dir():
-                raise
-            lock_path = place / LOCK_SUFFIX
-            lock = _lock(lock_path)
+        is_new = not place.exists()
+        if is_folder:
+            if not is_new and not place.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "", str(output))
+            place.mkdir(parents=True, exist_ok=True)
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if place.is_dir():
+                raise IsADirectoryError(errno.EISDIR, "", str(output))
+        # In the folder, since its parent may be another one for another user or container.
+        lock_path = place / LOCK_SUFFIX if is_folder else place.with_name(f".{place.name}{LOCK_SUFFIX}")
+        lock = _lock(lock_path)
     if lock is None:
         raise Conflict(
             Code.CORPUS_BUSY,
@@ -61,6 +59,8 @@ def claimed(output: Path, *, is_folder: bool) -> Iterator[None]:
         # While it is held, so that no other process can lock a file without a name.
         with suppress(OSError):
             lock_path.unlink()
+            if is_folder and is_new:
+                place.rmdir()
         os.close(lock)
 
 

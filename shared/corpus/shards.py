@@ -100,13 +100,19 @@ class PartialFile:
         self._sha256.update(data)
         self.bytes += len(data)
 
-    def finish(self) -> str:
-        """Flush the file and give it its name, or remove it if that fails. Returns its SHA-256."""
-        try:
+    def seal(self) -> None:
+        """Write all of it to the disk, still without its name. A second call does nothing."""
+        if not self._file.closed:
             with disk_errors():
                 self._file.flush()
                 os.fsync(self._file.fileno())
                 self._file.close()
+
+    def finish(self) -> str:
+        """Seal the file and give it its name, or remove it if that fails. Returns its SHA-256."""
+        try:
+            self.seal()
+            with disk_errors():
                 self._partial.replace(self.path)
                 sync_folder(self.path.parent)
         except BaseException:
@@ -140,13 +146,29 @@ def rows_with_sources(path: Path, *, has_sources: bool = True) -> Iterator[tuple
     Args:
         has_sources: whether the rows have provenance; without it, that of an earlier file is removed.
     """
-    with PartialFile(path) as rows, ExitStack() as stack:
-        sources = stack.enter_context(PartialFile(sources_path(path))) if has_sources else None
-        yield rows, sources
-        # Both names are free before the provenance, then the rows, get theirs.
-        path.unlink(missing_ok=True)
-        sources_path(path).unlink(missing_ok=True)
-        sync_folder(path.parent)
+    pair = [path, sources_path(path)]
+    with files_together(pair[: 1 + has_sources], obsolete=pair[1 + has_sources :]) as files:
+        yield files[0], files[1] if has_sources else None
+
+
+@contextmanager
+def files_together(paths: Sequence[Path], obsolete: Sequence[Path] = ()) -> Iterator[list[PartialFile]]:
+    """Write files of one folder that belong together: after a kill, none lies next to one of an earlier run.
+
+    Args:
+        paths: their names, of which the first is given last.
+        obsolete: files of an earlier run that have no successor.
+    """
+    with ExitStack() as stack:
+        files = [stack.enter_context(PartialFile(path)) for path in paths]
+        yield files
+        # What can fail for want of space comes first: until then the earlier files stay.
+        for file in files:
+            file.seal()
+        with disk_errors():
+            for path in (*paths, *obsolete):
+                path.unlink(missing_ok=True)
+            sync_folder(paths[0].parent)
 
 
 def write_file(path: Path, data: bytes) -> str:

@@ -77,7 +77,7 @@ def refuse_retracted(path: Path) -> None:
         raise InvalidRequest(
             Code.CORPUS_ROWS_RETRACTED,
             f"{path} has rows of retracted keys, which {folder / RETRACTED_NAME} lists.",
-            remedy="Read the file that `mens corpus pull --file` writes, or the `pulled.jsonl` of a build: it has none of them.",
+            remedy="Run `mens corpus pull --file` or the build again, and read the file that it writes: files from before the retraction still have them.",
             param=str(path),
         )
 

@@ -151,7 +151,9 @@ def test_a_shell_gets_each_copied_value_as_it_is(program: Path) -> None:
     assert got.split("\0")[:-1] == [text.replace("\u001b", "") for text in HOSTILE]
 
 
-@pytest.mark.parametrize("path", ["data.template_arguments.x", "method.type", "collateral_damage_verified"])
+@pytest.mark.parametrize(
+    "path", ["data.template_arguments.x", "data.context_filter", "method.type", "collateral_damage_verified"]
+)
 def test_copied_command_refers_to_the_file_for_what_is_no_option(program: Path, path: str) -> None:
     words = run(program, f"optionsOf(of({json.dumps(f'{path}=1&name=mine&preset=small')}), quoted).join(' ')")
     assert words == "--contract mine.json --name mine --preset small"
@@ -354,7 +356,7 @@ def test_no_change_is_dropped_for_coming_early() -> None:
         # Another tenant's alias: no roll-back, neither of the last move nor to a version, and its version is not one's own.
         ("screens/gates.js", "disabled=${!!missing || isForeign || (moves.length < 2 && !!now)}"),
         ("screens/gates.js", "h(Moves, { moves, missing: missing || foreign,"),
-        ("screens/gates.js", "useState(alias?.tenant === caller.value.tenant ? alias.version : undefined)"),
+        ("screens/gates.js", "useState(!alias ? undefined : alias.tenant === caller.value.tenant ? alias.version : 0)"),
         ("screens/gates.js", "!!refused || isBusy}"),
         # What failed is said, with a way on: a comparison of other runs, each curve, a start from a job.
         ("screens/compare.js", "${isFailed && !isCurrent && h(Failure, { error, retry,"),

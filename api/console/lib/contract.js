@@ -147,7 +147,7 @@ export function optionsOf(body, quoted) {
 
 /** @param {string} path @param {unknown} value */
 function isOption(path, value) {
-  if (!OPTION.test(path) || WITHOUT_OPTION.has(path.split(".")[0])) return false;
+  if (!OPTION.test(path) || path === "data.context_filter" || WITHOUT_OPTION.has(path.split(".")[0])) return false;
   return typeof value === "string" ? !value.startsWith("-") : typeof value === "number" || typeof value === "boolean";
 }
 

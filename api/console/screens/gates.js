@@ -137,7 +137,7 @@ function OneAlias({ name }) {
     ${h(Stale, alias)}
     <div class="stack ${alias.failures >= 3 && now ? "old" : ""}">
     <section class="card" aria-label="Points to"><h2>Points to</h2>${now ? h(Targets, now) : html`<p class="faint">It is deleted. A roll-back restores it.</p>`}
-      <p class="faint">${now ? html`Version ${whole(now.version)}, since ${h(Time, { time: now.moved_at })}. ` : ""}${rule ? html`Governed by the policy <a href=${to(["gates"], { tab: "policies" })}>${plain(rule.policy.name, 80)}</a> (${plain(rule.scope, 100)}).` : "No policy governs it: it moves without evidence."}</p>
+      <p class="faint">${now ? html`Version ${whole(now.version)}, since ${h(Time, { time: now.moved_at })}. ` : ""}${rule ? html`Governed by the policy <a href=${to(["gates"], { tab: "policies" })}>${plain(rule.policy.name, 80)}</a> (${plain(rule.scope, 100)}).` : "No policy that this page can see governs it."}</p>
       ${now && html`<p><a href=${to(["playground"], { left: name })}>Ask it</a> · <a href=${to(["gates"], { tab: "receipts", adapter: now.adapter_id })}>its adapter's receipts</a></p>`}</section>
     <section class="stack" aria-label="Moves"><h2>Moves</h2>${history.data ? h(Moves, { moves, missing: missing || foreign, back: (/** @type {number} */ version) => setAsked({ verb: "rollback", version }) }) : history.error ? h(Failure, { error: history.error, retry: history.reload }) : h(Loading, {})}</section></div>
     ${asked && h(Dialog, { key: `${asked.verb} ${asked.version}`, name, alias: now, moves, asked, rule, models: models.data?.data || [], reload, close: () => setAsked(null) })}`;
@@ -170,8 +170,8 @@ function Evidence({ gate }) {
  */
 function Dialog({ name, alias, moves, asked, rule, models, reload, close }) {
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
-  // What was seen when the dialog opened: the move is of that version and no other. One of another tenant has no bearing on one's own.
-  const [seen, setSeen] = useState(alias?.tenant === caller.value.tenant ? alias.version : undefined);
+  // What was seen when the dialog opened: the move is of that version and no other. Of another tenant's, one's own does not exist yet: version 0.
+  const [seen, setSeen] = useState(!alias ? undefined : alias.tenant === caller.value.tenant ? alias.version : 0);
   const [targets, setTargets] = useState(/** @type {{adapter: string, weight: string}[]} */ ((alias?.targets || []).map((/** @type {any} */ one) => ({ adapter: one.adapter, weight: String(one.weight) }))));
   const [judged, setJudged] = useState("");
   const [reason, setReason] = useState("");

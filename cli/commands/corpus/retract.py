@@ -42,7 +42,8 @@ def retract(
     Example: mens corpus retract corpus/pulled --keys keys.jsonl --adapters
 
     The next build, and `mens corpus pull --file`, leave the rows out, also if the table has them again. Files that exist are not changed: run
-    the build again, and train on the new file. Exit code 1 if no pulled row has one of the keys, for example "2" where the table has 2.
+    the build again, and train on the new file. Exit code 1 if some key matches no pulled row, for example "2" where
+    the table has 2, and if a file could not be searched.
     """
     from shared.corpus.reading.retraction import find_affected, find_unmatched, parse_keys
     from shared.corpus.reading.retraction import retract as run
@@ -58,8 +59,18 @@ def retract(
     trained = adapters_by_digest({file.sha256 for file in files}) if adapters else {}
     if as_json:
         listed = [msgspec.to_builtins(file) | {"adapters": trained.get(file.sha256, [])} for file in files]
-        typer.echo(msgspec.json.encode({"keys": len(wanted), "new": added, "unmatched": unmatched, "files": listed}))
-        raise typer.Exit(1 if unmatched else 0)
+        typer.echo(
+            msgspec.json.encode(
+                {
+                    "keys": len(wanted),
+                    "new": added,
+                    "unmatched": unmatched,
+                    "skipped": list(map(str, skipped)),
+                    "files": listed,
+                }
+            )
+        )
+        raise typer.Exit(1 if unmatched or skipped else 0)
     console = plain_console()
     console.print(f"{counted(added, 'new key')} of {counted(len(wanted), 'key')} retracted in {folder}", soft_wrap=True)
     for file in files:
@@ -71,7 +82,7 @@ def retract(
             "Next: run the build again, and train on the new file. Delete an adapter with `mens models delete`."
         )
     for path in skipped:
-        note(f"note: {path} is not a file of provenance, so the rows next to it were not searched")
+        note(f"{path} has a line that is not provenance, so the rows next to it were not searched")
     if unmatched:
         shown = ", ".join(msgspec.json.encode(key).decode() for key in unmatched[:SHOWN_KEYS])
         more = f" and {len(unmatched) - SHOWN_KEYS:,} more" if len(unmatched) > SHOWN_KEYS else ""
@@ -80,4 +91,5 @@ def retract(
                 f"No row of {folder} has {counted(len(unmatched), 'key')}: {shown}{more}. Compare their type and spelling with those in the table."
             )
         )
+    if unmatched or skipped:
         raise typer.Exit(1)

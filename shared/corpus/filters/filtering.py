@@ -95,8 +95,8 @@ class Filtering:
                 for row, provenance, counts in self._judged(batch, dropped):
                     provenance.id = row_id(row)
                     provenance.stages = [*provenance.stages, mark]
-                    forget_digests(provenance, redacted=bool(self.redact), changed=bool(counts))
                     provenance.redactions = dict(Counter(provenance.redactions) + Counter(counts))
+                    forget_digests(provenance, redacted=bool(self.redact), changed=bool(provenance.redactions))
                     redactions.update(counts)
                     writer.write_line(msgspec.json.encode(row), msgspec.json.encode(provenance))
             writer.report = {"dropped": dict(sorted(dropped.items())), "redactions": dict(sorted(redactions.items()))}

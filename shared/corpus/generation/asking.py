@@ -73,6 +73,7 @@ class ModelAsker:
         self._store, self._redactors = store, redactors
         self._client = keyed_client(read_seconds=READ_SECONDS, connections=connections)
         self._closing = threading.Event()
+        self._reason: Exception | None = None
         self._in_flight: set[str] = set()
         self._changed = threading.Condition()
         self._redacting = threading.Lock()
@@ -89,8 +90,13 @@ class ModelAsker:
     ) -> None:
         self._client.close()
 
-    def stop(self) -> None:
-        """Send nothing more; what is in flight is still stored."""
+    def stop(self, reason: Exception | None = None) -> None:
+        """Send nothing more; what is in flight is still stored.
+
+        Args:
+            reason: the error that ends the run, which later requests raise too.
+        """
+        self._reason = self._reason or reason
         self._closing.set()
 
     def ask(self, request: ModelRequest) -> StoredResponse:
@@ -147,12 +153,16 @@ class ModelAsker:
             used = self.meter.usage(request.name, response.prompt_tokens, response.answer_tokens, used.requests)
             self._store.add(response)
             return response
+        except MensError as error:
+            # At once: until the run hears of it, other threads would send more.
+            self.stop(error)
+            raise
         finally:
             self.meter.settle(most, used)
 
     def _post(self, endpoint: ModelEndpoint, body: bytes, used: Spending, most: Spending) -> httpx.Response:
         if self._closing.is_set():
-            raise GenerationStopped
+            raise self._reason or GenerationStopped
         if used.requests:
             self.meter.reserve(Spending(1), again=True)
             most.requests += 1

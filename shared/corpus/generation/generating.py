@@ -77,9 +77,9 @@ class Generation:
             self._model_rows.pools()  # likewise
         columns = self.recipe.columns
         files = [column.file for column in columns if isinstance(column, LinesColumn | RowsColumn)]
+        files += [column.seeds for column in columns if isinstance(column, SelfInstructColumn)]
         for file in files:
             refuse_retracted(self.path.parent / file)
-        files += [column.seeds for column in columns if isinstance(column, SelfInstructColumn)]
         found = {file: digest_file(self.path.parent / file) for file in files}
         for column in self.recipe.columns:
             if isinstance(column, UnitColumn) and (index := read_index(self.path.parent / column.path)):

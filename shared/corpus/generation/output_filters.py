@@ -54,10 +54,10 @@ class OutputFilters:
         for number, verdict in zip(kept, self._people.judge([rows[number].row for number in kept]), strict=True):
             assert verdict.row is not None
             rows[number].row = verdict.row
-            forget_digests(
-                rows[number].provenance, redacted=bool(self._people.redactors.names), changed=bool(verdict.redactions)
-            )
-            _count(rows[number].provenance, verdict.redactions)
+            provenance = rows[number].provenance
+            _count(provenance, verdict.redactions)
+            # Answers were redacted before they became part of the row.
+            forget_digests(provenance, redacted=bool(self._people.redactors.names), changed=bool(provenance.redactions))
         self._leave_out_evals(rows, kept, verdicts)
         self._leave_out_duplicates(rows, verdicts)
         return verdicts

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -24,7 +23,7 @@ from shared.corpus.mixing.piece_rows import MAX_OVERLAPS, MixPiece, PieceTask
 from shared.corpus.mixing.pieces import make_piece, rows_path
 from shared.corpus.mixing.ranges import PIECES_NAME, STATES_NAME, RangeTask, sorted_range
 from shared.corpus.mixing.selection import OutputEnds, find_bounds, hold_out
-from shared.corpus.shards import PartialFile, sync_folder, write_json
+from shared.corpus.shards import files_together, sync_folder, write_json
 from shared.corpus.sources import split_source
 from shared.datasets.duplicates import SIMILAR
 from shared.datasets.file_parts import ahead
@@ -183,17 +182,13 @@ class MixRun:
         places = places_of(self.output)
         counts: Counter[tuple[int, bool, Label]] = Counter()
         sizes: Counter[int] = Counter()
-        with ExitStack() as stack:
-            # They get their names in the opposite order, the output last.
-            files = [stack.enter_context(PartialFile(path)) for path in (places if self.mix.holdout else places[:2])]
+        count_of_files = len(places) if self.mix.holdout else 2
+        with files_together(places[:count_of_files], obsolete=places[count_of_files:]) as files:
             for _, made in self._mapped(sorted_range, ((self.sources[0], task) for task in self._ranges(bounds))):
                 for file, data in zip(files, made.contents, strict=False):
                     file.write(data)
                 counts.update(made.counts)
                 sizes.update(made.sizes)
-        if not self.mix.holdout:
-            for path in places[2:]:
-                path.unlink(missing_ok=True)
         self._finish_report(counts, sizes)
         rows = [self.report.total_emitted] * 2 + [self.report.total_held_out] * 2
         written = [

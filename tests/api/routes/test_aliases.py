@@ -226,6 +226,14 @@ def test_unprintable_model_names_are_unknown(client: TestClient, adapters: str, 
     assert code(response) == (404, "MODEL_NOT_FOUND")
 
 
+def test_version_zero_is_a_name_that_does_not_exist_yet(client: TestClient, adapters: str) -> None:
+    """So the console makes an alias only if nobody else has meanwhile."""
+    headers = {"If-Match": '"0"'}
+    assert client.put("/v1/aliases/fresh", json={"adapter": NEW}, headers=headers).status_code == 200
+    again = client.put("/v1/aliases/fresh", json={"adapter": NEW}, headers=headers)
+    assert code(again) == (409, "ALIAS_VERSION_CONFLICT")
+
+
 def test_move_from_an_old_version_is_refused(client: TestClient, adapters: str) -> None:
     put(client, adapter=OLD)
     tag = client.get("/v1/aliases/prod").headers["etag"]

@@ -137,6 +137,36 @@ def test_rows_never_lie_next_to_the_provenance_of_others(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["a.jsonl"]
 
 
+@pytest.mark.parametrize("fails", [1, 2])
+def test_full_disk_keeps_the_earlier_rows_with_their_provenance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    def write_pair(content: bytes) -> None:
+        with rows_with_sources(tmp_path / "a.jsonl") as (rows, sources):
+            assert sources
+            rows.write(content)
+            sources.write(content)
+
+    real, calls = os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == fails:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    write_pair(b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MensError) as raised:
+        write_pair(b"new")
+    assert raised.value.code == Code.STORAGE_FULL
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "a.jsonl": b"old",
+        "a.sources.jsonl": b"old",
+    }
+
+
 def test_folder_without_an_index_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "index.json").unlink()

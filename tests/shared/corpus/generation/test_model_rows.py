@@ -303,6 +303,7 @@ def test_reasoning_is_stripped_and_people_and_keys_reach_no_file(tmp_path: Path)
         assert planted not in everything
     line = json.loads((tmp_path / "rows" / "part-00000.sources.jsonl").read_bytes().splitlines()[0])
     assert line["redactions"]["EMAIL"] == 2
+    assert "requests" not in line["generator"]["a"]
 
 
 def test_digests_of_texts_before_redaction_are_not_kept(tmp_path: Path, server: ChatServer) -> None:
