@@ -38,7 +38,7 @@ from bench.harness.processes import Processes, variant_processes
 from bench.serving.gateway_variants import ALIAS, FakeInstallation
 
 PARTS = ("duplicates", "memory", "extract", "generate")
-PRELOADED = ("shared.corpus.build",)
+PRELOADED = ("corpus.build",)
 SMOKE = {"rounds": 1, "rows": 1_500, "many_rows": 3_000, "generated": 24, "answer_ms": 5.0}
 WORDS, WORDS_OF_MANY = 110, 60
 """Median length of a row."""

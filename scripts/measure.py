@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("api", "worker", "serving", "shared", "cli", "openai_migration", "bench", "scripts")
+PACKAGES = ("api", "worker", "serving", "shared", "cli", "corpus", "openai_migration", "bench", "scripts")
 TIERS = ("api", "worker", "serving", "cli")
 LONGEST_FILE = 300
 Function = ast.FunctionDef | ast.AsyncFunctionDef

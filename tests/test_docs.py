@@ -29,6 +29,7 @@ FOLDERS = (
     "api",
     "bench",
     "cli",
+    "corpus",
     "deploy",
     "docs",
     "examples",

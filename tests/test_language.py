@@ -15,7 +15,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("api", "bench", "cli", "deploy", "examples", "openai_migration", "scripts", "serving", "shared", "worker")
+SOURCES = (
+    "api",
+    "bench",
+    "cli",
+    "corpus",
+    "deploy",
+    "examples",
+    "openai_migration",
+    "scripts",
+    "serving",
+    "shared",
+    "worker",
+)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 READMES = sorted(path for name in SOURCES for path in (ROOT / name).rglob("*.md"))
 PHRASES = {

@@ -18,7 +18,7 @@ from scripts.measure import sources as measure_all
 from scripts.measure import tiers_of_shared
 
 ROOT = Path(__file__).resolve().parents[1]
-TIERS = ("api", "worker", "serving", "shared", "cli", "openai_migration", "bench", "scripts")
+TIERS = ("api", "worker", "serving", "shared", "cli", "corpus", "openai_migration", "bench", "scripts")
 TEST_FOLDERS = sorted(f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if any(path.rglob("*.py")))
 MAX_NAME = 79
 DOCUMENTED = re.compile(r"^ *(?:Args|Attributes):$", re.MULTILINE)
@@ -61,7 +61,6 @@ LONELY = {
     "shared.gpus.torch_program": "a program that the next module starts",
     "shared.database": "all SQL is in one package, so its borders and its tenants are checked in one place",
     "shared.scorecard": "what a run writes and what a gate reads is one format",
-    "shared.corpus": "what a corpus and its rows are is one format, which jobs and preflights of the API read too",
     "shared.model_card.readme": "both model cards are written from one description",
     "shared.retention.shutdown_dates": "the API announces what the worker's policy deletes, by the same rules",
     "shared.retention.verification": "a command that runs in the image of any tier",

@@ -37,8 +37,8 @@ QUESTION = "Which part of the printer number {number} is out of order, and how l
 
 def mix(folder: Path) -> int:
     """Write a mix of one file, without exact and near duplicates."""
-    from shared.corpus.mixing.mix import run_mix
-    from shared.corpus.mixing.mix_file import Dedup, Mix, MixSource
+    from corpus.mixing.mix import run_mix
+    from corpus.mixing.mix_file import Dedup, Mix, MixSource
 
     plan = Mix(output="mens/train.jsonl", sources=[MixSource(path=ROWS_NAME)], dedup=Dedup(near=NEAR))
     return run_mix(plan, folder / "mix.yaml").report.total_emitted
@@ -112,8 +112,8 @@ def python_paths() -> tuple[Path, ...]:
 
 def extract(folder: Path) -> int:
     """Write the units of Python files; return the number of the files."""
-    from shared.corpus.stages import key_of
-    from shared.corpus.units.extraction import Extraction
+    from corpus.stages import key_of
+    from corpus.units.extraction import Extraction
 
     stage = Extraction(python_paths(), ("python",), "PSF-2.0")
     return int(stage.run(folder / "units", key_of(stage)).report["files"])
@@ -121,7 +121,7 @@ def extract(folder: Path) -> int:
 
 def parse(_: Path) -> int:
     """Parse the same files, and keep nothing."""
-    from shared.corpus.units.files import find_files
+    from corpus.units.files import find_files
 
     warnings.simplefilter("ignore")
     count = 0
@@ -133,8 +133,8 @@ def parse(_: Path) -> int:
 
 def build(folder: Path) -> int:
     """Build a recipe in one process; return the number of stages that ran."""
-    import shared.corpus.build as module
-    from shared.corpus.recipe import read_recipe
+    import corpus.build as module
+    from corpus.recipe import read_recipe
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     recipe = folder / RECIPE_NAME
@@ -143,10 +143,10 @@ def build(folder: Path) -> int:
 
 def generate(folder: Path) -> int:
     """Write rows with answers of a model; return their number."""
-    from shared.corpus.generation.endpoints import INSTALLATION, ModelEndpoint
-    from shared.corpus.generation.generating import Generation
-    from shared.corpus.generation.model_rows import ModelAccess
-    from shared.corpus.stages import key_of
+    from corpus.generation.endpoints import INSTALLATION, ModelEndpoint
+    from corpus.generation.generating import Generation
+    from corpus.generation.model_rows import ModelAccess
+    from corpus.stages import key_of
 
     def installation(name: str) -> ModelEndpoint:
         url = os.environ["MENS_API_URL"]
@@ -187,13 +187,13 @@ def imported(run: Variant, *modules: str) -> Callable[[], Variant]:
 
 
 VARIANTS: dict[str, Callable[[], Variant]] = {
-    "mix": imported(mix, "shared.corpus.mixing.mix"),
+    "mix": imported(mix, "corpus.mixing.mix"),
     "datatrove": datatrove,
-    "extract": imported(extract, "shared.corpus.units.extraction"),
-    "parse": imported(parse, "shared.corpus.units.files"),
-    "generate": imported(generate, "shared.corpus.generation.generating", "shared.corpus.stages"),
+    "extract": imported(extract, "corpus.units.extraction"),
+    "parse": imported(parse, "corpus.units.files"),
+    "generate": imported(generate, "corpus.generation.generating", "corpus.stages"),
     "client": imported(client),
-    "build": imported(build, "shared.corpus.build", "shared.corpus.recipe"),
+    "build": imported(build, "corpus.build", "corpus.recipe"),
 }
 
 

@@ -15,6 +15,7 @@ from cli.client.connection import fail, note
 from cli.conversion.outcomes import ConvertedMethod, RowOptions
 from cli.options import existing_file
 from cli.output import counted, plain_console
+from corpus.filters.rules import RedactionRules
 from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive
 from openai_migration.commands.options import EXPORT, ExportFolder
@@ -28,7 +29,6 @@ from openai_migration.conversion.training_files import (
     output_of,
 )
 from openai_migration.scan import ADVICE, scan, source_files
-from shared.corpus.filters.rules import RedactionRules
 from shared.datasets.file_parts import reading_processes
 
 app = typer.Typer()

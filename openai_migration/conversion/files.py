@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from cli.conversion.file_report import ConversionReport
 from cli.conversion.outcomes import ConvertedMethod, DropReason, Markers, Note, RowOptions, RowOutcome
+from corpus.filters.rules import RedactionRules
 from openai_migration.archive.folder import open_private
 from openai_migration.conversion.digests import DigestSet
 from openai_migration.conversion.lines import ConvertedPart, LineRules, convert_part, sampled_rows
 from openai_migration.conversion.markers import find_markers
-from shared.corpus.filters.rules import RedactionRules
 from shared.datasets.file_parts import ahead, split_file
 
 MAX_LOSS = 0.05

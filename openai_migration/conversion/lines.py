@@ -15,9 +15,9 @@ import msgspec
 
 from cli.conversion.outcomes import ConvertedMethod, DropReason, Note, Row, RowChange, RowOptions, RowOutcome
 from cli.conversion.rows import convert_row
+from corpus.filters.rules import RedactionRules
 from openai_migration.conversion.markers import SAMPLED_ROWS
 from openai_migration.prompts import to_request
-from shared.corpus.filters.rules import RedactionRules
 from shared.datasets.conversation_text import written
 from shared.datasets.file_parts import FilePart
 from shared.datasets.row_validation import FAILURES, check_record, decode, explain

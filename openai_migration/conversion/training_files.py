@@ -14,6 +14,7 @@ import msgspec
 from cli.conversion.file_report import ConversionReport
 from cli.conversion.outcomes import ConvertedMethod, RowOptions
 from cli.conversion.rows import is_preference
+from corpus.filters.rules import RedactionRules
 from openai_migration.archive.contents import ArchiveContents
 from openai_migration.archive.folder import Archive, make_private, safe_name, write_json
 from openai_migration.archive.pages import Item
@@ -21,7 +22,6 @@ from openai_migration.conversion.lines import sampled_rows
 from openai_migration.conversion.response_formats import FormatCheck
 from openai_migration.golden import decode_line
 from openai_migration.record import GOLDEN
-from shared.corpus.filters.rules import RedactionRules
 
 if TYPE_CHECKING:
     from openai_migration.conversion.digests import DigestSet

@@ -13,11 +13,11 @@ from typing import Any
 import psycopg
 from sqlalchemy import make_url
 
-from shared.corpus.filters.placeholder_key import PlaceholderKey
-from shared.corpus.reading.addresses import SourceAddress, address_of
-from shared.corpus.reading.pull import PullReport, pull
-from shared.corpus.reading.pull_spec import PullSpec
-from shared.corpus.shards import checked_shards
+from corpus.filters.placeholder_key import PlaceholderKey
+from corpus.reading.addresses import SourceAddress, address_of
+from corpus.reading.pull import PullReport, pull
+from corpus.reading.pull_spec import PullSpec
+from corpus.shards import checked_shards
 from shared.errors import InvalidRequest
 
 KEY = PlaceholderKey(b"a key of a test")

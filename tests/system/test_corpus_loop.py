@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from shared.corpus.build import build
-from shared.corpus.mixing.mix_report import read_report, report_path
-from shared.corpus.recipe import read_recipe
+from corpus.build import build
+from corpus.mixing.mix_report import read_report, report_path
+from corpus.recipe import read_recipe
 from shared.sandbox.levels import LEVELS
 from shared.sandbox.probe import missing
 from tests.system.loop import Installation, mens

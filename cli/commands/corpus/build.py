@@ -50,10 +50,10 @@ def build(
     import msgspec
 
     from cli.evaluation.eval_items import tenant_evals
-    from shared.corpus.build import build as run  # numpy is slow to import
-    from shared.corpus.mixing.mix_report import read_report, report_path
-    from shared.corpus.reading.pull import PullReport
-    from shared.corpus.recipe import read_recipe
+    from corpus.build import build as run  # numpy is slow to import
+    from corpus.mixing.mix_report import read_report, report_path
+    from corpus.reading.pull import PullReport
+    from corpus.recipe import read_recipe
 
     def note_pull(report: PullReport, folder: Path) -> None:
         for line in describe_pull(report, folder):

@@ -12,7 +12,7 @@ from cli.commands.corpus.stage_run import run_stage
 from cli.output import counted
 
 if TYPE_CHECKING:
-    from shared.corpus.shards import ShardIndex
+    from corpus.shards import ShardIndex
 
 KINDS = {
     "module": "modules", "function": "functions", "class": "classes", "method": "methods", "test": "tests",
@@ -41,7 +41,7 @@ def extract(
     Links are not followed. Generated, minified and vendored files are left out, and files that do not compile. The
     next step is `mens corpus pairs units`.
     """
-    from shared.corpus.units.extraction import Extraction
+    from corpus.units.extraction import Extraction
 
     def describe(index: ShardIndex) -> str:
         return f"{counted(index.rows, 'unit')} of {counted(index.report['files'], 'file')} in {out}"

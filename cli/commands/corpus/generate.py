@@ -18,8 +18,8 @@ from shared.errors import MensError
 from shared.settings import Settings, read_settings
 
 if TYPE_CHECKING:
-    from shared.corpus.generation.endpoints import ModelEndpoint
-    from shared.corpus.generation.planning import PlannedRequests
+    from corpus.generation.endpoints import ModelEndpoint
+    from corpus.generation.planning import PlannedRequests
 
 PROGRESS_SECONDS = 5.0
 
@@ -56,9 +56,9 @@ def generate(
     import msgspec
 
     from cli.evaluation.eval_items import tenant_evals
-    from shared.corpus.generation.generating import Generation
-    from shared.corpus.generation.model_rows import ModelAccess
-    from shared.corpus.keys import stage_key
+    from corpus.generation.generating import Generation
+    from corpus.generation.model_rows import ModelAccess
+    from corpus.keys import stage_key
 
     try:
         plain = Generation(recipe, rows)
@@ -91,7 +91,7 @@ def generate(
 
 def _installation(name: str) -> ModelEndpoint:
     """Return the endpoint of a model that the installation serves."""
-    from shared.corpus.generation.endpoints import INSTALLATION, ModelEndpoint
+    from corpus.generation.endpoints import INSTALLATION, ModelEndpoint
 
     connection = connect()
     tenant = os.environ.get("MENS_TENANT")

@@ -14,7 +14,7 @@ from cli.output import counted, plain_console, print_table
 from shared.errors import MensError
 
 if TYPE_CHECKING:
-    from shared.corpus.mixing.mix import MixResult
+    from corpus.mixing.mix import MixResult
 
 
 def mix(
@@ -44,8 +44,8 @@ def mix(
     no setting has changed, it writes nothing.
     """
     from cli.evaluation.eval_items import tenant_evals
-    from shared.corpus.mixing.mix import run_mix  # numpy is slow to import
-    from shared.corpus.mixing.mix_file import read_mix
+    from corpus.mixing.mix import run_mix  # numpy is slow to import
+    from corpus.mixing.mix_file import read_mix
 
     try:
         plan = read_mix(file)

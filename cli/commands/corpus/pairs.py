@@ -12,7 +12,7 @@ from cli.commands.corpus.stage_run import run_stage
 from cli.output import counted
 
 if TYPE_CHECKING:
-    from shared.corpus.shards import ShardIndex
+    from corpus.shards import ShardIndex
 
 
 def pairs(
@@ -36,7 +36,7 @@ def pairs(
     Every answer passes the checker of its language. Stubs are left out. The rows are training rows already: try
     `mens data check pairs/part-00000.jsonl`.
     """
-    from shared.corpus.pairs.making import Pairing
+    from corpus.pairs.making import Pairing
 
     def describe(index: ShardIndex) -> str:
         return f"{counted(index.rows, 'row')} in {out}"

@@ -68,7 +68,7 @@ def pull(
     counts = msgspec.to_builtins(report)
     lines = describe_pull(report, folder)
     if full:
-        from shared.corpus.reading.deletions import GONE_NAME, compare_keys
+        from corpus.reading.deletions import GONE_NAME, compare_keys
 
         counts["gone"] = gone = compare_keys(options.spec(), options.address(), folder)
         lines.append(
@@ -77,7 +77,7 @@ def pull(
             else "no row was deleted"
         )
     if file:
-        from shared.corpus.reading.newest import write_newest
+        from corpus.reading.newest import write_newest
 
         counts["file_rows"] = rows = write_newest(folder, file)
         lines.append(f"wrote {file} with {counted(rows, 'row')}: next, `mens data check {file}`")

@@ -45,8 +45,8 @@ def retract(
     the build again, and train on the new file. Exit code 1 if some key matches no pulled row, for example "2" where
     the table has 2, and if a file could not be searched.
     """
-    from shared.corpus.reading.retraction import find_affected, find_unmatched, parse_keys
-    from shared.corpus.reading.retraction import retract as run
+    from corpus.reading.retraction import find_affected, find_unmatched, parse_keys
+    from corpus.reading.retraction import retract as run
 
     try:
         wanted = parse_keys(keys)

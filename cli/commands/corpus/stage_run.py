@@ -13,8 +13,8 @@ from cli.output import plain_console
 from shared.errors import MensError
 
 if TYPE_CHECKING:
-    from shared.corpus.shards import ShardIndex
-    from shared.corpus.stages import CorpusStage
+    from corpus.shards import ShardIndex
+    from corpus.stages import CorpusStage
 
 
 def run_stage(
@@ -28,7 +28,7 @@ def run_stage(
     """Run a stage and print its first line, its parts, and what was left out; or its index as JSON."""
     import msgspec
 
-    from shared.corpus.stages import key_of
+    from corpus.stages import key_of
 
     try:
         stage = make()

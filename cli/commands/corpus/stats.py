@@ -28,7 +28,7 @@ def stats(
 
     Synthetic rows are compared with those of people. `mens data check` lists bad lines and duplicates one by one.
     """
-    from shared.corpus.measures.statistics import measure  # numpy is slow to import
+    from corpus.measures.statistics import measure  # numpy is slow to import
 
     try:
         found = measure(file)

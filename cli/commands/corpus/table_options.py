@@ -11,9 +11,9 @@ import typer
 from shared.errors import Code, InvalidRequest, NotFound
 
 if TYPE_CHECKING:  # SQLAlchemy takes half a second to import
-    from shared.corpus.reading.addresses import SourceAddress
-    from shared.corpus.reading.pull import PullReport
-    from shared.corpus.reading.pull_spec import PullSpec
+    from corpus.reading.addresses import SourceAddress
+    from corpus.reading.pull import PullReport
+    from corpus.reading.pull_spec import PullSpec
 
 PANEL = "From a table"
 
@@ -110,7 +110,7 @@ class TableOptions:
         Raises:
             InvalidRequest: ``CORPUS_RECIPE_INVALID``, ``CORPUS_QUERY_INVALID``.
         """
-        from shared.corpus.reading.pull_spec import PullSpec
+        from corpus.reading.pull_spec import PullSpec
 
         section: dict[str, Any] = {
             "source": self.source,
@@ -134,7 +134,7 @@ class TableOptions:
         """
         import os
 
-        from shared.corpus.reading.addresses import address_of, find_address
+        from corpus.reading.addresses import address_of, find_address
         from shared.settings import Settings, read_settings
 
         if self.url_env is None:
@@ -158,8 +158,8 @@ class TableOptions:
         Raises:
             MensError: as ``pull.py:pull``.
         """
-        from shared.corpus.filters.placeholder_key import find_key
-        from shared.corpus.reading.pull import pull
+        from corpus.filters.placeholder_key import find_key
+        from corpus.reading.pull import pull
 
         spec = self.spec()
         return pull(spec, self.address(), folder, redaction_key=find_key(spec.redact))

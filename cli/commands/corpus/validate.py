@@ -32,8 +32,8 @@ def validate(
     name, and answers with `response_mode: code_only`. Nothing is run. Names may be those of the prompt. A row without `difficulty` gets the
     one of its code. Exit code 1 if no row is valid.
     """
-    from shared.corpus.measures.validation import QUARANTINE_NAME, VALIDATED_NAME
-    from shared.corpus.measures.validation import validate as run
+    from corpus.measures.validation import QUARANTINE_NAME, VALIDATED_NAME
+    from corpus.measures.validation import validate as run
 
     try:
         report = run(file, out, tuple(dict.fromkeys(language or ())))

@@ -221,7 +221,7 @@ def _training_file(context: typer.Context, file: Path | None, table: TableOption
 
 def _pull_rows(options: TableOptions, told: Console) -> Path:
     """Pull the rows of a table, and return the training file of the newest version of each."""
-    from shared.corpus.reading.newest import write_newest
+    from corpus.reading.newest import write_newest
 
     folder = options.folder()
     for line in describe_pull(options.pull(folder), folder):

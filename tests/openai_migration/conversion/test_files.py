@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from cli.conversion.file_report import ConversionReport
 from cli.conversion.outcomes import ConvertedMethod, DropReason, Note, RowOptions
+from corpus.filters.rules import RedactionRules
 from openai_migration.conversion.files import FileTask, convert_file, report_of
 from openai_migration.conversion.training_files import guess_method
 from openai_migration.prompts import to_request
-from shared.corpus.filters.rules import RedactionRules
 from shared.datasets.reader import DatasetReport, read_records
 from shared.hashing import digest_json
 from tests.support.fake_openai import chat_line

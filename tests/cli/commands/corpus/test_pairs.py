@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from shared.corpus.units.extraction import Extraction
+from corpus.units.extraction import Extraction
 
 pytestmark = pytest.mark.network
 

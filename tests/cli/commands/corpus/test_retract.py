@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from shared.hashing import digest_file
-from tests.shared.corpus.mixing.mixes import mixed, write_rows
+from tests.corpus.mixing.mixes import mixed, write_rows
 from tests.support.source_tables import SourceTable
 
 runner = CliRunner()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from cli.main import app
-from tests.shared.corpus.mixing.mixes import mixed, write_rows
+from tests.corpus.mixing.mixes import mixed, write_rows
 from tests.support.source_tables import SourceTable
 
 runner = CliRunner()

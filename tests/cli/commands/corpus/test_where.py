@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from shared.corpus.provenance import Provenance
-from shared.corpus.shards import StageWriter
+from corpus.provenance import Provenance
+from corpus.shards import StageWriter
 
 runner = CliRunner()
 

@@ -1,0 +1,97 @@
+"""Duplicate rows of a mix: which of equal and of similar rows stay, by the engine of ``shared/datasets/duplicates.py``.
+
+The rows come in the order of their sources. The best rated of equal rows stays, then the first; the first of near
+duplicates stays. Only fingerprints are kept, never texts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from corpus.verdicts import VerdictCode
+from shared.datasets.duplicates import ExactIndex, NearIndex, Pairs, SketchedRows, joined
+
+States = NDArray[np.uint8]
+
+
+class RowState(IntEnum):
+    """Outcome for a row."""
+
+    KEPT = 0
+    EXACT = 1
+    NEAR = 2
+    HELD_OUT = 3
+
+
+CODES = {RowState.EXACT: VerdictCode.DUPLICATE_EXACT, RowState.NEAR: VerdictCode.DUPLICATE_NEAR}
+
+
+class DuplicateFinder:
+    """Finds duplicates among rows that are added in order.
+
+    Args:
+        exact: whether equal rows are left out.
+        near: least similarity of near duplicates; None keeps them.
+        expected_rows: about as many rows as will be added.
+
+    Attributes:
+        rows: number of rows that were added.
+    """
+
+    def __init__(self, *, exact: bool, near: float | None, expected_rows: int) -> None:
+        self.rows = 0
+        self._exact = exact
+        self._least = near
+        self._index = ExactIndex()
+        self._near = NearIndex(expected_rows) if near is not None else None
+        self._pairs: list[Pairs] = []
+        self._ratings = bytearray()
+
+    def add(self, sketched: SketchedRows, ratings: bytes) -> None:
+        """Add rows. Their line numbers are replaced by their numbers among all rows."""
+        count = len(ratings)
+        lines = array("I", range(self.rows, self.rows + count))
+        self._index.add(sketched.digests, lines)
+        self._ratings += ratings
+        if self._near is not None:
+            self._pairs.append(self._near.find_and_add(SketchedRows(sketched.sketches, sketched.digests, lines)))
+        self.rows += count
+
+    @property
+    def compared_rows(self) -> int:
+        """Number of the first rows that later rows are compared with for near duplicates; all rows if they are not looked for."""
+        return self.rows if self._near is None else len(self._near)
+
+    def near_pairs(self) -> Pairs:
+        """Return the near duplicates that are similar enough, each with an earlier row."""
+        pairs = joined(self._pairs)
+        return pairs.where(pairs.similarity >= (self._least or 0))
+
+    def states(self) -> States:
+        """Return what becomes of each row: kept, or a duplicate."""
+        states: States = np.zeros(self.rows, np.uint8)
+        if self._least is not None:
+            states[self.near_pairs().second] = RowState.NEAR
+        if self._exact:
+            self._keep_best_of_equal(states)
+        return states
+
+    def _keep_best_of_equal(self, states: States) -> None:
+        pairs = self._index.pairs()
+        if not len(pairs):
+            return
+        firsts = np.unique(pairs.first)
+        rows = np.concatenate((firsts, pairs.second))
+        groups = np.searchsorted(firsts, np.concatenate((firsts, pairs.first)))
+        ratings = np.frombuffer(bytes(self._ratings), np.uint8)[rows].astype(np.int64)
+        # The first of each group in this order stays.
+        order = np.lexsort((rows, -ratings, groups))
+        is_first = np.concatenate(([True], groups[order][1:] != groups[order][:-1]))
+        # Only the first row of equal ones is compared with similar rows before it, so its verdict is that of all.
+        near = states[firsts] == RowState.NEAR
+        states[rows[order]] = np.where(is_first, RowState.KEPT, RowState.EXACT)
+        states[rows[order][is_first & near[groups[order]]]] = RowState.NEAR

@@ -1,0 +1,75 @@
+"""The filters of secrets and personal data as parts of a recipe: rows with a secret are left out, personal data is replaced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from corpus.filters.redactors import PATTERNS, Redactors
+from corpus.filters.row_texts import texts_of, with_texts
+from corpus.filters.secrets import texts_with_secrets
+from corpus.verdicts import RowVerdict, VerdictCode
+
+
+class SecretFilter:
+    """Leaves out rows that hold a secret."""
+
+    name = "secrets"
+    version = 1
+
+    def judge(self, rows: Sequence[dict[str, Any]]) -> list[RowVerdict]:
+        """Return a verdict for each row; the reason is the rule, such as ``github``."""
+        texts = [list(texts_of(row)) for row in rows]
+        numbers = [number for number, found in enumerate(texts) for _ in found]
+        kinds: dict[int, set[str]] = {}
+        for place, rules in texts_with_secrets([text for found in texts for text in found]).items():
+            kinds.setdefault(numbers[place], set()).update(rules)
+        return [
+            RowVerdict(None, VerdictCode.SECRET, reason=", ".join(sorted(kinds[number])))
+            if number in kinds
+            else RowVerdict(row)
+            for number, row in enumerate(rows)
+        ]
+
+
+class PersonalDataFilter:
+    """Replaces personal data by placeholders.
+
+    Args:
+        redactors: as :class:`Redactors`.
+        key: of the placeholders; None draws one.
+        folder: where paths of rules start.
+
+    Raises:
+        InvalidRequest: ``CORPUS_REDACTOR_UNKNOWN``.
+    """
+
+    name = "personal_data"
+    version = 1
+
+    def __init__(self, redactors: Sequence[str] = (PATTERNS,), key: bytes | None = None, folder: Path = Path()) -> None:
+        self.redactors = Redactors(redactors, key, folder)
+
+    def judge(self, rows: Sequence[dict[str, Any]]) -> list[RowVerdict]:
+        """Return a verdict for each row.
+
+        Raises:
+            MensError: ``CORPUS_REDACTOR_FAILED``.
+        """
+        texts = [list(texts_of(row)) for row in rows]
+        result = self.redactors.redact([text for found in texts for text in found])
+        if not result.counts:
+            return list(map(RowVerdict, rows))
+        verdicts, place = [], 0
+        for row, found in zip(rows, texts, strict=True):
+            places = range(place, place + len(found))
+            place = places.stop
+            counts = sum((result.counts.get(number, Counter()) for number in places), Counter[str]())
+            if counts:
+                redacted = with_texts(row, iter(result.texts[places.start : places.stop]))
+                verdicts.append(RowVerdict(redacted, VerdictCode.PERSONAL_DATA, dict(counts)))
+            else:
+                verdicts.append(RowVerdict(row))
+        return verdicts

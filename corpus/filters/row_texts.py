@@ -1,0 +1,32 @@
+"""The texts of a row that a person or a model wrote, and the row with others in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from corpus.filters.rules import NEVER_CHANGED
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Yield the strings of a JSON value, depth first, but for those of :data:`rules.NEVER_CHANGED`."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts_of(item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if name not in NEVER_CHANGED:
+                yield from texts_of(item)
+
+
+def with_texts(value: Any, texts: Iterator[str]) -> Any:
+    """Return a JSON value with other strings, which are taken in the order of :func:`texts_of`."""
+    if isinstance(value, str):
+        return next(texts)
+    if isinstance(value, list):
+        return [with_texts(item, texts) for item in value]
+    if isinstance(value, dict):
+        return {name: item if name in NEVER_CHANGED else with_texts(item, texts) for name, item in value.items()}
+    return value

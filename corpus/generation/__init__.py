@@ -1,0 +1,5 @@
+"""Rows from columns: values that are drawn, templates that join them, and answers of models.
+
+Start with `columns.py`. Imports `corpus`, `shared.checkers`, `shared.datasets`, `shared.graders`, `shared.http_retry`, `shared.sandbox` and
+`shared.settings`.
+"""

@@ -1,0 +1,286 @@
+"""Requests to models: each is looked up in the store first, counted by the budget, sent by the one rule of retries, and stored."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from types import TracebackType
+
+import httpx
+import msgspec
+
+from corpus.filters.redactors import Redactors
+from corpus.filters.secrets import find_secrets
+from corpus.generation.budget import Spending, SpendingMeter
+from corpus.generation.completions import ModelRequest, TokenCounts, read_completion
+from corpus.generation.endpoints import ModelEndpoint
+from corpus.generation.responses import ResponseStore, StoredResponse
+from corpus.verdicts import VerdictCode
+from shared.errors import Code, InvalidRequest, MensError, Unavailable
+from shared.http_retry import Outcome, Retries, describe_outcome, keyed_client
+
+ATTEMPTS = 6
+LONGEST_WAIT_SECONDS = 60.0
+LIMIT_PATIENCE_SECONDS = 900.0
+"""How long a limit of the caller (429) is waited for."""
+READ_SECONDS = 600.0
+MAX_RESPONSE_BYTES = 16 << 20
+OF_THE_REQUEST = frozenset({400, 413, 422})
+"""Statuses by which only this request fails."""
+REFUSED_AT_FIRST = 10
+"""Number of refused requests before the first answer that ends the run: the prompts are not to blame then."""
+TOKENS_OF_A_TURN = 16
+"""More than a chat template adds to a turn."""
+MOST_OF_A_MESSAGE, SHOWN_OF_A_MESSAGE = 10_000, 300
+"""Characters of a server's message that are redacted, and of the result that is shown: a value that is cut no longer has its form."""
+REPLACEMENT = "\ufffd"
+ADAPTER_HEADER = "x-mens-adapter"
+_RETRY_HEADERS = ("retry-after", "retry-after-ms", ADAPTER_HEADER)
+
+
+class GenerationStopped(Exception):
+    """The run ends, and sends nothing more."""
+
+
+class RowDropped(Exception):
+    """A row is left out."""
+
+    def __init__(self, code: VerdictCode, note: str = "") -> None:
+        super().__init__(code)
+        self.code, self.note = code, note
+
+
+class ModelAsker:
+    """Answers of models, from the store or from their servers. Used by many threads.
+
+    Args:
+        endpoints: of the models, by their names in the recipe.
+        redactors: of personal data, before a response is stored.
+        connections: most requests at once.
+    """
+
+    def __init__(
+        self,
+        endpoints: Mapping[str, ModelEndpoint],
+        store: ResponseStore,
+        meter: SpendingMeter,
+        redactors: Redactors,
+        connections: int,
+    ) -> None:
+        self.endpoints, self.meter = endpoints, meter
+        self._store, self._redactors = store, redactors
+        self._client = keyed_client(read_seconds=READ_SECONDS, connections=connections)
+        self._closing = threading.Event()
+        self._reason: Exception | None = None
+        self._in_flight: set[str] = set()
+        self._changed = threading.Condition()
+        self._redacting = threading.Lock()
+        # Of this run, by the model's name: answers of one model do not say that another is asked in the right way.
+        self._answers = Counter[str]()
+        self._refusals = Counter[str]()
+        self._refused: dict[str, str] = {}
+
+    def __enter__(self) -> ModelAsker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def stop(self, reason: Exception | None = None) -> None:
+        """Send nothing more; what is in flight is still stored.
+
+        Args:
+            reason: the error that ends the run, which later requests raise too.
+        """
+        self._reason = self._reason or reason
+        self._closing.set()
+
+    def ask(self, request: ModelRequest) -> StoredResponse:
+        """Return the response to a request. Each request is sent once, whatever the number of threads and runs.
+
+        Raises:
+            RowDropped: the response has a fault, or a prompt a secret.
+            BudgetSpent: the request could exceed the budget.
+            GenerationStopped: the run ends.
+            Unavailable: ``CORPUS_MODEL_UNAVAILABLE``: the server gives no answer.
+            InvalidRequest: ``CORPUS_MODEL_REFUSED``: it refuses the key, the model, or every request.
+        """
+        endpoint = self.endpoints[request.name]
+        key = request.key(endpoint)
+        if any(find_secrets(turn["content"]) for turn in request.messages):
+            raise RowDropped(VerdictCode.SECRET)
+        with self._changed:
+            self._changed.wait_for(lambda: key not in self._in_flight)
+            if key in self._refused:
+                raise RowDropped(VerdictCode.REQUEST_REFUSED, self._refused[key])
+            response = self._store.get(key)
+            if response and response.fault == VerdictCode.REQUEST_REFUSED:
+                response = None  # an earlier version stored refusals
+            if response is None:
+                self._in_flight.add(key)
+            else:
+                self._answers[request.name] += 1
+        if response is None:
+            try:
+                response = self._send(request, endpoint, key)
+            finally:
+                with self._changed:
+                    self._in_flight.discard(key)
+                    self._changed.notify_all()
+        if response.fault:
+            raise RowDropped(VerdictCode(response.fault))
+        return response
+
+    def _send(self, request: ModelRequest, endpoint: ModelEndpoint, key: str) -> StoredResponse:
+        most_prompt = sum(len(turn["content"].encode()) + TOKENS_OF_A_TURN for turn in request.messages)
+        most = self.meter.usage(request.name, most_prompt, request.max_tokens)
+        body = msgspec.json.encode(request.body(endpoint.model))
+        used = Spending()
+        self.meter.reserve(most)
+        try:
+            retries = Retries(
+                ATTEMPTS,
+                LONGEST_WAIT_SECONDS,
+                limit_seconds=LIMIT_PATIENCE_SECONDS,
+                pause=lambda seconds, _: self._closing.wait(seconds),
+            )
+            outcome = retries.send(partial(self._post, endpoint, body, used, most))
+            response = self._response(request, endpoint, key, outcome, most_prompt, used.requests)
+            used = self.meter.usage(request.name, response.prompt_tokens, response.answer_tokens, used.requests)
+            self._store.add(response)
+            return response
+        except MensError as error:
+            # At once: until the run hears of it, other threads would send more.
+            self.stop(error)
+            raise
+        finally:
+            self.meter.settle(most, used)
+
+    def _post(self, endpoint: ModelEndpoint, body: bytes, used: Spending, most: Spending) -> httpx.Response:
+        if self._closing.is_set():
+            raise self._reason or GenerationStopped
+        if used.requests:
+            self.meter.reserve(Spending(1), again=True)
+            most.requests += 1
+        used.requests += 1
+        headers = {"Content-Type": "application/json", **endpoint.headers}
+        if endpoint.key:
+            headers["Authorization"] = f"Bearer {endpoint.key}"
+        with self._client.stream("POST", f"{endpoint.url}/chat/completions", content=body, headers=headers) as response:
+            content = bytearray()
+            for part in response.iter_bytes():
+                content += part
+                if len(content) > MAX_RESPONSE_BYTES:
+                    raise _refused(endpoint, f"its response has more than {MAX_RESPONSE_BYTES >> 20} MiB")
+        kept = [(name, response.headers[name]) for name in _RETRY_HEADERS if name in response.headers]
+        return httpx.Response(response.status_code, headers=kept, content=bytes(content))
+
+    def _response(
+        self,
+        request: ModelRequest,
+        endpoint: ModelEndpoint,
+        key: str,
+        outcome: Outcome,
+        most_prompt: int,
+        requests: int,
+    ) -> StoredResponse:
+        if isinstance(outcome, httpx.RequestError) or not outcome.is_success:
+            raise self._failure(request, endpoint, key, outcome)
+        try:
+            completion, is_whole = read_completion(outcome.content)
+            choice = completion.choices[0]
+        except (ValueError, IndexError, RecursionError):
+            raise _refused(endpoint, "its response is not a chat completion") from None
+        with self._changed:
+            self._answers[request.name] += 1
+        counts = completion.usage or TokenCounts()
+        # A server that repeats the headers of a request must not bring its key into a file.
+        text = _without(choice.message.content or "", endpoint.key)
+        fault = ""
+        if choice.message.refusal or choice.finish_reason == "content_filter":
+            fault = VerdictCode.MODEL_REFUSED
+        elif choice.finish_reason == "length":
+            fault = VerdictCode.CUT_OFF
+        elif not is_whole and REPLACEMENT in text:
+            fault = VerdictCode.LONE_SURROGATE
+        elif find_secrets(text):
+            fault = VerdictCode.SECRET
+        with self._redacting:
+            redacted = self._redactors.redact(["" if fault else text])
+        return StoredResponse(
+            key=key,
+            name=request.name,
+            model=_without(completion.model or "", endpoint.key),
+            revision=_without(outcome.headers.get(ADAPTER_HEADER) or completion.system_fingerprint or "", endpoint.key),
+            text=redacted.texts[0],
+            fault=fault,
+            redactions=dict(redacted.counts.get(0, {})),
+            # Of a server that does not count, the most that it can be.
+            prompt_tokens=most_prompt if counts.prompt_tokens is None else counts.prompt_tokens,
+            answer_tokens=request.max_tokens if counts.completion_tokens is None else counts.completion_tokens,
+            requests=requests,
+        )
+
+    def _failure(self, request: ModelRequest, endpoint: ModelEndpoint, key: str, outcome: Outcome) -> Exception:
+        """Return why a row is left out, or the error that ends the run."""
+        reason = describe_outcome(outcome)
+        if isinstance(outcome, httpx.RequestError):
+            return _unavailable(endpoint, reason)
+        status = outcome.status_code
+        if status in OF_THE_REQUEST:
+            reason = f"{reason}{self._message(outcome, endpoint)}"
+            with self._changed:
+                # Only in this run: the recipe or the server may be to blame, which the user will correct.
+                self._refused[key] = reason
+                self._refusals[request.name] += 1
+                is_always = not self._answers[request.name] and self._refusals[request.name] >= REFUSED_AT_FIRST
+            if is_always:
+                return _refused(endpoint, f"it refuses every request, with {reason}")
+            return RowDropped(VerdictCode.REQUEST_REFUSED, reason)
+        if 300 <= status < 500 and status not in (408, 409, 429):
+            # The message of another server stays out: that of a refused key may quote the key.
+            return _refused(
+                endpoint, f"it answers with {reason}{self._message(outcome, endpoint) if endpoint.is_ours else ''}"
+            )
+        return _unavailable(endpoint, reason)
+
+    def _message(self, response: httpx.Response, endpoint: ModelEndpoint) -> str:
+        """Return the message of an error response for a person, on one line: servers repeat the prompt in it, or the key."""
+        try:
+            text = str(response.json()["error"]["message"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            text = response.text
+        text = _without(" ".join(text.split()), endpoint.key)[:MOST_OF_A_MESSAGE]
+        if find_secrets(text):
+            return ""
+        with self._redacting:
+            [text] = self._redactors.redact([text]).texts
+        return f": {text[:SHOWN_OF_A_MESSAGE]}" if text else ""
+
+
+def _unavailable(endpoint: ModelEndpoint, reason: str) -> MensError:
+    return Unavailable(
+        Code.CORPUS_MODEL_UNAVAILABLE,
+        f"The server of {endpoint.name}, {endpoint.url}, gives no answer: {reason}.",
+        remedy="Check that it is running, and run the command again: stored responses are not requested again.",
+    )
+
+
+def _refused(endpoint: ModelEndpoint, reason: str) -> MensError:
+    remedy = "Check the name of the model in the recipe, and that its installation serves it (`mens models`)."
+    if not endpoint.is_ours:
+        remedy = f"Check url, key and model of {endpoint.name} in MENS_REMOTE_MODELS, and the fields of the column."
+    return InvalidRequest(
+        Code.CORPUS_MODEL_REFUSED,
+        f"{endpoint.name} at {endpoint.url} cannot be asked: {reason}.",
+        remedy=remedy,
+        param="model",
+    )
+
+
+def _without(text: str, key: str) -> str:
+    return text.replace(key, "[key]") if key else text

@@ -1,0 +1,250 @@
+"""Columns whose values a model writes, and what a recipe says about models: budget, prices, terms."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, FiniteFloat, StrictInt, model_validator
+
+from corpus.mixing.mix_file import MixModel
+from shared.graders.types import Grader
+
+MAX_TOKENS = 131_072
+MAX_SAMPLES = 64
+"""Most answers to one prompt."""
+TEMPLATES = ("system", "prompt", "text", "about")
+"""Fields that are templates."""
+Temperature = Annotated[FiniteFloat, Field(ge=0, le=2)]
+SampledTemperature = Annotated[FiniteFloat, Field(gt=0, le=2)]
+
+
+def _long_form(value: Any) -> Any:
+    """Return a grader for a check that is written without one: ``{check: regex, pattern: …}``."""
+    if isinstance(value, dict) and "check" in value and "type" not in value:
+        return {"type": "python", "source": "", "mens": value}
+    return value
+
+
+Check = Annotated[Grader, BeforeValidator(_long_form)]
+
+
+class ModelColumn(MixModel):
+    """Fields of every column that a model writes.
+
+    Attributes:
+        model: a name of ``MENS_REMOTE_MODELS``, else a model that the installation serves.
+        system: template of the system prompt.
+        max_tokens: of one answer.
+        temperature: 0 asks equal prompts once; null leaves it to the server.
+    """
+
+    name: str = Field(pattern=r"^[a-z_][a-z0-9_]{0,63}$")
+    model: str = Field(min_length=1, max_length=256)
+    system: str | None = None
+    max_tokens: int = Field(512, ge=1, le=MAX_TOKENS)
+    temperature: Temperature | None = 0.0
+
+    @property
+    def requests(self) -> int:
+        """The most requests to the model for a row."""
+        return 1
+
+    @property
+    def graders(self) -> list[Grader]:
+        """The graders of its answers."""
+        return []
+
+    @property
+    def runs_code(self) -> bool:
+        """True if code of the model is run."""
+        return False
+
+    def stand_in(self, text: str) -> Any:
+        """Return a value of the form that the method gives, with a text for each that the model would write."""
+        return text
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """The templates, by field."""
+        fields = {field: getattr(self, field, None) for field in TEMPLATES}
+        return {field: value for field, value in fields.items() if value is not None}
+
+
+class AnswerColumn(ModelColumn):
+    """The answer of a model to a prompt.
+
+    Attributes:
+        prompt: template; without it, the prompt of the row.
+        check: graders that the answer must pass.
+    """
+
+    method: Literal["answer"]
+    prompt: str | None = None
+    check: list[Check] = []
+
+    @property
+    def graders(self) -> list[Grader]:
+        """The checks."""
+        return self.check
+
+
+class JudgeColumn(ModelColumn):
+    """The judgement of a model: a number, or a label.
+
+    Attributes:
+        prompt: template of what is judged, and how.
+        range: of the number; the judge's is rounded.
+        least: rows with a smaller number are left out.
+        labels: from which the judge chooses one, instead of a number.
+        passing: rows with another label are left out.
+    """
+
+    method: Literal["judge"]
+    prompt: str
+    max_tokens: int = Field(1_024, ge=1, le=MAX_TOKENS)
+    range: tuple[StrictInt, StrictInt] = (1, 5)
+    least: int | None = None
+    labels: list[str] | None = Field(None, min_length=2)
+    passing: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JudgeColumn:
+        if not self.range[0] < self.range[1]:
+            raise ValueError("`range` must rise")
+        if self.labels is None and self.passing is not None:
+            raise ValueError("`passing` needs `labels`")
+        if self.labels is not None and (self.least is not None or "range" in self.model_fields_set):
+            raise ValueError("`labels` exclude `range` and `least`")
+        if unknown := sorted({*(self.passing or [])} - {*(self.labels or [])}):
+            raise ValueError(f"`passing` has {unknown[0]}, which is not one of `labels`")
+        return self
+
+    def stand_in(self, _text: str) -> int | str:
+        """Return a judgement."""
+        return self.labels[0] if self.labels else self.range[1]
+
+    @property
+    def result_schema(self) -> dict[str, Any]:
+        """JSON Schema of the result."""
+        return {"type": "number"} if self.labels is None else {"type": "string", "enum": self.labels}
+
+
+class PreferColumn(ModelColumn):
+    """Several answers to a prompt, of which a grader finds the best and the worst: a row for DPO.
+
+    Attributes:
+        prompt: template; without it, the prompt of the row.
+        n: answers to each prompt.
+        grader: of one answer; a higher score is better.
+    """
+
+    method: Literal["prefer"]
+    prompt: str | None = None
+    n: int = Field(4, ge=2, le=MAX_SAMPLES)
+    temperature: SampledTemperature = 0.8
+    grader: Check
+
+    def stand_in(self, text: str) -> dict[str, Any]:
+        """Return two answers with scores."""
+        return {"chosen": text, "rejected": text, "chosen_score": 1.0, "rejected_score": 0.0}
+
+    @property
+    def requests(self) -> int:
+        """One for each answer."""
+        return self.n
+
+    @property
+    def graders(self) -> list[Grader]:
+        """The grader."""
+        return [self.grader]
+
+
+class BackTranslateColumn(ModelColumn):
+    """The instruction to which a text is the answer; the row's answer is then the text that a person wrote.
+
+    Attributes:
+        text: template of the text.
+    """
+
+    method: Literal["back_translate"]
+    text: str
+    max_tokens: int = Field(256, ge=1, le=MAX_TOKENS)
+
+    @property
+    def requests(self) -> int:
+        """One for the instruction, one for the judgement."""
+        return 2
+
+
+class SelfInstructColumn(ModelColumn):
+    """A new instruction in the manner of examples, most of them by people.
+
+    Attributes:
+        seeds: file of instructions by people, one per line.
+        about: template of what the instruction is about.
+    """
+
+    method: Literal["self_instruct"]
+    seeds: str
+    about: str | None = None
+    max_tokens: int = Field(256, ge=1, le=MAX_TOKENS)
+    temperature: SampledTemperature = 1.0
+
+
+class SelfAlignColumn(ModelColumn):
+    """A task in the manner of some code, and an answer that passes the tests that the model wrote with it.
+
+    Attributes:
+        text: template of the code.
+        n: answers to each task.
+    """
+
+    method: Literal["self_align"]
+    text: str
+    n: int = Field(4, ge=1, le=MAX_SAMPLES)
+    max_tokens: int = Field(1_024, ge=1, le=MAX_TOKENS)
+    temperature: SampledTemperature = 0.7
+
+    def stand_in(self, text: str) -> dict[str, Any]:
+        """Return a task with an answer and tests."""
+        return {"concepts": text, "instruction": text, "answer": text, "tests": text}
+
+    @property
+    def requests(self) -> int:
+        """One for the concepts, one for the task, one for each answer."""
+        return 2 + self.n
+
+    @property
+    def runs_code(self) -> bool:
+        """True: its answers are tested."""
+        return True
+
+
+class GenerationBudget(MixModel):
+    """The most that a recipe may use of models, with what the stored responses have used.
+
+    Attributes:
+        requests: that are sent, with those that are sent again after a failure.
+        tokens: of prompts and answers, as the servers count them.
+        money: by ``prices``, in their currency.
+    """
+
+    requests: int | None = Field(None, ge=1)
+    tokens: int | None = Field(None, ge=1)
+    money: Annotated[FiniteFloat, Field(gt=0)] | None = None
+
+
+class Price(MixModel):
+    """Price of a model, for a million tokens.
+
+    Attributes:
+        input: of prompts.
+        output: of answers.
+    """
+
+    input: Annotated[FiniteFloat, Field(ge=0)]
+    output: Annotated[FiniteFloat, Field(ge=0)]
+
+    def cost(self, prompt_tokens: int, answer_tokens: int) -> float:
+        """Return the price of tokens."""
+        return (self.input * prompt_tokens + self.output * answer_tokens) / 1e6

@@ -1,0 +1,298 @@
+"""Rows with values that models write: many rows at a time, written in the order of their numbers."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from corpus.filters.contamination import EvalContent, read_items
+from corpus.filters.placeholder_key import KEY_BYTES
+from corpus.filters.redactors import Redactors
+from corpus.generation.asking import ModelAsker, RowDropped
+from corpus.generation.budget import BudgetSpent, Spending, SpendingMeter
+from corpus.generation.columns import GenerationRecipe
+from corpus.generation.endpoints import ModelEndpoint, find_endpoints, require_terms
+from corpus.generation.methods.answer import answer
+from corpus.generation.methods.back_translate import back_translate
+from corpus.generation.methods.judge import judge
+from corpus.generation.methods.method import Method, MethodTools, RowRequests
+from corpus.generation.methods.prefer import prefer
+from corpus.generation.methods.self_align import TEST_LIMITS, self_align
+from corpus.generation.methods.self_instruct import OF_PEOPLE, ROUND, InstructionPool, self_instruct
+from corpus.generation.model_columns import (
+    AnswerColumn,
+    BackTranslateColumn,
+    JudgeColumn,
+    ModelColumn,
+    PreferColumn,
+    SelfAlignColumn,
+    SelfInstructColumn,
+)
+from corpus.generation.output_filters import MadeRow, OutputFilters
+from corpus.generation.responses import ResponseStore
+from corpus.generation.samplers import Sampler, lines_of
+from corpus.mixing.mix_file import recipe_invalid
+from corpus.verdicts import VerdictCode
+from shared.checkers.contained import ContainedCheckers
+from shared.errors import Code, InvalidRequest, MensError
+from shared.graders.grading import check_runnable, has_code
+from shared.sandbox.client import Sandbox
+from shared.sandbox.levels import Choice
+from shared.sandbox.probe import probe
+from shared.settings import RemoteModel
+
+RESPONSES = "responses"
+"""Folder of the responses, in the folder of the rows."""
+CONCURRENCY = 8
+_FILTERED_AT_ONCE = 64
+MadeLater = Future[tuple[MadeRow, dict[str, Any]]]
+"""A row and the values of its columns."""
+_METHODS: dict[type[ModelColumn], Method] = {
+    AnswerColumn: answer,
+    JudgeColumn: judge,
+    PreferColumn: prefer,
+    BackTranslateColumn: back_translate,
+    SelfInstructColumn: self_instruct,
+    SelfAlignColumn: self_align,
+}
+
+
+@dataclass(frozen=True)
+class ModelAccess:
+    """Access to models, as the environment and the command line say.
+
+    Attributes:
+        remote: models of other servers, by name.
+        installation: returns the endpoint of a model that the installation serves.
+        accepts_terms: whether the user says that the terms of the others permit training.
+        concurrency: most requests at once; it does not change the rows.
+        redaction_key: of the placeholders for personal data; None draws one.
+        sandbox: where code of models and graders runs.
+        evals: whose items must not be in a row.
+        progress: is called after each row with the number of rows that are done.
+    """
+
+    remote: Mapping[str, RemoteModel]
+    installation: Callable[[str], ModelEndpoint]
+    accepts_terms: bool = False
+    concurrency: int = CONCURRENCY
+    redaction_key: bytes | None = None
+    sandbox: Choice = "auto"
+    evals: Sequence[EvalContent] = ()
+    progress: Callable[[int], object] = lambda _done: None
+
+
+@dataclass
+class RunReport:
+    """Outcome of a run.
+
+    Attributes:
+        dropped: rows that were left out, by code.
+        first_refusal: the server's reason for the first refused request.
+        spent: by all responses of the folder.
+        stopped: the bound of the budget that ended the run.
+    """
+
+    dropped: Counter[str] = field(default_factory=Counter)
+    first_refusal: str = ""
+    spent: Spending = field(default_factory=Spending)
+    stopped: BudgetSpent | None = None
+
+
+@dataclass(frozen=True)
+class ModelRows:
+    """Makes rows by a recipe whose columns ask models.
+
+    Args:
+        folder: of the recipe.
+        samplers: of the columns without a model, by name.
+        finish: makes the row of the values of its columns, and its provenance.
+    """
+
+    recipe: GenerationRecipe
+    folder: Path
+    access: ModelAccess
+    samplers: Mapping[str, Sampler]
+    finish: Callable[[int, Mapping[str, Any]], MadeRow]
+
+    def make(self, target: Path, count: int, report: RunReport) -> Iterator[MadeRow]:
+        """Yield the rows that pass the filters, by ascending number; the report is complete after the last one.
+
+        Args:
+            target: folder of the rows, which has the responses.
+
+        Raises:
+            MensError: what ended the run; all responses so far are stored.
+        """
+        endpoints = self.endpoints()
+        key = self.access.redaction_key or secrets.token_bytes(KEY_BYTES)
+        # A redactor is called from one thread: one set for the threads that ask, which share a lock, and one for this thread.
+        redactors, others = (Redactors(self.recipe.redact, key, self.folder) for _ in range(2))
+        filters = OutputFilters(others, self.recipe.dedup, self.evals(), count)
+        with ExitStack() as stack:
+            sandbox, checkers = self._judges(stack)
+            store = stack.enter_context(ResponseStore(target / RESPONSES))
+            meter = SpendingMeter(self.recipe.budget, self.recipe.prices, store)
+            asker = stack.enter_context(ModelAsker(endpoints, store, meter, redactors, self.access.concurrency))
+            report.spent = meter.spent
+            pool = stack.enter_context(ThreadPoolExecutor(self.access.concurrency))
+            # Before the pool waits for its threads: those must not send what still waits for a retry.
+            stack.callback(asker.stop)
+            batch: list[MadeRow] = []
+            for made in self._in_order(
+                pool, MethodTools(asker, self.recipe.seed, checkers, sandbox, self.pools()), count, report
+            ):
+                batch.append(made)
+                if len(batch) == _FILTERED_AT_ONCE:
+                    yield from _filtered(filters, batch, report)
+                    batch = []
+            yield from _filtered(filters, batch, report)
+
+    def endpoints(self) -> dict[str, ModelEndpoint]:
+        """Return the endpoint of each model.
+
+        Raises:
+            InvalidRequest: ``CORPUS_TERMS_UNSTATED``.
+        """
+        endpoints = find_endpoints(self.recipe.models, self.access.remote, self.access.installation)
+        require_terms(endpoints.values(), self.recipe.terms, accepted=self.access.accepts_terms)
+        return endpoints
+
+    def evals(self) -> list[EvalContent]:
+        """Return the evals whose items must not be in a row.
+
+        Raises:
+            NotFound: ``CORPUS_SOURCE_MISSING``.
+            InvalidRequest: ``CORPUS_RECIPE_INVALID``.
+        """
+        files = self.recipe.decontaminate.files if self.recipe.decontaminate else []
+        return [*self.access.evals, *(read_items(self.folder / file) for file in files)]
+
+    def _judges(self, stack: ExitStack) -> tuple[Sandbox | None, ContainedCheckers]:
+        """Start what judges answers, and check that each grader can run, before anything is sent.
+
+        Raises:
+            InvalidRequest: ``SANDBOX_UNAVAILABLE``, and the errors of :func:`check_runnable`.
+        """
+        graders = [grader for column in self.recipe.model_columns for grader in column.graders]
+        checkers = stack.enter_context(ContainedCheckers())
+        sandbox = None
+        if any(map(has_code, graders)) or any(column.runs_code for column in self.recipe.model_columns):
+            limits = TEST_LIMITS if any(column.runs_code for column in self.recipe.model_columns) else None
+            sandbox = stack.enter_context(Sandbox.open(probe(self.access.sandbox), limits))
+        for grader in graders:
+            check_runnable(grader, sandbox)
+        return sandbox, checkers
+
+    def _in_order(
+        self, pool: ThreadPoolExecutor, tools: MethodTools, count: int, report: RunReport
+    ) -> Iterator[MadeRow]:
+        """Yield the rows that were not dropped. A bounded number of them is made ahead."""
+        waiting: deque[MadeLater] = deque()
+        begun = done = 0
+        while True:
+            begun = self._begin(pool, tools, begun, count, waiting)
+            if not waiting:
+                return
+            try:
+                made, values = waiting.popleft().result()
+                _add_instructions(tools, values)
+            except RowDropped as drop:
+                report.dropped[drop.code] += 1
+                report.first_refusal = report.first_refusal or drop.note
+            except BudgetSpent as spent:
+                report.stopped = spent
+                tools.asker.stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+                return
+            except BaseException:
+                tools.asker.stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+            else:
+                yield made
+            done += 1
+            self.access.progress(done)
+
+    def _begin(
+        self, pool: ThreadPoolExecutor, tools: MethodTools, number: int, count: int, waiting: deque[MadeLater]
+    ) -> int:
+        """Begin the next rows, from a number; return that of the first row that was not begun."""
+        while number < count and len(waiting) < 4 * self.access.concurrency:
+            if tools.pools and number % ROUND == 0:
+                # The examples of a round are the instructions of all rows before it.
+                if waiting:
+                    break
+                for instructions in tools.pools.values():
+                    instructions.begin_round()
+            waiting.append(pool.submit(self._make, number, tools))
+            number += 1
+        return number
+
+    def pools(self) -> dict[str, InstructionPool]:
+        """Return the instructions of people, by column.
+
+        Raises:
+            NotFound: ``CORPUS_SOURCE_MISSING``.
+            InvalidRequest: ``CORPUS_RECIPE_INVALID``: fewer than six.
+        """
+        pools = {}
+        for number, column in enumerate(self.recipe.columns):
+            if isinstance(column, SelfInstructColumn):
+                seeds = list(dict.fromkeys(lines_of(self.folder / column.seeds, column.name)))
+                if len(seeds) < OF_PEOPLE:
+                    message = f"{column.seeds} has {len(seeds)} different instructions; {OF_PEOPLE} are needed."
+                    raise recipe_invalid(message, f"columns.{number}.seeds", None)
+                pools[column.name] = InstructionPool(seeds)
+        return pools
+
+    def _make(self, number: int, tools: MethodTools) -> tuple[MadeRow, dict[str, Any]]:
+        row = RowRequests(number, tools)
+        for column in self.recipe.columns:
+            if isinstance(column, ModelColumn):
+                row.values[column.name] = _METHODS[type(column)](column, row)
+            else:
+                row.values[column.name] = self.samplers[column.name](number, row.values)
+        made = self.finish(number, row.values)
+        made.provenance.generator = row.generators
+        made.provenance.redactions = row.redactions
+        made.provenance.checks = row.checks
+        return made, row.values
+
+
+def _add_instructions(tools: MethodTools, values: Mapping[str, Any]) -> None:
+    """Add the instructions of a row, the next one in order, to the pools.
+
+    Raises:
+        RowDropped: ``NOT_NEW``: one is similar to that of a row before it, which was made at the same time.
+    """
+    for name, pool in tools.pools.items():
+        if not pool.is_new(values[name], in_round=True):
+            raise RowDropped(VerdictCode.NOT_NEW)
+    for name, pool in tools.pools.items():
+        pool.add(values[name])
+
+
+def _filtered(filters: OutputFilters, batch: list[MadeRow], report: RunReport) -> Iterator[MadeRow]:
+    for verdict in filters.judge(batch):
+        if isinstance(verdict, MadeRow):
+            yield verdict
+        else:
+            report.dropped[verdict] += 1
+
+
+def no_rows(report: RunReport) -> MensError:
+    """Return the error of a run that left out every row."""
+    counts = ", ".join(f"{code} {number:,}" for code, number in sorted(report.dropped.items()))
+    reason = f" The first refused request: {report.first_refusal}." if report.first_refusal else ""
+    return InvalidRequest(
+        Code.CORPUS_OUTPUT_EMPTY,
+        f"All rows were left out: {counts}.{reason}",
+        remedy="Correct the prompts, checks or filters of the recipe. Stored responses are not requested again.",
+    )

@@ -1,0 +1,180 @@
+"""Values of columns. The value of row i depends on the seed, the column's name and i alone, so row 1,000 is the same in a
+run of 1,000 rows and of 10,000.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from corpus.generation.columns import (
+    CategoryColumn,
+    ColumnSpec,
+    DateColumn,
+    GaussianColumn,
+    LinesColumn,
+    PoissonColumn,
+    RowsColumn,
+    SequenceColumn,
+    TemplateColumn,
+    UniformColumn,
+    UnitColumn,
+)
+from corpus.mixing.mix_file import recipe_invalid
+from corpus.shards import checked_shards
+from corpus.units.records import read_units
+from shared.errors import Code, NotFound
+from shared.graders.templates import render
+
+Values = Mapping[str, Any]
+Sampler = Callable[[int, Values], Any]
+"""Number of a row and the values of its earlier columns → the value."""
+Draw = Callable[[int], tuple[float, float]]
+"""Number of a row → two numbers from 0, less than 1."""
+
+
+def sampler_of(column: ColumnSpec, seed: int, folder: Path) -> Sampler:
+    """Return the sampler of a column.
+
+    Args:
+        folder: of the recipe, from which files are named.
+
+    Raises:
+        NotFound: ``CORPUS_SOURCE_MISSING``: a file.
+        InvalidRequest: ``CORPUS_RECIPE_INVALID``: a file without lines, or with a line that is not a JSON object.
+    """
+    begin = f"{seed}\0{column.name}\0"
+
+    def draw(row: int) -> tuple[float, float]:
+        digest = hashlib.sha256(f"{begin}{row}".encode()).digest()
+        return int.from_bytes(digest[:6]) / (1 << 48), int.from_bytes(digest[8:14]) / (1 << 48)
+
+    sampler: Sampler = _SAMPLERS[type(column)](column, draw, folder)
+    return sampler
+
+
+def _category(column: CategoryColumn, draw: Draw, _folder: Path) -> Sampler:
+    if isinstance(column.values, list):
+        return _choice(column.values, draw)
+    names, ends = list(column.values), list(accumulate(column.values.values()))
+    return lambda row, _: names[min(len(names) - 1, bisect_right(ends, draw(row)[0] * ends[-1]))]
+
+
+def _uniform(column: UniformColumn, draw: Draw, _folder: Path) -> Sampler:
+    scale = int(10**column.decimals)
+    low, high = math.ceil(column.low * scale), math.floor(column.high * scale)
+
+    def sample(row: int, _: Values) -> int | float:
+        value = low + int(draw(row)[0] * (high - low + 1))
+        return value / scale if column.decimals else value
+
+    return sample
+
+
+def _gaussian(column: GaussianColumn, draw: Draw, _folder: Path) -> Sampler:
+    def sample(row: int, _: Values) -> int | float:
+        value = column.mean + column.deviation * _normal(*draw(row))
+        return float(round(value, column.decimals)) if column.decimals else round(value)
+
+    return sample
+
+
+def _date(column: DateColumn, draw: Draw, _folder: Path) -> Sampler:
+    days = (column.last - column.first).days + 1
+    return lambda row, _: (column.first + timedelta(days=int(draw(row)[0] * days))).isoformat()
+
+
+def _rows(column: RowsColumn, draw: Draw, folder: Path) -> Sampler:
+    lines = lines_of(folder / column.file, column.name)
+    return _choice([_object(line, column, number) for number, line in enumerate(lines, start=1)], draw)
+
+
+def _units(column: UnitColumn, draw: Draw, folder: Path) -> Sampler:
+    """Return units in an order by the seed; the column's value has the unit's keys, and its provenance as ``source``."""
+    found = [
+        {**msgspec.to_builtins(unit), "source": msgspec.to_builtins(origin)}
+        for unit, origin in read_units(checked_shards(folder / column.path))
+        if column.kinds is None or unit.kind in column.kinds
+    ]
+    if not found:
+        kinds = f" of the kinds {', '.join(column.kinds)}" if column.kinds else ""
+        raise recipe_invalid(f"{column.path} has no units{kinds}.", column.name, None)
+    order = sorted(range(len(found)), key=draw)
+    return lambda row, _: found[order[row % len(order)]]
+
+
+_SAMPLERS: dict[type, Callable[[Any, Draw, Path], Sampler]] = {
+    CategoryColumn: _category,
+    UniformColumn: _uniform,
+    GaussianColumn: _gaussian,
+    PoissonColumn: lambda column, draw, _: lambda row, _values: _poisson(column.mean, draw(row)[0]),
+    DateColumn: _date,
+    LinesColumn: lambda column, draw, folder: _choice(lines_of(folder / column.file, column.name), draw),
+    RowsColumn: _rows,
+    UnitColumn: _units,
+    SequenceColumn: lambda column, _draw, _folder: lambda row, _values: column.start + row * column.step,
+    TemplateColumn: lambda column, _draw, _folder: lambda _row, values: render(column.template, values, {}),
+}
+
+
+def _choice(items: list[Any], draw: Draw) -> Sampler:
+    return lambda row, _: items[int(draw(row)[0] * len(items))]
+
+
+def _normal(first: float, second: float) -> float:
+    """Return a normal number, by Box and Muller; 1 - ``first`` is not 0."""
+    return math.sqrt(-2 * math.log(1 - first)) * math.cos(2 * math.pi * second)
+
+
+def _poisson(mean: float, share: float) -> int:
+    """Return the count whose cumulated probability reaches a share."""
+    probability = math.exp(-mean)
+    cumulated, count = probability, 0
+    # Far in the tail the sum no longer grows, and would never reach a share near 1.
+    while cumulated < share and count < 10 * mean + 100:
+        count += 1
+        probability *= mean / count
+        cumulated += probability
+    return count
+
+
+def lines_of(path: Path, name: str) -> list[str]:
+    """Return the lines of a column's file, without blank ones.
+
+    Raises:
+        NotFound: ``CORPUS_SOURCE_MISSING``.
+        InvalidRequest: ``CORPUS_RECIPE_INVALID``: it is empty, or not UTF-8.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        message, remedy = (
+            f"The file {path} of the column {name} does not exist, or is a folder.",
+            "Name a file from the recipe's folder.",
+        )
+        raise NotFound(Code.CORPUS_SOURCE_MISSING, message, remedy=remedy, param=str(path)) from None
+    except UnicodeDecodeError:
+        raise recipe_invalid(f"{path} is not UTF-8.", name, None) from None
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if not lines:
+        raise recipe_invalid(f"The file {path} of the column {name} is empty.", name, None)
+    return lines
+
+
+def _object(line: str, column: RowsColumn, number: int) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise recipe_invalid(f"Line {number} of {column.file} is not a JSON object.", column.name, None)
+    return value

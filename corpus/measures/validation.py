@@ -1,0 +1,177 @@
+"""Validation of a training file: the data check's row by row, and whether code in answers compiles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import msgspec
+
+from corpus.claims import claimed
+from corpus.shards import PartialFile, read_lines, rows_with_sources, sources_path
+from corpus.verdicts import VerdictCode
+from shared.checkers.answers import FENCE
+from shared.checkers.anti_stub import measure_substance
+from shared.checkers.contained import ContainedCheckers
+from shared.checkers.languages import require_language
+from shared.contract.choices import MethodType
+from shared.datasets.dataset_report import DatasetReport, Quarantine
+from shared.datasets.forms.recognition import method_of_file
+from shared.datasets.preferences.reader import read_preferences
+from shared.datasets.reader import read_records
+from shared.datasets.row_validation import BYTE_ORDER_MARK
+from shared.datasets.rows import Record
+
+VALIDATED_NAME, QUARANTINE_NAME = "validated.jsonl", "quarantine.jsonl"
+_UNREADABLE = frozenset(("syntax", "too_long", "too_complex", "time_limit"))
+"""Faults that are the answer's own. Names may be those of the prompt, because an answer is a part of a program."""
+
+
+class ValidationReport(msgspec.Struct):
+    """Outcome of a validation.
+
+    Attributes:
+        rows: rows that are valid.
+        checked: answers with code of one of the languages.
+        difficulties: rows that got a difficulty, because they did not have one.
+        quarantined: other rows, by code.
+    """
+
+    rows: int = 0
+    checked: int = 0
+    difficulties: int = 0
+    quarantined: dict[str, int] = {}
+
+
+def validate(path: Path, out: Path, languages: Sequence[str]) -> ValidationReport:
+    """Write the valid rows of a file, with their provenance, and the others with code and reason.
+
+    Raises:
+        InvalidRequest: ``CHECKER_NOT_FOUND``, ``PATH_INVALID``.
+        Conflict: ``CORPUS_BUSY``.
+        Unavailable: ``CHECKER_FAILED``.
+    """
+    for language in languages:
+        require_language(language)
+    report, dropped = ValidationReport(), Counter[str]()
+    has_origins = sources_path(path).is_file()
+    with ExitStack() as stack:
+        stack.enter_context(claimed(out, is_folder=True))
+        rows, origins = stack.enter_context(rows_with_sources(out / VALIDATED_NAME, has_sources=has_origins))
+        bad = stack.enter_context(PartialFile(out / QUARANTINE_NAME))
+        checkers = stack.enter_context(ContainedCheckers())
+        quarantine = Quarantine(cast(BinaryIO, bad))
+        for number, line, origin, record in _records(path, quarantine, dropped):
+            verdict, reason = _judge(record, languages, checkers, report)
+            if verdict:
+                dropped[verdict] += 1
+                entry = {"line": number, "code": verdict, "field": "", "reason": reason}
+                bad.write(msgspec.json.encode(entry | {"text": line.rstrip(b"\r\n").decode(errors="replace")}) + b"\n")
+                continue
+            report.rows += 1
+            rows.write(_with_difficulty(line, record, languages, checkers, report))
+            if origins and origin:
+                origins.write(origin)
+    report.quarantined = dict(sorted(dropped.items()))
+    return report
+
+
+def _records(
+    path: Path, quarantine: Quarantine, dropped: Counter[str]
+) -> Iterator[tuple[int, bytes, bytes | None, Record]]:
+    """Yield the valid rows; the others are counted and quarantined."""
+    lines, first = read_lines([path]), 1
+    if (method := method_of_file(path)) is not MethodType.SUPERVISED:
+        yield from _preferences(method, lines, quarantine, dropped)
+        return
+    while batch := list(islice(lines, 1_000)):
+        texts = [line for line, _ in batch]
+        if first == 1:
+            texts[0] = texts[0].removeprefix(BYTE_ORDER_MARK)
+        found = DatasetReport()
+        for number, record in read_records(texts, found, quarantine, first_line=first):
+            line, origin = texts[number - first], batch[number - first][1]
+            yield number, line, origin, record
+        dropped.update({str(code): count for code, count in found.errors_by_code.items()})
+        first += len(batch)
+
+
+def _preferences(
+    method: MethodType, lines: Iterator[tuple[bytes, bytes | None]], quarantine: Quarantine, dropped: Counter[str]
+) -> Iterator[tuple[int, bytes, bytes | None, Record]]:
+    """Yield the valid rows of a file of pairs, or of rated answers; the others are counted and quarantined."""
+    found = DatasetReport()
+    held: tuple[bytes, bytes | None] = (b"", None)
+
+    def read() -> Iterator[bytes]:
+        nonlocal held
+        for held in lines:
+            yield held[0]
+
+    for number, record in read_preferences(method, read(), found, quarantine):
+        yield number, held[0].removeprefix(BYTE_ORDER_MARK) if number == 1 else held[0], held[1], record
+    dropped.update({str(code): count for code, count in found.errors_by_code.items()})
+
+
+def _judge(
+    record: Record, languages: Sequence[str], checkers: ContainedCheckers, report: ValidationReport
+) -> tuple[str, str]:
+    """Return why a row's code is refused, and the checker's words; empty if it is not."""
+    for language, code, is_whole in _codes(record, languages):
+        report.checked += 1
+        check = checkers.check(language, code)
+        faults = [fault for fault in check.diagnostics if fault.code in _UNREADABLE]
+        if faults and not is_whole:
+            # A part of a function, such as its body.
+            inside = "def _():\n" + "\n".join(f"    {line}" for line in code.split("\n"))
+            faults = faults if any(f.code in _UNREADABLE for f in checkers.check(language, inside).diagnostics) else []
+        if faults:
+            return str(VerdictCode.NOT_COMPILING), str(faults[0])
+        if measure_substance(code, check).markers:
+            return str(VerdictCode.STUB), "it has a placeholder, such as TODO"
+    return "", ""
+
+
+def _with_difficulty(
+    line: bytes, record: Record, languages: Sequence[str], checkers: ContainedCheckers, report: ValidationReport
+) -> bytes:
+    """Return the line with a difficulty from its code, if it does not have one."""
+    if record.difficulty is not None:
+        return line
+    found = [
+        unit.difficulty
+        for language, code, _ in _codes(record, languages)
+        for unit in checkers.units(language, code).units
+    ]
+    if not found:
+        return line
+    report.difficulties += 1
+    keys: dict[str, Any] = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    return msgspec.json.encode(keys | {"difficulty": max(found)}) + b"\n"
+
+
+def _codes(record: Record, languages: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
+    """Yield language and code of the last answer, and whether it is a fenced block: of each fence with a language, or of an answer that is only code."""
+    # Of a pair, the preferred answer: the rejected one may be as bad as it is.
+    answer = next((turn.content for turn in reversed(record.conversation()) if turn.role == "assistant"), None) or ""
+    fences = list(_fences(answer))
+    yield from ((language, code, True) for language, code in fences if language in languages)
+    if not fences and record.response_mode == "code_only" and len(languages) == 1:
+        yield languages[0], answer, False
+
+
+def _fences(answer: str) -> Iterator[tuple[str, str]]:
+    fence, language, code = "", "", list[str]()
+    for line in answer.split("\n"):
+        found = FENCE.match(line)
+        if fence and found and found[1].startswith(fence) and not found[2]:
+            yield language, "\n".join(code)
+            fence = ""
+        elif not fence and found:
+            fence, language, code = found[1], found[2].lower(), []
+        elif fence:
+            code.append(line)

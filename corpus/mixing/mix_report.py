@@ -1,0 +1,157 @@
+"""The report of a mix, with all fields of the original system's and the counts that Mens adds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from corpus.filters.contamination import Overlap
+
+Label = tuple[str | None, str | None, str | None, int | None]
+"""A row's category, lane, origin and rating."""
+REPORT_SUFFIX = ".mix_report.json"
+
+
+class SourceReport(msgspec.Struct, kw_only=True):
+    """Report of one source.
+
+    Attributes:
+        path: as in the mix file, and ``resolved_path`` where it was found.
+        source_fingerprint: SHA-256 of its content.
+        input_lines: lines of it, without blank ones.
+        repeats: the most copies of a row.
+        emitted_lines: rows in the output.
+        skipped_reason: why the output has no row of it.
+        share_of_output: 0 to 1, in rows.
+        share_of_bytes: the same in bytes.
+        held_out: rows in the validation file.
+        dropped: rows that are left out, by code.
+    """
+
+    path: str
+    weight: float
+    optional: bool
+    record_format: str | None
+    resolved_path: str | None = None
+    source_fingerprint: str | None = None
+    input_lines: int = 0
+    repeats: int = 0
+    emitted_lines: int = 0
+    skipped_reason: str | None = None
+    share_of_output: float = 0.0
+    share_of_bytes: float = 0.0
+    held_out: int = 0
+    dropped: dict[str, int] = {}
+
+
+class FoundOverlap(msgspec.Struct, frozen=True):
+    """A row that holds a part of an item of an eval.
+
+    Attributes:
+        line: of the row, in a file of its source.
+        left_out: whether the part is so large that the row is left out.
+    """
+
+    source: str
+    file: str
+    line: int
+    left_out: bool
+    overlap: Overlap
+
+
+class OutputFile(msgspec.Struct, frozen=True):
+    """A file that a mix wrote."""
+
+    path: str
+    sha256: str
+    rows: int
+    bytes: int
+
+
+class MixReport(msgspec.Struct, kw_only=True):
+    """The report of a mix.
+
+    Attributes:
+        config_fingerprint: SHA-256 of the mix with its defaults, and of the version of the code that mixes.
+        total_emitted: rows in the output.
+        total_held_out: rows in the validation file.
+        dropped: rows that are left out, by code.
+        contaminated: the first rows that hold a part of an item of an eval.
+        files: what was written.
+        notes: what a person should know of the result.
+    """
+
+    config_path: str
+    output_path: str
+    strict: bool
+    config_fingerprint: str
+    sources: list[SourceReport]
+    total_emitted: int = 0
+    total_held_out: int = 0
+    dropped: dict[str, int] = {}
+    contaminated: list[FoundOverlap] = []
+    files: list[OutputFile] = []
+    notes: list[str] = []
+
+
+def report_path(output: Path) -> Path:
+    """Return the place of the report of an output: ``<stem>.mix_report.json``."""
+    return output.with_name(output.stem + REPORT_SUFFIX)
+
+
+def read_report(path: Path) -> MixReport | None:
+    """Return a report; None if it does not exist or is not one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=MixReport)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def is_current(before: MixReport | None, now: MixReport, folder: Path) -> bool:
+    """Return whether an earlier mix had the same inputs, and its files are as it left them.
+
+    Args:
+        now: the report of the mix before it runs, with the fingerprints of its sources.
+        folder: of the output.
+    """
+    from shared.hashing import digest_file  # only for a mix that may be current
+
+    if before is None or _inputs(before) != _inputs(now) or not before.files:
+        return False
+    paths = [(folder / file.path, file) for file in before.files]
+    return all(path.is_file() and path.stat().st_size == file.bytes for path, file in paths) and all(
+        digest_file(path) == file.sha256 for path, file in paths
+    )
+
+
+def _inputs(report: MixReport) -> Any:
+    return (
+        report.config_fingerprint,
+        report.output_path,
+        report.strict,
+        [(source.path, source.source_fingerprint) for source in report.sources],
+    )
+
+
+def metadata_of(seed: int, files: Sequence[OutputFile], counts: Counter[tuple[int, bool, Label]]) -> dict[str, Any]:
+    """Return the summary of the output that lies next to it."""
+    found: dict[str, Counter[str]] = {
+        "categories": Counter(),
+        "lanes": Counter(),
+        "origins": Counter(),
+        "ratings": Counter(),
+    }
+    for (_, is_held_out, label), rows in counts.items():
+        if not is_held_out:
+            for counter, value in zip(found.values(), label, strict=True):
+                counter["(none)" if value is None else str(value)] += rows
+    return {
+        "schema": 1,
+        "seed": seed,
+        "files": list(files),
+        **{name: dict(sorted(counter.items())) for name, counter in found.items()},
+    }

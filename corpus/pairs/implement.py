@@ -1,0 +1,34 @@
+"""Rule ``implement``: signature and docstring → body."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import ClassVar
+
+from corpus.pairs.rule import Draft, RuleContext, fenced, given, halves, labels, prompt_of, proof_of
+from corpus.units.records import UnitRow
+from shared.checkers.unit import UnitKind
+
+
+class Implement:
+    """The body of a documented function. Its rating is higher if a test calls the function."""
+
+    name = "implement"
+    version = 1
+    needs: ClassVar[frozenset[UnitKind]] = frozenset(("function", "method"))
+
+    def pairs(self, unit: UnitRow, context: RuleContext) -> Iterator[Draft]:
+        """See :class:`corpus.pairs.rule.PairRule`."""
+        parts = halves(unit) if unit.docstring else None
+        if not parts:
+            return
+        head, body = parts
+        item = {"code": fenced(head, unit.language), "name": unit.name, "given": given(unit)}
+        is_tested = unit.kind == "function" and context.neighbours.is_tested(unit.name)
+        row = {
+            "prompt": prompt_of(self.name, unit, **item),
+            "response": body,
+            **labels("function", "synthesis", 5 if is_tested else 4, unit),
+        }
+        yield Draft(row, unit.language, proof_of(unit, f"{head}\n{textwrap.indent(body, '    ')}"))

@@ -1,0 +1,156 @@
+"""Interface of a rule: a unit becomes drafts of rows, which the stage checks before it writes them. Start reading here.
+
+A rule is found by its name: those of this package (`rules.py`), and those that an installed package offers as an entry
+point of the group ``mens.pairs``.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any, ClassVar, Protocol
+
+from corpus.units.records import UnitRow
+from shared.checkers.checker import Check
+from shared.checkers.unit import UnitKind
+from shared.graders.templates import render
+
+MIN_FORMS = 8
+"""Wordings of a rule, so that no phrase of it is learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A row that has not been checked yet.
+
+    Attributes:
+        row: as in a training file; without ``id``.
+        proof: code that must pass the checker of ``language``; empty for prose.
+        checks: what the rule has found out, for the provenance.
+    """
+
+    row: Mapping[str, Any]
+    language: str = ""
+    proof: str = ""
+    checks: Mapping[str, Any] = field(default_factory=dict)
+
+
+class CodeCheckers(Protocol):
+    """Checkers of languages, behind a process with limits."""
+
+    def check(self, language: str, text: str) -> Check:
+        """See :meth:`shared.checkers.contained.ContainedCheckers.check`."""
+        ...
+
+
+class Neighbours(Protocol):
+    """Other units of the same corpus."""
+
+    def function(self, name: str) -> UnitRow | None:
+        """Return the only function with a name; None if it does not exist, or if several have the name."""
+        ...
+
+    def is_tested(self, name: str) -> bool:
+        """Return whether a test calls the only function with a name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RuleContext:
+    """Parts that a rule may use next to its unit."""
+
+    checkers: CodeCheckers
+    neighbours: Neighbours
+
+
+class PairRule(Protocol):
+    """Makes rows of units. Equal units give equal rows.
+
+    Attributes:
+        name: its key in `data/wording.json`, if it takes its words from there.
+        version: raised when an equal unit would give another row.
+        needs: the kinds of units that it reads.
+    """
+
+    name: str
+    version: int
+    needs: ClassVar[frozenset[UnitKind]]
+
+    def pairs(self, unit: UnitRow, context: RuleContext, /) -> Iterator[Draft]:
+        """Yield the drafts of a unit."""
+        ...
+
+
+@cache
+def wording() -> dict[str, list[str]]:
+    """Return the forms of each rule's prompt: templates with ``{{ item.name }}``."""
+    text = files("corpus.pairs").joinpath("data/wording.json").read_text(encoding="utf-8")
+    forms: dict[str, list[str]] = json.loads(text)
+    return forms
+
+
+def prompt_of(rule: str, unit: UnitRow, **item: str) -> str:
+    """Return a prompt in the form that the unit's id chooses."""
+    forms = wording()[rule]
+    return render(forms[seed_of(unit) % len(forms)], item, {}).strip()
+
+
+def seed_of(unit: UnitRow) -> int:
+    """Return a number that depends on the unit alone."""
+    return int(unit.id, 16)
+
+
+def fenced(code: str, language: str) -> str:
+    """Return a fenced block; the fence is longer than any in the code."""
+    fence = "```"
+    while fence in code:
+        fence += "`"
+    return f"{fence}{language}\n{code}\n{fence}"
+
+
+def given(unit: UnitRow) -> str:
+    """Return what a unit may use of its module, as an end of a prompt; empty if it uses nothing."""
+    parts = []
+    if unit.context:
+        parts.append("Imports:\n" + fenced(unit.context, unit.language))
+    if unit.uses:
+        parts.append("Also defined in the module: " + ", ".join(f"`{name}`" for name in unit.uses) + ".")
+    return "\n\n".join(parts)
+
+
+def proof_of(unit: UnitRow, code: str) -> str:
+    """Return code with what it uses of its module: the imports, and the names, which stand for anything."""
+    names = "".join(f"{name} = None\n" for name in unit.uses)
+    return "\n".join(filter(None, [unit.context, names + code]))
+
+
+def halves(unit: UnitRow) -> tuple[str, str] | None:
+    """Return signature with docstring, and the body without indentation; None if the body has no lines of its own.
+
+    A body in which a string has lines with less indentation is not taken apart.
+    """
+    lines = unit.code.split("\n")
+    head, body = "\n".join(lines[: unit.head_lines]), "\n".join(lines[unit.head_lines :])
+    dedented = textwrap.dedent(body)
+    if not unit.head_lines or not body.strip() or dedented.startswith((" ", "\t")):
+        return None
+    return head, dedented
+
+
+def labels(
+    category: str, family: str, rating: int, unit: UnitRow, *, lane: str = "codegen", mode: str = "code_only"
+) -> dict[str, Any]:
+    """Return the labels of a row that people wrote."""
+    return {
+        "category": category,
+        "lane": lane,
+        "task_family": family,
+        "difficulty": unit.difficulty,
+        "rating": rating,
+        "response_mode": mode,
+        "origin": "human",
+    }

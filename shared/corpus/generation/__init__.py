@@ -1,5 +1,0 @@
-"""Rows from columns: values that are drawn, templates that join them, and answers of models.
-
-Start with `columns.py`. Imports `shared.corpus`, `shared.checkers`, `shared.datasets`, `shared.graders`, `shared.http_retry`, `shared.sandbox` and
-`shared.settings`.
-"""

@@ -1,4 +1,0 @@
-"""Methods by which a model writes the value of a column, one in each file.
-
-Start with `method.py`. Imports `shared.corpus`, `shared.graders` and `shared.sandbox`.
-"""

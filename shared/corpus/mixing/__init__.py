@@ -1,4 +1,0 @@
-"""The mix: sources with weights become one training file, its validation file, their provenance, and a report.
-
-Start with `mix.py`. Imports `shared.corpus`, `shared.datasets` and other packages of `shared`.
-"""

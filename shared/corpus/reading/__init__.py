@@ -1,4 +1,0 @@
-"""Tables as a source of rows: pages of a query in the order of its key, redacted, and the state from which the next pull continues.
-
-Start with `pull.py`. Imports `shared.corpus` and what is below it; SQLAlchemy in `database.py` only.
-"""

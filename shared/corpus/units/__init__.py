@@ -1,4 +1,0 @@
-"""Files of code and documents, divided into units from which rows are made.
-
-Start with `extraction.py`. Imports `shared.checkers`, `shared.corpus` and `shared.contained`.
-"""

@@ -1,0 +1,39 @@
+"""Duplicates of a mix: the best of equal rows stays, and near duplicates fall with their equals."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from corpus.filters.duplicates import DuplicateFinder, RowState
+from shared.datasets.duplicates import SketchedRows
+from shared.datasets.fingerprints import fingerprints
+
+LONG = " ".join(f"w{n}" for n in range(200))
+KEPT, EXACT, NEAR = RowState.KEPT, RowState.EXACT, RowState.NEAR
+
+
+def found(rows: list[tuple[str, int]], *, exact: bool = True, near: float | None = 0.8, blocks: int = 1) -> list[int]:
+    finder = DuplicateFinder(exact=exact, near=near, expected_rows=100)
+    size = max(1, -(-len(rows) // blocks))
+    for begin in range(0, len(rows), size):
+        part = rows[begin : begin + size]
+        digests, sketches = fingerprints([text for text, _ in part])
+        sketched = SketchedRows(bytearray(sketches), array("Q", digests), array("I", range(len(part))))
+        finder.add(sketched, bytes(rating for _, rating in part))
+    return [int(state) for state in finder.states()]
+
+
+ROWS = [("a b c", 0), (f"{LONG} x", 1), ("A  b C", 3), (f"{LONG} y", 5), ("d e f", 0), ("a b c", 3), (f"{LONG} Y", 2)]
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 7])
+def test_best_of_equal_rows_stays_and_near_ones_fall_together(blocks: int) -> None:
+    assert found(ROWS, blocks=blocks) == [EXACT, KEPT, KEPT, NEAR, KEPT, EXACT, EXACT]
+
+
+def test_kinds_are_chosen() -> None:
+    assert found(ROWS, near=None) == [EXACT, KEPT, KEPT, KEPT, KEPT, EXACT, EXACT]
+    assert found(ROWS, exact=False) == [KEPT, KEPT, KEPT, NEAR, KEPT, KEPT, KEPT]
+    assert found([]) == []
