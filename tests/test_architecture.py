@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tiers import TIERS
+
 ROOT = Path(__file__).resolve().parents[1]
-TIERS = ("api", "worker", "serving", "shared", "cli", "corpus", "openai_migration")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 PAGES = ("architecture.md", "extending.md")
 STEP = re.compile(r"`([\w/]+\.py):([\w.]+)`")

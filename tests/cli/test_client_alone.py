@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tiers import TIERS
+
 pytestmark = pytest.mark.network
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +50,7 @@ def must_run(*command: str | Path, **variables: str) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Mens as a wheel; built from a copy, because setuptools writes into the folder of the source."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in ("api", "worker", "serving", "shared", "cli", "openai_migration"):
+    for name in TIERS:
         shutil.copytree(ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "source")

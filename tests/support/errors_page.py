@@ -17,9 +17,9 @@ from typing import NamedTuple
 from api.errors import STATUS
 from shared import errors
 from shared.errors import Code, MensError
+from tests.support.tiers import TIERS
 
 ROOT = Path(__file__).resolve().parents[2]
-TIERS = ("api", "worker", "serving", "shared", "cli", "openai_migration")
 OPERATORS = (errors.Unavailable, errors.ArtifactInvalid, errors.JobFailed, errors.LeaseLost, errors.MensError)
 """Classes whose codes an operator may have to act on; the others say what was wrong with a request."""
 WHO = {

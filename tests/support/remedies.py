@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.tiers import TIERS
+
 HELPERS = ("cli/client/remedies.py", "cli/client/start_command.py", "shared/replicas.py")
 """Modules that write remedies, or parts of them, for codes that other modules raise."""
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("api", "cli", "openai_migration", "serving", "shared", "worker")
 ROW = re.compile(r"^\| `([A-Z0-9_]+)` \| .*? \| (.*?) \|", re.MULTILINE)
 ACTION = re.compile(r"`(mens [^`]+|MENS_[A-Z_]+(?:=[^`]+)?|(?:GET|POST|PUT|DELETE) /[^`]+)`")
 """A command, a setting or a route."""
@@ -46,7 +47,7 @@ def not_given() -> Iterator[str]:
 
 
 def _sources() -> Iterator[Path]:
-    for package in PACKAGES:
+    for package in TIERS:
         yield from sorted((ROOT / package).rglob("*.py"))
 
 

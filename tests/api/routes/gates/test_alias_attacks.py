@@ -22,6 +22,7 @@ from shared.database.tenancy import SHARED, Role
 from tests.support.asgi_server import serve
 from tests.support.builders import at_once, claimed, new_adapter
 from tests.support.gate_rows import LAX, govern, receipt, store
+from tests.support.tiers import TIERS
 
 pytestmark = pytest.mark.network
 
@@ -176,8 +177,7 @@ def test_better_adapter_takes_it_in_one_call_and_worse_one_in_no_race(app: FastA
 def test_nothing_else_moves_a_name() -> None:
     verbs = {"set", "rollback", "delete"}
     found: dict[str, set[str]] = {}
-    folders = ("api", "cli", "openai_migration", "serving", "shared", "worker")
-    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+    for path in (path for tier in TIERS for path in (ROOT / tier).rglob("*.py")):
         place = path.relative_to(ROOT).as_posix()
         if place in OWN_PLACES or place.startswith("api/migrations/"):
             continue
