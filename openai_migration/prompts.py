@@ -76,8 +76,8 @@ def choose_prompts(
     """
     jobs = [job for job in contents.jobs(project) if model_of(model) == job.get("fine_tuned_model")]
     files = [contents.file(project, str(job["training_file"])) for job in jobs if job.get("training_file")]
-    known = [*trained, *(path for path in files if path)]
-    seen = TrainedPrompts(known)
+    training_files = [*trained, *(path for path in files if path)]
+    seen = TrainedPrompts(training_files)
     left_out: Counter[str] = Counter()
     chosen: dict[str, Prompt] = {}
     for source, request in _candidates(contents, project, model, jobs, own):
@@ -88,12 +88,12 @@ def choose_prompts(
         else:
             chosen[prompt.id] = prompt
     notes = []
-    if not known:
+    if not training_files:
         notes.append(
             "the training file is missing, so these may include prompts that the model was trained on: --trained FILE"
         )
     if not chosen:
-        chosen = {prompt.id: prompt for path in known for prompt in _set_aside(path)}
+        chosen = {prompt.id: prompt for path in training_files for prompt in _set_aside(path)}
         if chosen:
             notes.append("these are training rows, which favour the old model; do not train on them again")
     ordered = sorted(chosen.values(), key=lambda prompt: (prompt.source != "yours", prompt.id))
@@ -168,10 +168,10 @@ class TrainedPrompts:
     def __init__(self, files: Iterable[Path]) -> None:
         from shared.datasets.duplicates import NearIndex  # numpy is slow to import
 
-        known = list(files)
+        paths = list(files)
         self._exact: set[int] = set()
-        self._near = NearIndex(sum(path.stat().st_size for path in known) // TYPICAL_ROW_BYTES)
-        texts = (spoken(request["messages"]) for path in known for request in file_requests(path))
+        self._near = NearIndex(sum(path.stat().st_size for path in paths) // TYPICAL_ROW_BYTES)
+        texts = (spoken(request["messages"]) for path in paths for request in file_requests(path))
         while batch := list(islice(texts, ROWS_AT_ONCE)):
             rows = _sketched(batch)
             self._exact.update(rows.digests)

@@ -148,12 +148,12 @@ def questions(model: str, choice: PromptChoice, sampling: RecordedSampling) -> I
     """Yield the requests for a model, prompt by prompt: model and base, at temperature 0 and then the samples."""
     models = [model, parse_name(model).base] if sampling.control else [model]
     for prompt in choice.prompts:
-        for asked in models:
+        for answering in models:
             for sample in range(1 + sampling.samples):
                 how = GREEDY if sample == 0 else {"temperature": sampling.temperature, "seed": SEED + sample}
                 bound = {"max_completion_tokens": sampling.max_answer_tokens}
                 yield RecordedQuestion(
-                    asked, prompt, sample, {"model": asked, **prompt.request, **how, **bound, **WITH_LOGPROBS}
+                    answering, prompt, sample, {"model": answering, **prompt.request, **how, **bound, **WITH_LOGPROBS}
                 )
 
 
@@ -285,7 +285,7 @@ def write_golden(archive: Archive, plan: ModelPlan) -> int:
                 "sha256": entry.sha256,
                 "response": msgspec.json.decode((archive.folder / entry.file).read_bytes()),
             }
-            line["answers"] = [each for each in line["answers"] if not _is_same(each, answer)] + [answer]
+            line["answers"] = [earlier for earlier in line["answers"] if not _is_same(earlier, answer)] + [answer]
     make_private(path.parent, archive.folder)
     write_private(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines.values()))
     return len(lines)

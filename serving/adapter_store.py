@@ -99,9 +99,9 @@ class AdapterStore:
         """
         digest = split_adapter_id(adapter_id)[1]
         with self._lock_of(digest):
-            known = self._verified.get(adapter_id)
-            if known is not None and known.folder.is_dir():
-                return known
+            verified = self._verified.get(adapter_id)
+            if verified is not None and verified.folder.is_dir():
+                return verified
             started = time.perf_counter()
             try:
                 manifest = self._servable_manifest(adapter_id, digest)

@@ -110,21 +110,21 @@ def patch_model_runner() -> None:
     def get_prompt_logprobs_dict(runner: Any, hidden_states: Any, num_scheduled_tokens: dict[str, int]) -> Any:
         """As vLLM's method, one request at a time. A complete request is removed from the runner's dictionary."""
         pending: dict[str, int] = runner.num_prompt_logprobs
-        found: dict[str, Any] = {}
+        logprobs: dict[str, Any] = {}
         try:
             for request in list(pending):
                 runner.num_prompt_logprobs = {request: pending[request]}
                 row = runner.input_batch.req_id_to_index.get(request)
                 token = prompt_adapter.set(0 if row is None else int(runner.input_batch.request_lora_mapping[row]))
                 try:
-                    found |= compute(runner, hidden_states, num_scheduled_tokens)
+                    logprobs |= compute(runner, hidden_states, num_scheduled_tokens)
                 finally:
                     prompt_adapter.reset(token)
                 if request not in runner.num_prompt_logprobs:
                     del pending[request]
         finally:
             runner.num_prompt_logprobs = pending
-        return found
+        return logprobs
 
     CPUModelRunner._get_prompt_logprobs_dict = get_prompt_logprobs_dict  # noqa: SLF001
 

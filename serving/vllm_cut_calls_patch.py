@@ -49,13 +49,17 @@ def apply_patch() -> None:
         if calls and has_ended(parser.model_tokenizer, request, model_output_token_ids):
             return reasoning, content, calls
         try:
-            before, found = read_as_stream(parser, model_output, request, model_output_token_ids)
+            before, calls_as_streamed = read_as_stream(parser, model_output, request, model_output_token_ids)
         except Exception:
             logger.exception("an answer with a forced call could not be read as a stream; vLLM's reading is sent")
             return reasoning, content, calls
-        if found is None or (calls and len(calls) == len(found) and all(is_json(call.arguments) for call in found)):
+        if calls_as_streamed is None or (
+            calls
+            and len(calls) == len(calls_as_streamed)
+            and all(is_json(call.arguments) for call in calls_as_streamed)
+        ):
             return reasoning, content, calls
-        return reasoning, before, found
+        return reasoning, before, calls_as_streamed
 
     parse_with_cut_call.reads_cut_calls = True  # type: ignore[attr-defined]
     DelegatingParser.parse = parse_with_cut_call

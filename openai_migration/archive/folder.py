@@ -163,8 +163,8 @@ class Archive:
         Args:
             unfinished: as in :class:`Manifest`; None keeps the current value.
         """
-        known = _read_manifest(self.folder).unfinished if unfinished is None else dict(unfinished)
-        manifest = Manifest(now(), known, self.entries())
+        remaining = _read_manifest(self.folder).unfinished if unfinished is None else dict(unfinished)
+        manifest = Manifest(now(), remaining, self.entries())
         write_private(self.folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
         self._journal.seek(0)
         self._journal.truncate()

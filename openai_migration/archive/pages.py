@@ -52,16 +52,16 @@ class Reader:
             parts: the body's path below the project's folder.
             page: the body has to be a page of a list; any other is a refusal.
         """
-        wanted = dict(query or {})
+        parameters = dict(query or {})
         project = self.client.project
         self.advance(path)
-        if known := self.archive.find(request_key(project, "GET", path, wanted)):
-            return known
+        if stored := self.archive.find(request_key(project, "GET", path, parameters)):
+            return stored
         self.sent += 1
         with self.archive.body() as body:
-            reply = self.client.send("GET", path, body, wanted)
+            reply = self.client.send("GET", path, body, parameters)
             entry = ArchiveEntry(
-                project, "GET", path, wanted, reply.status, now(), "", code=reply.code, message=reply.message
+                project, "GET", path, parameters, reply.status, now(), "", code=reply.code, message=reply.message
             )
             if reply.status != 200:
                 return self.archive.add(entry, None)

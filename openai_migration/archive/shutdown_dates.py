@@ -58,9 +58,9 @@ def is_tuned(model: str) -> bool:
 
 def parse_name(model: str) -> TunedName:
     """Return the parts of a tuned model's name; in other forms, the base is the part before the first colon."""
-    if not (found := _TUNED.fullmatch(model)):
+    if not (match := _TUNED.fullmatch(model)):
         return TunedName(model.partition(":")[0], "", None)
-    return TunedName(found["base"], found["suffix"], int(found["step"]) if found["step"] else None)
+    return TunedName(match["base"], match["suffix"], int(match["step"]) if match["step"] else None)
 
 
 def ending_of(model: str, shutdown_date: object) -> ModelEnding:

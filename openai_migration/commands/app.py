@@ -111,11 +111,11 @@ def inventory(
                 projects.append(inspect_project(Reader(client.client, lists, client.show), today, requests))
             except MensError as error:
                 failures.append(f"{key.project}: {error}")
-    found = make_inventory(projects, today)
+    listing = make_inventory(projects, today)
     if projects:
         with Archive(archive):
-            write_json(archive / INVENTORY, found)
-        _show_inventory(found)
+            write_json(archive / INVENTORY, listing)
+        _show_inventory(listing)
         note(f"written to {archive / INVENTORY}; next: `mens migrate openai export {archive}`")
     if failures:
         fail("\n".join(failures))
@@ -245,11 +245,11 @@ def _send(target: Archive, plans: list[ModelPlan], key_env: list[str], bounds: B
     """Send the questions of every project; return why some could not be read to their end."""
     failures = []
     for key in read_keys(key_env):
-        asked = [plan for plan in plans if plan.project == key.project]
+        of_project = [plan for plan in plans if plan.project == key.project]
         done = Recording()
         try:
-            with activity(key, sum(len(plan.questions) for plan in asked)) as client:
-                record_answers(client.client, target, asked, bounds, done, client.show)
+            with activity(key, sum(len(plan.questions) for plan in of_project)) as client:
+                record_answers(client.client, target, of_project, bounds, done, client.show)
         except MensError as error:
             failures.append(f"{key.project} is not complete. {error}")
         bounds = bounds.after(done)
@@ -261,18 +261,18 @@ def _listed(variables: list[str]) -> str:
     return f"the key{'s' if variables[1:] else ''} in {', '.join(variables)}"
 
 
-def _show_inventory(found: ArchiveInventory) -> None:
+def _show_inventory(listing: ArchiveInventory) -> None:
     lines: list[tuple[str, ...]] = []
-    for what, end in (("evals", found.evals_end_on), ("new fine-tuning jobs", found.training_ends_on)):
-        lines.append((str(end), describe_days((end - found.day).days), f"OpenAI's {what}", "", "", TABLE_SOURCE))
-    for project in found.projects:
+    for what, end in (("evals", listing.evals_end_on), ("new fine-tuning jobs", listing.training_ends_on)):
+        lines.append((str(end), describe_days((end - listing.day).days), f"OpenAI's {what}", "", "", TABLE_SOURCE))
+    for project in listing.projects:
         for model in project.models:
             ends_on = str(model.ends_on or "?")
             requests = "" if model.requests is None else str(model.requests)
             days = describe_days(model.days_left)
             lines.append((ends_on, days, model.name, project.project, requests, model.date_from))
     print_table(("ends", "days left", "what", "project", "requests", "date from"), sorted(lines))
-    for project in found.projects:
+    for project in listing.projects:
         files = ", ".join(f"{group.count} {name}" for name, group in sorted(project.files.items())) or "none"
         jobs = ", ".join(f"{count} {state}" for state, count in sorted(project.jobs.items())) or "none"
         typer.echo(

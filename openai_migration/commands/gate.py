@@ -117,30 +117,37 @@ def gate(
     every model has passed, else 1.
     """
     margins = _margins(margin, min_prompts)
-    known = {name: project for name, project in recorded_models(archive).items() if not model or name in model}
-    if not known or set(model) - known.keys():
-        names = ", ".join(sorted(set(model) - known.keys())) or "any model"
+    recorded = {name: project for name, project in recorded_models(archive).items() if not model or name in model}
+    if not recorded or set(model) - recorded.keys():
+        names = ", ".join(sorted(set(model) - recorded.keys())) or "any model"
         fail(
             f"{archive} has no recorded answers of {names}. Record them before OpenAI switches the model off: `mens migrate openai record`."
         )
-    chosen, failures = _candidates(archive, list(known), candidate)
+    chosen, failures = _candidates(archive, list(recorded), candidate)
     receipts: list[MigrationReceipt] = []
-    chosen_judges = {asked: name for asked, _, name in (text.rpartition("=") for text in judge)}
+    chosen_judges = {grader_model: name for grader_model, _, name in (text.rpartition("=") for text in judge)}
     for name, named in chosen.items() if dry_run else ():
-        _show_dry_run(archive, known[name], name, named, max_judge_requests)
+        _show_dry_run(archive, recorded[name], name, named, max_judge_requests)
     if not dry_run:
         connection, settings = connect(), read_settings(Settings)
         contents = ArchiveContents(archive)
         with Archive(archive), connection.client(TIMEOUT_SECONDS) as client:
             for name, named in chosen.items():
                 try:
-                    candidate_model = _ask(client, archive, known[name], name, named, concurrency)
-                    judges = find_judges(client, judge_models(contents, known[name]), chosen_judges, candidate_model)
+                    candidate_model = _ask(client, archive, recorded[name], name, named, concurrency)
+                    judges = find_judges(client, judge_models(contents, recorded[name]), chosen_judges, candidate_model)
                     judges = _ask_judges(
-                        client, contents, known[name], name, candidate_model, judges, max_judge_requests, concurrency
+                        client, contents, recorded[name], name, candidate_model, judges, max_judge_requests, concurrency
                     )
                     receipt = make_receipt(
-                        contents, known[name], name, candidate_model, connection.url, margins, settings.sandbox, judges
+                        contents,
+                        recorded[name],
+                        name,
+                        candidate_model,
+                        connection.url,
+                        margins,
+                        settings.sandbox,
+                        judges,
                     )
                     write_receipt(archive, receipt)
                     receipts.append(receipt)
@@ -156,10 +163,10 @@ def gate(
         note(f"next: `mens migrate openai switch {archive}`")
 
 
-def _margins(given: list[str], min_prompts: int) -> Margins:
+def _margins(options: list[str], min_prompts: int) -> Margins:
     """Parse the margins of gates from ``LOSS`` and ``GATE=LOSS``; an invalid one ends the command."""
     default, by_gate = DEFAULT_MARGIN, dict[str, float]()
-    for text in given:
+    for text in options:
         gate, _, loss = text.rpartition("=")
         try:
             value = float(loss)
@@ -185,9 +192,9 @@ def _note_unused(margins: Margins, receipts: list[MigrationReceipt]) -> None:
             note(f"--margin {pattern}=…: no gate has this name; the gates are {', '.join(names)}")
 
 
-def _candidates(archive: Path, models: list[str], given: list[str]) -> tuple[dict[str, str], list[str]]:
+def _candidates(archive: Path, models: list[str], options: list[str]) -> tuple[dict[str, str], list[str]]:
     """Return the candidate of each model, and why some have none."""
-    named = {tuned: name for tuned, _, name in (text.rpartition("=") for text in given)}
+    named = {tuned: name for tuned, _, name in (text.rpartition("=") for text in options)}
     if unknown := sorted(named.keys() - {"", *models}):
         fail(
             f"--candidate names {', '.join(unknown)}, which has no recorded answers. Models with recorded answers: {', '.join(models)}."
@@ -196,23 +203,23 @@ def _candidates(archive: Path, models: list[str], given: list[str]) -> tuple[dic
         fail(
             f"--candidate NAME needs exactly one tuned model, and {len(models)} are compared. Give each one its own: --candidate 'TUNED=NAME'."
         )
-    found, failures = {}, []
+    candidates, failures = {}, []
     for model in models:
         trained = sorted(_trained(archive, model))
         if name := named.get(model) or named.get(""):
-            found[model] = name
+            candidates[model] = name
         elif len(trained) == 1:
-            found[model] = trained[0]
+            candidates[model] = trained[0]
         else:
             several = f"several successors were trained, {', '.join(trained)}" if trained else "no successor is known"
             failures.append(f"{model}: {several}; name one: --candidate '{model}=NAME'")
-    return found, failures
+    return candidates, failures
 
 
 def _trained(archive: Path, model: str) -> set[str]:
     paths = (archive / "train").glob(f"*/{safe_name(model)}/*.json")
-    found = (msgspec.json.decode(path.read_bytes(), type=Trained).adapter for path in paths)
-    return {adapter for adapter in found if adapter}
+    adapters = (msgspec.json.decode(path.read_bytes(), type=Trained).adapter for path in paths)
+    return {adapter for adapter in adapters if adapter}
 
 
 def _show_dry_run(archive: Path, project: str, model: str, named: str, max_judge_requests: int) -> None:
@@ -255,9 +262,9 @@ def _ask_judges(
     """
     if not judges.served:
         return judges
-    known = read_judgements(contents.folder, model)
+    stored = read_judgements(contents.folder, model)
     sandbox = read_settings(Settings).sandbox
-    bodies = unanswered(questions_to_judges(contents, project, model, candidate, judges, sandbox), known)
+    bodies = unanswered(questions_to_judges(contents, project, model, candidate, judges, sandbox), stored)
     if bodies[:most]:
         note(f"{model}: judges ({', '.join(sorted(set(judges.served.values())))}): {_cost(bodies[:most])}")
     if left := len(bodies[most:]):

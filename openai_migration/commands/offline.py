@@ -193,7 +193,7 @@ def _show_formats(formats: list[FormatCheck]) -> None:
     """Print the schemas of requests that the gate, or a program, will send."""
     if formats:
         typer.echo(f"{counted(len(formats), 'schema')} in recorded prompts, stored chats and batches")
-    for each in formats:
-        if each.refused:
-            where = ", ".join(f"{count} {source}" for source, count in each.requests.items())
-            typer.echo(f"  an installation would refuse {each.name} ({where}): {each.refused}")
+    for check in formats:
+        if check.refused:
+            where = ", ".join(f"{count} {source}" for source, count in check.requests.items())
+            typer.echo(f"  an installation would refuse {check.name} ({where}): {check.refused}")

@@ -72,34 +72,34 @@ def plan(
     contract before `train`. Sends nothing to OpenAI.
     """
     every = list(tuned_models(ArchiveContents(archive)))
-    _check_models(archive, [each.name for each in every], model)
-    found = [each for each in every if not model or each.name in model]
-    wanted = [base.strip() for base in bases.split(",") if base.strip()]
+    _check_models(archive, [tuned.name for tuned in every], model)
+    selected = [tuned for tuned in every if not model or tuned.name in model]
+    base_names = [base.strip() for base in bases.split(",") if base.strip()]
     if dry_run:
-        for each in found:
-            fate = f"not planned: {each.reason}" if isinstance(each, Unplannable) else f"on {bases or 'every base'}"
-            typer.echo(f"{each.name}: {fate}")
+        for tuned in selected:
+            fate = f"not planned: {tuned.reason}" if isinstance(tuned, Unplannable) else f"on {bases or 'every base'}"
+            typer.echo(f"{tuned.name}: {fate}")
         return
     made: list[SuccessorPlan] = []
-    failures = [f"{each.name}: {each.reason}" for each in found if isinstance(each, Unplannable)]
+    failures = [f"{tuned.name}: {tuned.reason}" for tuned in selected if isinstance(tuned, Unplannable)]
     with Archive(archive), _planner(archive, vram_gb, local=local or vram_gb is not None) as planner:
-        for each in found:
-            if not isinstance(each, ConvertedModel):
+        for tuned in selected:
+            if not isinstance(tuned, ConvertedModel):
                 continue
-            options = list(plan_successors(archive, each, planner, wanted))
+            options = list(plan_successors(archive, tuned, planner, base_names))
             fits = sorted(
                 (option for option in options if isinstance(option, SuccessorPlan)),
                 key=lambda option: option.estimate.parameters,
             )
-            chosen = fits if wanted else fits[-1:]
+            chosen = fits if base_names else fits[-1:]
             for option in chosen:
                 write_plan(archive, option)
             made += chosen
             if not chosen:
-                failures.append(f"{each.name}: no base fits; asked: {planner.place}")
+                failures.append(f"{tuned.name}: no base fits; asked: {planner.place}")
             if not as_json:
                 refusals = [option for option in options if isinstance(option, PlanRefusal)]
-                _show_plans(each, planner.place, fits, chosen, refusals)
+                _show_plans(tuned, planner.place, fits, chosen, refusals)
     if as_json:
         typer.echo(json.dumps(msgspec.to_builtins(made), indent=2))
     note(NO_PROMISE)
@@ -127,36 +127,36 @@ def train(
     """
     plans = _by_end(ArchiveContents(archive), read_plans(archive, model))
     if dry_run:
-        for each in plans:
-            known = read_training(archive, each)
-            same = known is not None and known.plan == each.digest
-            fate = f"has {known.job} ({known.state})" if known and same else f"would be trained on {each.base}"
-            typer.echo(f"{each.model}: {fate}")
+        for entry in plans:
+            stored = read_training(archive, entry)
+            same = stored is not None and stored.plan == entry.digest
+            fate = f"has {stored.job} ({stored.state})" if stored and same else f"would be trained on {entry.base}"
+            typer.echo(f"{entry.model}: {fate}")
         return
     done: list[Training] = []
     failures: list[str] = []
     with Archive(archive), Installation(connect(), archive) as installation:
-        for each in plans:
+        for entry in plans:
             try:
-                training = submit(archive, installation, each, retry=retry)
+                training = submit(archive, installation, entry, retry=retry)
             except MensError as error:
-                failures.append(f"{each.model} on {each.base}: {error}")
+                failures.append(f"{entry.model} on {entry.base}: {error}")
             else:
-                note(f"{each.model}: {training.job} on {each.base} is {training.state}")
+                note(f"{entry.model}: {training.job} on {entry.base} is {training.state}")
                 done.append(training)
         if watch:
             done = [_follow(archive, installation, plans, training, quiet=as_json) for training in done]
     failures += [
-        f"{each.model} on {each.base}: {each.job} {each.state}: {each.error} Fix the cause, then run again with --retry".replace(
+        f"{entry.model} on {entry.base}: {entry.job} {entry.state}: {entry.error} Fix the cause, then run again with --retry".replace(
             ":  ", ": "
         )
-        for each in done
-        if each.state in ENDED_WITHOUT
+        for entry in done
+        if entry.state in ENDED_WITHOUT
     ]
     if as_json:
         typer.echo(json.dumps(msgspec.to_builtins(done), indent=2))
     else:
-        rows = [(each.model, each.base, each.job, each.state, each.adapter) for each in done]
+        rows = [(entry.model, entry.base, entry.job, entry.state, entry.adapter) for entry in done]
         print_table(("model", "base", "job", "state", "adapter"), rows)
     if failures:
         fail("\n".join(failures))
@@ -191,16 +191,16 @@ def switch_models(
     A model whose gate has not passed is not switched without --override-reason. Prints the two settings to change in a
     program. You can repeat it; `mens aliases rollback` undoes a move. Writes switch/MODEL.json.
     """
-    known = [each.name for each in tuned_models(ArchiveContents(archive))]
-    _check_models(archive, known, model)
+    tuned_names = [tuned.name for tuned in tuned_models(ArchiveContents(archive))]
+    _check_models(archive, tuned_names, model)
     if (alias or adapter) and len(model) != 1:
         fail("--alias and --adapter are for one model: name it with --model.")
-    names = aliases_for(known) | ({model[0]: alias} if alias else {})
+    names = aliases_for(tuned_names) | ({model[0]: alias} if alias else {})
     done: list[Switch] = []
     failures: list[str] = []
     connection = connect()
     with Archive(archive), Installation(connection, archive) as installation:
-        for name in model or known:
+        for name in model or tuned_names:
             try:
                 move = prepare(archive, name, names[name], adapter=adapter, override_reason=override_reason)
                 if dry_run:
@@ -224,12 +224,12 @@ def _by_end(contents: ArchiveContents, plans: list[SuccessorPlan]) -> list[Succe
     return sorted(plans, key=lambda plan: ends.get(plan.model, len(ends)))
 
 
-def _check_models(archive: Path, known: Sequence[str], wanted: Sequence[str]) -> None:
+def _check_models(archive: Path, available: Sequence[str], requested: Sequence[str]) -> None:
     """End the command if the archive has no tuned model, or not the requested ones."""
-    if not known:
+    if not available:
         fail(f"{archive} has no tuned model. If you have the files of one, import them: `mens migrate openai import`.")
-    if unknown := [name for name in wanted if name not in known]:
-        fail(f"the archive has no tuned model {', '.join(unknown)}; it has {', '.join(known)}")
+    if unknown := [name for name in requested if name not in available]:
+        fail(f"the archive has no tuned model {', '.join(unknown)}; it has {', '.join(available)}")
 
 
 @contextmanager
@@ -251,7 +251,9 @@ def _follow(
         *_, job = poll(training.job, installation.connection)
     else:
         job = follow(training.job, console, installation.connection)
-    plan = next(each for each in plans if (each.digest, each.model) == (training.plan, training.model))
+    plan = next(
+        candidate for candidate in plans if (candidate.digest, candidate.model) == (training.plan, training.model)
+    )
     return record(archive, installation, plan, job)
 
 
@@ -263,8 +265,8 @@ def _show_plans(
     refusals: list[PlanRefusal],
 ) -> None:
     typer.echo(f"{model.name}: {counted(model.rows, 'row')}; planned by {place}")
-    for each in fits:
-        needs = each.estimate
+    for fitting in fits:
+        needs = fitting.estimate
         budget = f", at most {needs.memory_budget / GIB:.1f} GiB may be used there" if needs.memory_budget else ""
         time = f"training about {needs.seconds / 60:.0f} min" if needs.seconds else "time not known yet"
         facts = [
@@ -275,14 +277,14 @@ def _show_plans(
             f"estimated peak {needs.memory_bytes / GIB:.1f} GiB{budget}",
             time,
         ]
-        typer.echo(f"  {each.base}: {', '.join(facts)}{' → planned' if each in chosen else ''}")
+        typer.echo(f"  {fitting.base}: {', '.join(facts)}{' → planned' if fitting in chosen else ''}")
     for refusal in refusals:
         typer.echo(f"  {refusal.base}: not possible: {refusal.error}")
-    for each in chosen:
-        for source in each.sources:
-            given = "" if source.openai is None else f" (OpenAI: {source.openai})"
-            typer.echo(f"    {source.field} = {_shown(source.value)}{given}: {source.reason}")
-        for warning in each.warnings:
+    for fitting in chosen:
+        for source in fitting.sources:
+            original = "" if source.openai is None else f" (OpenAI: {source.openai})"
+            typer.echo(f"    {source.field} = {_shown(source.value)}{original}: {source.reason}")
+        for warning in fitting.warnings:
             typer.echo(f"    warning: {warning}")
 
 
@@ -291,9 +293,9 @@ def _shown(value: Any) -> str:
 
 
 def _show_switches(done: list[Switch], connection: Connection) -> None:
-    for each in done:
-        evidence = f"without a passed gate: {each.override_reason}" if each.override_reason else "its gate passed"
-        typer.echo(f"{each.model} → alias {each.alias} → {each.adapter} ({evidence})")
+    for move in done:
+        evidence = f"without a passed gate: {move.override_reason}" if move.override_reason else "its gate passed"
+        typer.echo(f"{move.model} → alias {move.alias} → {move.adapter} ({evidence})")
     typer.echo("Change only these two settings of a program:")
     typer.echo(f"  OPENAI_BASE_URL={connection.url}/v1")
     typer.echo("  OPENAI_API_KEY=…    # a key of this installation: mens keys create NAME --role viewer")

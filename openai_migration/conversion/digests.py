@@ -32,10 +32,10 @@ class DigestSet:
 
     def has(self, digests: Digests) -> NDArray[np.bool_]:
         """Return, for each digest, whether it is in the set."""
-        found = np.zeros(len(digests), np.bool_)
+        members = np.zeros(len(digests), np.bool_)
         for run in self._runs:
-            found |= run[np.minimum(np.searchsorted(run, digests), len(run) - 1)] == digests
-        return found
+            members |= run[np.minimum(np.searchsorted(run, digests), len(run) - 1)] == digests
+        return members
 
     def add(self, digests: Digests) -> None:
         """Add digests to the set."""

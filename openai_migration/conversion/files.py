@@ -125,19 +125,19 @@ def _compared(converted: ConvertedPart, task: FileTask, seen: DigestSet) -> tupl
     repeated_kinds = [replace(outcome, notes=[*outcome.notes, Note.REPEATED]) for outcome in by_itself]
     stays = _written(by_itself)[kinds]
     in_training = stays & np.logical_or.reduce(
-        [np.zeros(len(kinds), np.bool_), *(each.has(digests) for each in task.trained)]
+        [np.zeros(len(kinds), np.bool_), *(digest_set.has(digests) for digest_set in task.trained)]
     )
-    asked = np.zeros(len(kinds), np.bool_)
-    asked[[line for line, prompt in converted.prompts.items() if prompt in task.held_out]] = True
-    asked &= stays & ~in_training
-    stays &= ~(in_training | asked)
+    in_held_out = np.zeros(len(kinds), np.bool_)
+    in_held_out[[line for line, prompt in converted.prompts.items() if prompt in task.held_out]] = True
+    in_held_out &= stays & ~in_training
+    stays &= ~(in_training | in_held_out)
     lines = np.flatnonzero(stays)
     repeated = seen.has(digests[lines])
     first = np.zeros(len(lines), np.bool_)
     first[np.unique(digests[lines], return_index=True)[1]] = True
     seen.add(digests[lines])
     kinds[lines[repeated | ~first]] += np.uint32(len(by_itself))
-    kinds[in_training], kinds[asked] = 2 * len(by_itself), 2 * len(by_itself) + 1
+    kinds[in_training], kinds[in_held_out] = 2 * len(by_itself), 2 * len(by_itself) + 1
     return [*by_itself, *repeated_kinds, _IN_TRAINING_FILE, _ASKED], kinds
 
 

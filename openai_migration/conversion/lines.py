@@ -77,29 +77,29 @@ def convert_part(part: FilePart, rules: LineRules) -> ConvertedPart:
     """Convert each line of a part."""
     from shared.datasets.fingerprints import fingerprints  # numpy is slow to import
 
-    found, kinds, texts = ConvertedPart(part), _Kinds(), list[str]()
+    converted, kinds, texts = ConvertedPart(part), _Kinds(), list[str]()
     size, end = 0, part.begin
     with part.open() as file:
         for number, (line, read, is_plain) in enumerate(_lines(file, is_start=part.first_line == 1)):
             outcome, rows, text = _convert_plain(line, rules) or _convert_special(line, rules)
             end += read
-            found.ends.append(end)
-            found.kinds.append(kinds.of(outcome))
+            converted.ends.append(end)
+            converted.kinds.append(kinds.of(outcome))
             texts.append(text)
             if not outcome.reason:
                 if rows is not None:
-                    found.rewritten[number] = rows
+                    converted.rewritten[number] = rows
                 elif not is_plain:  # another line end, none, or a byte order mark
-                    found.rewritten[number] = line + b"\n"
+                    converted.rewritten[number] = line + b"\n"
                 if rules.wants_prompts and (prompt := _prompt_id(line)):
-                    found.prompts[number] = prompt
+                    converted.prompts[number] = prompt
             size += len(text)
             if size >= BATCH_BYTES:
-                found.digests.extend(fingerprints(texts, near=False)[0])
+                converted.digests.extend(fingerprints(texts, near=False)[0])
                 texts, size = [], 0
-    found.digests.extend(fingerprints(texts, near=False)[0])
-    found.outcomes = kinds.outcomes
-    return found
+    converted.digests.extend(fingerprints(texts, near=False)[0])
+    converted.outcomes = kinds.outcomes
+    return converted
 
 
 class _Kinds:

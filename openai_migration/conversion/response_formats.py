@@ -33,11 +33,11 @@ class FormatCheck(msgspec.Struct, frozen=True):
 
 def check_formats(contents: ArchiveContents) -> list[FormatCheck]:
     """Return the schemas of the requests in an archive, each once."""
-    found: dict[tuple[str, str], Counter[str]] = {}
+    uses: dict[tuple[str, str], Counter[str]] = {}
     for source, request in _requests(contents):
         for name, schema in schemas_of(request):
-            found.setdefault((name, written_schema(schema)), Counter())[source] += 1
-    return [FormatCheck(name, dict(requests), schema_fault(text)) for (name, text), requests in found.items()]
+            uses.setdefault((name, written_schema(schema)), Counter())[source] += 1
+    return [FormatCheck(name, dict(requests), schema_fault(text)) for (name, text), requests in uses.items()]
 
 
 def _requests(contents: ArchiveContents) -> Iterator[tuple[str, Mapping[str, Any]]]:

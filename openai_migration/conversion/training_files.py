@@ -78,20 +78,20 @@ def find_files(contents: ArchiveContents, originals: Iterable[Path]) -> list[Tra
         originals: files and folders, in which files are found by the name and size that OpenAI lists.
     """
     local = {(path.name, path.stat().st_size): path for path in _files_in(originals)}
-    found = [file for project in contents.projects() for file in _project_files(contents, project)]
-    for file in found:
+    files = [file for project in contents.projects() for file in _project_files(contents, project)]
+    for file in files:
         file.path = file.path or local.get((file.name, file.size))
-    used = {file.path for file in found}
+    used = {file.path for file in files}
     own = [path for path in originals if path.is_file() and path not in used]
-    found += [
+    files += [
         TrainingFile(ORIGINALS, path.stem, path.name, path.stat().st_size, guess_method(path), path) for path in own
     ]
-    return sorted(found, key=lambda file: bool(file.validates))
+    return sorted(files, key=lambda file: bool(file.validates))
 
 
 def _files_in(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
-        yield from (each for each in (sorted(path.rglob("*")) if path.is_dir() else [path]) if each.is_file())
+        yield from (file for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file())
 
 
 def _project_files(contents: ArchiveContents, project: str) -> list[TrainingFile]:
@@ -174,9 +174,9 @@ def convert_files(
                 trained=trained,
                 held_out=held_out,
             )
-            report, found = convert_file(task, partial(advance, file.name), executor)
+            report, file_digests = convert_file(task, partial(advance, file.name), executor)
             if file.file_id in validated:
-                digests[file.file_id] = found
+                digests[file.file_id] = file_digests
             if report.output:
                 # By its place in the archive, because the archive may be moved, and commands run from anywhere.
                 report.output = output.relative_to(archive.folder).as_posix()

@@ -120,9 +120,9 @@ def read_lines(path: Path) -> dict[str, NewAnswer]:
 
 def pending(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candidate: Candidate) -> list[dict[str, Any]]:
     """Return the requests that have no answer yet. A refusal is sent again: the installation may have changed."""
-    known = read_answers(folder, model)
+    stored = read_answers(folder, model)
     bodies = [body_for(prompt, candidate) for prompt in prompts]
-    return [body for body in bodies if (answer := known.get(digest_json(body))) is None or answer.code]
+    return [body for body in bodies if (answer := stored.get(digest_json(body))) is None or answer.code]
 
 
 def ask(
@@ -198,12 +198,12 @@ def _object(response: httpx.Response) -> dict[str, Any]:
 def _check_access(status: int, content: dict[str, Any]) -> None:
     """Raise errors that are independent of the prompt: every other prompt would be refused in the same way."""
     error = content.get("error") if isinstance(content.get("error"), dict) else None
-    message, given = str((error or {}).get("message") or f"status {status}"), our_code(error or {})
+    message, error_code = str((error or {}).get("message") or f"status {status}"), our_code(error or {})
     if status == httpx.codes.UNAUTHORIZED:
         raise Unauthenticated(Code.KEY_INVALID, message, remedy="Set MENS_API_KEY to a key of the installation.")
     if status == httpx.codes.FORBIDDEN:
         raise Forbidden(Code.ROLE_INSUFFICIENT, message, remedy="Use a key that may request the model.")
-    if given == Code.MODEL_NOT_FOUND:
+    if error_code == Code.MODEL_NOT_FOUND:
         raise NotFound(Code.MODEL_NOT_FOUND, message, remedy="List available models with `mens models`.")
 
 

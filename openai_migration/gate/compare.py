@@ -76,9 +76,9 @@ def make_receipt(
     """
     folder = contents.folder
     prompts = recorded_prompts(folder, project, model)
-    given = _answers(folder, model, prompts, candidate)
-    pairs = _pairs(prompts, given)
-    counts = _counts(given.values())
+    new_answers = _answers(folder, model, prompts, candidate)
+    pairs = _pairs(prompts, new_answers)
+    counts = _counts(new_answers.values())
     checks: list[GraderCheck] = []
     gates: list[MigrationGate] = []
     with open_sandbox(contents, project, sandbox) as opened:
@@ -98,7 +98,7 @@ def make_receipt(
         foreign_model=model,
         project=project,
         mens_model=candidate.name,
-        adapters=sorted({answer.adapter for answer in given.values() if answer.adapter}),
+        adapters=sorted({answer.adapter for answer in new_answers.values() if answer.adapter}),
         installation=installation,
         verdict=verdict,
         reason=reason,
@@ -149,20 +149,20 @@ def questions_to_judges(
     return compared + stored
 
 
-def _pairs(prompts: Iterable[RecordedPrompt], given: Mapping[str, NewAnswer]) -> list[ComparedPair]:
+def _pairs(prompts: Iterable[RecordedPrompt], new_answers: Mapping[str, NewAnswer]) -> list[ComparedPair]:
     return [
-        ComparedPair(prompt, None if given[prompt.id].code else answer_of(given[prompt.id].response))
+        ComparedPair(prompt, None if new_answers[prompt.id].code else answer_of(new_answers[prompt.id].response))
         for prompt in prompts
     ]
 
 
 def _answers(folder: Path, model: str, prompts: Iterable[RecordedPrompt], candidate: Candidate) -> dict[str, NewAnswer]:
-    known = read_answers(folder, model)
-    found = {prompt.id: known.get(digest_json(body_for(prompt, candidate))) for prompt in prompts}
-    if missing := sum(answer is None for answer in found.values()):
+    stored = read_answers(folder, model)
+    of_prompts = {prompt.id: stored.get(digest_json(body_for(prompt, candidate))) for prompt in prompts}
+    if missing := sum(answer is None for answer in of_prompts.values()):
         message = f"{missing} prompts of {model} have no answer of {candidate.served} yet."
         raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Run `gate` again, with the installation.")
-    return {prompt: answer for prompt, answer in found.items() if answer}
+    return {prompt: answer for prompt, answer in of_prompts.items() if answer}
 
 
 def _grader_gate(
@@ -185,15 +185,17 @@ def _grader_gate(
             return [compared(imported.name, [], [], margins, block=check.may_block, reason=str(error))]
         old.append(scores[0])
         new.append(scores[1])
-    found = compared(imported.name, old, new, margins, block=check.may_block, reason=why)
-    return [with_unscored(found, unscored, MOST_UNSCORED) if unscored else found]
+    gate = compared(imported.name, old, new, margins, block=check.may_block, reason=why)
+    return [with_unscored(gate, unscored, MOST_UNSCORED) if unscored else gate]
 
 
-def _label_gates(known: Mapping[str, GateAnswer], pairs: list[ComparedPair], margins: Margins) -> list[MigrationGate]:
+def _label_gates(
+    labels_by_prompt: Mapping[str, GateAnswer], pairs: list[ComparedPair], margins: Margins
+) -> list[MigrationGate]:
     old: dict[str, list[float]] = {}
     new: dict[str, list[float]] = {}
     for pair in pairs:
-        if label := known.get(pair.prompt.id):
+        if label := labels_by_prompt.get(pair.prompt.id):
             for name, value in matches_label(pair.prompt.answer, label).items():
                 old.setdefault(name, []).append(value)
                 new.setdefault(name, []).append(matches_label(pair.new, label)[name] if pair.new else 0.0)
@@ -208,8 +210,8 @@ def _similarity_gate(pairs: list[ComparedPair], margins: Margins) -> MigrationGa
     if again:
         old = [_self_similarity(pair.prompt) for pair in again]
         return compared(SIMILARITY, old, [_similarity(pair) for pair in again], margins)
-    found = [_similarity(pair) for pair in pairs]
-    mean = sum(found) / len(found) if found else None
+    similarities = [_similarity(pair) for pair in pairs]
+    mean = sum(similarities) / len(similarities) if similarities else None
     reason = "shown only: without repeated answers of the old model nothing says how alike is alike enough"
     return MigrationGate(
         SIMILARITY,
@@ -220,7 +222,7 @@ def _similarity_gate(pairs: list[ComparedPair], margins: Margins) -> MigrationGa
         None,
         None,
         -margins.of(SIMILARITY),
-        len(found),
+        len(similarities),
         reason=reason,
     )
 
@@ -261,8 +263,8 @@ def _form_gates(pairs: list[ComparedPair], margins: Margins) -> list[MigrationGa
     for name, (measure, least) in ALIKE.items():
         of_old = [pair for pair in pairs if measure(pair.prompt, pair.prompt.answer) is not None]
         if of_old:
-            found = [(measure(pair.prompt, pair.new) or 0.0) if pair.new else 0.0 for pair in of_old]
-            gates.append(rate(name, int(sum(found)), len(found), least, margins, block=name not in SHOWN_ONLY))
+            alike = [(measure(pair.prompt, pair.new) or 0.0) if pair.new else 0.0 for pair in of_old]
+            gates.append(rate(name, int(sum(alike)), len(alike), least, margins, block=name not in SHOWN_ONLY))
     return gates
 
 
@@ -272,8 +274,8 @@ def _verdict(gates: list[MigrationGate]) -> tuple[Status, str]:
     """
     blocking = [gate for gate in gates if gate.block]
     for status in (Status.FAILED, Status.MISSING_EVIDENCE):
-        if found := [gate.name for gate in blocking if gate.status is status]:
-            return status, f"{', '.join(found)}: {'failed' if status is Status.FAILED else 'too few prompts to tell'}"
+        if names := [gate.name for gate in blocking if gate.status is status]:
+            return status, f"{', '.join(names)}: {'failed' if status is Status.FAILED else 'too few prompts to tell'}"
     of_quality = [gate for gate in blocking if gate.name.startswith(OF_QUALITY)]
     if not any(gate.decisive for gate in of_quality):
         return Status.MISSING_EVIDENCE, MORE_EVIDENCE
@@ -300,5 +302,5 @@ def _nothing_measured(counts: Counts) -> str:
 
 
 def _noise(prompts: Iterable[RecordedPrompt]) -> Noise:
-    found = [_self_similarity(prompt) for prompt in prompts if prompt.samples]
-    return Noise(len(found), sum(found) / len(found) if found else None)
+    similarities = [_self_similarity(prompt) for prompt in prompts if prompt.samples]
+    return Noise(len(similarities), sum(similarities) / len(similarities) if similarities else None)

@@ -53,21 +53,21 @@ def compared(
 ) -> MigrationGate:
     """Return a gate on scores from 0 to 1, pair by pair: passed if the mean is shown to lose at most the margin."""
     margin = margins.of(name)
-    found = compare(old, new, margin, CONFIDENCE)
+    outcome = compare(old, new, margin, CONFIDENCE)
     return MigrationGate(
         name=name,
-        status=found.status,
+        status=outcome.status,
         block=block,
-        old=found.old,
-        new=found.new,
-        value=found.difference,
-        interval=found.interval,
+        old=outcome.old,
+        new=outcome.new,
+        value=outcome.difference,
+        interval=outcome.interval,
         bound=-margin,
-        items=found.items,
-        items_needed=found.items_needed,
-        smallest_visible=found.smallest_visible,
-        p_value=found.p_value,
-        reason="; ".join(filter(None, (reason, found.reason))),
+        items=outcome.items,
+        items_needed=outcome.items_needed,
+        smallest_visible=outcome.smallest_visible,
+        p_value=outcome.p_value,
+        reason="; ".join(filter(None, (reason, outcome.reason))),
         decisive=name.startswith(OF_QUALITY)
         and compare(old, [0.0] * len(old), margin, CONFIDENCE).status is Status.FAILED,
     )

@@ -62,7 +62,9 @@ class ImportedGrader:
 @contextmanager
 def open_sandbox(contents: ArchiveContents, project: str, choice: Choice) -> Iterator[Sandbox | None]:
     """Open the sandbox for a project's code graders; yield None if it has none, or this machine cannot contain code."""
-    criteria = (each for found in contents.items(project, "evals") for each in found.get("testing_criteria") or [])
+    criteria = (
+        grader for evaluation in contents.items(project, "evals") for grader in evaluation.get("testing_criteria") or []
+    )
     if not any(criterion.get("type") == "python" for criterion in criteria):
         yield None
         return
@@ -116,9 +118,9 @@ def _import(
     names.add(name)
     known_as = frozenset(str(criterion[key]) for key in ("id", "name") if criterion.get(key))
     # OpenAI's responses have every optional field, as null.
-    given = {key: value for key, value in criterion.items() if key not in NOT_SENT and value is not None}
+    fields = {key: value for key, value in criterion.items() if key not in NOT_SENT and value is not None}
     try:
-        grader = GRADER.validate_python(given)
+        grader = GRADER.validate_python(fields)
         check_runnable(grader, sandbox)
         grader = judges.seated(grader) if judges else grader
     except ValidationError as error:
@@ -145,14 +147,14 @@ def _judge(imported: ImportedGrader, item: Item, answer: GateAnswer) -> tuple[fl
     try:
         sample = make_sample(answer.text, answer.tool_calls)
         ask = imported.judges.ask if imported.judges else None
-        found = grade(imported.grader, item, sample, ask, sandbox=imported.sandbox).score
+        points = grade(imported.grader, item, sample, ask, sandbox=imported.sandbox).score
     except InvalidRequest as error:
         if error.code in OF_THE_JUDGE:
             raise Unscored(error.code) from None
         if error.code not in OF_THE_ANSWER:
             raise
-        found = 0.0
-    return found, is_passed(imported.grader, found)
+        points = 0.0
+    return points, is_passed(imported.grader, points)
 
 
 def questions_of(imported: ImportedGrader, item: Item, answer: GateAnswer) -> Iterator[Body]:
@@ -174,7 +176,9 @@ def check_agreement(imported: ImportedGrader) -> GraderCheck:
     differences: list[dict[str, str | float]] = []
     refused = imported.refused
     for output in imported.outputs:
-        stored = next((each for each in output.get("results") or [] if each.get("name") in imported.result_names), None)
+        stored = next(
+            (result for result in output.get("results") or [] if result.get("name") in imported.result_names), None
+        )
         answer = _stored_answer(output)
         if imported.grader is None or stored is None or answer is None:
             continue

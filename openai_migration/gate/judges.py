@@ -83,7 +83,9 @@ class Judges:
 
 def judge_models(contents: ArchiveContents, project: str) -> list[str]:
     """Return OpenAI's names of the models that the graders of a project's evals use."""
-    criteria = (each for found in contents.items(project, "evals") for each in found.get("testing_criteria") or [])
+    criteria = (
+        grader for evaluation in contents.items(project, "evals") for grader in evaluation.get("testing_criteria") or []
+    )
     return sorted({name for criterion in criteria for name in _models_of(criterion)})
 
 
@@ -95,11 +97,11 @@ def _models_of(criterion: Mapping[str, Any]) -> Iterator[str]:
         yield from _models_of(part)
 
 
-def find_judges(client: httpx.Client, names: Iterable[str], given: Mapping[str, str], candidate: Candidate) -> Judges:
+def find_judges(client: httpx.Client, names: Iterable[str], choices: Mapping[str, str], candidate: Candidate) -> Judges:
     """Return the model of the installation that judges for each name.
 
     Args:
-        given: the user's choice, by the name in graders; the empty name stands for all others.
+        choices: the user's choice, by the name in graders; the empty name stands for all others.
 
     Raises:
         Unauthenticated, Forbidden, Unavailable: as :func:`resolve`.
@@ -107,19 +109,19 @@ def find_judges(client: httpx.Client, names: Iterable[str], given: Mapping[str, 
     served: dict[str, str] = {}
     refused: dict[str, MensError] = {}
     for name in names:
-        chosen = given.get(name) or given.get("") or name
+        chosen = choices.get(name) or choices.get("") or name
         if chosen == name and client.get(f"/v1/models/{quote(name, safe='')}").status_code != httpx.codes.OK:
             refused[name] = _refusal(name, "which is not served here")
             continue
         try:
-            found = resolve(client, chosen).served
+            judge = resolve(client, chosen).served
         except Conflict as error:
             refused[name] = error
             continue
-        if found == candidate.served:
+        if judge == candidate.served:
             refused[name] = _refusal(name, f"and {chosen} is the candidate itself")
         else:
-            served[name] = found
+            served[name] = judge
     return Judges(candidate.served, served, refused)
 
 
@@ -151,10 +153,10 @@ def prompt_tokens(questions: Iterable[Body]) -> int:
     return sum(len(str(turn["content"])) for body in questions for turn in body["messages"]) // CHARACTERS_PER_TOKEN
 
 
-def unanswered(questions: Iterable[Body], known: Mapping[str, NewAnswer]) -> list[Body]:
+def unanswered(questions: Iterable[Body], stored: Mapping[str, NewAnswer]) -> list[Body]:
     """Return questions without an answer, each once. A refusal is sent again."""
-    found = {digest_json(body): body for body in questions}
-    return [body for digest, body in found.items() if (answer := known.get(digest)) is None or answer.code]
+    by_digest = {digest_json(body): body for body in questions}
+    return [body for digest, body in by_digest.items() if (answer := stored.get(digest)) is None or answer.code]
 
 
 def judgements_file(model: str) -> str:

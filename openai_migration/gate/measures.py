@@ -37,11 +37,11 @@ def matches_label(answer: GateAnswer, label: GateAnswer) -> dict[str, float]:
     """
     if label.tool_calls:
         return {"label:tool_calls": float(tool_calls_equal(answer.tool_calls, _expected(label)))}
-    wanted = _json_object(label.text)
-    if wanted is not None:
-        found = _json_object(answer.text) or {}
-        equal = sum(name in found and found[name] == value for name, value in wanted.items())
-        return {"label:json": equal / len(wanted.keys() | found.keys()) if wanted or found else 1.0}
+    expected = _json_object(label.text)
+    if expected is not None:
+        actual = _json_object(answer.text) or {}
+        equal = sum(name in actual and actual[name] == value for name, value in expected.items())
+        return {"label:json": equal / len(expected.keys() | actual.keys()) if expected or actual else 1.0}
     return {"label:exact": float(answer.text.strip() == label.text.strip())}
 
 
@@ -52,13 +52,13 @@ def same_calls(answer: GateAnswer, other: GateAnswer) -> float:
         0 unless both call the same functions in the same order; else the share of all their arguments, by name, that are equal as JSON. A
         call without arguments counts as one argument.
     """
-    ours, theirs = ([_call(call) for call in each.tool_calls] for each in (answer, other))
+    ours, theirs = ([_call(call) for call in side.tool_calls] for side in (answer, other))
     if [name for name, _ in ours] != [name for name, _ in theirs]:
         return 0.0
     equal = total = 0
-    for (_, mine), (_, wanted) in zip(ours, theirs, strict=True):
-        names = mine.keys() | wanted.keys()
-        equal += sum(mine.get(name) == wanted.get(name) for name in names) if names else 1
+    for (_, mine), (_, their_arguments) in zip(ours, theirs, strict=True):
+        names = mine.keys() | their_arguments.keys()
+        equal += sum(mine.get(name) == their_arguments.get(name) for name in names) if names else 1
         total += len(names) or 1
     return equal / total if total else 1.0
 
@@ -97,8 +97,8 @@ def _json_object(text: str) -> dict[str, Any] | None:
 
 def json_valid(prompt: RecordedPrompt, answer: GateAnswer) -> float | None:
     """Score whether the answer is JSON, if JSON was requested or the recorded answer is an object or a list."""
-    wanted = _format(prompt).get("type") in {"json_object", "json_schema"}
-    if not wanted and not (prompt.answer.text.strip()[:1] in {"{", "["} and is_json(prompt.answer.text)):
+    is_requested = _format(prompt).get("type") in {"json_object", "json_schema"}
+    if not is_requested and not (prompt.answer.text.strip()[:1] in {"{", "["} and is_json(prompt.answer.text)):
         return None
     return float(is_json(answer.text))
 
@@ -142,8 +142,8 @@ def length(prompt: RecordedPrompt, answer: GateAnswer) -> float | None:
 
 def writing_system(prompt: RecordedPrompt, answer: GateAnswer) -> float | None:
     """Score whether the answer uses the recorded one's writing system; None if that has no letters."""
-    wanted = _script(prompt.answer.text)
-    return float(_script(answer.text) == wanted) if wanted else None
+    expected = _script(prompt.answer.text)
+    return float(_script(answer.text) == expected) if expected else None
 
 
 def _script(text: str) -> str:
@@ -153,8 +153,8 @@ def _script(text: str) -> str:
 
 
 def _format(prompt: RecordedPrompt) -> dict[str, Any]:
-    given = prompt.request.get("response_format")
-    return given if isinstance(given, dict) else {}
+    response_format = prompt.request.get("response_format")
+    return response_format if isinstance(response_format, dict) else {}
 
 
 PAIRED: dict[str, Measure] = {

@@ -33,7 +33,7 @@ def print_receipt(archive: Path, receipt: MigrationReceipt) -> None:
             typer.echo(f"    {difference['item']}: {difference['stored']} at OpenAI, {difference['here']} here")
     columns = ("gate", "status", "old", "new", "value", "interval", "bound", "prompts", "needed", "visible", "why")
     if receipt.gates:
-        print_table(columns, [_row(each) for each in receipt.gates], header=True)
+        print_table(columns, [_row(gate) for gate in receipt.gates], header=True)
     if advice := _advice(receipt):
         note(advice)
     note(f"written to {archive / receipt_file(receipt.foreign_model)}")
@@ -57,15 +57,15 @@ def _advice(receipt: MigrationReceipt) -> str:
     return ""
 
 
-def _row(found: MigrationGate) -> tuple[str, ...]:
+def _row(gate: MigrationGate) -> tuple[str, ...]:
     # Without an old score it is a share, not a difference.
-    form = "+.3f" if found.old is not None else ".3f"
-    interval = " … ".join(format(end, form) for end in found.interval or ())
-    state = str(found.status) if found.block else f"({found.status})"
-    needed = "" if found.items_needed is None else str(found.items_needed)
-    numbers = [_number(value) for value in (found.old, found.new, found.value)]
-    bound, visible = _number(found.bound), _number(found.smallest_visible)
-    return (found.name, state, *numbers, interval, bound, str(found.items), needed, visible, found.reason)
+    form = "+.3f" if gate.old is not None else ".3f"
+    interval = " … ".join(format(end, form) for end in gate.interval or ())
+    state = str(gate.status) if gate.block else f"({gate.status})"
+    needed = "" if gate.items_needed is None else str(gate.items_needed)
+    numbers = [_number(value) for value in (gate.old, gate.new, gate.value)]
+    bound, visible = _number(gate.bound), _number(gate.smallest_visible)
+    return (gate.name, state, *numbers, interval, bound, str(gate.items), needed, visible, gate.reason)
 
 
 def _number(value: float | None) -> str:

@@ -69,8 +69,8 @@ def answer_of(completion: dict[str, Any]) -> GateAnswer:
     """
     choices = completion.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    given = choice.get("message")
-    message: dict[str, Any] = given if isinstance(given, dict) else {}
+    first_message = choice.get("message")
+    message: dict[str, Any] = first_message if isinstance(first_message, dict) else {}
     text = message.get("content")
     return GateAnswer(text if isinstance(text, str) else "", calls_of(message), str(choice.get("finish_reason") or ""))
 
@@ -85,11 +85,11 @@ def calls_of(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 def recorded_models(folder: Path) -> dict[str, str]:
     """Return tuned models with recorded answers, and the project of each."""
-    found = {}
+    projects = {}
     for path in sorted((folder / GOLDEN).glob("*/*.jsonl")):
         if lines := path.read_bytes().splitlines():
-            found[decode_line(path, 1, lines[0]).model] = unquote(path.parent.name)
-    return found
+            projects[decode_line(path, 1, lines[0]).model] = unquote(path.parent.name)
+    return projects
 
 
 def recorded_prompts(folder: Path, project: str, model: str) -> list[RecordedPrompt]:
@@ -100,37 +100,37 @@ def recorded_prompts(folder: Path, project: str, model: str) -> list[RecordedPro
             one.
     """
     path = folder / golden_file(project, model)
-    found = []
+    prompts = []
     for number, text in enumerate(path.read_bytes().splitlines(), start=1):
         line = decode_line(path, number, text)
-        mine = sorted((each for each in line.answers if each.model == model), key=lambda each: each.sample)
+        mine = sorted((answer for answer in line.answers if answer.model == model), key=lambda answer: answer.sample)
         if not mine or mine[0].sample != 0:
             continue
-        control = [each for each in line.answers if each.model != model and each.sample == 0]
-        for each in (*mine, *control):
-            check_kept(folder, f"{path}, line {number}", each)
-        found.append(
+        control = [answer for answer in line.answers if answer.model != model and answer.sample == 0]
+        for answer in (*mine, *control):
+            check_kept(folder, f"{path}, line {number}", answer)
+        prompts.append(
             RecordedPrompt(
                 id=line.id,
                 source=line.source,
                 request=line.request,
                 sampling=mine[0].sampling or {**GREEDY, "max_completion_tokens": DEFAULT_ANSWER_TOKENS},
                 answer=answer_of(mine[0].response),
-                samples=[answer_of(each.response) for each in mine[1:]],
+                samples=[answer_of(answer.response) for answer in mine[1:]],
                 control=answer_of(control[0].response) if control else None,
             )
         )
-    return found
+    return prompts
 
 
 def labels(contents: ArchiveContents, project: str, model: str) -> dict[str, GateAnswer]:
     """Return the answers that the rows of the model's validation files teach, by the prompt's id."""
-    found: dict[str, GateAnswer] = {}
+    by_prompt: dict[str, GateAnswer] = {}
     for job in contents.jobs(project):
         path = contents.file(project, str(job.get("validation_file")))
         if path and job.get("fine_tuned_model") == model_of(model):
-            found.update(_labels_of(path))
-    return found
+            by_prompt.update(_labels_of(path))
+    return by_prompt
 
 
 def _labels_of(path: Path) -> Iterator[tuple[str, GateAnswer]]:

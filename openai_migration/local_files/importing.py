@@ -95,10 +95,10 @@ def read_files(files: LocalFiles) -> ReadFiles:
         )
     done = ImportedFiles()
     graders = read_graders_file(files.graders) if files.graders else []
-    given = read_answers_file(files.answers, files.model) if files.answers else []
-    answers = list(_comparable(_each_once(given, done), files.training, done.left_out))
-    if given and not any(answer.model == files.model for answer in answers):
-        message = f"None of the {len(given)} answers can be compared: {dict(done.left_out)}."
+    recorded = read_answers_file(files.answers, files.model) if files.answers else []
+    answers = list(_comparable(_each_once(recorded, done), files.training, done.left_out))
+    if recorded and not any(answer.model == files.model for answer in answers):
+        message = f"None of the {len(recorded)} answers can be compared: {dict(done.left_out)}."
         remedy = "Give answers of the tuned model to prompts that it was not trained on, or leave --answers out."
         raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy=remedy)
     done.prompts, done.answers = len({digest_json(answer.request) for answer in answers}), len(answers)
@@ -115,13 +115,13 @@ def write_files(archive: Archive, read: ReadFiles) -> None:
         _add_answers(archive, read.files.model, read.answers)
 
 
-def _each_once(given: Iterable[RecordedAnswer], done: ImportedFiles) -> Iterator[RecordedAnswer]:
+def _each_once(recorded: Iterable[RecordedAnswer], done: ImportedFiles) -> Iterator[RecordedAnswer]:
     """Yield answers, each completion once. Without an id it is unknown whether equal answers are one or two, so both
     are kept.
     """
     ids: set[str] = set()
     texts: set[str] = set()
-    for answer in given:
+    for answer in recorded:
         name, text = answer.response.get("id"), digest_json(msgspec.to_builtins(answer))
         if isinstance(name, str) and name in ids:
             done.again += 1
@@ -132,10 +132,10 @@ def _each_once(given: Iterable[RecordedAnswer], done: ImportedFiles) -> Iterator
         yield answer
 
 
-def _comparable(given: Iterable[RecordedAnswer], training: Path, left_out: Counter[str]) -> Iterator[RecordedAnswer]:
+def _comparable(recorded: Iterable[RecordedAnswer], training: Path, left_out: Counter[str]) -> Iterator[RecordedAnswer]:
     """Yield answers to prompts that the model was not trained on, since training would favour it."""
     trained = TrainedPrompts([training])
-    for answer in given:
+    for answer in recorded:
         if reason := trained.reason(answer.request["messages"]):
             left_out[reason] += 1
         else:
@@ -144,10 +144,10 @@ def _comparable(given: Iterable[RecordedAnswer], training: Path, left_out: Count
 
 def _add_job(archive: Archive, files: LocalFiles) -> None:
     rows = {"training_file": files.training, "validation_file": files.validation}
-    known = {name: f"file-{digest_file(path)[:24]}" for name, path in rows.items() if path}
+    file_ids = {name: f"file-{digest_file(path)[:24]}" for name, path in rows.items() if path}
     listed = [
         {
-            "id": known[name],
+            "id": file_ids[name],
             "object": "file",
             "filename": path.name,
             "bytes": path.stat().st_size,
@@ -159,7 +159,10 @@ def _add_job(archive: Archive, files: LocalFiles) -> None:
     for name, path in rows.items():
         if path:
             _add(
-                archive, url_path("files", known[name], "content"), ("files", "content", known[name]), path.read_bytes()
+                archive,
+                url_path("files", file_ids[name], "content"),
+                ("files", "content", file_ids[name]),
+                path.read_bytes(),
             )
     method = str(guess_method(files.training))
     hyperparameters = {"n_epochs": files.epochs or "auto"}
@@ -171,7 +174,7 @@ def _add_job(archive: Archive, files: LocalFiles) -> None:
         "status": "succeeded",
         "method": {"type": method, method: {"hyperparameters": hyperparameters}},
         "validation_file": None,
-        **known,
+        **file_ids,
     }
     query = {"model": files.model}
     _add_page(archive, "models", ("models", files.model), [{"id": files.model, "object": "model"}], query)

@@ -51,15 +51,15 @@ def read_answers_file(path: Path, model: str) -> list[RecordedAnswer]:
     Raises:
         InvalidRequest: ``ANSWER_LINE_INVALID``: lines are invalid, each with its number and reason.
     """
-    found: list[RecordedAnswer] = []
+    answers: list[RecordedAnswer] = []
     faults: list[tuple[int, str]] = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                found.append(_read_answer(line, model))
+                answers.append(_read_answer(line, model))
             except LineFault as error:
                 faults.append((number, str(error)))
-    if faults or not found:
+    if faults or not answers:
         shown = "; ".join(f"line {number}: {why}" for number, why in faults[:SHOWN_FAULTS])
         more = f"; and {counted(len(faults) - SHOWN_FAULTS, 'more line')}" if len(faults) > SHOWN_FAULTS else ""
         raise InvalidRequest(
@@ -69,7 +69,7 @@ def read_answers_file(path: Path, model: str) -> list[RecordedAnswer]:
             param="answers",
             details={"errors": [{"line": number, "reason": why} for number, why in faults]},
         )
-    return found
+    return answers
 
 
 def _read_answer(line: bytes, model: str) -> RecordedAnswer:
@@ -86,9 +86,9 @@ def _read_answer(line: bytes, model: str) -> RecordedAnswer:
     response = _response(row)
     if messages[-1].get("role") == "assistant":
         raise LineFault("`messages` ends with an answer; it must contain only the request")
-    asked = row.get("model") or model
-    if asked not in {model, parse_name(model).base}:
-        raise LineFault(f"`model` is {asked!r}, neither {model} nor its base")
+    named = row.get("model") or model
+    if named not in {model, parse_name(model).base}:
+        raise LineFault(f"`model` is {named!r}, neither {model} nor its base")
     item, scores = row.get("item") or {}, row.get("scores") or {}
     if not isinstance(item, dict):
         raise LineFault("`item` is not an object")
@@ -98,7 +98,7 @@ def _read_answer(line: bytes, model: str) -> RecordedAnswer:
     request = to_request({name: row[name] for name in ("messages", *PROMPT_FIELDS) if name in row})
     if request is None:
         raise LineFault("`messages` has no user turn")
-    return RecordedAnswer(asked, request, _sampling(row), response, item, scores)
+    return RecordedAnswer(named, request, _sampling(row), response, item, scores)
 
 
 def _response(row: dict[str, Any]) -> dict[str, Any]:
@@ -126,9 +126,9 @@ def _response(row: dict[str, Any]) -> dict[str, Any]:
 
 def _sampling(row: dict[str, Any]) -> dict[str, Any]:
     """Return the line's sampling settings, over temperature 0 and the seed of `record`."""
-    given = {name: row[name] for name in SAMPLING if _is_number(row.get(name))}
+    settings = {name: row[name] for name in SAMPLING if _is_number(row.get(name))}
     bound = next((row[name] for name in BOUNDS if _is_number(row.get(name))), None)
-    return GREEDY | given | ({"max_completion_tokens": bound} if bound else {})
+    return GREEDY | settings | ({"max_completion_tokens": bound} if bound else {})
 
 
 def _is_number(value: object) -> bool:
@@ -146,7 +146,7 @@ def read_graders_file(path: Path) -> list[Item]:
     try:
         value = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        found = [
+        placed = [
             (f"line {number}", _decoded(path, number, line))
             for number, line in enumerate(content.splitlines(), start=1)
             if line.strip()
@@ -154,20 +154,20 @@ def read_graders_file(path: Path) -> list[Item]:
     else:
         criteria = value.get("testing_criteria", value) if isinstance(value, dict) else value
         criteria = criteria if isinstance(criteria, list) else [criteria]
-        found = [(f"grader {number}", each) for number, each in enumerate(criteria, start=1)]
-    if not found:
+        placed = [(f"grader {number}", criterion) for number, criterion in enumerate(criteria, start=1)]
+    if not placed:
         raise _bad_grader(f"{path} has no grader.")
-    for place, grader in found:
+    for place, grader in placed:
         if not isinstance(grader, dict):
             raise _bad_grader(f"{path}, {place}: not a JSON object.")
         try:
             GRADER.validate_python(
-                {name: given for name, given in grader.items() if name != "id" and given is not None}
+                {name: setting for name, setting in grader.items() if name != "id" and setting is not None}
             )
         except ValidationError as error:
             first = error.errors()[0]
             raise _bad_grader(f"{path}, {place}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
-    return [grader for _, grader in found]
+    return [grader for _, grader in placed]
 
 
 def _decoded(path: Path, number: int, line: bytes) -> Any:

@@ -155,12 +155,14 @@ def collect(folder: Path, today: date, samples: int) -> Facts:
         ArtifactInvalid: the folder is not an archive, or a file in it cannot be read.
     """
     contents = ArchiveContents(folder)
-    known = _endings(contents)
+    endings = _endings(contents)
     golden = recorded_models(folder)
-    projects = {name: project for name, (project, _) in known.items()} | golden
+    projects = {name: project for name, (project, _) in endings.items()} | golden
     converted = _converted(folder)
     models = [
-        _model(contents, name, project, known.get(name, (project, ending_of(name, None)))[1], today, converted, samples)
+        _model(
+            contents, name, project, endings.get(name, (project, ending_of(name, None)))[1], today, converted, samples
+        )
         for name, project in projects.items()
     ]
     return Facts(
@@ -186,15 +188,15 @@ def _endings(contents: ArchiveContents) -> dict[str, tuple[str, ModelEnding]]:
     """Return project and end of each tuned model, from the inventory and the export; checkpoints belong to their
     models.
     """
-    found: dict[str, tuple[str, ModelEnding]] = {}
+    endings: dict[str, tuple[str, ModelEnding]] = {}
     path = contents.folder / INVENTORY
     if path.is_file():
         for project in _read(path, ArchiveInventory).projects:
             for model in project.models:
-                found[model.name] = project.project, ModelEnding(model.ends_on, model.date_from)
+                endings[model.name] = project.project, ModelEnding(model.ends_on, model.date_from)
     for name in contents.projects():
-        found |= {model: (name, ending) for model, ending in contents.endings(name).items()}
-    return {name: known for name, known in found.items() if parse_name(name).step is None}
+        endings |= {model: (name, ending) for model, ending in contents.endings(name).items()}
+    return {name: ending_of_project for name, ending_of_project in endings.items() if parse_name(name).step is None}
 
 
 def _converted(folder: Path) -> list[_ConvertedFile]:
@@ -227,7 +229,7 @@ def _model(
         date_from=ending.source,
         jobs=ids,
         files={file_id: contents.file(project, file_id) is not None for file_id in file_ids},
-        rows=[_rows(each) for each in converted if each.project == project and set(each.jobs) & set(ids)],
+        rows=[_rows(file) for file in converted if file.project == project and set(file.jobs) & set(ids)],
         recorded=dict(Counter(prompt.source for prompt in prompts)),
         favoured=any(prompt.source == "training" for prompt in prompts),
         trained=_trained(folder, name),
@@ -253,8 +255,8 @@ class _Training(msgspec.Struct, frozen=True):
 
 
 def _trained(folder: Path, model: str) -> dict[str, str]:
-    found = [_read(path, _Training) for path in sorted((folder / "train").glob(f"*/{safe_name(model)}/*.json"))]
-    return {training.base: training.adapter or training.state for training in found}
+    trainings = [_read(path, _Training) for path in sorted((folder / "train").glob(f"*/{safe_name(model)}/*.json"))]
+    return {training.base: training.adapter or training.state for training in trainings}
 
 
 def _samples(
@@ -267,9 +269,11 @@ def _samples(
 ) -> list[Sample]:
     if not count:
         return []
-    known = labels(contents, project, model) if prompts else {}
+    labels_by_prompt = labels(contents, project, model) if prompts else {}
     answers = read_answers(contents.folder, model) if receipt else {}
-    shown = [_sample(prompt, known.get(prompt.id), answers.get(_digest(prompt, receipt))) for prompt in prompts]
+    shown = [
+        _sample(prompt, labels_by_prompt.get(prompt.id), answers.get(_digest(prompt, receipt))) for prompt in prompts
+    ]
     by_difference = sorted(shown, key=lambda sample: 1.0 if sample.alike is None else sample.alike)
     chosen = by_difference[: (count + 1) // 2]
     return (chosen + [sample for sample in shown if sample not in chosen])[:count]
@@ -281,9 +285,9 @@ def _digest(prompt: RecordedPrompt, receipt: MigrationReceipt | None) -> str:
     return digest_json({**prompt.request, **prompt.sampling, "model": served})
 
 
-def _sample(prompt: RecordedPrompt, label: Any, given: NewAnswer | None) -> Sample:
-    answer = answer_of(given.response) if given and not given.code else None
-    successor = None if given is None else answer.spoken if answer else f"(refused: {given.code})"
+def _sample(prompt: RecordedPrompt, label: Any, new_answer: NewAnswer | None) -> Sample:
+    answer = answer_of(new_answer.response) if new_answer and not new_answer.code else None
+    successor = None if new_answer is None else answer.spoken if answer else f"(refused: {new_answer.code})"
     return Sample(
         source=prompt.source,
         prompt=_cut("\n\n".join(f"{turn.get('role')}: {_text(turn)}" for turn in prompt.request["messages"])),

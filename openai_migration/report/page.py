@@ -103,10 +103,10 @@ def _next_step(model: ModelFacts) -> str:
 
 def _rows_kept(model: ModelFacts) -> str:
     """Describe how many of the converted rows were kept."""
-    known = [(file.lines, file.kept + file.changed) for file in model.rows if file.lines is not None]
-    if not known:
+    counts = [(file.lines, file.kept + file.changed) for file in model.rows if file.lines is not None]
+    if not counts:
         return "no rows converted"
-    return f"{sum(kept for _, kept in known)} of {sum(lines for lines, _ in known)} rows kept"
+    return f"{sum(kept for _, kept in counts)} of {sum(lines for lines, _ in counts)} rows kept"
 
 
 def _loss(model: ModelFacts) -> str:
@@ -120,7 +120,7 @@ def _loss(model: ModelFacts) -> str:
     ]
     loss, name = max(losses, default=(0.0, ""))
     measured = f"largest measured loss {max(loss, 0.0):.3f} ({name})" if losses else "no loss was measured"
-    each = "".join(f", of {pattern} {margin:g}" for pattern, margin in model.receipt.margins.items())
-    margin = f"margin {model.receipt.margin:g}{each}; {measured}"
+    by_pattern = "".join(f", of {pattern} {margin:g}" for pattern, margin in model.receipt.margins.items())
+    margin = f"margin {model.receipt.margin:g}{by_pattern}; {measured}"
     is_large = model.receipt.largest_margin > LARGE_MARGIN
     return f"{margin}. Warning: a margin this large proves little" if is_large else margin

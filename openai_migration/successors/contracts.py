@@ -143,12 +143,14 @@ def successor_sections(
         base: its name in the catalogue.
         base_rate: the base's own learning rate there, if it names one.
     """
-    given = _hyperparameters(model.job)
+    hyperparameters = _hyperparameters(model.job)
     pairs = model.method is ConvertedMethod.DPO
     rules = auto_exec(model.rows, base_rate, pairs=pairs)
-    sources = [_epochs(given.get("n_epochs"), rules), _batch_size(given.get("batch_size"), rules)]
+    sources = [_epochs(hyperparameters.get("n_epochs"), rules), _batch_size(hyperparameters.get("batch_size"), rules)]
     rate = "Mens' rule for this base; OpenAI's number is not used, because it multiplies a rate that OpenAI does not publish"
-    sources.append(Source("exec.learning_rate", given.get("learning_rate_multiplier"), rules["learning_rate"], rate))
+    sources.append(
+        Source("exec.learning_rate", hyperparameters.get("learning_rate_multiplier"), rules["learning_rate"], rate)
+    )
     seed = model.job.get("seed")
     if isinstance(seed, int) and 0 <= seed <= LARGEST_SEED:
         sources.append(Source("exec.seed", seed, seed, "used for the order of rows; results still differ"))
@@ -156,12 +158,12 @@ def successor_sections(
     sources.append(Source("data.validation_split_ratio", model.job.get("validation_file"), 0.0, validation))
     sections: dict[str, Any] = {"model": {"hf_repo": base}, "exec": {"grad_accum": 1}, "data": {}, "artifact": {}}
     if pairs:
-        sources += _preference(given.get("beta"))
+        sources += _preference(hyperparameters.get("beta"))
         sections |= {"method": {}, "preference": {}}
     for source in sources:
         section, _, field = source.field.partition(".")
         sections[section][field] = source.value
-    return sections, [*sources, *_dropped(model.job, given, pairs=pairs)]
+    return sections, [*sources, *_dropped(model.job, hyperparameters, pairs=pairs)]
 
 
 def successor_name(model: str) -> str:
@@ -179,21 +181,23 @@ def _hyperparameters(job: Item) -> dict[str, Any]:
     return (method.get(method.get("type")) or {}).get("hyperparameters") or job.get("hyperparameters") or {}
 
 
-def _epochs(given: Any, rules: Mapping[str, float]) -> Source:
-    if not isinstance(given, int):
+def _epochs(original: Any, rules: Mapping[str, float]) -> Source:
+    if not isinstance(original, int):
         return Source(
-            "exec.epochs", given, rules["epochs"], "OpenAI does not report the number; Mens' rule for this many rows"
+            "exec.epochs", original, rules["epochs"], "OpenAI does not report the number; Mens' rule for this many rows"
         )
-    if given > MAX_EPOCHS:
-        return Source("exec.epochs", given, MAX_EPOCHS, f"limited to {MAX_EPOCHS}; set more in the contract")
-    return Source("exec.epochs", given, given, "used: it means the same in both systems")
+    if original > MAX_EPOCHS:
+        return Source("exec.epochs", original, MAX_EPOCHS, f"limited to {MAX_EPOCHS}; set more in the contract")
+    return Source("exec.epochs", original, original, "used: it means the same in both systems")
 
 
-def _batch_size(given: Any, rules: Mapping[str, float]) -> Source:
-    if not isinstance(given, int):
+def _batch_size(original: Any, rules: Mapping[str, float]) -> Source:
+    if not isinstance(original, int):
         reason = "OpenAI does not report the number; Mens' rule for this many rows"
-        return Source("exec.batch_size", given, rules["batch_size"], reason)
-    return Source("exec.batch_size", given, given, "used as rows per step; the trainer splits a step to fit the memory")
+        return Source("exec.batch_size", original, rules["batch_size"], reason)
+    return Source(
+        "exec.batch_size", original, original, "used as rows per step; the trainer splits a step to fit the memory"
+    )
 
 
 def _preference(beta: Any) -> Iterator[Source]:
@@ -203,14 +207,14 @@ def _preference(beta: Any) -> Iterator[Source]:
         yield Source("preference.beta", beta, beta, "used: it means the same in both systems")
 
 
-def _dropped(job: Item, given: Mapping[str, Any], *, pairs: bool = False) -> Iterator[Source]:
+def _dropped(job: Item, hyperparameters: Mapping[str, Any], *, pairs: bool = False) -> Iterator[Source]:
     """Yield the values of a job that have no place in its successor's contract."""
     if is_tuned(parent := str(job.get("model") or "")):
         chain = f"dropped: OpenAI's job continued from {parent}; train its successor first, then set adapter.continue_from to that"
         yield Source("model", parent, None, chain)
-    known = {"n_epochs", "batch_size", "learning_rate_multiplier"} | ({"beta"} if pairs else set())
-    for name in sorted(given.keys() - known):
-        yield Source(name, given[name], None, "dropped: Mens has no field for it")
+    used = {"n_epochs", "batch_size", "learning_rate_multiplier"} | ({"beta"} if pairs else set())
+    for name in sorted(hyperparameters.keys() - used):
+        yield Source(name, hyperparameters[name], None, "dropped: Mens has no field for it")
     if job.get("integrations"):
         names = [integration.get("type") for integration in job["integrations"]]
         yield Source("integrations", names, None, "dropped: set MENS_TRACKERS of the worker to send metrics")

@@ -69,14 +69,14 @@ class Installation:
 
     def upload(self, path: Path) -> str:
         """Return the id of an uploaded file with a file's content; an earlier upload is reused while it exists."""
-        sha256, known = digest_file(path), self._known()
-        here = known.setdefault(self.connection.url, {})
+        sha256, uploads = digest_file(path), self._known()
+        here = uploads.setdefault(self.connection.url, {})
         if sha256 in here and self.find(f"/v1/files/{here[sha256]}"):
             return here[sha256]
         with path.open("rb") as file:
             uploaded = self.call("POST", "/v1/files", data={"purpose": "fine-tune"}, files={"file": (path.name, file)})
         here[sha256] = str(uploaded["id"])
-        write_json(self._uploads, known)
+        write_json(self._uploads, uploads)
         return here[sha256]
 
     def _known(self) -> dict[str, dict[str, str]]:

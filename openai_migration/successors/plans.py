@@ -96,14 +96,14 @@ def plan_successors(
     Raises:
         NotFound: ``MODEL_NOT_FOUND``: a base is not in the catalogue.
     """
-    known = planner.bases()
-    for base in bases or known:
-        if base not in known:
+    rates = planner.bases()
+    for base in bases or rates:
+        if base not in rates:
             message = (
-                f"The base {base!r} is not in the catalogue of {planner.place}; it has {', '.join(known) or 'none'}."
+                f"The base {base!r} is not in the catalogue of {planner.place}; it has {', '.join(rates) or 'none'}."
             )
             raise NotFound(Code.MODEL_NOT_FOUND, message, remedy="Add it with `mens base add`.", param="bases")
-        sections, sources = successor_sections(model, base, known[base])
+        sections, sources = successor_sections(model, base, rates[base])
         try:
             answer = planner.plan(sections, model.train, model.validation)
         except MensError as error:
@@ -121,8 +121,8 @@ def _plan(
     answer: dict[str, Any],
     place: str,
 ) -> SuccessorPlan:
-    found, planned = answer["preflight"], answer["plan"]
-    needs, seq_len = found["estimate"], planned["contract"]["exec"]["seq_len"]
+    preflight, planned = answer["preflight"], answer["plan"]
+    needs, seq_len = preflight["estimate"], planned["contract"]["exec"]["seq_len"]
     reason = "tokens of the longest row, within the limits of base and memory"
     return SuccessorPlan(
         model=model.name,
@@ -136,14 +136,14 @@ def _plan(
         sources=[*sources, Source("exec.seq_len", None, seq_len, reason)],
         estimate=TrainingEstimate(
             parameters=needs["parameters"],
-            context=found["model"]["config"].get("max_positions"),
+            context=preflight["model"]["config"].get("max_positions"),
             steps=planned["optimizer_steps"],
             tokens=needs["tokens"],
             memory_bytes=needs["vram_bytes"],
             memory_budget=needs["vram_budget"],
             seconds=needs["seconds"],
         ),
-        warnings=found["warnings"],
+        warnings=preflight["warnings"],
         planned_for=place,
     )
 

@@ -160,7 +160,7 @@ def _adapter_of(folder: Path, model: str, receipt: MigrationReceipt | None) -> s
         return receipt.adapters[0]
     trained = [training.adapter for training in trainings_of(folder, model) if training.adapter]
     if len(trained) != 1:
-        found = ", ".join(trained) or "none"
-        message = f"{model} has several possible successors: {found}."
+        names = ", ".join(trained) or "none"
+        message = f"{model} has several possible successors: {names}."
         raise ArtifactInvalid(Code.ARCHIVE_INVALID, message, remedy="Name it: --adapter ID, or run `train` first.")
     return trained[0]

@@ -72,8 +72,8 @@ def compile_grammar(compiler: Any, kind: str, grammar: str, white_space: int) ->
 
     tag = json.loads(grammar)
     items = [
-        StructuralTagItem(begin=each["begin"], schema=json.dumps(each["schema"]), end=each["end"])
-        for each in tag["structures"]
+        StructuralTagItem(begin=structure["begin"], schema=json.dumps(structure["schema"]), end=structure["end"])
+        for structure in tag["structures"]
     ]
     return compiler.compile_structural_tag(items, tag["triggers"])
 

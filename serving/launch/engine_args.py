@@ -58,7 +58,7 @@ def engine_argv(launch: Launch) -> list[str]:
     return [
         *ENTRY_POINT,
         *(part for name, value in options.items() if value is not None for part in (f"--{name}", str(value))),
-        *(f"--{name}" for name, given in flags.items() if given),
+        *(f"--{name}" for name, is_set in flags.items() if is_set),
     ]
 
 

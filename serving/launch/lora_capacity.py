@@ -116,8 +116,8 @@ def _candidate_ranks(settings: ServingSettings, config: ModelConfig, stored_rank
     if settings.serving_max_lora_rank:
         return [settings.serving_max_lora_rank]
     planned = round_rank(planned_rank(config))
-    wanted = max(planned, round_rank(min(stored_rank, LORA_RANKS[-1])))
-    return [rank for rank in reversed(LORA_RANKS) if planned <= rank <= wanted]
+    largest = max(planned, round_rank(min(stored_rank, LORA_RANKS[-1])))
+    return [rank for rank in reversed(LORA_RANKS) if planned <= rank <= largest]
 
 
 class _Need:

@@ -161,16 +161,18 @@ class GuardMiddleware:
     def _admit(self, scope: Scope) -> str | None:
         """Admit a request, or raise an error. Returns the adapter id for our own routes, None for others."""
         route, adapter_id = _route(scope), _adapter_id(scope)
-        known = OPEN_ROUTES | KEYED_ROUTES | {CAPABILITIES_ROUTE} | ({METRICS_ROUTE} if self._metrics_key else set())
-        if adapter_id is None and (route not in known or not _is_plain(scope)):
+        our_routes = (
+            OPEN_ROUTES | KEYED_ROUTES | {CAPABILITIES_ROUTE} | ({METRICS_ROUTE} if self._metrics_key else set())
+        )
+        if adapter_id is None and (route not in our_routes or not _is_plain(scope)):
             raise NotFound(Code.ROUTE_NOT_FOUND, "This route does not exist.", remedy="Use the Mens API.")
         key = self._metrics_key if route == METRICS_ROUTE else self._key
         if route in OPEN_ROUTES or not key:
             return adapter_id
-        given = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), None)
-        if given is None:
+        authorization = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), None)
+        if authorization is None:
             raise Unauthenticated(Code.KEY_MISSING, "No key.", remedy="Send `Authorization: Bearer <serving key>`.")
-        scheme, _, token = given.partition(b" ")
+        scheme, _, token = authorization.partition(b" ")
         # Compared in constant time, so that the response's delay does not reveal how much of a guess is right.
         if scheme.lower() != b"bearer" or not hmac.compare_digest(token, key):
             raise Unauthenticated(Code.KEY_INVALID, "The key is not known.", remedy="Use this replica's serving key.")
@@ -316,11 +318,11 @@ def _adapter_id(scope: Scope) -> str | None:
 
 
 def _drain_seconds(scope: Scope) -> float:
-    given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("drain_seconds", [])
-    if not given:
+    values = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("drain_seconds", [])
+    if not values:
         return DRAIN_SECONDS
     try:
-        return float(given[-1])
+        return float(values[-1])
     except ValueError:
         raise InvalidRequest(Code.REQUEST_INVALID, "drain_seconds is not a number.", param="drain_seconds") from None
 

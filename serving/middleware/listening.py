@@ -49,7 +49,7 @@ class ListeningCheck:
 
 def listens(server: Any) -> bool:
     """Return whether each socket of a started uvicorn server takes connections."""
-    sockets = [each for listener in server.servers for each in listener.sockets]
+    sockets = [bound_socket for listener in server.servers for bound_socket in listener.sockets]
     return all(map(_takes_connections, sockets))
 
 

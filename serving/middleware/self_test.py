@@ -72,8 +72,8 @@ class Verdict:
 
 def engine_progress() -> tuple[float, ...]:
     """Return counts that change while the engine works; empty if vLLM counts nothing."""
-    found = REGISTRY.restricted_registry(PROGRESS).collect()
-    return tuple(sample.value for metric in found for sample in metric.samples if sample.name in PROGRESS)
+    metrics = REGISTRY.restricted_registry(PROGRESS).collect()
+    return tuple(sample.value for metric in metrics for sample in metric.samples if sample.name in PROGRESS)
 
 
 class SelfTest:
@@ -229,12 +229,12 @@ def judge(status: int, body: bytes, reference: float | None) -> Verdict:
         reference: the first token's log-probability after the start; None when this is that answer.
     """
     try:
-        found = [float(one) for one in json.loads(body)["choices"][0]["logprobs"]["token_logprobs"]]
+        logprobs = [float(logprob) for logprob in json.loads(body)["choices"][0]["logprobs"]["token_logprobs"]]
     except (ValueError, LookupError, TypeError):
         # vLLM refuses to write NaN as JSON, with status 400; it has no other reason to refuse this request.
         return Verdict(f"no log-probabilities (status {status})", is_certain=status == 400)
-    if len(found) != 2 or not all(map(math.isfinite, found)):
-        return Verdict(f"log-probabilities {found}", is_certain=True)
-    if reference is not None and abs(found[0] - reference) > TOLERANCE:
-        return Verdict(f"log-probability {found[0]:.4f}, which was {reference:.4f} after the start", found[0])
-    return Verdict(None, found[0])
+    if len(logprobs) != 2 or not all(map(math.isfinite, logprobs)):
+        return Verdict(f"log-probabilities {logprobs}", is_certain=True)
+    if reference is not None and abs(logprobs[0] - reference) > TOLERANCE:
+        return Verdict(f"log-probability {logprobs[0]:.4f}, which was {reference:.4f} after the start", logprobs[0])
+    return Verdict(None, logprobs[0])
