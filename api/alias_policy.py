@@ -56,7 +56,7 @@ def describe_judgement(
     policy = GatePolicy.model_validate(view.policies.exactly(name).policy)
     first = first_comparison(view.adapters, parent.id if parent else None, base)
     beside = governed.incumbent or (first if policy.without_incumbent == "base" else "nothing")
-    asked = ", ".join(
+    requirements = ", ".join(
         row if gate.block else f"{row} (warns)" for row, gate in policy.gates.configured() if gate.applies
     )
     runs, missing = [], []
@@ -68,7 +68,7 @@ def describe_judgement(
             missing.append(_missing(run, error))
     message = (
         f"The alias {artifact.alias} is governed by the policy {name.name} ({name.digest[:12]}, {governed.policy.scope}): once it is published,"
-        f" the adapter is compared with {beside}, and the alias moves to it if it passes. Gates: {asked}."
+        f" the adapter is compared with {beside}, and the alias moves to it if it passes. Gates: {requirements}."
     )
     message += f" Runs: {', '.join(runs)}." if runs else ""
     compares = governed.incumbent is not None or policy.without_incumbent == "base"

@@ -107,8 +107,8 @@ def declared(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 def declared_of_other_type(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Return the same for a route with another media type: FastAPI would otherwise declare its errors in that type."""
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{answer.__name__}"}}}
-    told = declared(answer).items()
-    return {status: {"description": error["description"], "content": content} for status, error in told}
+    responses = declared(answer).items()
+    return {status: {"description": error["description"], "content": content} for status, error in responses}
 
 
 class ErrorResponse(JSONResponse):
@@ -214,38 +214,38 @@ def validation_error(error: RequestValidationError, remedy: str = "") -> Invalid
             "The request body is not declared to be JSON.",
             remedy="Send the header `Content-Type: application/json`.",
         )
-    found = unknown_before_missing(error.errors())
-    if found[0]["type"] == NOT_JSON:
-        return _not_json(found[0], error.body, remedy)
-    faults = describe_faults(found, error.body)
+    pydantic_errors = unknown_before_missing(error.errors())
+    if pydantic_errors[0]["type"] == NOT_JSON:
+        return _not_json(pydantic_errors[0], error.body, remedy)
+    faults = describe_faults(pydantic_errors, error.body)
     path, reason = next(iter(faults.items()))
     # The fine-tune contract is the field `contract` of this API's requests, and parts of it the field `mens` of OpenAI's.
     is_merge = isinstance(error.body, dict) and error.body.get("kind") == "merge"
     is_in_contract = path.partition(".")[0] in ("contract", "mens") and not is_merge
     meant = None
-    if found[0]["type"] == UNKNOWN_FIELD:
-        meant = _meant(path, found, is_in_contract=is_in_contract)
-    elif found[0]["type"] == UNKNOWN_PARAMETER:
-        meant = next(iter(get_close_matches(path, found[0]["ctx"]["known"], n=1)), None)
+    if pydantic_errors[0]["type"] == UNKNOWN_FIELD:
+        meant = _meant(path, pydantic_errors, is_in_contract=is_in_contract)
+    elif pydantic_errors[0]["type"] == UNKNOWN_PARAMETER:
+        meant = next(iter(get_close_matches(path, pydantic_errors[0]["ctx"]["known"], n=1)), None)
     remedy = remedy or (SEE_CONTRACT if is_in_contract else SEE_OPENAPI)
     return InvalidRequest(
-        Code.NAME_INVALID if found[0]["type"] == BAD_NAME else Code.REQUEST_INVALID,
+        Code.NAME_INVALID if pydantic_errors[0]["type"] == BAD_NAME else Code.REQUEST_INVALID,
         f"{path or 'The request body'}: {reason}.",
         remedy=f"Did you mean {meant}? {remedy}" if meant else remedy,
         param=path or None,
         details={
-            "fault": found[0]["type"],
+            "fault": pydantic_errors[0]["type"],
             "errors": [{"param": path, "reason": reason} for path, reason in faults.items()],
         },
     )
 
 
-def _meant(path: str, found: Sequence[Mapping[str, Any]], *, is_in_contract: bool) -> str | None:
+def _meant(path: str, pydantic_errors: Sequence[Mapping[str, Any]], *, is_in_contract: bool) -> str | None:
     """Return the field that an unknown one was most likely meant for; None if nothing resembles it.
 
     Args:
         path: the unknown field's path.
-        found: the faults, its own first.
+        pydantic_errors: the faults, its own first.
         is_in_contract: whether it is within the fine-tune contract.
     """
     block, _, inner = path.partition(".")
@@ -256,8 +256,8 @@ def _meant(path: str, found: Sequence[Mapping[str, Any]], *, is_in_contract: boo
     parent, _, name = path.rpartition(".")
     beside = [
         str(fault["loc"][-1])
-        for fault in found
-        if fault["type"] == MISSING_FIELD and fault["loc"][:-1] == found[0]["loc"][:-1]
+        for fault in pydantic_errors
+        if fault["type"] == MISSING_FIELD and fault["loc"][:-1] == pydantic_errors[0]["loc"][:-1]
     ]
     close = get_close_matches(name, beside, n=1)
     return f"{parent}.{close[0]}".lstrip(".") if close else None
@@ -391,7 +391,7 @@ def _path(location: list[Any], sent: object, *, keep_last: bool) -> str:
     """Return the parts of a location that are fields of the body; a missing field is named although it is not in the
     body.
     """
-    found: list[str] = []
+    fields: list[str] = []
     for index, part in enumerate(location):
         if (isinstance(sent, dict) and part in sent) or (
             isinstance(sent, list) and isinstance(part, int) and part < len(sent)
@@ -399,8 +399,8 @@ def _path(location: list[Any], sent: object, *, keep_last: bool) -> str:
             sent = sent[part]
         elif not (sent is None or (keep_last and index == len(location) - 1)):
             continue
-        found.append(str(part))
-    return ".".join(found)
+        fields.append(str(part))
+    return ".".join(fields)
 
 
 def limit_headers(state: Mapping[str, Any]) -> dict[str, str]:

@@ -133,20 +133,20 @@ def resolve_model(services: Services, view: TenantView, name: str, param: str) -
     if name in bases:
         _check_offered(services, name)
         return ModelTarget(name=name, served=name), name
-    found = _destination(view, name) if name.isprintable() else None
-    if found and found.routing is None and found.name in bases:
-        _check_offered(services, found.name)
-        return ModelTarget(name=name, served=found.name), found.name
-    if found is None or found.routing is None:
+    destination = _destination(view, name) if name.isprintable() else None
+    if destination and destination.routing is None and destination.name in bases:
+        _check_offered(services, destination.name)
+        return ModelTarget(name=name, served=destination.name), destination.name
+    if destination is None or destination.routing is None:
         message = f"The model {name[:256]!r} does not exist."
         raise NotFound(
             Code.MODEL_NOT_FOUND, message, remedy="List the available models with GET /v1/models.", param=param
         )
-    if len(found.routing.targets) > 1:
-        adapters = ", ".join(target.adapter for target in found.routing.targets)
+    if len(destination.routing.targets) > 1:
+        adapters = ", ".join(target.adapter for target in destination.routing.targets)
         message = f"The alias {name!r} is split between {adapters}, but a run evaluates one model."
         raise InvalidRequest(Code.REQUEST_INVALID, message, remedy="Name one of them.", param=param)
-    adapter = view.adapters.get(found.routing.main)
+    adapter = view.adapters.get(destination.routing.main)
     return ModelTarget(name=name, served=adapter.id), adapter.base_model
 
 
@@ -311,11 +311,11 @@ def _estimate(plan: EvaluationPlan, report: ItemsReport) -> dict[str, Any]:
     """Estimate a run's cost: requests exactly, prompt tokens roughly, answer tokens at most."""
     judges = sum(1 for criterion in plan.testing_criteria if criterion.type in ("score_model", "label_model"))
     models = len(plan.models) + plan.noise_floor
-    asked = plan.answers * models
+    requests = plan.answers * models
     bound = plan.sampling.get("max_completion_tokens", plan.sampling.get("max_output_tokens"))
     return {
-        "requests": asked,
+        "requests": requests,
         "judge_requests": judges * plan.answers * max(1, models),
         "prompt_tokens": report.prompt_characters * plan.samples * models // CHARACTERS_PER_TOKEN,
-        "completion_tokens_at_most": None if bound is None else asked * bound,
+        "completion_tokens_at_most": None if bound is None else requests * bound,
     }

@@ -97,10 +97,10 @@ class ShadowJudge:
         await to_thread.run_sync(self._checkers.__exit__, None, None, None)
 
     async def _judged(self, copy: JudgedCopy, answer: bytes | None) -> PairCounts:
-        given = copy.answer.completion()
-        if given is None or answer is None:
+        incumbent_answer = copy.answer.completion()
+        if incumbent_answer is None or answer is None:
             raise JobFailed(Code.SERVING_FAILED, "One of the two answers cannot be judged.")
-        samples = [read_response("chat", body).sample for body in (given, _completion(answer))]
+        samples = [read_response("chat", body).sample for body in (incumbent_answer, _completion(answer))]
         if sum(len(sample["output_text"]) for sample in samples) > MOST_CHARACTERS:
             raise JobFailed(Code.SERVING_FAILED, f"The answers have more than {MOST_CHARACTERS} characters.")
         criteria = await self._criteria_of(copy.tenant, copy.pair.eval_id)
@@ -150,12 +150,12 @@ class ShadowJudge:
 
     async def _criteria_of(self, tenant: str, eval_id: str) -> list[Criterion]:
         """Return the criteria of an eval, which never change."""
-        if (known := self._criteria.get((tenant, eval_id))) is not None:
-            return known
-        found = await to_thread.run_sync(Evals(self._database, tenant).get, eval_id)
+        if (kept := self._criteria.get((tenant, eval_id))) is not None:
+            return kept
+        evaluation = await to_thread.run_sync(Evals(self._database, tenant).get, eval_id)
         if len(self._criteria) >= KEPT_EVALS:
             self._criteria.clear()
-        criteria = self._criteria[tenant, eval_id] = EvalSpec.model_validate(found.spec).testing_criteria
+        criteria = self._criteria[tenant, eval_id] = EvalSpec.model_validate(evaluation.spec).testing_criteria
         return criteria
 
     async def _store_soon(self) -> None:
@@ -187,9 +187,9 @@ class ShadowJudge:
 
 def _completion(raw: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(raw)
+        completion = json.loads(raw)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        completion = None
+    if not isinstance(completion, dict):
         raise JobFailed(Code.SERVING_FAILED, "The response is not a JSON object.")
-    return found
+    return completion

@@ -114,8 +114,8 @@ def _identity(request: JobRequest, checked: Preflight) -> Any:
     contract = request.contract
     if contract.adapter.continue_from is None:
         return checked.plan.digest
-    given = contract.model_dump(mode="json", exclude_unset=True)
-    return [given, request.preset, request.domain, request.name, request.backend]
+    contract_fields = contract.model_dump(mode="json", exclude_unset=True)
+    return [contract_fields, request.preset, request.domain, request.name, request.backend]
 
 
 def submit_finetune(
@@ -208,11 +208,17 @@ def submit_rows(
     job = None
     try:
         contract = parse_contract(from_flat(flat | {"train_file": file.id}))
-        asked = replace(request(contract), has_auto_rules=True)
+        job_request = replace(request(contract), has_auto_rules=True)
         # Not the plan, because the file has another id each time.
-        sent = {"rows": sha256, "flat": flat, "preset": asked.preset, "domain": asked.domain, "name": asked.name}
+        sent = {
+            "rows": sha256,
+            "flat": flat,
+            "preset": job_request.preset,
+            "domain": job_request.domain,
+            "name": job_request.name,
+        }
         job = submit_finetune(
-            services, view, asked, labels=labels, idempotency_key=idempotency_key, sent=sent, terms=terms
+            services, view, job_request, labels=labels, idempotency_key=idempotency_key, sent=sent, terms=terms
         )
     except DatasetInvalid as error:
         raise _of_inline_rows(error) from None
@@ -223,20 +229,20 @@ def submit_rows(
     return job
 
 
-def _with_auto_rules(asked: JobRequest, base: BaseModelEntry, train: InputFile) -> JobRequest:
+def _with_auto_rules(request: JobRequest, base: BaseModelEntry, train: InputFile) -> JobRequest:
     """Return the request with the auto rules for what its contract leaves open, as `mens train` sets them; unchanged with a
     preset or domain, which decide instead.
     """
-    if asked.preset or asked.domain:
-        return asked
-    contract, lines = asked.contract, train.lines
+    if request.preset or request.domain:
+        return request
+    contract, lines = request.contract, train.lines
     if lines is None:
         with train.path.open("rb") as content:
             lines = count_lines(content)
     rules = auto_exec(lines, base.learning_rate, pairs=contract.has_preferences)
     left_open = {name: value for name, value in rules.items() if name not in contract.exec.model_fields_set}
     contract = contract.model_copy(update={"exec": contract.exec.model_copy(update=left_open)})
-    return replace(asked, contract=contract, auto=asked.auto | {f"exec.{name}" for name in left_open})
+    return replace(request, contract=contract, auto=request.auto | {f"exec.{name}" for name in left_open})
 
 
 def _of_inline_rows(error: DatasetInvalid) -> DatasetInvalid:
@@ -245,8 +251,8 @@ def _of_inline_rows(error: DatasetInvalid) -> DatasetInvalid:
         return error
     message = error.message.replace("the training file", "`data`")
     param, remedy = "data", error.remedy
-    if found := error.details.get("errors"):
-        first = found[0]
+    if errors := error.details.get("errors"):
+        first = errors[0]
         message = f"{error.details['error_count']} of the rows in `data` are bad; the first is row {first['line']}: {first['reason']}."
         param, remedy = f"data.{first['line'] - 1}", "Correct these rows in `data` and send the request again."
     return DatasetInvalid(error.code, message, remedy=remedy, param=param, details=error.details)

@@ -46,15 +46,15 @@ def read_beside(path: Path | None) -> dict[str, str]:
     """Return the name, preset and domain that stand next to the contract in a file that :func:`read_sections` takes, as
     the console writes it.
     """
-    given = json.loads(path.read_bytes()) if path else None
-    if not isinstance(given, dict) or not isinstance(given.get("contract"), dict):
+    content = json.loads(path.read_bytes()) if path else None
+    if not isinstance(content, dict) or not isinstance(content.get("contract"), dict):
         return {}
-    return {name: given[name] for name in BESIDE if isinstance(given.get(name), str)}
+    return {name: content[name] for name in BESIDE if isinstance(content.get(name), str)}
 
 
-def lay_over(sections: Sections, given: Mapping[str, Mapping[str, Any]]) -> None:
+def lay_over(sections: Sections, overrides: Mapping[str, Mapping[str, Any]]) -> None:
     """Override the sections' fields with the given ones (not None)."""
-    for section, fields in given.items():
+    for section, fields in overrides.items():
         sections.setdefault(section, {}).update({name: value for name, value in fields.items() if value is not None})
 
 

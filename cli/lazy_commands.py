@@ -40,13 +40,13 @@ class CommandPlace:
 @cache
 def load(place: CommandPlace) -> Any:
     """Return the command itself, as Typer builds it."""
-    found = _load_entry_point(place.name) if place.target == ENTRY_POINT else _import(place.target)
+    target = _load_entry_point(place.name) if place.target == ENTRY_POINT else _import(place.target)
     holder = typer.Typer()
-    if isinstance(found, typer.Typer):
-        holder.add_typer(found, name=place.name, hidden=place.hidden)
+    if isinstance(target, typer.Typer):
+        holder.add_typer(target, name=place.name, hidden=place.hidden)
     else:
         settings = dict.fromkeys(("allow_extra_args", "ignore_unknown_options"), place.takes_unknown_options)
-        holder.command(place.name, context_settings=settings, hidden=place.hidden)(found)
+        holder.command(place.name, context_settings=settings, hidden=place.hidden)(target)
     return get_group(holder).commands[place.name]
 
 

@@ -42,20 +42,20 @@ MethodOption = Annotated[
 ]
 
 
-def method_sections(given: str | None) -> dict[str, dict[str, str | None]]:
+def method_sections(method: str | None) -> dict[str, dict[str, str | None]]:
     """Return the contract's section that ``--method`` fills in: the training method's, or the adapter's."""
-    of_adapter = given in list(AdapterMethod)
-    return {"adapter": {"method": given}} if of_adapter else {"method": {"type": given}}
+    of_adapter = method in list(AdapterMethod)
+    return {"adapter": {"method": method}} if of_adapter else {"method": {"type": method}}
 
 
-def parse_template_arguments(given: Sequence[str] | None) -> dict[str, Any] | None:
+def parse_template_arguments(options: Sequence[str] | None) -> dict[str, Any] | None:
     """Parse the arguments of ``--template-argument``: true, false and whole numbers as such, anything else as a string.
 
     Raises:
         ContractRejected: ``CONTRACT_INVALID``: an argument is not NAME=VALUE.
     """
     arguments: dict[str, Any] = {}
-    for text in given or ():
+    for text in options or ():
         name, equals, value = text.partition("=")
         if not equals:
             raise ContractRejected(

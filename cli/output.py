@@ -126,14 +126,14 @@ def _form(columns: Sequence[str], indices: list[int], rows: list[list[str]], wid
     """Return a table with values wrapped between words where they need it; None if the words have no room."""
     cells = list(zip([columns[index] for index in indices], *rows, strict=True))
     least = [max(len(word) for value in column for word in (value.split() or [""])) for column in cells]
-    wanted = [max(map(len, column)) for column in cells]
+    natural = [max(map(len, column)) for column in cells]
     # Three characters of border for each column, and one.
     room = width - sum(least) - 3 * len(cells) - 1
     if room < 0:
         return None
     widths = list(least)
-    for index in sorted(range(len(cells)), key=lambda index: wanted[index] - least[index]):
-        more = min(wanted[index] - least[index], room)
+    for index in sorted(range(len(cells)), key=lambda index: natural[index] - least[index]):
+        more = min(natural[index] - least[index], room)
         widths[index], room = widths[index] + more, room - more
     return TableForm(indices, widths, rows)
 

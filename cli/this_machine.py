@@ -40,12 +40,12 @@ def _found(origin: str, limits: ServingLimits | None) -> Machine:
         memory, name = _drivers_gpu()
         fault = None
     else:
-        found = find_gpus()
+        gpus = find_gpus()
         memory, name = (
-            min((gpu.memory_bytes for gpu in found.gpus), default=None),
-            found.gpus[0].name if found.gpus else "",
+            min((gpu.memory_bytes for gpu in gpus.gpus), default=None),
+            gpus.gpus[0].name if gpus.gpus else "",
         )
-        fault = found.fault
+        fault = gpus.fault
     if memory is None:
         return _cpu(origin, limits, fault)
     return Machine("cuda", vram_bytes=memory, device_name=name, origin=origin, limits=limits)

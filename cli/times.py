@@ -12,8 +12,8 @@ UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
 
 def parse_duration(text: str) -> int | None:
     """Parse a duration such as ``90d`` into seconds; return None if it is invalid."""
-    found = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)
-    return int(found[1]) * UNIT_SECONDS[found[2]] if found else None
+    match = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)
+    return int(match[1]) * UNIT_SECONDS[match[2]] if match else None
 
 
 def parse_time(text: str, *, ahead: bool) -> str:

@@ -129,8 +129,8 @@ def _system_error(error: BaseException) -> int:
     if isinstance(error, OSError):
         return error.errno or 0
     # Libraries written in Rust (safetensors) raise their own errors, which name the system's only in their message.
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else 0
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else 0
 
 
 def measure_folder(folder: Path) -> tuple[int, datetime]:
@@ -224,5 +224,5 @@ def _group_folders(proc: Path, groups: Path) -> Iterator[tuple[Path, tuple[str, 
         else:
             continue
         group = PurePosixPath(path)
-        for one in (group, *group.parents):
-            yield root / one.relative_to("/"), names
+        for ancestor in (group, *group.parents):
+            yield root / ancestor.relative_to("/"), names

@@ -67,8 +67,8 @@ class TrainedWeights:
     def of(cls, manifest: Mapping[str, Any]) -> TrainedWeights | None:
         """Read them from an adapter's manifest; None if unknown, as for an import, which counts as unquantised."""
         quant = manifest.get("quant") or {}
-        known = quant.get("base_quant") == "nf4" or manifest.get("trained_dtype")
-        return cls(str(quant["base_quant"]), bool(quant.get("double_quant", True))) if quant and known else None
+        is_known = quant.get("base_quant") == "nf4" or manifest.get("trained_dtype")
+        return cls(str(quant["base_quant"]), bool(quant.get("double_quant", True))) if quant and is_known else None
 
 
 class ReplicaCapabilities(BaseModel):
@@ -168,10 +168,10 @@ def discover(urls: Sequence[str], dns: str = "") -> list[str]:
     Raises:
         Unavailable: ``SERVING_UNAVAILABLE``: the name has no address now.
     """
-    found = [url.rstrip("/") for url in urls]
+    base_urls = [url.rstrip("/") for url in urls]
     if dns:
-        found += [f"http://{address}:{dns.rpartition(':')[2]}" for address in _addresses(dns)]
-    return list(dict.fromkeys(found))
+        base_urls += [f"http://{address}:{dns.rpartition(':')[2]}" for address in _addresses(dns)]
+    return list(dict.fromkeys(base_urls))
 
 
 def describe_unserved(base: str, served: Iterable[ServedBaseName]) -> str:
@@ -226,7 +226,7 @@ def _addresses(dns: str) -> list[str]:
     """Resolve the name to addresses, in a stable order."""
     host, _, port = dns.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError as error:
         raise Unavailable(
             Code.SERVING_UNAVAILABLE,
@@ -234,7 +234,7 @@ def _addresses(dns: str) -> list[str]:
             remedy="Check that a replica is ready: only ready replicas have an address behind MENS_SERVING_DNS.",
         ) from error
     by_family = {
-        family: sorted({str(address[0]) for kind, *_, address in found if kind == family})
+        family: sorted({str(address[0]) for kind, *_, address in resolved if kind == family})
         for family in (socket.AF_INET, socket.AF_INET6)
     }
     # A replica with IPv4 and IPv6 is one replica, so IPv6 addresses are used only without IPv4 ones.

@@ -164,14 +164,14 @@ class Settings(BaseSettings):
             "catalog_path": home / "catalog.json",
         }
         # An empty variable counts as not set.
-        given = {key: value for key, value in values.items() if value not in ("", None)}
-        urls = given.get("serving_urls", [])
+        present = {key: value for key, value in values.items() if value not in ("", None)}
+        urls = present.get("serving_urls", [])
         if isinstance(urls, str):
             urls = [url.strip() for url in urls.split(",") if url.strip()]
-        allowed = given.get("webhook_allowed", [])
+        allowed = present.get("webhook_allowed", [])
         if isinstance(allowed, str):
             allowed = [entry.strip() for entry in allowed.split(",") if entry.strip()]
-        return {**defaults, **given, "home": home, "serving_urls": urls, "webhook_allowed": allowed}
+        return {**defaults, **present, "home": home, "serving_urls": urls, "webhook_allowed": allowed}
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)

@@ -45,11 +45,11 @@ def _described(fault: Any, lines: Mapping[tuple[str, ...], int]) -> tuple[str, i
     if fault["type"] == "run_unknown":
         path = ("gates", *str(fault["ctx"]["gate"]).split("."), "run")
     # The branches of a union are in the path and not in the file; a missing field has no line of its own.
-    known: tuple[str, ...] = ()
+    prefix: tuple[str, ...] = ()
     for part in path:
-        known = (*known, part) if (*known, part) in lines else known
-    where = ".".join((*known, path[-1]) if fault["type"] == "missing" else known or path[:1])
-    return where, lines.get(known, 1), _reason(fault)
+        prefix = (*prefix, part) if (*prefix, part) in lines else prefix
+    where = ".".join((*prefix, path[-1]) if fault["type"] == "missing" else prefix or path[:1])
+    return where, lines.get(prefix, 1), _reason(fault)
 
 
 def parse_mapping(text: str, noun: str, invalid: Invalid) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:

@@ -151,7 +151,7 @@ class AdapterRemover:
         if outcomes is None:
             return is_late
         accepted = {UnloadOutcome.UNLOADED, UnloadOutcome.FAILED} if is_late else {UnloadOutcome.UNLOADED}
-        return all(found.get(deletion.id) in accepted for found in outcomes)
+        return all(of_replica.get(deletion.id) in accepted for of_replica in outcomes)
 
 
 def make_adapter_remover(settings: WorkerSettings) -> AdapterRemover:

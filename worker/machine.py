@@ -26,15 +26,15 @@ def describe_machine(processes: int) -> WorkerMachine:
     Args:
         processes: processes that share a job, each on its own GPU; 0 means one per GPU.
     """
-    host, found = allowed_memory(), find_gpus()
-    if not found.gpus:
-        return WorkerMachine(device="cpu", host_bytes=host, cores=allowed_cores(), gpu_fault=found.fault)
+    host, visible = allowed_memory(), find_gpus()
+    if not visible.gpus:
+        return WorkerMachine(device="cpu", host_bytes=host, cores=allowed_cores(), gpu_fault=visible.fault)
     return WorkerMachine(
         device="cuda",
-        device_name=found.gpus[0].name,
-        devices=min(processes, len(found.gpus)) if processes else len(found.gpus),
-        memory_bytes=min(gpu.memory_bytes for gpu in found.gpus),
-        free_bytes=found.free_bytes,
+        device_name=visible.gpus[0].name,
+        devices=min(processes, len(visible.gpus)) if processes else len(visible.gpus),
+        memory_bytes=min(gpu.memory_bytes for gpu in visible.gpus),
+        free_bytes=visible.free_bytes,
         host_bytes=host,
         cores=allowed_cores(),
     )

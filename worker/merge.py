@@ -140,7 +140,7 @@ def measure(
     base, contract = Path(run.inputs.base), run.plan.contract
     trained_on_nf4 = adapter.quant.base_quant is BaseQuant.NF4 and not has_transposed_layers(base)
     trained = quantised_tensors(base) if trained_on_nf4 else None
-    found = fidelity.compare(
+    compared = fidelity.compare(
         folder,
         base,
         Path(run.inputs.adapter),
@@ -153,13 +153,13 @@ def measure(
         model_digest=merged.digest,
         dtype=dtype,
         base_weights=contract.base_weights,
-        positions=found.positions,
-        adapter_divergence=found.adapter,
-        training_divergence=found.training,
-        effect=found.effect,
+        positions=compared.positions,
+        adapter_divergence=compared.adapter,
+        training_divergence=compared.training,
+        effect=compared.effect,
         limit_nats=contract.max_kl_nats or fidelity.LIMITS[dtype],
     )
-    return fidelity_of_model, MergeProbes(model_digest=merged.digest, probes=found.probes)
+    return fidelity_of_model, MergeProbes(model_digest=merged.digest, probes=compared.probes)
 
 
 def refuse_unfaithful(measured: MergeFidelity) -> None:

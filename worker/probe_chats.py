@@ -143,15 +143,15 @@ def written_call(tokenizer: Tokenizer, ends: Iterable[str]) -> WrittenCall | Non
     It is None if the template writes calls in no form that replicas know, or begins a request's answer otherwise than it writes an
     answer, or writes thoughts or a special token in it: no grammar of the engine can require these.
     """
-    quiet = {known: False for known in tokenizer.argument_names if known == "enable_thinking"}
+    quiet = {parser: False for parser in tokenizer.argument_names if parser == "enable_thinking"}
     tools = served_tools(TOOLS)
     template = tokenizer.template_for(tools)
     template = template.with_arguments({**template.arguments, **quiet})
     name = TOOLS[0]["function"]["name"]
     call = {**CALL, "function": {"name": name, "arguments": json.dumps(ARGUMENTS)}}
     try:
-        asked = plain_messages(map(_message, QUESTION))
-        prompt = template.render(asked, tools, add_generation_prompt=True).text
+        question = plain_messages(map(_message, QUESTION))
+        prompt = template.render(question, tools, add_generation_prompt=True).text
         answered = plain_messages(map(_message, [*QUESTION, _turn("assistant", "", tool_calls=[call])]))
         whole = template.render(answered, tools).text
     except InvalidRequest:
@@ -160,16 +160,16 @@ def written_call(tokenizer: Tokenizer, ends: Iterable[str]) -> WrittenCall | Non
     for end in ends:
         text = text.partition(end)[0]
     special = {token for token, added in tokenizer.backend.get_added_tokens_decoder().items() if added.special}
-    known = parser_of(text, name, tokenizer.backend)
+    parser = parser_of(text, name, tokenizer.backend)
     is_forceable = "</think>" not in text and special.isdisjoint(tokenizer.encode(text).ids)
-    return WrittenCall(text, quiet) if known and is_forceable else None
+    return WrittenCall(text, quiet) if parser and is_forceable else None
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int] | None) -> dict[str, Any] | None:
     """Return the first position where two lists of token ids differ, with both ids (None past an end), or None."""
     if theirs is None:
         return {"position": 0, "trainer_id": ours[0] if ours else None, "server_id": None, "refused": True}
-    for position, (one, other) in enumerate(zip_longest(ours, theirs)):
-        if one != other:
-            return {"position": position, "trainer_id": one, "server_id": other}
+    for position, (mine, other) in enumerate(zip_longest(ours, theirs)):
+        if mine != other:
+            return {"position": position, "trainer_id": mine, "server_id": other}
     return None

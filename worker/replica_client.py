@@ -207,7 +207,9 @@ class BlockingReplicaClient:
             JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
         """
         body = {"prompt": _as_prompt(prompts), "max_tokens": max_tokens}
-        choices = sorted(self._read(_Completions, self._complete(model, body)).choices, key=lambda one: one.index)
+        choices = sorted(
+            self._read(_Completions, self._complete(model, body)).choices, key=lambda completion: completion.index
+        )
         if len(choices) != len(prompts):
             raise self._failed(f"answered {len(choices)} of {len(prompts)} prompts of {model}", SAME_RELEASE)
         return [WrittenAnswer(choice.text.strip(), choice.finish_reason == "stop") for choice in choices]
@@ -215,7 +217,9 @@ class BlockingReplicaClient:
     def _entries(self, model: str, rows: Sequence[EvaluationRow]) -> list[list[_PromptLogprobs.Choice.Entry]]:
         """Return the replica's log-probability entries for the supervised tokens of each row."""
         body = {"prompt": _as_prompt([row.token_ids for row in rows]), "max_tokens": 1, "prompt_logprobs": 0}
-        choices = sorted(self._read(_PromptLogprobs, self._complete(model, body)).choices, key=lambda one: one.index)
+        choices = sorted(
+            self._read(_PromptLogprobs, self._complete(model, body)).choices, key=lambda completion: completion.index
+        )
         try:
             return [
                 [(choice.prompt_logprobs[at] or {})[row.token_ids[at]] for at in row.positions]
@@ -281,7 +285,7 @@ class BlockingReplicaClient:
                 "Read the serving replica's log.",
             )
         ending = self._read(_Ending, response)
-        return [one.finish_reason for one in ending.choices] == ["stop"] and ending.usage.completion_tokens == 1
+        return [choice.finish_reason for choice in ending.choices] == ["stop"] and ending.usage.completion_tokens == 1
 
     def default_prompt_ids(
         self, model: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]
@@ -297,8 +301,8 @@ class BlockingReplicaClient:
         Raises:
             JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
         """
-        asked = {"model": model, "messages": messages, "max_tokens": 1, "return_token_ids": True}
-        body = with_template_arguments(CHAT, asked, arguments)
+        request = {"model": model, "messages": messages, "max_tokens": 1, "return_token_ids": True}
+        body = with_template_arguments(CHAT, request, arguments)
         response = self._send("POST", CHAT, json=body)
         return self._read(_PromptIds, response).prompt_token_ids if response.status_code == 200 else None
 
@@ -320,7 +324,7 @@ class BlockingReplicaClient:
         Raises:
             JobFailed: ``SERVING_REFUSED``. Unavailable: no response.
         """
-        asked = {
+        request = {
             "model": model,
             "messages": messages,
             "tools": tools,
@@ -328,7 +332,7 @@ class BlockingReplicaClient:
             "max_tokens": len(text.encode()) + 1,  # a token is at least a byte
             "structured_outputs": {"choice": [text]},
         }
-        response = self._send("POST", CHAT, json=with_template_arguments(CHAT, asked, arguments))
+        response = self._send("POST", CHAT, json=with_template_arguments(CHAT, request, arguments))
         if response.status_code != 200:
             return ReadCalls([], f"it refuses the request: {response.text[:300]}")
         [choice] = self._read(_Calls, response).choices
@@ -366,8 +370,8 @@ class BlockingReplicaClient:
         except (ValueError, KeyError, TypeError):
             what = f"responded with status {response.status_code} without a reason"
             return self._failed(what, "Check that the address is a Mens serving replica.")
-        known = Code(code) if code in Code.__members__ else Code.SERVING_REFUSED
-        return ArtifactInvalid(known, message, remedy=error.get("remedy") or "", param=error.get("param"))
+        error_code = Code(code) if code in Code.__members__ else Code.SERVING_REFUSED
+        return ArtifactInvalid(error_code, message, remedy=error.get("remedy") or "", param=error.get("param"))
 
     def _failed(self, what: str, remedy: str) -> JobFailed:
         return JobFailed(Code.SERVING_REFUSED, f"The serving {self.name} {what}.", remedy=remedy)

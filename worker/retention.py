@@ -34,11 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     runner = RetentionRunner(database, settings)
     try:
         with acting(AuditActor.of_command()):
-            found = runner.apply() if apply else runner.find()
+            findings = runner.apply() if apply else runner.find()
     except MensError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    for finding in found:
+    for finding in findings:
         print(finding.model_dump_json())
     return 0
 

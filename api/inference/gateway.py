@@ -242,10 +242,10 @@ def max_wait(headers: Mapping[str, str]) -> float:
     Raises:
         InvalidRequest: ``REQUEST_INVALID``.
     """
-    if (given := headers.get(WAIT_HEADER)) is None:
+    if (value := headers.get(WAIT_HEADER)) is None:
         return 0.0
     try:
-        seconds = float(given)
+        seconds = float(value)
     except ValueError:
         seconds = -1.0
     if not seconds >= 0:
@@ -330,26 +330,28 @@ async def choose_model(
         await lookup.check_offered(model)
         return ModelChoice(lookup.served.of(model), model)
     # PostgreSQL rejects NUL characters in strings, and no name of ours has an unprintable one.
-    found = await lookup.find(tenant, model) if model.isprintable() else None
-    if found is None or found.routing is None:
-        name = found.name if found else model
+    destination = await lookup.find(tenant, model) if model.isprintable() else None
+    if destination is None or destination.routing is None:
+        name = destination.name if destination else model
         # Not `is_base`, which may be a moment old: the base may have been added or removed since.
         if any(base.name == name for base in lookup.catalog().bases):
             await lookup.check_offered(name)
-            return ModelChoice(lookup.served.of(name), name, is_foreign=found is not None)
+            return ModelChoice(lookup.served.of(name), name, is_foreign=destination is not None)
         raise NotFound(
             Code.MODEL_NOT_FOUND,
             f"{model!r} stands for the base {name!r}, which no longer exists."
-            if found
+            if destination
             else f"The model {model!r} does not exist.",
             remedy="List the available models with GET /v1/models.",
             param="model",
         )
-    adapter_id = found.routing.main
-    if len(found.routing.targets) > 1:
+    adapter_id = destination.routing.main
+    if len(destination.routing.targets) > 1:
         key = sticky_key(body, headers.get(SESSION_HEADER, ""))
-        adapter_id = found.routing.choose(sticky_point(found.name, key))
-    return ModelChoice(lookup.served.of(adapter_id), found.name, adapter_id, found.routing, found.is_foreign)
+        adapter_id = destination.routing.choose(sticky_point(destination.name, key))
+    return ModelChoice(
+        lookup.served.of(adapter_id), destination.name, adapter_id, destination.routing, destination.is_foreign
+    )
 
 
 def sticky_key(body: dict[str, Any], session: str = "") -> str:

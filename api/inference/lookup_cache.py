@@ -223,10 +223,10 @@ class LookupCache:
         if (digest := self.served.merged_digest(base)) is None:
             return
         cached = await self._current()
-        found = cached.certificates.get(digest)
-        if found is None:
-            found = cached.certificates[digest] = await run_in_threadpool(self._base_certificates.of, digest)
-        refuse_uncertified(base, found)
+        certificates = cached.certificates.get(digest)
+        if certificates is None:
+            certificates = cached.certificates[digest] = await run_in_threadpool(self._base_certificates.of, digest)
+        refuse_uncertified(base, certificates)
 
     async def rendered(self, what: Hashable, render: Callable[[], bytes]) -> bytes:
         """Return a list of names or adapters, which is rendered once for all requests until one of them changes.
@@ -239,16 +239,16 @@ class LookupCache:
             Unavailable: ``DATABASE_UNAVAILABLE``.
         """
         cached = await self._current()
-        if (found := cached.rendered.get(what)) is not None:
-            return found
+        if (body := cached.rendered.get(what)) is not None:
+            return body
         async with self._rendering:
             # Again: another request may have rendered it while this one waited for its turn.
             cached = await self._current()
-            if (found := cached.rendered.get(what)) is None:
-                found = await run_in_threadpool(render)
-                if sum(map(len, cached.rendered.values())) + len(found) <= MAX_RENDERED_BYTES:
-                    cached.rendered[what] = found
-        return found
+            if (body := cached.rendered.get(what)) is None:
+                body = await run_in_threadpool(render)
+                if sum(map(len, cached.rendered.values())) + len(body) <= MAX_RENDERED_BYTES:
+                    cached.rendered[what] = body
+        return body
 
     def catalog(self) -> Catalog:
         """Return the current catalogue; bases may be added while the API runs.
@@ -257,8 +257,8 @@ class LookupCache:
             InvalidRequest: ``CATALOG_INVALID``.
         """
         try:
-            found = os.stat(self._catalog_path)  # noqa: PTH116, at every request
-            stamp: object = (found.st_ino, found.st_mtime_ns, found.st_size)
+            status = os.stat(self._catalog_path)  # noqa: PTH116, at every request
+            stamp: object = (status.st_ino, status.st_mtime_ns, status.st_size)
         except OSError:
             stamp = None
         cached_stamp, catalog = self._catalog
@@ -353,14 +353,14 @@ class LookupCache:
             logger.warning("when keys were last used was not written: %s: %s", type(error).__name__, error)
             self._used = used | self._used
 
-    async def _refresh(self, wanted: int | None = None) -> None:
+    async def _refresh(self, least_writes: int | None = None) -> None:
         """Read the counter; empty the cache if it has moved, or if it cannot be read after a write of this process.
 
         Args:
-            wanted: the write that must be seen. If another refresh has seen it meanwhile, this one does nothing.
+            least_writes: the write that must be seen. If another refresh has seen it meanwhile, this one does nothing.
         """
         async with self._refreshing:
-            if wanted is not None and self._writes_seen >= wanted:
+            if least_writes is not None and self._writes_seen >= least_writes:
                 return
             # Both before the read: its result does not cover a write or a lookup during the read.
             writes, began = self._writes, time.monotonic()

@@ -57,9 +57,9 @@ def validate(body: dict[str, Any], checks: Sequence[BodyCheck]) -> dict[str, Any
     Raises:
         InvalidRequest: from the first check that refuses it.
     """
-    for each in checks:
-        if not each.fields or not body.keys().isdisjoint(each.fields):
-            body = each.check(body) or body
+    for body_check in checks:
+        if not body_check.fields or not body.keys().isdisjoint(body_check.fields):
+            body = body_check.check(body) or body
     return body
 
 
@@ -211,9 +211,9 @@ def _strict(tool: Any, name: str | None) -> Any:
 
 def _with_translated(field: str, translate: Callable[[list[Any]], list[Any]], body: dict[str, Any]) -> dict[str, Any]:
     """Return the body with the list in a field translated; the body itself if that changes nothing."""
-    given = body.get(field)
-    translated = translate(given) if isinstance(given, list) else given
-    return body if translated is given else {**body, field: translated}
+    original = body.get(field)
+    translated = translate(original) if isinstance(original, list) else original
+    return body if translated is original else {**body, field: translated}
 
 
 def _refuse_empty(field: str, body: dict[str, Any]) -> None:

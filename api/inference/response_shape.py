@@ -70,9 +70,9 @@ def response_event_in_openais_shape(event: bytes) -> bytes:
         fields = _fields.decode(content)
     except msgspec.DecodeError:
         return event
-    given = bytes(fields.get("response", NULL))
-    shaped = response_in_openais_shape(given)
-    if shaped is given:
+    original = bytes(fields.get("response", NULL))
+    shaped = response_in_openais_shape(original)
+    if shaped is original:
         return event
     return name + data + msgspec.json.encode(fields | {"response": msgspec.Raw(shaped)}) + EVENT_END
 

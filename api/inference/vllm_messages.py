@@ -151,13 +151,15 @@ def explain_sentence(message: str, param: str | None, body: dict[str, Any]) -> C
         return ClientError(
             reason, fault.path, {}, f"Write `{fault.path}` as JSON Schema defines it.", Code.REQUEST_INVALID
         )
-    known = next((each for each in KNOWN_SENTENCES if each.beginning.match(message)), UNKNOWN_SENTENCE)
+    explanation = next(
+        (sentence for sentence in KNOWN_SENTENCES if sentence.beginning.match(message)), UNKNOWN_SENTENCE
+    )
     message = OPERATORS_ADVICE.sub("", message)
-    candidates = known.fields or (CALLERS_NAMES.get(param, ()) if param else FIRST_WORD.findall(message))
+    candidates = explanation.fields or (CALLERS_NAMES.get(param, ()) if param else FIRST_WORD.findall(message))
     field = next((name for name in candidates if name in body), param)
     if param in CALLERS_NAMES and field:
         message = re.sub(rf"\b{param}\b", field, message)
-    return ClientError(message, field, {}, known.remedy, known.code)
+    return ClientError(message, field, {}, explanation.remedy, explanation.code)
 
 
 def _parse_faults(text: str) -> Iterator[Fault]:
@@ -215,7 +217,7 @@ def _branches(path: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _explain_faults(faults: list[Fault], text: str, param: str | None, body: dict[str, Any]) -> ClientError:
-    located = [{"type": each.kind, "loc": _path_in_request(each.path, body), "msg": each.reason} for each in faults]
+    located = [{"type": fault.kind, "loc": _path_in_request(fault.path, body), "msg": fault.reason} for fault in faults]
     reasons = describe_faults(located, None)
     # Of each field of the body the deepest path is named: where vLLM tried the branches of a union, it is the one that the
     # caller meant.

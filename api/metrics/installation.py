@@ -71,38 +71,38 @@ class JobsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics at a scrape."""
-        found = self._counts.fresh()
+        counts = self._counts.fresh()
         reachable = GaugeMetricFamily("mens_database_reachable", "1 where this process could read the database.")
-        reachable.add_metric([], 0 if found is None else 1)
+        reachable.add_metric([], 0 if counts is None else 1)
         yield reachable
         workers = GaugeMetricFamily("mens_workers", "Workers that take jobs and have reported within 90 s.")
         workers.add_metric([], self._count_workers())
         yield workers
-        if found is not None:
-            yield self._jobs(found)
-            yield from self._queue(found)
+        if counts is not None:
+            yield self._jobs(counts)
+            yield from self._queue(counts)
 
     def describe(self) -> Iterator[Metric]:
         """Return nothing: otherwise the registry would scrape to find the names."""
         return iter(())
 
-    def _jobs(self, found: JobCounts) -> Metric:
+    def _jobs(self, job_counts: JobCounts) -> Metric:
         jobs: Counter[tuple[str, str, str]] = Counter()
         # The tenants with the most jobs come first: they get the remaining labels.
-        for count in sorted(found.counts, key=lambda count: -count.jobs):
+        for count in sorted(job_counts.counts, key=lambda count: -count.jobs):
             jobs[count.kind, count.state, self._tenants.of(count.tenant)] += count.jobs
         family = GaugeMetricFamily("mens_jobs", "Jobs in the database.", labels=("kind", "state", "tenant"))
         for labels, number in sorted(jobs.items()):
             family.add_metric(labels, number)
         return family
 
-    def _queue(self, found: JobCounts) -> Iterator[Metric]:
+    def _queue(self, job_counts: JobCounts) -> Iterator[Metric]:
         """Yield depth and age of every kind, even without a job: an alert on a missing series never ends."""
         waiting = Counter({kind.value: 0 for kind in Kind})
-        for count in found.counts:
+        for count in job_counts.counts:
             if count.state == JobState.QUEUED:
                 waiting[count.kind] += count.jobs
-        ages = dict.fromkeys(waiting, 0.0) | {age.kind: age.seconds for age in found.ages}
+        ages = dict.fromkeys(waiting, 0.0) | {age.kind: age.seconds for age in job_counts.ages}
         depth = GaugeMetricFamily("mens_queue_jobs", "Queued jobs.", labels=("kind",))
         oldest = GaugeMetricFamily(
             "mens_queue_oldest_seconds", "How long the queued job that has waited longest has waited.", labels=("kind",)
@@ -126,24 +126,24 @@ class WebhooksCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics at a scrape."""
-        if (found := self._counts.fresh()) is None:
+        if (counts := self._counts.fresh()) is None:
             return
         yield _by_label(
             "mens_webhook_deliveries",
             "Deliveries of webhooks that are pending, or have ended in the last seven days.",
             "status",
-            found.deliveries,
+            counts.deliveries,
         )
         yield _by_label(
             "mens_webhook_endpoints",
             "Endpoints of webhooks: enabled, disabled by their tenant, or failed, which disables them too.",
             "state",
-            found.endpoints,
+            counts.endpoints,
         )
         oldest = GaugeMetricFamily(
             "mens_webhook_oldest_seconds", "How long the delivery that has been due for longest has been due."
         )
-        oldest.add_metric([], found.oldest_seconds)
+        oldest.add_metric([], counts.oldest_seconds)
         yield oldest
 
     def describe(self) -> Iterator[Metric]:

@@ -54,17 +54,17 @@ class Options(ClosedObject):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_runner_options(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if name not in RUNNER_OPTIONS and value is not None}
+    def _without_runner_options(cls, options: Any) -> Any:
+        if not isinstance(options, dict):
+            return options
+        return {name: value for name, value in options.items() if name not in RUNNER_OPTIONS and value is not None}
 
     def sampling(self) -> dict[str, Any]:
         """Return the options by vLLM's names."""
-        given = self.model_dump(exclude_none=True)
-        if given.get("num_predict", 0) < 0:
-            del given["num_predict"]
-        return {RENAMED.get(name, name): value for name, value in given.items()}
+        options = self.model_dump(exclude_none=True)
+        if options.get("num_predict", 0) < 0:
+            del options["num_predict"]
+        return {RENAMED.get(name, name): value for name, value in options.items()}
 
 
 class OllamaRequest(ClosedObject):

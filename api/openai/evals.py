@@ -125,20 +125,20 @@ class EvalRunObject(BaseModel):
     mens: dict[str, Any]
 
 
-def eval_view(found: Eval) -> EvalObject:
+def eval_view(evaluation: Eval) -> EvalObject:
     """Return an eval in OpenAI's shape."""
-    spec = EvalSpec.model_validate(found.spec)
+    spec = EvalSpec.model_validate(evaluation.spec)
     config: dict[str, Any] = {"type": spec.data_source_config.type, "schema": line_schema(spec.data_source_config)}
     if metadata := getattr(spec.data_source_config, "metadata", None):
         config["metadata"] = metadata
     return EvalObject(
-        id=found.id,
-        created_at=unix_seconds(found.created_at),
-        name=found.name,
-        metadata=found.labels,
+        id=evaluation.id,
+        created_at=unix_seconds(evaluation.created_at),
+        name=evaluation.name,
+        metadata=evaluation.labels,
         data_source_config=config,
         testing_criteria=[criterion.model_dump(mode="json", exclude_none=True) for criterion in spec.testing_criteria],
-        mens={"tenant": found.tenant, "updated_at": unix_seconds(found.updated_at)},
+        mens={"tenant": evaluation.tenant, "updated_at": unix_seconds(evaluation.updated_at)},
     )
 
 

@@ -105,16 +105,16 @@ def to_contract(
     try:
         contract = FineTuneContract.model_validate(sections)
     except ValidationError as error:
-        found = unknown_before_missing(error.errors())
-        path, reason = next(iter(describe_faults(found, sections).items()))
-        near = nearest_field(path) if found[0]["type"] == UNKNOWN_FIELD else None
+        errors = unknown_before_missing(error.errors())
+        path, reason = next(iter(describe_faults(errors, sections).items()))
+        near = nearest_field(path) if errors[0]["type"] == UNKNOWN_FIELD else None
         field = f"mens.{path}"
         if path.removeprefix("exec.") in own.keys() - body.mens.sections().get("exec", {}).keys():
             field = _sent_as(path, body)
             if path == "exec.learning_rate":  # the bounds are the rate's, not the multiplier's
                 reason = f"it makes the learning rate {own['learning_rate']:g}: {reason}"
         raise ContractRejected(
-            Code.NAME_INVALID if found[0]["type"] == BAD_NAME else Code.CONTRACT_INVALID,
+            Code.NAME_INVALID if errors[0]["type"] == BAD_NAME else Code.CONTRACT_INVALID,
             f"{field}: {reason}.",
             remedy=f"Did you mean mens.{near}? {SCHEMA_REMEDY}" if near else SCHEMA_REMEDY,
             param=field,
@@ -132,11 +132,11 @@ def _add_method(sections: dict[str, Any], body: CreateFineTuningJob) -> None:
     if body.method is None:
         return
     beta = getattr(body.requested, "beta", "auto")
-    given: dict[str, dict[str, Any]] = {
+    of_method: dict[str, dict[str, Any]] = {
         "method": {"type": body.method.type},
         "preference": {} if beta == "auto" else {"beta": beta},
     }
-    for section, fields in given.items():
+    for section, fields in of_method.items():
         for name, value in fields.items():
             own = sections.get(section, {}).get(name, value)
             if own != value:
@@ -175,9 +175,9 @@ def _sent_as(path: str, body: CreateFineTuningJob) -> str:
 def auto_fields(body: CreateFineTuningJob) -> frozenset[str]:
     """Return the fields of :func:`to_contract`'s contract that the auto rules decide, not the request."""
     requested = body.requested
-    given = body.mens.sections().get("exec", {})
+    own_exec = body.mens.sections().get("exec", {})
     paths = {path for name, path in RESOLVED.items() if getattr(requested, name) == "auto"} | {"exec.grad_accum"}
-    return frozenset(path for path in paths if path.removeprefix("exec.") not in given)
+    return frozenset(path for path in paths if path.removeprefix("exec.") not in own_exec)
 
 
 def resolve_auto(

@@ -101,22 +101,22 @@ def run_view(grader: Grader, result: Grade | MensError, seconds: float) -> Grade
         result: the grade, or the error that prevented it.
         seconds: duration of the run.
     """
-    given = result if isinstance(result, Grade) else Grade(0.0)
-    used = [usage.get("total_tokens") for usage in given.usage.values()]
+    grade = result if isinstance(result, Grade) else Grade(0.0)
+    used = [usage.get("total_tokens") for usage in grade.usage.values()]
     metadata = GraderRunMetadata(
         name=grader.name,
         type=grader.type,
         execution_time=seconds,
-        scores={grader.name: given.score, **given.sub_scores},
+        scores={grader.name: grade.score, **grade.sub_scores},
         token_usage=sum(count for count in used if isinstance(count, int)) if used else None,
         sampled_model_name=grader.model if isinstance(grader, ScoreModel | LabelModel) else None,
         errors=_errors(result) if isinstance(result, MensError) else GraderErrors(),
     )
     return GraderRun(
-        reward=given.score,
+        reward=grade.score,
         metadata=metadata,
-        sub_rewards=given.sub_scores,
-        model_grader_token_usage_per_model=given.usage,
+        sub_rewards=grade.sub_scores,
+        model_grader_token_usage_per_model=grade.usage,
     )
 
 

@@ -101,18 +101,18 @@ def _results(answer: Answer, plan: EvaluationPlan) -> list[dict[str, Any]]:
             }
             for criterion in plan.testing_criteria
         ]
-    found = []
+    results = []
     for result in answer.results:
-        told: dict[str, Any] = {
+        view: dict[str, Any] = {
             "name": result.name,
             "type": result.type,
             "passed": result.passed,
             "score": result.score,
         }
         if result.error or result.fault:
-            told["mens"] = {"error": result.error, "fault": result.fault}
-        found.append(told)
-    return found
+            view["mens"] = {"error": result.error, "fault": result.fault}
+        results.append(view)
+    return results
 
 
 def _sample(answer: Answer, plan: EvaluationPlan) -> OutputSample:

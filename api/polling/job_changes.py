@@ -62,7 +62,7 @@ class Wanted:
 
     def includes(self, *types: ChangeType) -> bool:
         """Return whether the stream gets events of one of these types."""
-        return not self.types or any(each in self.types for each in types)
+        return not self.types or any(change_type in self.types for change_type in types)
 
     def takes(self, logged: LoggedEvent) -> bool:
         """Return whether the stream gets an event."""
@@ -106,14 +106,14 @@ class JobChanges:
         self._polling: asyncio.Task[None] | None = None
         self._forget()
 
-    async def batches(self, wanted: Wanted) -> AsyncIterator[list[ServerSentEvent]]:
+    async def batches(self, selection: Wanted) -> AsyncIterator[list[ServerSentEvent]]:
         """After each poll, yield the wanted events since the previous poll."""
         self._streams += 1
         try:
             self._start()
             seen = self._logged
             while True:
-                polled, batch = self._polled, list(self._events_after(seen, wanted))
+                polled, batch = self._polled, list(self._events_after(seen, selection))
                 seen = self._logged  # before the caller takes its time
                 yield batch
                 await polled.wait()
@@ -126,13 +126,13 @@ class JobChanges:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
 
-    def _events_after(self, seen: int, wanted: Wanted) -> Iterator[ServerSentEvent]:
+    def _events_after(self, seen: int, selection: Wanted) -> Iterator[ServerSentEvent]:
         missed = self._logged - seen
         if missed > len(self._log):
             yield RESET
             return
         for logged in [self._log[-index] for index in range(missed, 0, -1)]:
-            if wanted.takes(logged):
+            if selection.takes(logged):
                 yield logged.event
 
     def _start(self) -> None:
@@ -153,8 +153,8 @@ class JobChanges:
     async def _poll(self) -> None:
         while self._streams:
             try:
-                for found in await to_thread.run_sync(self._read, limiter=self._limiter):
-                    self._add(found)
+                for change in await to_thread.run_sync(self._read, limiter=self._limiter):
+                    self._add(change)
                 for logged in await to_thread.run_sync(self._others.read, self._newest, limiter=self._limiter):
                     self._log_event(logged)
                 for logged in self._others.of_replicas(self._replicas()):
@@ -173,68 +173,68 @@ class JobChanges:
         since = self._newest and self._newest - OVERLAP
         changes = changed_jobs(self._database, since)
         new = {job.id: job.changed_at for job in changes.jobs if self._versions.get(job.id) != job.version}
-        found = [FoundChange(each, new[each.id]) for each in read_summaries(self._database, list(new))]
+        found_changes = [FoundChange(summary, new[summary.id]) for summary in read_summaries(self._database, list(new))]
         # Not before both queries have succeeded: the next reading begins where the last whole one did.
         self._is_behind = changes.has_more
         self._versions = {job.id: job.version for job in changes.jobs}
         # Not the newest change: after the clock went back, changes would be dated before it.
         self._newest = changes.read_at
-        return found
+        return found_changes
 
-    def _add(self, found: FoundChange) -> None:
-        job = found.summary
-        known = self._known.pop(job.id, None)
-        if known is None and len(self._known) >= KNOWN_JOBS:
+    def _add(self, change: FoundChange) -> None:
+        job = change.summary
+        earlier = self._known.pop(job.id, None)
+        if earlier is None and len(self._known) >= KNOWN_JOBS:
             del self._known[next(iter(self._known))]
         self._known[job.id] = job
-        if known is not None and _but_progress(known) == _but_progress(job):
-            self._late[job.id] = found
+        if earlier is not None and _but_progress(earlier) == _but_progress(job):
+            self._late[job.id] = change
             return
         self._late.pop(job.id, None)
-        self._log_event(LoggedEvent(ChangeType.JOB, job.tenant, job.kind, job_event(found)))
+        self._log_event(LoggedEvent(ChangeType.JOB, job.tenant, job.kind, job_event(change)))
         if job.state in FINAL:
             self._progress_at.pop(job.id, None)
 
     def _add_late_progress(self) -> None:
         now = self._clock()
-        for job_id, found in list(self._late.items()):
+        for job_id, change in list(self._late.items()):
             if now - self._progress_at.get(job_id, -PROGRESS_SECONDS) >= PROGRESS_SECONDS:
                 self._progress_at[job_id] = now
                 del self._late[job_id]
-                job = found.summary
-                self._log_event(LoggedEvent(ChangeType.JOB, job.tenant, job.kind, progress_event(found)))
+                job = change.summary
+                self._log_event(LoggedEvent(ChangeType.JOB, job.tenant, job.kind, progress_event(change)))
 
     def _log_event(self, logged: LoggedEvent) -> None:
         self._log.append(logged)
         self._logged += 1
 
 
-def job_event(found: FoundChange) -> ServerSentEvent:
+def job_event(change: FoundChange) -> ServerSentEvent:
     """Return the event that carries a job's summary."""
-    return ServerSentEvent(raw_data=found.summary.model_dump_json(), event="job", id=cursor_of(found.changed_at))
+    return ServerSentEvent(raw_data=change.summary.model_dump_json(), event="job", id=cursor_of(change.changed_at))
 
 
-def progress_event(found: FoundChange) -> ServerSentEvent:
+def progress_event(change: FoundChange) -> ServerSentEvent:
     """Return the event of a job of which only the progress has changed."""
-    text = found.summary.model_dump_json(include=set(SHOWN_PROGRESS))
-    return ServerSentEvent(raw_data=text, event="progress", id=cursor_of(found.changed_at))
+    text = change.summary.model_dump_json(include=set(SHOWN_PROGRESS))
+    return ServerSentEvent(raw_data=text, event="progress", id=cursor_of(change.changed_at))
 
 
-def missed_events(database: Database, wanted: Wanted, cursor: int) -> list[ServerSentEvent]:
+def missed_events(database: Database, selection: Wanted, cursor: int) -> list[ServerSentEvent]:
     """Return the events since the one with an id, in which a stream ended: each changed job, alias and receipt once, as it
     is now. Earlier states of replicas are not kept.
     """
-    since, tenants = datetime.fromtimestamp(cursor / 1000, UTC) - OVERLAP, list(wanted.tenants)
-    changes = changed_jobs(database, since if wanted.includes(ChangeType.JOB) else None, tenants, MISSED_JOBS)
-    reads_others = wanted.includes(ChangeType.ALIAS, ChangeType.RECEIPT)
+    since, tenants = datetime.fromtimestamp(cursor / 1000, UTC) - OVERLAP, list(selection.tenants)
+    changes = changed_jobs(database, since if selection.includes(ChangeType.JOB) else None, tenants, MISSED_JOBS)
+    reads_others = selection.includes(ChangeType.ALIAS, ChangeType.RECEIPT)
     others = other_events(database, since, tenants, MISSED_JOBS) if reads_others else []
     if changes.has_more or len(others) > MISSED_JOBS:
         return [RESET]
     moments = {job.id: job.changed_at for job in changes.jobs}
-    found = {each.id: each for each in read_summaries(database, list(moments))}
-    jobs = [FoundChange(found[job_id], moments[job_id]) for job_id in moments if job_id in found]
+    summaries = {entry.id: entry for entry in read_summaries(database, list(moments))}
+    jobs = [FoundChange(summaries[job_id], moments[job_id]) for job_id in moments if job_id in summaries]
     logged = [LoggedEvent(ChangeType.JOB, job.summary.tenant, job.summary.kind, job_event(job)) for job in jobs]
-    return [each.event for each in [*logged, *others] if wanted.takes(each)]
+    return [entry.event for entry in [*logged, *others] if selection.takes(entry)]
 
 
 def _but_progress(job: JobSummary) -> JobSummary:

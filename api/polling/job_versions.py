@@ -58,8 +58,8 @@ class JobVersions:
             self._start()
             while True:
                 polled = self._polled
-                known = self._versions.get(job_id)
-                yield known and known.version
+                version = self._versions.get(job_id)
+                yield version and version.version
                 await polled.wait()
         finally:
             self._streams[job_id] -= 1
@@ -74,12 +74,12 @@ class JobVersions:
         if job_id in self._asked or len(self._asked) < MAX_ASKED_JOBS:
             self._asked[job_id] = now
             self._start()
-        known = self._versions.get(job_id)
-        if known is None or now - self._read_at > self._longest_age:
+        version = self._versions.get(job_id)
+        if version is None or now - self._read_at > self._longest_age:
             return None
         if self._read_at <= self._forgotten.get(job_id, 0.0):
             return None
-        return known if known.tenant == tenant or known.tenant in visible_to(tenant) else None
+        return version if version.tenant == tenant or version.tenant in visible_to(tenant) else None
 
     def forget(self, job_id: str) -> None:
         """Send the next request about a job to the database, because this process has just changed it."""

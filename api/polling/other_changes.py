@@ -78,22 +78,24 @@ class OtherChanges:
         added = added_receipts(self._database, since - OVERLAP)
         # Not before both queries have succeeded: the next reading begins where the last whole one did.
         self._since, self._count = now, count
-        found: dict[tuple[str, ...], tuple[int, LoggedEvent]] = {}
-        found |= {("alias", each.tenant, each.name): (each.version, alias_event(each)) for each in moved}
-        found |= {("receipt", each.id): (1, receipt_event(each)) for each in added}
-        new = [event for key, (version, event) in found.items() if self._seen.get(key) != version]
+        events: dict[tuple[str, ...], tuple[int, LoggedEvent]] = {}
+        events |= {("alias", change.tenant, change.name): (change.version, alias_event(change)) for change in moved}
+        events |= {("receipt", change.id): (1, receipt_event(change)) for change in added}
+        new = [event for key, (version, event) in events.items() if self._seen.get(key) != version]
         kept = {key: version for key, version in self._seen.items() if key[0] == "alias"}
-        self._seen = kept | {key: version for key, (version, _) in found.items()}
+        self._seen = kept | {key: version for key, (version, _) in events.items()}
         return new
 
     def of_replicas(self, replicas: Sequence[ReplicaFacts]) -> Iterator[LoggedEvent]:
         """Yield the events of replicas since the call before; none at the first one."""
-        before, self._replicas = self._replicas, {each.name: each for each in replicas}
+        before, self._replicas = self._replicas, {replica.name: replica for replica in replicas}
         if before is None:
             return
-        gone = [each.model_copy(update={"state": GONE}) for name, each in before.items() if name not in self._replicas]
-        for each in [*(each for name, each in self._replicas.items() if before.get(name) != each), *gone]:
-            event = ServerSentEvent(raw_data=each.model_dump_json(), event=ChangeType.REPLICA)
+        gone = [
+            replica.model_copy(update={"state": GONE}) for name, replica in before.items() if name not in self._replicas
+        ]
+        for replica in [*(replica for name, replica in self._replicas.items() if before.get(name) != replica), *gone]:
+            event = ServerSentEvent(raw_data=replica.model_dump_json(), event=ChangeType.REPLICA)
             yield LoggedEvent(ChangeType.REPLICA, None, None, event)
 
 

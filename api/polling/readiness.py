@@ -45,12 +45,12 @@ class SharedReading(Generic[T]):
 
     async def result(self) -> T:
         """Return a fresh result, or raise it."""
-        now, asked = self._clock(), self._asked
-        if asked is None or (asked.done() and now - self._asked_at >= MAX_AGE_SECONDS):
-            self._succeeded_before = asked is not None and not asked.cancelled() and asked.exception() is None
-            asked = self._asked = asyncio.create_task(to_thread.run_sync(self._read, limiter=self._limiter))
+        now, reading = self._clock(), self._asked
+        if reading is None or (reading.done() and now - self._asked_at >= MAX_AGE_SECONDS):
+            self._succeeded_before = reading is not None and not reading.cancelled() and reading.exception() is None
+            reading = self._asked = asyncio.create_task(to_thread.run_sync(self._read, limiter=self._limiter))
             self._asked_at = now
-        return await asyncio.shield(asked)
+        return await asyncio.shield(reading)
 
     def is_late(self, seconds: float) -> bool:
         """Return whether the reading in progress has taken so long, or none before it succeeded."""

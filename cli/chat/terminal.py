@@ -21,7 +21,7 @@ def converse(conversations: Sequence[Conversation]) -> None:
     """Ask every model each message that the user types; an error ends an answer, not the conversation."""
     with suppress(ImportError):
         import readline  # noqa: F401  (gives `input` a history and editing)
-    note(f"chat with {' and '.join(each.model for each in conversations)}. {HELP}")
+    note(f"chat with {' and '.join(conversation.model for conversation in conversations)}. {HELP}")
     while (message := read_message()) is not None:
         if message.startswith("/"):
             if not obey(message, conversations):

@@ -58,7 +58,7 @@ def find_files(path: Path, sidecar: Path | None) -> tuple[Path, Path]:
     """Return the weights and their description; end the command if one of them is missing."""
     names = (ORIGINAL_WEIGHTS, WEIGHTS_NAME)
     weights = (
-        next((path / each for each in names if (path / each).is_file()), path / names[0]) if path.is_dir() else path
+        next((path / name for name in names if (path / name).is_file()), path / names[0]) if path.is_dir() else path
     )
     if weights.suffix.lower() != ".safetensors" or not weights.is_file():
         fail(
@@ -66,7 +66,7 @@ def find_files(path: Path, sidecar: Path | None) -> tuple[Path, Path]:
         )
     # A folder that PEFT wrote may hold a manifest of ours too, which describes the same file by other names.
     described_by = (CONFIG_NAME,) if weights.name == WEIGHTS_NAME else DESCRIPTION_NAMES
-    description = sidecar or next((file for each in described_by if (file := weights.with_name(each)).is_file()), None)
+    description = sidecar or next((file for name in described_by if (file := weights.with_name(name)).is_file()), None)
     if description is None:
         fail(f"{weights.parent} has no {', '.join(described_by)} next to {weights.name}; name the file with --sidecar.")
     return weights, description

@@ -16,8 +16,8 @@ TIMEOUT_SECONDS = 2.0
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
     """Return the newest jobs whose id begins or ends so, and what each is."""
-    found = ((job["id"], f"{job['state']}, {job['name']} on {job['base_model']}") for job in _listed("/v1/jobs"))
-    return [(name, said) for name, said in found if name.startswith(incomplete) or name.endswith(incomplete)]
+    described = ((job["id"], f"{job['state']}, {job['name']} on {job['base_model']}") for job in _listed("/v1/jobs"))
+    return [(name, said) for name, said in described if name.startswith(incomplete) or name.endswith(incomplete)]
 
 
 def complete_file(incomplete: str) -> list[tuple[str, str]]:
@@ -37,20 +37,20 @@ def complete_model(incomplete: str) -> list[tuple[str, str]]:
 
 def complete_base(incomplete: str) -> list[tuple[str, str]]:
     """Return bases that begin so."""
-    return _beginning(incomplete, (each for each in _models() if each[1] == "base"))
+    return _beginning(incomplete, (model for model in _models() if model[1] == "base"))
 
 
 def complete_adapter(incomplete: str) -> list[tuple[str, str]]:
     """Return ids of adapters that begin so."""
-    return _beginning(incomplete, (each for each in _models() if each[1] == "adapter"))
+    return _beginning(incomplete, (model for model in _models() if model[1] == "adapter"))
 
 
 def _models() -> Iterator[tuple[str, str]]:
     return ((model["id"], model["mens"]["kind"]) for model in _listed("/v1/models"))
 
 
-def _beginning(incomplete: str, found: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(name, said) for name, said in found if name.startswith(incomplete)]
+def _beginning(incomplete: str, candidates: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(name, said) for name, said in candidates if name.startswith(incomplete)]
 
 
 def _listed(path: str) -> list[Mapping[str, Any]]:
@@ -58,6 +58,6 @@ def _listed(path: str) -> list[Mapping[str, Any]]:
     query: dict[str, Any] = {"limit": PAGE} if path in ("/v1/jobs", "/v1/files") else {}
     query |= {"view": "summary"} if path == "/v1/jobs" else {}
     with suppress(Exception), redirect_stderr(io.StringIO()), connect().client(timeout=TIMEOUT_SECONDS) as client:
-        found: list[Mapping[str, Any]] = client.get(path, params=query).raise_for_status().json()["data"]
-        return found
+        rows: list[Mapping[str, Any]] = client.get(path, params=query).raise_for_status().json()["data"]
+        return rows
     return []

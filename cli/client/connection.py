@@ -74,12 +74,12 @@ def connect() -> Connection:
     """Return the connection of this command; end the command with advice if none is configured."""
     home = read_settings(Settings).home
     saved = saved_connection(home)
-    given = os.environ.get("MENS_API_URL", "").strip()
-    if given and not re.match("https?://[^/]", given, re.IGNORECASE):
-        message = f"MENS_API_URL is {given!r}; it must begin with http:// or https://, as in http://127.0.0.1:8000."
+    address = os.environ.get("MENS_API_URL", "").strip()
+    if address and not re.match("https?://[^/]", address, re.IGNORECASE):
+        message = f"MENS_API_URL is {address!r}; it must begin with http:// or https://, as in http://127.0.0.1:8000."
         fail_with(InvalidRequest(Code.SETTINGS_INVALID, message, remedy="Correct it.", param="MENS_API_URL"))
     # OpenAI's clients call the address with /v1 the base URL, so that form is accepted too.
-    url = given.rstrip("/").removesuffix("/v1").rstrip("/") or (saved.url if saved else None)
+    url = address.rstrip("/").removesuffix("/v1").rstrip("/") or (saved.url if saved else None)
     if not url:
         fail_with(no_installation(home))
     # The saved key is a secret of its own installation: no other address may receive it.

@@ -63,7 +63,7 @@ class RowIds:
         part = Part.of(text)
         if self._is_whole(text, part):
             return text
-        return _require_one(text, (one for one in ids if part.fits(one, self.prefix)))
+        return _require_one(text, (row_id for row_id in ids if part.fits(row_id, self.prefix)))
 
     def _is_whole(self, text: str, part: Part) -> bool:
         return part.is_typed_whole and (len(text) >= self.length or not self._is_part(text))
@@ -83,8 +83,8 @@ class RowIds:
         if self.search is None:
             return (row["id"] for row in find_pages(self.path, **self.query))
         # One page: the search may find other things than ids, and more of the id is quickly typed.
-        found = find_all(self.path, **self.query, limit=PAGE, **{self.search: part.end or part.start})
-        return (row["id"] for row in found)
+        rows = find_all(self.path, **self.query, limit=PAGE, **{self.search: part.end or part.start})
+        return (row["id"] for row in rows)
 
 
 JOBS = RowIds("ftjob-", "/v1/jobs", query={"view": "summary"}, search="q")
@@ -139,12 +139,16 @@ def resolve_adapter_id(text: str, least_digits: int = 0, tenant: str | None = No
         return text
     ids = [adapter["id"] for adapter in find_all("/v1/adapters", tenant, q=part.end or part.start, limit=PAGE)]
     # An id that is the beginning of another one stands for itself.
-    matching = [text] if text in ids else [one for one in ids if part.fits(one, f"{one.partition('@')[0]}@")]
-    found = _require_one(text, matching)
+    matching = (
+        [text]
+        if text in ids
+        else [adapter_id for adapter_id in ids if part.fits(adapter_id, f"{adapter_id.partition('@')[0]}@")]
+    )
+    resolved = _require_one(text, matching)
     digits = (start if at else part.start) + part.end
-    if found != text and len(digits) < least_digits:
-        fail(f"{text} matches {found}; give the whole id here, or at least {least_digits} of its digits")
-    return found
+    if resolved != text and len(digits) < least_digits:
+        fail(f"{text} matches {resolved}; give the whole id here, or at least {least_digits} of its digits")
+    return resolved
 
 
 def _is_model(name: str, tenant: str | None) -> bool:
@@ -152,9 +156,9 @@ def _is_model(name: str, tenant: str | None) -> bool:
     return find(f"/v1/models/{name}", tenant) is not None
 
 
-def _require_one(typed: str, found: Iterable[str]) -> str:
+def _require_one(typed: str, matching: Iterable[str]) -> str:
     """Return the only id that was found, or the input if none was; end the command with a list if there are several."""
-    ids: Sequence[str] = list(islice(found, LISTED_IDS + 1))
+    ids: Sequence[str] = list(islice(matching, LISTED_IDS + 1))
     if len(ids) > 1:
         listed, more = ids[:LISTED_IDS], [LEFT_OUT] if len(ids) > LISTED_IDS else []
         several = f"{typed} is a part of several ids."

@@ -14,10 +14,10 @@ UNSAID: Mapping[str, Any] = {"code": "", "message": "", "remedy": "", "param": N
 _json: ContextVar[bool] = ContextVar("json", default=False)
 
 
-def note_json(wanted: bool) -> bool:
+def note_json(is_set: bool) -> bool:
     """Callback of ``--json``: from now on an error is JSON too."""
-    _json.set(wanted)
-    return wanted
+    _json.set(is_set)
+    return is_set
 
 
 Json = Annotated[bool, typer.Option("--json", callback=note_json, help="Print JSON.")]

@@ -28,11 +28,11 @@ def describe_lineage(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "made from", f"{source} {digest}"
     yield "contract", manifest["contract_digest"]
     yield "template", manifest["template_digest"]
-    found = manifest.get("lineage")
-    if found is None:
+    lineage = manifest.get("lineage")
+    if lineage is None:
         yield "code", NOT_RECORDED
         return
-    commit = f", commit {found['code_commit']}" if found.get("code_commit") else ""
-    yield "code", f"{found['code_version']}{commit}, sources {found['code_digest']}"
-    packages = ", ".join(f"{name} {number}" for name, number in found["packages"].items())
-    yield "packages", f"{packages}; all {found['environment_digest']}"
+    commit = f", commit {lineage['code_commit']}" if lineage.get("code_commit") else ""
+    yield "code", f"{lineage['code_version']}{commit}, sources {lineage['code_digest']}"
+    packages = ", ".join(f"{name} {number}" for name, number in lineage["packages"].items())
+    yield "packages", f"{packages}; all {lineage['environment_digest']}"

@@ -100,10 +100,10 @@ def to_cli_remedy(error: dict[str, Any]) -> str:
         suggestion = SUGGESTION.match(str(mens.get("remedy", "")))
         see = SEE_HELP + ("; the contract's schema is at GET /v1/contract/schema." if is_contract else ".")
         return suggestion[0] + see if suggestion else see
-    known = REMEDIES.get((code, field)) or REMEDIES.get(code)
-    if known and code in (Code.GATE_MISSING, Code.GATE_STALE, Code.GATE_FAILED):
-        return known.format_map(defaultdict(lambda: "…", mens.get("details", {})))
-    return known or _with_commands(str(mens.get("remedy", "")))
+    own_remedy = REMEDIES.get((code, field)) or REMEDIES.get(code)
+    if own_remedy and code in (Code.GATE_MISSING, Code.GATE_STALE, Code.GATE_FAILED):
+        return own_remedy.format_map(defaultdict(lambda: "…", mens.get("details", {})))
+    return own_remedy or _with_commands(str(mens.get("remedy", "")))
 
 
 def with_file(text: str, path: Path) -> str:

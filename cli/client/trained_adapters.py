@@ -20,11 +20,11 @@ AdaptersOption = Annotated[
 
 def adapters_by_digest(digests: AbstractSet[str]) -> dict[str, list[str]]:
     """Return the ids of adapters by the digest of a training, validation or replay file; end the command if no API answers."""
-    found: dict[str, list[str]] = {}
+    by_digest: dict[str, list[str]] = {}
     if not digests:
-        return found
+        return by_digest
     for adapter in find_pages("/v1/adapters"):
         sources = adapter["manifest"].get("source_digests") or {}
         for digest in digests & set(sources.values()):
-            found.setdefault(digest, []).append(adapter["id"])
-    return found
+            by_digest.setdefault(digest, []).append(adapter["id"])
+    return by_digest

@@ -79,10 +79,10 @@ def export(
         check_installed()
     adapter_id = find_adapter(adapter)
     with tempfile.TemporaryDirectory(prefix="mens-export-") as folder:
-        found = download(adapter_id, Path(folder))
-        ollama = plan_model(model_folder, found.manifest, source) if model_folder else None
+        downloaded = download(adapter_id, Path(folder))
+        ollama = plan_model(model_folder, downloaded.manifest, source) if model_folder else None
         to.mkdir(parents=True, exist_ok=True)
-        advice = write(found, to, layout, handoff, ollama)
+        advice = write(downloaded, to, layout, handoff, ollama)
     typer.echo(f"{adapter_id} is in {to}: {advice}")
 
 
@@ -101,8 +101,11 @@ def push_command(
     hub.check_installed()
     adapter_id = find_adapter(adapter)
     with tempfile.TemporaryDirectory(prefix="mens-push-") as name:
-        found, target = download(adapter_id, make_folder(Path(name, "stored"))), make_folder(Path(name, "repository"))
-        write(found, target, Format.HF, None)
+        downloaded, target = (
+            download(adapter_id, make_folder(Path(name, "stored"))),
+            make_folder(Path(name, "repository")),
+        )
+        write(downloaded, target, Format.HF, None)
         url = hub.push(target, repository, message=f"Add {adapter_id}", endpoint=endpoint, private=private)
     typer.echo(f"{adapter_id} is on the hub: {url}")
 

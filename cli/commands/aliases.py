@@ -54,9 +54,9 @@ ShadowEval = Annotated[
 @app.command("list")
 def list_aliases(as_json: Json = False) -> None:
     """Show all aliases."""
-    found = find_all("/v1/aliases")
+    aliases = find_all("/v1/aliases")
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(aliases, indent=2))
         return
     rows = [
         (
@@ -66,7 +66,7 @@ def list_aliases(as_json: Json = False) -> None:
             _describe_shadow(alias["shadow"]),
             _describe_tenant(alias),
         )
-        for alias in found
+        for alias in aliases
     ]
     print_table(("alias", "version", "points to", "shadow", "tenant"), rows)
 
@@ -135,28 +135,28 @@ def show_shadow(name: Name, as_json: Json = False) -> None:
     The shadow wins an answer if only its own passes every criterion of the eval, and loses if only the other one does. The interval of the
     difference is valid however often you look at it. Once the shadow is shown to be worse, no more requests are copied.
     """
-    found = find_all(f"{_path(name)}/shadow")
+    shadows = find_all(f"{_path(name)}/shadow")
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(shadows, indent=2))
         return
-    if not found:
+    if not shadows:
         typer.echo(
             f"No copies of requests to {name} have been judged; start with: mens aliases set {name} ADAPTER --shadow ADAPTER --shadow-eval EVAL"
         )
         return
     rows = [
         (
-            each["candidate_id"],
-            each["incumbent_id"],
-            f"{each['wins']} / {each['losses']} / {each['ties']}",
-            f"{each['difference']:+.3f} [{each['interval'][0]:+.3f}, {each['interval'][1]:+.3f}]"
-            if each["difference"] is not None
+            shadow["candidate_id"],
+            shadow["incumbent_id"],
+            f"{shadow['wins']} / {shadow['losses']} / {shadow['ties']}",
+            f"{shadow['difference']:+.3f} [{shadow['interval'][0]:+.3f}, {shadow['interval'][1]:+.3f}]"
+            if shadow["difference"] is not None
             else "",
-            "WORSE: stopped" if each["verdict"] == "worse" else "undecided",
-            f"{each['errored']} ({each['last_error']})" if each["errored"] else "0",
-            each["eval_id"],
+            "WORSE: stopped" if shadow["verdict"] == "worse" else "undecided",
+            f"{shadow['errored']} ({shadow['last_error']})" if shadow["errored"] else "0",
+            shadow["eval_id"],
         )
-        for each in found
+        for shadow in shadows
     ]
     print_table(("shadow", "compared with", "won / lost / tied", "difference", "verdict", "errors", "eval"), rows)
 
@@ -292,8 +292,8 @@ def _shadow(shadow: str | None, share: float, judged_by: str | None) -> dict[str
     adapter, *weight = re.split("[:=]", shadow, maxsplit=1)
     if weight:
         fail(f"{shadow!r} is not an adapter's id; its share is an option: --shadow {adapter} --shadow-share 0.5.")
-    found = {"adapter": require_adapter_id(shadow), "share": share}
-    return found | {"eval": EVALS.resolve(judged_by)} if judged_by else found
+    request = {"adapter": require_adapter_id(shadow), "share": share}
+    return request | {"eval": EVALS.resolve(judged_by)} if judged_by else request
 
 
 def _move(method: str, name: str, verb: str, body: dict[str, Any], if_version: int | None) -> None:

@@ -47,7 +47,7 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     waiting = list(arguments)
     while waiting:
-        flag, given, text = waiting.pop(0).partition("=")
+        flag, equals, text = waiting.pop(0).partition("=")
         if not flag.startswith("--"):
             raise ContractRejected(
                 Code.CONTRACT_INVALID, f"{flag!r} is not a flag.", remedy="See mens train --help.", param=flag
@@ -55,9 +55,9 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
         name = flag.removeprefix("--").replace("-", "_")
         if name in REPLACED:
             raise ContractRejected(Code.CONTRACT_UNSUPPORTED, f"{flag} was removed.", remedy=REPLACED[name], param=flag)
-        if not given and waiting and not waiting[0].startswith("--"):
-            given, text = "=", waiting.pop(0)
-        flat[name] = _value(text, field_types(name)) if given else True
+        if not equals and waiting and not waiting[0].startswith("--"):
+            equals, text = "=", waiting.pop(0)
+        flat[name] = _value(text, field_types(name)) if equals else True
     try:
         return from_flat(flat)
     except ContractRejected as error:

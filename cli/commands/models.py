@@ -42,11 +42,11 @@ def models(context: typer.Context, as_json: Json = False) -> None:
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
     """List every name that `model` accepts, like `mens models` alone."""
-    found, rows = find_all("/v1/models"), []
+    listed, rows = find_all("/v1/models"), []
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(listed, indent=2))
         return
-    for model in found:
+    for model in listed:
         mens = model["mens"]
         points_to = describe_targets(mens["targets"]) if "targets" in mens else str(mens.get("adapter_id", ""))
         points_to = mens["stands_for"]["name"] if "stands_for" in mens else points_to
@@ -61,7 +61,7 @@ def list_models(as_json: Json = False) -> None:
                 f"note: {name} is a base and an alias; the base answers. Remove one: `mens aliases delete {name}`, or"
                 f" `mens base remove {name}` on the machine with the catalogue"
             )
-    if name := _to_chat_with(found):
+    if name := _to_chat_with(listed):
         note(f'next: mens chat {shlex.quote(name)} "…"')
 
 
@@ -88,11 +88,11 @@ def show(
 ) -> None:
     """Show one model: kind, base, tenant and aliases, and the certificate of each replica (docs/certificates.md)."""
     name = resolve_adapter_id(name)
-    found = look_up(name)
+    looked_up = look_up(name)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(looked_up, indent=2))
         return
-    typer.echo(describe(name, found))
+    typer.echo(describe(name, looked_up))
 
 
 @app.command()
@@ -203,23 +203,23 @@ def _ancestors(manifest: dict[str, Any]) -> Iterator[str]:
         manifest = (find(f"/v1/adapters/{quote(parent['id'], safe='')}") or {}).get("manifest", {})
 
 
-def describe(name: str, found: dict[str, Any]) -> str:
+def describe(name: str, looked_up: dict[str, Any]) -> str:
     """Describe the looked-up model: a paragraph for the base or alias, and one for each adapter."""
-    model, aliases = found["model"], found["aliases"]
+    model, aliases = looked_up["model"], looked_up["aliases"]
     blocks: list[list[str]] = []
-    if foreign := found.get("foreign"):
+    if foreign := looked_up.get("foreign"):
         stands_for = foreign["mens"]["stands_for"]
         blocks.append(
             [f"{name}  stands for the {stands_for['kind']} {stands_for['name']}", f"tenant   {foreign['owned_by']}"]
         )
         name = stands_for["name"]
-    if not found["adapters"]:
+    if not looked_up["adapters"]:
         blocks.append(list(_describe_base(model)))
     for alias in aliases:
         if alias["name"] == name:
             moved = f"moved    {alias['moved_at'][:19]}: {describe_alias(alias)}"
             blocks.append([f"{name}  alias", f"tenant   {alias['tenant']}", moved])
-    blocks += [list(_describe_adapter(adapter, aliases)) for adapter in found["adapters"]]
+    blocks += [list(_describe_adapter(adapter, aliases)) for adapter in looked_up["adapters"]]
     return "\n\n".join("\n".join(block) for block in blocks)
 
 

@@ -18,12 +18,12 @@ def replicas(as_json: Annotated[bool, typer.Option("--json", callback=note_json,
 
     It is the view of one API process (docs/serving.md explains the states).
     """
-    found = find_all("/v1/replicas")
+    listed = find_all("/v1/replicas")
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(listed, indent=2))
     else:
         rows = []
-        for replica in found:
+        for replica in listed:
             # One line, whatever the replica's error looks like.
             error = " ".join((replica["last_error"] or "").split())
             if error and (at := replica.get("last_error_at")):
@@ -31,7 +31,7 @@ def replicas(as_json: Annotated[bool, typer.Option("--json", callback=note_json,
             columns = (replica["name"], replica["url"], replica["base"] or "", replica["state"])
             rows.append((*columns, str(replica["in_flight"]), error))
         print_table(("name", "replica", "base", "state", "in flight", "last error"), rows)
-    if not found:
+    if not listed:
         note("The API has no replicas: set MENS_SERVING_URLS or MENS_SERVING_DNS.")
 
 

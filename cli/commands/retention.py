@@ -39,12 +39,14 @@ def retention(
     note(" ".join(f"MENS_{name.upper()}={value}" for name, value in rules))
     try:
         with acting(AuditActor.of_command()):
-            found = runner.apply() if apply else runner.find()
+            findings = runner.apply() if apply else runner.find()
     except MensError as error:
         fail_with(error)
     except OSError as error:
         fail_with(MensError(Code.INTERNAL_ERROR, str(error)))
-    rows = [(item.what, item.name, item.tenant, format_size(item.bytes), item.reason) for item in found]
+    rows = [(item.what, item.name, item.tenant, format_size(item.bytes), item.reason) for item in findings]
     print_table(("what", "name", "tenant", "size", "why"), rows)
-    total = format_size(sum(item.bytes for item in found))
-    typer.echo(f"{len(found)} removed, {total}" if apply else f"{len(found)} to remove, {total}; --apply removes them")
+    total = format_size(sum(item.bytes for item in findings))
+    typer.echo(
+        f"{len(findings)} removed, {total}" if apply else f"{len(findings)} to remove, {total}; --apply removes them"
+    )

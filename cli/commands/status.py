@@ -34,7 +34,7 @@ def status(
     if as_json:
         typer.echo(json.dumps({"workers": workers, "jobs": jobs}, indent=2))
         return
-    typer.echo(f"{counted(len(workers), 'worker')}, {counted(sum(one['devices'] for one in workers), 'GPU')}")
+    typer.echo(f"{counted(len(workers), 'worker')}, {counted(sum(worker['devices'] for worker in workers), 'GPU')}")
     rows = [(job["id"], job["state"], describe_stage(job) if job["stage"] else "", describe_steps(job)) for job in jobs]
     _print_faults(workers)
     print_table(("id", "state", "stage", "progress"), rows)

@@ -37,14 +37,14 @@ def verify() -> None:
     from shared.retention.verification import verify_references
 
     try:
-        found = list(verify_references(database, open_storage(settings)))
+        verified = list(verify_references(database, open_storage(settings)))
     except MensError as error:
         fail_with(error)
     except OSError as error:
         fail_with(MensError(Code.INTERNAL_ERROR, str(error)))
-    bad = [item for item in found if item.error is not None]
+    bad = [item for item in verified if item.error is not None]
     rows = [(item.what, item.name, item.tenant, item.error or "") for item in bad]
     print_table(("what", "name", "tenant", "what is wrong"), rows)
-    typer.echo(f"{len(found) - len(bad)} verified, {len(bad)} missing or changed")
+    typer.echo(f"{len(verified) - len(bad)} verified, {len(bad)} missing or changed")
     if bad:
         raise typer.Exit(1)

@@ -119,7 +119,7 @@ def chosen_bases(settings: Settings, named: list[str], default_base: bool) -> li
     """
     if not named and not default_base:
         fail("--no-default-base needs --base: no base is left to serve.")
-    bases = [ensure_base(settings, each) for each in named or [DEFAULT_BASE]]
+    bases = [ensure_base(settings, base) for base in named or [DEFAULT_BASE]]
     if default_base and any(entry.name == DEFAULT_BASE for entry in load_catalog(settings.catalog_path).bases):
         bases.append(DEFAULT_BASE)
     return list(dict.fromkeys(bases))
@@ -132,15 +132,17 @@ def print_unserved(settings: Settings, served: Sequence[str]) -> None:
     database = installed_database(settings)
     catalog = load_catalog(settings.catalog_path).bases
     twins = {entry.twin_of.name: entry.name for entry in catalog if entry.name in served and entry.twin_of}
-    known = {entry.name for entry in catalog}
+    in_catalog = {entry.name for entry in catalog}
     for (base, original), aliases in aliases_by_base(database).items() if database else ():
         twin = twins.get(base)
-        if base not in known or base in served or (twin and not original):
+        if base not in in_catalog or base in served or (twin and not original):
             continue
         names = ", ".join(aliases[:SHOWN_ALIASES]) + (
             f" and {len(aliases) - SHOWN_ALIASES} more" if len(aliases) > SHOWN_ALIASES else ""
         )
-        options = "".join(f" --base {each}" for each in [*served, base] if each not in (DEFAULT_BASE, twin))
+        options = "".join(
+            f" --base {served_base}" for served_base in [*served, base] if served_base not in (DEFAULT_BASE, twin)
+        )
         cause, need, remedy = f"{base} is not served", "it", "serves it too"
         if twin:
             options += " --weights original"

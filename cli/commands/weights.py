@@ -112,8 +112,8 @@ def nf4_reason(settings: Settings, base: BaseModelEntry) -> str | None:
     if config is None or not config.spec.lora or unknown:
         return None
     contract = parse_contract({"model": {"hf_repo": base.name}, "data": {"train_file": "any"}})
-    found = decide(contract, config, machine, on_gpu=on_gpu)
-    return found.reason if found.base_quant is BaseQuant.NF4 else None
+    decision = decide(contract, config, machine, on_gpu=on_gpu)
+    return decision.reason if decision.base_quant is BaseQuant.NF4 else None
 
 
 def this_machine(settings: Settings) -> Machine:
@@ -152,7 +152,7 @@ def make_twin(
             remedy=f"Free {format_size(size + DISK_RESERVE - free)}, or serve the original weights (--weights original).",
         )
     name = f"{base.name}-nf4"
-    if any(each.name == name for each in catalog.bases):
+    if any(other.name == name for other in catalog.bases):
         # It belongs to an earlier base of this name, or to another quantisation.
         name = f"{name}-{base.digest[:8]}"
     seconds = size / BYTES_PER_SECOND

@@ -92,11 +92,11 @@ def _llama2(text: str) -> list[Row]:
         return []
     turns: list[Row] = []
     for question, answer in _LLAMA2.findall(text):
-        asked = question
+        prompt = question
         if not turns and (system := _LLAMA2_SYSTEM.match(question)):
             turns.append({"role": "system", "content": system[1]})
-            asked = question[system.end() :]
-        turns += [{"role": "user", "content": asked.strip()}, {"role": "assistant", "content": _bare(answer)}]
+            prompt = question[system.end() :]
+        turns += [{"role": "user", "content": prompt.strip()}, {"role": "assistant", "content": _bare(answer)}]
     return turns
 
 

@@ -155,7 +155,7 @@ def _consistent(
         records = [record for line in lines if isinstance(record := parse_rated(line).record, RatedRecord)]
     except RowError as error:
         return RowOutcome(reason=error.code), []
-    if len(records) > 1 and len({msgspec.json.encode(essence(one.conversation()[-1])) for one in records}) == 1:
+    if len(records) > 1 and len({msgspec.json.encode(essence(rated.conversation()[-1])) for rated in records}) == 1:
         return RowOutcome(reason=RowCode.ROW_ANSWERS_EQUAL), []
     agrees: list[bool] = []
     for record in records:
@@ -238,21 +238,23 @@ def _rated(row: Row, form: RowForm | None, rules: Rules, outcome: RowOutcome) ->
             raise Dropped(RowCode.ROW_LABEL_INVALID)
         versions = [(row | {LABEL: True}, is_good)]
     options = replace(rules.options, as_rated=False, as_supervised=True)
-    found = []
+    rated = []
     for version, is_good in versions:
-        one = _converted(
+        chat_outcome = _converted(
             version,
             form,
             replace(rules, options=options),
             replace(outcome, changes=[], unused_keys=[*outcome.unused_keys]),
         )
-        if one.reason:
-            return one
-        one.rows = [chat | {LABEL: is_good} for chat in one.rows]
-        one.changes = [change for change in one.changes if change is not RowChange.PREFERRED_ANSWER_TAKEN]
-        found.append(one)
-    first = found[0]
-    first.rows = [chat for one in found for chat in one.rows]
+        if chat_outcome.reason:
+            return chat_outcome
+        chat_outcome.rows = [chat | {LABEL: is_good} for chat in chat_outcome.rows]
+        chat_outcome.changes = [
+            change for change in chat_outcome.changes if change is not RowChange.PREFERRED_ANSWER_TAKEN
+        ]
+        rated.append(chat_outcome)
+    first = rated[0]
+    first.rows = [chat for chat_outcome in rated for chat in chat_outcome.rows]
     first.change(RowChange.RATED_ANSWERS)
     return first
 

@@ -63,5 +63,5 @@ class ConversionReport(msgspec.Struct):
         self.unused_keys.update(dict.fromkeys(outcome.unused_keys, len(lines)))
         self.schemas = outcome.schemas | self.schemas if outcome.schemas else self.schemas
         for name in filter(None, [outcome.reason, *outcome.changes, *outcome.notes]):
-            known = self.examples.get(str(name), [])
-            self.examples[str(name)] = sorted([*known, *lines[:MAX_EXAMPLES]])[:MAX_EXAMPLES]
+            earlier = self.examples.get(str(name), [])
+            self.examples[str(name)] = sorted([*earlier, *lines[:MAX_EXAMPLES]])[:MAX_EXAMPLES]

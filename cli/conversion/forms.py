@@ -209,8 +209,8 @@ def _turn(written: Any, place: str, reading: Reading) -> list[Row]:
     role = tags.roles.get(speaker.lower()) if isinstance(speaker, str) else None
     if role is None:
         raise Dropped(RowCode.ROW_ROLE_UNKNOWN)
-    known = {*SPEAKERS, *keys, tags.speaker, *_TURN_KEYS}
-    _leave_out(reading, place, written, known)
+    read_keys = {*SPEAKERS, *keys, tags.speaker, *_TURN_KEYS}
+    _leave_out(reading, place, written, read_keys)
     turn: Row = {"role": role, "content": utterance}
     turn |= {key: written[key] for key in sorted(_TURN_KEYS & written.keys()) if written[key] is not None}
     if role == "function_call":
@@ -245,9 +245,9 @@ def _calls(value: Any, reading: Reading) -> Row:
     return {"role": "assistant", "content": None, "tool_calls": made}
 
 
-def _leave_out(reading: Reading, place: str, written: Row, known: Collection[str | None]) -> None:
+def _leave_out(reading: Reading, place: str, written: Row, read_keys: Collection[str | None]) -> None:
     """Count a part's keys that are not known among the keys that are left out."""
-    unused = (f"{place}.{key}" for key, value in written.items() if key not in known and value not in _EMPTY)
+    unused = (f"{place}.{key}" for key, value in written.items() if key not in read_keys and value not in _EMPTY)
     reading.outcome.unused_keys += [key for key in unused if key not in reading.outcome.unused_keys]
 
 
@@ -347,8 +347,8 @@ def _preference(reading: Reading) -> list[Row]:
                 reading.used.add(name)
         if "prompt" not in reading.row or "prompt" in reading.used:
             return answer
-    asked = reading.take(*QUESTIONS)
-    return [*_said(asked, "user", reading), *answer]
+    prompt = reading.take(*QUESTIONS)
+    return [*_said(prompt, "user", reading), *answer]
 
 
 def _text(reading: Reading) -> list[Row]:

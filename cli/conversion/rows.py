@@ -105,10 +105,10 @@ def _is_chat(messages: object) -> bool:
 
 
 def _preferred(row: Row) -> Row:
-    asked = row["input"]
+    request = row["input"]
     answers = next(row[name] for name in _PREFERRED if isinstance(row.get(name), list))
-    more = {name: asked[name] for name in ("tools", "parallel_tool_calls") if name in asked}
-    return {"messages": [*asked["messages"], *(answer for answer in answers if isinstance(answer, dict))], **more}
+    more = {name: request[name] for name in ("tools", "parallel_tool_calls") if name in request}
+    return {"messages": [*request["messages"], *(answer for answer in answers if isinstance(answer, dict))], **more}
 
 
 def _convert_functions(row: Row, outcome: RowOutcome) -> None:
@@ -118,7 +118,10 @@ def _convert_functions(row: Row, outcome: RowOutcome) -> None:
         outcome.change(RowChange.FUNCTIONS_TO_TOOLS)
     if functions:
         described = functions if isinstance(functions, list) else [functions]
-        row["tools"] = [*(row.get("tools") or []), *({"type": "function", "function": each} for each in described)]
+        row["tools"] = [
+            *(row.get("tools") or []),
+            *({"type": "function", "function": function} for function in described),
+        ]
     taken = {call.get("id") for message in row["messages"] for call in _calls(message)}
     number, waiting = 0, ""
     for message in row["messages"]:
@@ -215,14 +218,14 @@ def _take_notes(row: Row, outcome: RowOutcome) -> None:
         tool["function"] for tool in tools or [] if isinstance(tool, dict) and isinstance(tool.get("function"), dict)
     ]
     outcome.schemas = refused_schemas(row)
-    found = {
+    conditions = {
         Note.PARALLEL_TOOL_CALLS: "parallel_tool_calls" in row,
         Note.STRICT_TOOL: any("strict" in function for function in functions),
         Note.NAME_OF_MESSAGE: any(message.get("name") and message.get("role") != "tool" for message in row["messages"]),
         Note.SEVERAL_ANSWERS: sum(map(_is_learnt, row["messages"])) > 1,
         Note.SCHEMA_REFUSED: bool(outcome.schemas),
     }
-    outcome.notes += [note for note, holds in found.items() if holds]
+    outcome.notes += [note for note, holds in conditions.items() if holds]
 
 
 def _one_row_an_answer(row: Row) -> list[Row]:

@@ -46,9 +46,9 @@ def schemas_of(request: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield names and schemas that constrain an answer to a request: of its response format and of its strict tools."""
     form = request.get("response_format")
     if isinstance(form, dict) and form.get("type") == "json_schema":
-        given = form.get("json_schema")
-        given = given if isinstance(given, dict) else {}
-        yield f"response_format {given.get('name', '')}".rstrip(), given.get("schema")
+        schema_form = form.get("json_schema")
+        schema_form = schema_form if isinstance(schema_form, dict) else {}
+        yield f"response_format {schema_form.get('name', '')}".rstrip(), schema_form.get("schema")
     tools = request.get("tools")
     for tool in tools if isinstance(tools, list) else ():
         function = tool.get("function") if isinstance(tool, dict) else None
@@ -88,8 +88,10 @@ def _unsupported(schema: Mapping[str, Any], at: str = "") -> Iterator[str]:
 
 
 def _unsupported_here(schema: Mapping[str, Any]) -> Iterator[str]:
-    given = schema.get("type")
-    types = {given} if isinstance(given, str) else {each for each in given or () if isinstance(each, str)}
+    type_value = schema.get("type")
+    types = (
+        {type_value} if isinstance(type_value, str) else {name for name in type_value or () if isinstance(name, str)}
+    )
     if types & {"integer", "number"} and "multipleOf" in schema:
         yield "multipleOf"
     if "array" in types:

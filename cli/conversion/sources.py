@@ -237,16 +237,16 @@ def _wrapped_rows(source: SourceFile) -> Iterator[SourceRow]:
         yield SourceRow(number, row if is_row else None, "" if is_row else RowCode.ROW_NOT_OBJECT)
 
 
-def choose_split(names: list[str], wanted: str, path: Path) -> str:
+def choose_split(names: list[str], requested: str, path: Path) -> str:
     """Return the part of a source that has several: the requested one, or the only one.
 
     Raises:
         InvalidRequest: ``REQUEST_INVALID``.
     """
-    if wanted in names or (not wanted and len(names) == 1):
-        return wanted or names[0]
+    if requested in names or (not requested and len(names) == 1):
+        return requested or names[0]
     what = f"{path} has the parts {', '.join(names[:20]) or '(none)'}"
-    problem = f"{what}, and not {wanted!r}." if wanted else f"{what}."
+    problem = f"{what}, and not {requested!r}." if requested else f"{what}."
     raise InvalidRequest(Code.REQUEST_INVALID, problem, remedy="Choose one: --split NAME.", param="split")
 
 

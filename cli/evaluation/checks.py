@@ -42,10 +42,10 @@ def to_criterion(text: str) -> dict[str, Any]:
     Raises:
         InvalidRequest: ``GRADER_INVALID``: an unknown check, or its value is missing or wrong.
     """
-    name, given, value = text.partition("=")
+    name, equals, value = text.partition("=")
     sides = {"name": name, "input": ANSWER, "reference": EXPECTED}
     grader: dict[str, Any] | None = None
-    if name in OPERATIONS and not given:
+    if name in OPERATIONS and not equals:
         grader = {"type": "string_check", **sides, "operation": OPERATIONS[name]}
     elif name in METRICS and re.fullmatch(r"0|1|1\.0+|0?\.\d+", value):
         grader = {"type": "text_similarity", **sides, "evaluation_metric": name, "pass_threshold": float(value)}
@@ -87,10 +87,10 @@ def read_grader(path: Path) -> list[dict[str, Any]]:
         InvalidRequest: ``GRADER_INVALID``.
     """
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise _invalid(f"{path} is not valid JSON: {error}.") from error
-    return [_checked(grader) for grader in (found if isinstance(found, list) else [found])]
+    return [_checked(grader) for grader in (content if isinstance(content, list) else [content])]
 
 
 def _read_schema(path: Path) -> dict[str, Any]:

@@ -15,17 +15,17 @@ COLUMNS = ("items", "old", "new", "difference", "95 % each end", "visible", "ver
 VERDICTS = {Status.PASSED: "not worse", Status.FAILED: "worse", Status.MISSING_EVIDENCE: "too few items"}
 
 
-def cells(found: Comparison) -> tuple[str, ...]:
+def cells(comparison: Comparison) -> tuple[str, ...]:
     """Return a row for the table with :data:`COLUMNS`."""
-    interval = f"{found.interval[0]:+.3f} … {found.interval[1]:+.3f}" if found.interval else ""
+    interval = f"{comparison.interval[0]:+.3f} … {comparison.interval[1]:+.3f}" if comparison.interval else ""
     return (
-        str(found.items),
-        _number(found.old),
-        _number(found.new),
-        "" if found.difference is None else f"{found.difference:+.3f}",
+        str(comparison.items),
+        _number(comparison.old),
+        _number(comparison.new),
+        "" if comparison.difference is None else f"{comparison.difference:+.3f}",
         interval,
-        _number(found.smallest_visible),
-        VERDICTS[found.status],
+        _number(comparison.smallest_visible),
+        VERDICTS[comparison.status],
     )
 
 
@@ -40,44 +40,46 @@ def notes(
         noise_floors: how far the old model differs from itself by each criterion, if it was run twice.
     """
     lines = []
-    for name, found in named.items():
+    for name, comparison in named.items():
         floor = (noise_floors or {}).get(name)
-        if floor is not None and found.difference is not None:
-            lines.append(f"{name}: in two runs, old differs from itself by {floor:.3f}; {_beside_noise(found, floor)}")
-    for name, found in named.items():
-        if found.status is Status.PASSED:
+        if floor is not None and comparison.difference is not None:
+            lines.append(
+                f"{name}: in two runs, old differs from itself by {floor:.3f}; {_beside_noise(comparison, floor)}"
+            )
+    for name, comparison in named.items():
+        if comparison.status is Status.PASSED:
             continue
-        more = f"; about {counted(found.items_needed, 'item')} would decide" if found.items_needed else ""
-        lines.append(f"{name}: {found.reason}{more}")
-    if any(found.status is not Status.PASSED for found in named.values()):
+        more = f"; about {counted(comparison.items_needed, 'item')} would decide" if comparison.items_needed else ""
+        lines.append(f"{name}: {comparison.reason}{more}")
+    if any(comparison.status is not Status.PASSED for comparison in named.values()):
         lines.append(f"`not worse` means that the interval lies above -{margin:g} (--margin).")
     return lines
 
 
-def wins_line(name: str, found: WinRate) -> str:
+def wins_line(name: str, outcome: WinRate) -> str:
     """Return a sentence on how often the new model's answer is the better one; empty without a pair."""
-    if found.rate is None or found.interval is None:
+    if outcome.rate is None or outcome.interval is None:
         return ""
-    counts = f"{found.wins} won, {found.ties} tied, {found.losses} lost"
-    low, high = found.interval
-    return f"{name}: win rate of new {found.rate:.3f} ({counts}; 95 % each end {low:.3f} … {high:.3f})"
+    counts = f"{outcome.wins} won, {outcome.ties} tied, {outcome.losses} lost"
+    low, high = outcome.interval
+    return f"{name}: win rate of new {outcome.rate:.3f} ({counts}; 95 % each end {low:.3f} … {high:.3f})"
 
 
-def _beside_noise(found: Comparison, floor: float) -> str:
+def _beside_noise(comparison: Comparison, floor: float) -> str:
     """Describe a difference relative to noise: varying answers, which the floor measures, or the chance selection of
     items.
     """
-    if abs(found.difference or 0) <= floor:
+    if abs(comparison.difference or 0) <= floor:
         return "the difference is noise"
-    if found.p_value is not None and found.p_value > 1 - CONFIDENCE:
-        return f"the difference is larger, but with {counted(found.items, 'item')} it may be chance (p = {found.p_value:.2g})"
+    if comparison.p_value is not None and comparison.p_value > 1 - CONFIDENCE:
+        return f"the difference is larger, but with {counted(comparison.items, 'item')} it may be chance (p = {comparison.p_value:.2g})"
     return "the difference is larger than noise"
 
 
-def as_json(found: Comparison, wins: WinRate | None = None) -> dict[str, Any]:
+def as_json(comparison: Comparison, wins: WinRate | None = None) -> dict[str, Any]:
     """Return a comparison for ``--json``."""
     counted_wins = {"win_rate": asdict(wins)} if wins else {}
-    return asdict(found) | {"status": str(found.status)} | counted_wins
+    return asdict(comparison) | {"status": str(comparison.status)} | counted_wins
 
 
 def _number(value: float | None) -> str:

@@ -16,13 +16,13 @@ from shared.gates.policy_file import read_policy
 def tenant_evals() -> Iterator[EvalContent]:
     """Yield the items of each run's source, and of each file that a policy names, once. Deleted files are left out."""
     files: dict[str, str] = {}
-    for found in runs.evals():
-        for run in runs.runs(found["id"]):
+    for evaluation in runs.evals():
+        for run in runs.runs(evaluation["id"]):
             source = (run.get("data_source") or {}).get("source") or {}
             if source.get("type") == "file_id":
-                files.setdefault(source["id"], found["name"])
+                files.setdefault(source["id"], evaluation["name"])
             elif source.get("content"):
-                yield EvalContent(found["name"], source["content"])
+                yield EvalContent(evaluation["name"], source["content"])
     for policy in find_all("/v1/policies"):
         text = call("GET", f"/v1/policies/{quote(policy['name'], safe='')}")["source"]
         for name, template in read_policy(text).runs.items():

@@ -73,8 +73,8 @@ def scores(item: OutputItem) -> dict[str, float]:
 
 def incumbent(item: OutputItem) -> OutputItem | None:
     """Return the second model's answer to the same item, in an output item's shape."""
-    found = (item.get("mens") or {}).get("incumbent")
-    return found if isinstance(found, dict) else None
+    other_answer = (item.get("mens") or {}).get("incumbent")
+    return other_answer if isinstance(other_answer, dict) else None
 
 
 def pairs_within(items: Iterable[OutputItem]) -> PairedItems:
@@ -97,8 +97,8 @@ def pairs_between(old: Iterable[OutputItem], new: Iterable[OutputItem]) -> Paire
             "The two runs have no item in common, so they cannot be compared.",
             remedy="Run the same file with both models.",
         )
-    found = _paired(common)
-    return PairedItems(found.by_criterion, found.unpaired + len(before) + len(after) - 2 * len(common))
+    paired = _paired(common)
+    return PairedItems(paired.by_criterion, paired.unpaired + len(before) + len(after) - 2 * len(common))
 
 
 def _paired(triples: Iterable[tuple[OutputItem, OutputItem | None, OutputItem]]) -> PairedItems:
@@ -119,7 +119,7 @@ def _key(item: OutputItem) -> tuple[str, int]:
 
 def lost(pairs: PairedItems) -> list[ScoredPair]:
     """Return pairs in which the new model is worse, the largest loss first."""
-    worse = [pair for found in pairs.by_criterion.values() for pair in found if pair.new < pair.old]
+    worse = [pair for of_criterion in pairs.by_criterion.values() for pair in of_criterion if pair.new < pair.old]
     return sorted(worse, key=lambda pair: (pair.new - pair.old, pair.item["datasource_item_id"]))
 
 
@@ -148,9 +148,9 @@ def question(item: OutputItem) -> str:
 
 def errors(item: OutputItem) -> list[str]:
     """Return why criteria could not judge an answer, or why it is missing; each reason once."""
-    found = [(item.get("sample") or {}).get("error")]
-    found += [(result.get("mens") or {}).get("error") for result in item["results"]]
-    return list(dict.fromkeys(f"{error.get('code')}: {error.get('message')}" for error in found if error))
+    all_errors = [(item.get("sample") or {}).get("error")]
+    all_errors += [(result.get("mens") or {}).get("error") for result in item["results"]]
+    return list(dict.fromkeys(f"{error.get('code')}: {error.get('message')}" for error in all_errors if error))
 
 
 def as_line(item: OutputItem) -> dict[str, Any]:

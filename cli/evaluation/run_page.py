@@ -42,8 +42,8 @@ def print_run(run: Mapping[str, Any], items: Sequence[OutputItem], shown: int = 
         rate = f"{passed / judged:.3f}" if judged else ""
         name = criterion["testing_criteria"]
         interval = _interval(items, name, passed, judged) if judged else ""
-        found = [scores(item)[name] for item in items if name in scores(item)]
-        mean = f"{sum(found) / len(found):.3f}" if found else ""
+        item_scores = [scores(item)[name] for item in items if name in scores(item)]
+        mean = f"{sum(item_scores) / len(item_scores):.3f}" if item_scores else ""
         rows.append((name, str(passed), str(criterion["failed"]), rate, interval, mean))
     print_table(("criterion", "passed", "failed", "rate", "95 %", "mean score"), rows)
     for error, count in Counter(error for item in items for error in errors(item)).most_common(SHOWN_ITEMS):
@@ -64,12 +64,12 @@ def print_comparison(
     noise_floors: Mapping[str, float | None] | None = None,
 ) -> bool:
     """Print a comparison; return whether the new model is shown to be not worse by every criterion."""
-    found = pairs.comparisons(margin)
+    comparisons = pairs.comparisons(margin)
     typer.echo(f"new: {new}, old: {old}; compared on the same items, pair by pair")
-    print_table(("criterion", *COLUMNS), [(name, *cells(one)) for name, one in found.items()])
+    print_table(("criterion", *COLUMNS), [(name, *cells(comparison)) for name, comparison in comparisons.items()])
     for line in filter(None, (wins_line(name, wins) for name, wins in pairs.win_rates().items())):
         typer.echo(line)
-    for line in notes(found, margin, noise_floors):
+    for line in notes(comparisons, margin, noise_floors):
         typer.echo(line)
     for name, scored in pairs.by_criterion.items():
         if any(not 0 <= score <= 1 for pair in scored for score in (pair.old, pair.new)):
@@ -86,7 +86,7 @@ def print_comparison(
         typer.echo(f"new is worse on {len(losses) - shown} more")
     if not losses and shown:
         _print_wrong(pairs)
-    return bool(found) and all(one.status == "passed" for one in found.values())
+    return bool(comparisons) and all(comparison.status == "passed" for comparison in comparisons.values())
 
 
 def _interval(items: Sequence[OutputItem], criterion: str, passed: int, judged: int) -> str:
@@ -98,23 +98,23 @@ def _interval(items: Sequence[OutputItem], criterion: str, passed: int, judged: 
         if result["name"] == criterion and criterion in scores(item)
     ]
     if len(judgements) == judged:
-        found = clustered_rate_interval([passes for passes, _ in judgements], [group for _, group in judgements])
+        ends = clustered_rate_interval([passes for passes, _ in judgements], [group for _, group in judgements])
     else:  # not every item was read
-        found = wilson_interval(passed, judged)
-    return f"{found[0]:.3f} … {found[1]:.3f}"
+        ends = wilson_interval(passed, judged)
+    return f"{ends[0]:.3f} … {ends[1]:.3f}"
 
 
 def _print_wrong(pairs: PairedItems) -> None:
     """Print a wrong answer of the new model where the old one is not better: a rate does not show how it is wrong."""
-    items = {id(pair.item): pair.item for found in pairs.by_criterion.values() for pair in found}
+    items = {id(pair.item): pair.item for of_criterion in pairs.by_criterion.values() for pair in of_criterion}
     if failed := worst(items.values()):
         typer.echo(f"\nnew is worse on no item; {counted(len(failed), 'answer')} of it did not pass, such as")
         _print_item(failed[0])
 
 
 def _print_item(item: OutputItem) -> None:
-    found = "  ".join(f"{name} {score:.3f}" for name, score in scores(item).items())
-    typer.echo(f"\nitem {item['datasource_item_id']}  {item['status']}  {found}".rstrip())
+    item_scores = "  ".join(f"{name} {score:.3f}" for name, score in scores(item).items())
+    typer.echo(f"\nitem {item['datasource_item_id']}  {item['status']}  {item_scores}".rstrip())
     _print_texts(item)
 
 

@@ -89,10 +89,12 @@ def create(request: RunRequest) -> dict[str, Any]:
         "testing_criteria": list(file.criteria),
     }
     digest = digest_json({"name": file.name, **definition})
-    known = find_pages("/v1/evals", order="desc")
-    found = next((each for each in known if (each.get("metadata") or {}).get(DIGEST) == digest), None)
-    if found is None:
-        found = call("POST", "/v1/evals", json={"name": file.name, "metadata": {DIGEST: digest}, **definition})
+    evaluations = find_pages("/v1/evals", order="desc")
+    evaluation = next(
+        (candidate for candidate in evaluations if (candidate.get("metadata") or {}).get(DIGEST) == digest), None
+    )
+    if evaluation is None:
+        evaluation = call("POST", "/v1/evals", json={"name": file.name, "metadata": {DIGEST: digest}, **definition})
     rows = "".join(json.dumps({"item": item}, ensure_ascii=False) + "\n" for item in file.items)
     upload = {"file": (f"{file.name}.jsonl", rows.encode())}
     file_id = call("POST", "/v1/files", data={"purpose": "evals"}, files=upload)["id"]
@@ -101,19 +103,21 @@ def create(request: RunRequest) -> dict[str, Any]:
     if request.against:
         extension |= {"incumbent": request.against} | ({"noise_floor": True} if request.noise_floor else {})
     body["mens"] = extension
-    run: dict[str, Any] = call("POST", f"/v1/evals/{_part(found['id'])}/runs", json=body)
+    run: dict[str, Any] = call("POST", f"/v1/evals/{_part(evaluation['id'])}/runs", json=body)
     return run
 
 
 def find_run(run_id: str) -> dict[str, Any]:
     """Return a run by its id, or by a part of it; end the command if it does not exist."""
     # The run of an ``evaluate`` job has the job's id, so the job names the eval.
-    run_id = EVAL_RUNS.among(resolve_job_id(run_id), (run["id"] for each in evals() for run in runs(each["id"])))
+    run_id = EVAL_RUNS.among(
+        resolve_job_id(run_id), (run["id"] for evaluation in evals() for run in runs(evaluation["id"]))
+    )
     job = find(f"/v1/jobs/{_part(run_id)}")
     eval_id = (job or {}).get("plan", {}).get("eval_id")
-    candidates = [eval_id] if eval_id else (each["id"] for each in evals())
-    found = (find(f"/v1/evals/{_part(candidate)}/runs/{_part(run_id)}") for candidate in candidates)
-    run: dict[str, Any] | None = next(filter(None, found), None)
+    candidates = [eval_id] if eval_id else (evaluation["id"] for evaluation in evals())
+    matching = (find(f"/v1/evals/{_part(candidate)}/runs/{_part(run_id)}") for candidate in candidates)
+    run: dict[str, Any] | None = next(filter(None, matching), None)
     return run or fail(f"the run {run_id} does not exist; `mens eval list` shows all runs.")
 
 

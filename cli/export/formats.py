@@ -34,7 +34,7 @@ GIT_ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
 
 
 def write(
-    found: Downloaded, target: Path, layout: Format, backend: Backend | None, ollama: OllamaModel | None = None
+    downloaded: Downloaded, target: Path, layout: Format, backend: Backend | None, ollama: OllamaModel | None = None
 ) -> str:
     """Write an adapter into an empty folder; return the next step for using it.
 
@@ -42,21 +42,21 @@ def write(
         backend: also write the handoff for this runtime, next to the adapter's files.
         ollama: content of its Modelfile; only for that layout, whose handoff is always written.
     """
-    files = list(found.files)
+    files = list(downloaded.files)
     if backend := Backend.OLLAMA if ollama else backend:
-        text = handoff_for(backend, found.manifest, found.url).model_dump_json(indent=2, by_alias=True)
-        files.append(found.folder / HANDOFF_NAME)
+        text = handoff_for(backend, downloaded.manifest, downloaded.url).model_dump_json(indent=2, by_alias=True)
+        files.append(downloaded.folder / HANDOFF_NAME)
         files[-1].write_text(text + "\n")
     if layout is Format.OCI:
         # An adapter's id has an `@`, which a tag cannot contain.
-        tag = f"{found.manifest.name}-{found.manifest.digest[:12]}"
-        digest = write_layout(files, target, tag, _annotations(found.manifest))
+        tag = f"{downloaded.manifest.name}-{downloaded.manifest.digest[:12]}"
+        digest = write_layout(files, target, tag, _annotations(downloaded.manifest))
         return f"{digest}; push it with `oras copy --from-oci-layout {target}:{tag} REGISTRY/NAME:TAG`"
     if layout is Format.MLFLOW:
-        write_mlflow_model(files, target, found.manifest)
+        write_mlflow_model(files, target, downloaded.manifest)
         return f'load it with mlflow.pyfunc.load_model("{target}", model_config={{"base": BASE}})'
     if layout is Format.ORIGINAL:
-        names = write_original(found.folder, target, found.manifest)
+        names = write_original(downloaded.folder, target, downloaded.manifest)
         files = [
             path for path in files if path.name not in (*ADAPTER_FILES, SIGNATURE_NAME)
         ]  # the signed file is not in it
@@ -64,7 +64,7 @@ def write(
         return f"{', '.join(names)} as the original reads them"
     _copy(files, target)
     if ollama:
-        return _write_ollama(ollama, found.manifest, target)
+        return _write_ollama(ollama, downloaded.manifest, target)
     if layout is Format.PEFT:
         return f'load it with peft.PeftModel.from_pretrained(base, "{target}")'
     (target / ".gitattributes").write_text(GIT_ATTRIBUTES)

@@ -84,4 +84,4 @@ def _notes(backend: Backend, manifest: AdapterManifest) -> str:
 
 def _rank_of_vllm(rank: int) -> int:
     """Return the smallest maximum rank that vLLM accepts and that covers this rank."""
-    return next((known for known in (8, 16, 32, 64, 128, 256, 320, 512) if known >= rank), rank)
+    return next((maximum for maximum in (8, 16, 32, 64, 128, 256, 320, 512) if maximum >= rank), rank)

@@ -40,8 +40,8 @@ class AdapterChat(PythonModel):
 
         folder = Path(context.artifacts["adapter"])
         manifest = json.loads((folder / "adapter_manifest.json").read_bytes())
-        given = dict(context.model_config or {}).get("base")
-        base = given or os.environ.get(BASE_VARIABLE) or manifest["base_model"]
+        configured = dict(context.model_config or {}).get("base")
+        base = configured or os.environ.get(BASE_VARIABLE) or manifest["base_model"]
         self._tokenizer = AutoTokenizer.from_pretrained(base)
         template = hashlib.sha256(str(self._tokenizer.chat_template).encode()).hexdigest()
         if template != manifest["template_digest"]:
@@ -58,12 +58,12 @@ class AdapterChat(PythonModel):
             model_input: a table with the column ``messages``.
             params: ``max_new_tokens``, and ``temperature``, where 0 always takes the likeliest token.
         """
-        wanted = params or {}
-        temperature = float(wanted.get("temperature", 0.0))
+        options_of_call = params or {}
+        temperature = float(options_of_call.get("temperature", 0.0))
         options: dict[str, Any] = {
             "eos_token_id": self._ends or None,
             "do_sample": temperature > 0,
-            "max_new_tokens": int(wanted.get("max_new_tokens", 256)),
+            "max_new_tokens": int(options_of_call.get("max_new_tokens", 256)),
         }
         if temperature > 0:
             options["temperature"] = temperature

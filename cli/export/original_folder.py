@@ -29,7 +29,7 @@ def write_original(folder: Path, target: Path, manifest: AdapterManifest) -> lis
     Args:
         folder: the stored adapter.
     """
-    if other := sorted({one.dtype for one in read_tensors(folder / WEIGHTS_NAME).values()} - {"F32"}):
+    if other := sorted({tensor.dtype for tensor in read_tensors(folder / WEIGHTS_NAME).values()} - {"F32"}):
         fail(f"The original reads only float32, but this adapter's weights are {', '.join(other)}.")
     _rename_tensors(folder / WEIGHTS_NAME, target / ORIGINAL_WEIGHTS, _names(manifest))
     sidecar = SidecarV3(

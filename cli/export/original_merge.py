@@ -36,7 +36,7 @@ def merge_original(base_shards: list[Path], adapter: Path, meta: Path, output: P
         check=False,
     )
     try:
-        found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         raise JobFailed(
             Code.INTERNAL_ERROR,
@@ -44,7 +44,9 @@ def merge_original(base_shards: list[Path], adapter: Path, meta: Path, output: P
             remedy="See its output above.",
         ) from None
     if done.returncode:
-        raise MensError(Code(found["code"]), found["message"], remedy=found.get("remedy", ""), param=found.get("param"))
+        raise MensError(
+            Code(result["code"]), result["message"], remedy=result.get("remedy", ""), param=result.get("param")
+        )
     handoff = Handoff(
         backend_family="other",
         base_model=json.loads(meta.read_bytes()).get("base_model") or base_shards[0].resolve().parent.name,
@@ -55,4 +57,4 @@ def merge_original(base_shards: list[Path], adapter: Path, meta: Path, output: P
         notes=NOTES,
     )
     (output.parent / HANDOFF_NAME).write_text(handoff.model_dump_json(by_alias=True, indent=2) + "\n")
-    return found
+    return result

@@ -97,5 +97,7 @@ def _cause_of(line: str) -> Cause | None:
                 return None
             name = f"{match['name']}: " if pattern is EXCEPTION else ""
             text = f"{name}{match['message']}"[:MOST_CHARACTERS]
-            return Cause(text, next((remedy for known, remedy in REMEDIES if known.search(text)), ""))
+            return Cause(
+                text, next((remedy for pattern_of_remedy, remedy in REMEDIES if pattern_of_remedy.search(text)), "")
+            )
     return None

@@ -51,7 +51,7 @@ def gpu_settings(settings: Settings, bases: Sequence[str], gpus: Sequence[TorchG
         return GpuSettings(common, tuple(replicas))
     *others, last = _names(len(gpus))
     common["CUDA_VISIBLE_DEVICES"] = ",".join(others)
-    return GpuSettings(common, tuple({**one, "CUDA_VISIBLE_DEVICES": last} for one in replicas))
+    return GpuSettings(common, tuple({**replica, "CUDA_VISIBLE_DEVICES": last} for replica in replicas))
 
 
 def _names(number: int) -> list[str]:

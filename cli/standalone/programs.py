@@ -54,15 +54,15 @@ def metrics_ports(settings: Settings) -> dict[str, int]:
 
 def replica_programs(number: int) -> list[str]:
     """Return the program names of the given number of replicas: ``serving``, ``serving-2`` and so on."""
-    return [SERVING, *(f"{SERVING}-{each}" for each in range(2, number + 1))]
+    return [SERVING, *(f"{SERVING}-{index}" for index in range(2, number + 1))]
 
 
 def programs(replicas: int = 1) -> dict[str, str]:
     """Return command lines by name, in starting order, for an installation with the given number of replicas."""
     return {
-        each: command
+        program: command
         for name, command in PROGRAMS.items()
-        for each in (replica_programs(replicas) if name == SERVING else [name])
+        for program in (replica_programs(replicas) if name == SERVING else [name])
     }
 
 
@@ -121,8 +121,8 @@ def _program(
 
     drained = name.startswith(DRAINED)
     settings = {"MENS_DRAIN_SECONDS": str(drain_seconds)} if drained else {}
-    given = ",".join(f'{variable}="{value}"' for variable, value in (settings | dict(environment)).items())
-    line = f"environment={given}\n" if given else ""
+    variables = ",".join(f'{variable}="{value}"' for variable, value in (settings | dict(environment)).items())
+    line = f"environment={variables}\n" if variables else ""
     filled = command.format(python=sys.executable, valkey=get_binary_path(), home=home)
     return (
         f"[program:{name}]\n"

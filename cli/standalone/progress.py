@@ -46,8 +46,8 @@ def cpu_seconds(pid: int) -> float:
     seconds = 0.0
     try:
         process = psutil.Process(pid) if pid else None
-        for each in [process, *process.children(recursive=True)] if process else []:
-            times = each.cpu_times()
+        for member in [process, *process.children(recursive=True)] if process else []:
+            times = member.cpu_times()
             seconds += times.user + times.system
     except psutil.Error:
         pass

@@ -69,13 +69,13 @@ def import_adapter(request: ImportRequest, target: Path) -> Imported:
     """
     base, description = read_base(request.base_folder), request.sidecar
     if isinstance(description, PeftOptions):
-        found = peft_contents(request, description, base)
+        contents = peft_contents(request, description, base)
     else:
-        found = original_contents(request, description, base)
-    return write_imported(request, found, base, target)
+        contents = original_contents(request, description, base)
+    return write_imported(request, contents, base, target)
 
 
-def original_contents(request: ImportRequest, given: SidecarV2 | SidecarV3, base: TargetBase) -> Contents:
+def original_contents(request: ImportRequest, original: SidecarV2 | SidecarV3, base: TargetBase) -> Contents:
     """Read and check an adapter in the original's format; return its contents under PEFT's names.
 
     Raises:
@@ -85,10 +85,10 @@ def original_contents(request: ImportRequest, given: SidecarV2 | SidecarV3, base
     """
     from safetensors.numpy import load_file  # missing where only the control plane is installed
 
-    sidecar, notes = to_v3(given), []
+    sidecar, notes = to_v3(original), []
     stored = read_tensors(request.weights)
     _check_base(sidecar, base.config)
-    _check_digests(given, request.base.digests, request.weights)
+    _check_digests(original, request.base.digests, request.weights)
     verify_values(request.weights, stored)
     layers = dict(mapped_layers(sidecar))
     pairs = tensor_pairs(layers, stored)
@@ -108,7 +108,7 @@ def original_contents(request: ImportRequest, given: SidecarV2 | SidecarV3, base
         for logical, key in layers.items()
         for old, name in zip(pairs[logical], peft_keys(key), strict=True)
     }
-    notes += _notes(given) + base_name_note(given.base_model, request)
+    notes += _notes(original) + base_name_note(original.base_model, request)
     return Contents(
         layers,
         renamed,

@@ -140,7 +140,7 @@ def keeps_head(key: str, b: Any, base: TargetBase) -> bool:
     )
 
 
-def write_imported(request: ImportRequest, found: Contents, base: TargetBase, target: Path) -> Imported:
+def write_imported(request: ImportRequest, contents: Contents, base: TargetBase, target: Path) -> Imported:
     """Write the adapter's three files into a new folder, and verify them against the base.
 
     Raises:
@@ -149,14 +149,14 @@ def write_imported(request: ImportRequest, found: Contents, base: TargetBase, ta
     from safetensors.numpy import save_file  # missing where only the control plane is installed
 
     target.mkdir(parents=True)
-    save_file(dict(sorted(found.weights.items())), target / WEIGHTS_NAME, metadata={"format": "pt"})
-    modules = [_module(key, base) for key in found.layers.values()]
-    peft = _peft_config(found, request.base.name, modules)
+    save_file(dict(sorted(contents.weights.items())), target / WEIGHTS_NAME, metadata={"format": "pt"})
+    modules = [_module(key, base) for key in contents.layers.values()]
+    peft = _peft_config(contents, request.base.name, modules)
     (target / CONFIG_NAME).write_text(json.dumps(peft, indent=2, sort_keys=True) + "\n")
-    manifest = _manifest(found, request, base.config, target)
+    manifest = _manifest(contents, request, base.config, target)
     verify_adapter(target, manifest, base.tensors)
     (target / MANIFEST_NAME).write_bytes(manifest.to_bytes())
-    return Imported(manifest, found.notes)
+    return Imported(manifest, contents.notes)
 
 
 def base_name_note(stated: str | None, request: ImportRequest) -> list[str]:
@@ -174,12 +174,12 @@ def _module(key: str, base: TargetBase) -> str:
     return base.config.spec.namespace + module.removeprefix(namespace)
 
 
-def _peft_config(found: Contents, base_name: str, modules: list[str]) -> dict[str, Any]:
+def _peft_config(contents: Contents, base_name: str, modules: list[str]) -> dict[str, Any]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "r": found.rank,
-        "lora_alpha": found.alpha,
+        "r": contents.rank,
+        "lora_alpha": contents.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -190,18 +190,18 @@ def _peft_config(found: Contents, base_name: str, modules: list[str]) -> dict[st
     }
 
 
-def _manifest(found: Contents, request: ImportRequest, config: ModelConfig, folder: Path) -> AdapterManifest:
+def _manifest(contents: Contents, request: ImportRequest, config: ModelConfig, folder: Path) -> AdapterManifest:
     return AdapterManifest(
-        adapter_method=found.method,
-        quant=found.quant,
-        base_key_map=found.layers,
-        layer_order=list(found.layers),
+        adapter_method=contents.method,
+        quant=contents.quant,
+        base_key_map=contents.layers,
+        layer_order=list(contents.layers),
         vocab=config.vocab,
         d_model=config.hidden,
-        rank=found.rank,
-        alpha=found.alpha,
+        rank=contents.rank,
+        alpha=contents.alpha,
         base_model=request.base.name,
-        provenance=found.provenance,
+        provenance=contents.provenance,
         name=request.name,
         base_digests=request.base.digests,
         source_digests={"weights": digest_file(request.weights), "sidecar": request.sidecar_digest},

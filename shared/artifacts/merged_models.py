@@ -52,12 +52,12 @@ def verify_merged_folder(folder: Path, manifest: ModelManifest) -> MergeFidelity
         if not (folder / name).is_file():
             continue
         try:
-            found = shape.model_validate_json((folder / name).read_bytes())
+            measurement = shape.model_validate_json((folder / name).read_bytes())
         except ValidationError:
             raise changed_file(name) from None
-        if found.model_digest != manifest.digest:
+        if measurement.model_digest != manifest.digest:
             raise changed_file(name)
-        fidelity = found if isinstance(found, MergeFidelity) else fidelity
+        fidelity = measurement if isinstance(measurement, MergeFidelity) else fidelity
     return fidelity
 
 

@@ -119,11 +119,11 @@ def parse_sidecar(raw: bytes) -> SidecarV2 | SidecarV3:
     if kind is None:
         raise _format("version", f"it is {version!r} of the format {content.get('format')!r}")
     try:
-        found: SidecarV2 | SidecarV3 = kind.model_validate(content)
+        sidecar: SidecarV2 | SidecarV3 = kind.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         raise _format(".".join(map(str, first["loc"])) or "its top", first["msg"]) from None
-    return found
+    return sidecar
 
 
 def to_v3(sidecar: SidecarV2 | SidecarV3) -> SidecarV3:
@@ -155,7 +155,7 @@ def tensor_pairs(logical_names: Iterable[str], stored: Iterable[str]) -> dict[st
     """
     left, pairs = set(stored), {}
     for logical in logical_names:
-        suffix = next((each for each in SUFFIXES if f"{logical}.lora_a{each}" in left), SUFFIXES[0])
+        suffix = next((ending for ending in SUFFIXES if f"{logical}.lora_a{ending}" in left), SUFFIXES[0])
         pair = f"{logical}.lora_a{suffix}", f"{logical}.lora_b{suffix}"
         if missing := next((name for name in pair if name not in left), None):
             raise incomplete(logical, f"is in layer_order, but the weights do not contain {missing}")

@@ -71,22 +71,22 @@ def peft_contents(request: ImportRequest, options: PeftOptions, base: TargetBase
     refuse_untrained(pairs, base, matcher)
     verify_values(request.weights, stored)
     values = load_float32(request.weights, stored)
-    found: Pairs = {module: (values[a], values[b]) for module, (a, b) in pairs.items()}
+    factors: Pairs = {module: (values[a], values[b]) for module, (a, b) in pairs.items()}
     notes += [
         "PEFT records neither the quantisation of the base nor a template; the adapter counts as trained on full precision."
     ]
-    if HEAD in found and not keeps_head(HEAD_KEY, found[HEAD][1], base):
-        del found[HEAD]
+    if HEAD in factors and not keeps_head(HEAD_KEY, factors[HEAD][1], base):
+        del factors[HEAD]
         notes.append("lm_head: its B is all zeros, so it has no effect and was left out.")
-    if not found:
+    if not factors:
         raise incomplete("adapter_model.safetensors", "does not contain any layer that changes the base", SAVE_AGAIN)
-    rank, alpha, is_changed = to_one_scale(found, options, matcher)
+    rank, alpha, is_changed = to_one_scale(factors, options, matcher)
     if is_changed:
         notes.append(
             f"Ranks or scales differ by layer: B was multiplied by its layer's scale, and all are of rank {rank} now."
         )
     weights = {
-        name: value for module in found for name, value in zip(peft_keys(keys[module]), found[module], strict=True)
+        name: value for module in factors for name, value in zip(peft_keys(keys[module]), factors[module], strict=True)
     }
     return Contents(
         base_key_map(weights),
@@ -108,7 +108,7 @@ def tensor_names(stored: Iterable[str]) -> tuple[dict[str, tuple[str, str]], lis
         ArtifactInvalid: ``ADAPTER_NOT_SERVABLE``: a tensor is neither, or belongs to a second adapter;
             ``ADAPTER_IMPORT_INCOMPLETE``: a module lacks one, or has one twice.
     """
-    found: dict[str, dict[str, str]] = {}
+    by_module: dict[str, dict[str, str]] = {}
     adapters: dict[str, str] = {}
     removed: set[str] = set()
     for name in stored:
@@ -119,15 +119,15 @@ def tensor_names(stored: Iterable[str]) -> tuple[dict[str, tuple[str, str]], lis
         adapters.setdefault(match["adapter"] or "", name)
         if len(adapters) > 1:
             raise _several_adapters(adapters)
-        sides = found.setdefault(module, {})
+        sides = by_module.setdefault(module, {})
         if other := sides.get(match["side"]):
             raise incomplete(module, f"is in the weights twice, as {other} and as {name}", SAVE_AGAIN)
         sides[match["side"]] = name
-    for module, sides in found.items():
+    for module, sides in by_module.items():
         if missing := {"A", "B"} - sides.keys():
             raise incomplete(module, f"has no lora_{missing.pop()} in the weights", SAVE_AGAIN)
     removed |= {f".{adapter}" for adapter in adapters if adapter}
-    return {module: (sides["A"], sides["B"]) for module, sides in found.items()}, _notes_on_names(removed)
+    return {module: (sides["A"], sides["B"]) for module, sides in by_module.items()}, _notes_on_names(removed)
 
 
 def _unwrapped(module: str) -> tuple[str, set[str]]:
@@ -174,15 +174,15 @@ def stored_keys(modules: Iterable[str], base: TargetBase, name: str) -> dict[str
     Raises:
         ArtifactInvalid: ``ADAPTER_IMPORT_INCOMPLETE``: the base has no such layer, or two modules are the same one.
     """
-    known = _names_of_layers(base)
+    layer_keys = _names_of_layers(base)
     keys: dict[str, str] = {}
     for module in modules:
-        if module not in known:
+        if module not in layer_keys:
             reason = f"is in the weights, but is not a linear layer of {name} that can be adapted"
             raise incomplete(module, reason, "Import it for the base that it was trained on.")
-        if known[module] in keys.values():
-            raise incomplete(module, f"is the second layer on {known[module]}", SAVE_AGAIN)
-        keys[module] = known[module]
+        if layer_keys[module] in keys.values():
+            raise incomplete(module, f"is the second layer on {layer_keys[module]}", SAVE_AGAIN)
+        keys[module] = layer_keys[module]
     return keys
 
 

@@ -129,27 +129,27 @@ class ModuleMatcher:
             return True
         names = [patterns] if isinstance(patterns, str) else patterns
         expressions = [rf"(?:^|.*?\.){name}\.(?P<idx>\d+)\." for name in names or ()] if patterns else [_ANY_LAYER]
-        found = (self._matches(expression, module, "layers_pattern", regex.match) for expression in expressions)
-        match = next((match for match in found if match), None)
+        matches = (self._matches(expression, module, "layers_pattern", regex.match) for expression in expressions)
+        match = next((match for match in matches if match), None)
         if match is None or match["idx"] is None:
             return False
         return int(match["idx"]) in ([layers] if isinstance(layers, int) else layers)
 
     def _first(self, param: str, pattern: dict[str, Any], module: str) -> float | None:
-        found = (value for key, value in pattern.items() if self._matches(rf"(?:.*\.)?(?:{key})", module, param))
-        return next(found, None)
+        values = (value for key, value in pattern.items() if self._matches(rf"(?:.*\.)?(?:{key})", module, param))
+        return next(values, None)
 
     def _matches(
         self, expression: str, module: str, param: str, match: Callable[..., Any] = regex.fullmatch
     ) -> regex.Match[str] | None:
         left = max(0.001, self._deadline - time.monotonic())
         try:
-            found: regex.Match[str] | None = match(expression, module, timeout=left, concurrent=True)
+            result: regex.Match[str] | None = match(expression, module, timeout=left, concurrent=True)
         except regex.error as error:
             raise _format(param, f"{expression[:200]!r} is not a valid expression: {error}") from None
         except TimeoutError:
             raise _format(param, f"its expressions take longer than {MATCH_SECONDS:g} s") from None
-        return found
+        return result
 
 
 def parse_peft_options(raw: bytes) -> PeftOptions:

@@ -136,20 +136,20 @@ def verify_signature(
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        found = Signature.model_validate_json(raw[:MAX_SIGNATURE_BYTES])
-        public = Ed25519PublicKey.from_public_bytes(base64.b64decode(found.public_key, validate=True))
-        public.verify(base64.b64decode(found.signature, validate=True), kind.domain + manifest_digest.encode())
+        signature = Signature.model_validate_json(raw[:MAX_SIGNATURE_BYTES])
+        public = Ed25519PublicKey.from_public_bytes(base64.b64decode(signature.public_key, validate=True))
+        public.verify(base64.b64decode(signature.signature, validate=True), kind.domain + manifest_digest.encode())
     except (ValidationError, binascii.Error, ValueError):
         raise _invalid(kind, "it cannot be read") from None
     except InvalidSignature:
         raise _invalid(kind, "it does not match this manifest") from None
-    if found.format != kind.format:
-        raise _invalid(kind, f"its format is {found.format}")
-    if found.manifest_digest != manifest_digest:
+    if signature.format != kind.format:
+        raise _invalid(kind, f"its format is {signature.format}")
+    if signature.manifest_digest != manifest_digest:
         raise _invalid(kind, "it refers to another manifest")
-    if trusted_keys is not None and found.public_key not in trusted_keys:
-        raise _invalid(kind, f"its key {found.public_key} is not trusted here")
-    return found
+    if trusted_keys is not None and signature.public_key not in trusted_keys:
+        raise _invalid(kind, f"its key {signature.public_key} is not trusted here")
+    return signature
 
 
 def read_trusted_keys(path: Path) -> frozenset[str]:

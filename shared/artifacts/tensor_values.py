@@ -40,7 +40,7 @@ def verify_values(path: Path, tensors: dict[str, TensorInfo]) -> dict[str, float
     """
     import numpy as np  # missing where only the control plane is installed
 
-    found: dict[str, float] = {}
+    magnitudes: dict[str, float] = {}
     with path.open("rb") as file:
         for name, info in tensors.items():
             if info.dtype not in LIMIT_BITS:
@@ -65,8 +65,8 @@ def verify_values(path: Path, tensors: dict[str, TensorInfo]) -> dict[str, float
                         remedy="Train the adapter again with a lower learning rate; it would break its replica.",
                         param=name,
                     )
-            found[name] = _as_number(largest, info.dtype)
-    return found
+            magnitudes[name] = _as_number(largest, info.dtype)
+    return magnitudes
 
 
 def verify_products(pairs: Iterable[tuple[str, str]], magnitudes: Mapping[str, float], alpha: float) -> None:

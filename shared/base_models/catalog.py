@@ -143,10 +143,10 @@ class Catalog(ModelValue):
         for base in self.bases:
             if base.name == name:
                 return base
-        known = ", ".join(base.name for base in self.bases) or "none yet"
+        names = ", ".join(base.name for base in self.bases) or "none yet"
         raise NotFound(
             Code.MODEL_NOT_FOUND,
-            f"The base model {name!r} is not in the catalogue (available: {known}).",
+            f"The base model {name!r} is not in the catalogue (available: {names}).",
             remedy="Use one of the available names, or add the model with `mens base add`.",
             param="model",
         )
@@ -223,8 +223,8 @@ def refuse_unknown_files(folder: Path) -> None:
     Raises:
         ArtifactInvalid: ``BASE_FILE_UNKNOWN`` naming the first of them, and all in the details.
     """
-    known = {*model_files(folder), *(path for pattern in UNUSED_FILES for path in folder.glob(pattern))}
-    if unknown := sorted(path.name for path in folder.iterdir() if path not in known):
+    covered = {*model_files(folder), *(path for pattern in UNUSED_FILES for path in folder.glob(pattern))}
+    if unknown := sorted(path.name for path in folder.iterdir() if path not in covered):
         raise ArtifactInvalid(
             Code.BASE_FILE_UNKNOWN,
             f"{unknown[0]} in the base model's folder is not covered by a digest, and a library may load it.",

@@ -135,10 +135,10 @@ class _Reader:
         self.position += count
         if self.position > MAX_HEADER_BYTES:
             raise invalid(self._path, f"its header has more than {MAX_HEADER_BYTES} bytes")
-        found = self._file.read(count)
-        if len(found) < count:
+        data = self._file.read(count)
+        if len(data) < count:
             raise invalid(self._path, "it ends within its header")
-        return found
+        return data
 
     def number(self, layout: str) -> int:
         """Read one integer."""
@@ -146,10 +146,10 @@ class _Reader:
 
     def count(self, limit: int, noun: str) -> int:
         """Read a number of elements, up to a limit."""
-        found = self.number("<Q")
-        if found > limit:
-            raise invalid(self._path, f"it says that it has {found} {noun}; at most {limit} are read")
-        return found
+        elements = self.number("<Q")
+        if elements > limit:
+            raise invalid(self._path, f"it says that it has {elements} {noun}; at most {limit} are read")
+        return elements
 
     def string(self) -> str:
         """Read a UTF-8 string."""
@@ -161,8 +161,8 @@ class _Reader:
     def value(self, kind: int) -> Value:
         """Read a field's value; for an array, return the number of its elements."""
         if kind in _FORMATS:
-            found: Value = struct.unpack(_FORMATS[kind], self.take(struct.calcsize(_FORMATS[kind])))[0]
-            return found
+            number: Value = struct.unpack(_FORMATS[kind], self.take(struct.calcsize(_FORMATS[kind])))[0]
+            return number
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:

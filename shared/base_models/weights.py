@@ -128,8 +128,8 @@ def read_shards(folder: Path, shards: dict[str, list[str] | None]) -> Tensors:
     """Return the tensors by name; a tensor that is missing in the index's shard is left out."""
     tensors: Tensors = {}
     for shard, names in shards.items():
-        found = read_tensors(folder / shard)
-        tensors |= found if names is None else {name: found[name] for name in names if name in found}
+        stored = read_tensors(folder / shard)
+        tensors |= stored if names is None else {name: stored[name] for name in names if name in stored}
     return tensors
 
 
@@ -151,10 +151,10 @@ def _parse_header(path: Path, raw: bytes) -> Header:
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     # Readers disagree on which of two entries with the same name is valid.
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         raise ValueError("a name occurs twice in an object")
-    return found
+    return unique
 
 
 def _refuse_constant(name: str) -> object:

@@ -30,11 +30,11 @@ def blocks_of(answer: str) -> list[str]:
     blocks: list[list[str]] = []
     fence = ""
     for line in answer.split("\n"):
-        found = FENCE.match(line)
-        if fence and found and found[1].startswith(fence) and not found[2]:
+        mark = FENCE.match(line)
+        if fence and mark and mark[1].startswith(fence) and not mark[2]:
             fence = ""
-        elif not fence and found:
-            fence = found[1]
+        elif not fence and mark:
+            fence = mark[1]
             blocks.append([])
         elif fence:
             blocks[-1].append(line)
@@ -48,11 +48,11 @@ def code_of(answer: str) -> AnswerCode:
     fence = ""
     is_fenced = False
     for line in answer.split("\n"):
-        found = FENCE.match(line)
-        if fence and found and found[1].startswith(fence) and not found[2]:
+        mark = FENCE.match(line)
+        if fence and mark and mark[1].startswith(fence) and not mark[2]:
             fence = ""
-        elif not fence and found:
-            fence, is_fenced = found[1], True
+        elif not fence and mark:
+            fence, is_fenced = mark[1], True
         elif fence:
             code.append(line)
         else:

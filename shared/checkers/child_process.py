@@ -69,8 +69,8 @@ def _wire(check: Check) -> dict[str, Any]:
     return {"diagnostics": _faults(check.diagnostics), "constructs": dict(check.constructs), "size": check.size}
 
 
-def _wire_units(found: Units) -> dict[str, Any]:
-    return {"diagnostics": _faults(found.diagnostics), "units": [to_wire(unit) for unit in found.units]}
+def _wire_units(result: Units) -> dict[str, Any]:
+    return {"diagnostics": _faults(result.diagnostics), "units": [to_wire(unit) for unit in result.units]}
 
 
 def _faults(diagnostics: tuple[Diagnostic, ...]) -> list[list[Any]]:

@@ -55,9 +55,9 @@ def _kinds(value: Any) -> Iterator[str]:
     names = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
     waiting = [value]
     while waiting:
-        found = waiting.pop()
-        yield names.get(type(found), "null")
-        waiting.extend(found.values() if isinstance(found, dict) else found if isinstance(found, list) else ())
+        member = waiting.pop()
+        yield names.get(type(member), "null")
+        waiting.extend(member.values() if isinstance(member, dict) else member if isinstance(member, list) else ())
 
 
 class SqlChecker:
@@ -67,20 +67,20 @@ class SqlChecker:
         """See :class:`shared.checkers.checker.Checker`."""
         code = _NOT_CODE.sub(" ", text)
         clauses = Counter(re.sub(r"\s+", " ", clause.lower()) for clause in _CLAUSE.findall(code))
-        found: list[Diagnostic] = []
+        diagnostics: list[Diagnostic] = []
         database = sqlite3.connect(":memory:")
         try:
             database.set_authorizer(_authorize)
             database.set_progress_handler(lambda: 1, SQL_STEPS)
             for line, statement in _statements(text):
-                found.extend(_faults(database, line, statement))
-                if found:
+                diagnostics.extend(_faults(database, line, statement))
+                if diagnostics:
                     break
         finally:
             database.close()
-        if not found and not clauses:
-            found = [Diagnostic("syntax", "it contains no statement")]
-        return Check(tuple(found), clauses, clauses.total())
+        if not diagnostics and not clauses:
+            diagnostics = [Diagnostic("syntax", "it contains no statement")]
+        return Check(tuple(diagnostics), clauses, clauses.total())
 
     def units(self, text: str) -> Units:
         """See :class:`shared.checkers.unit.UnitFinder`: the statements, each with the comment before it and the
@@ -89,7 +89,7 @@ class SqlChecker:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if faults := self.check(text).diagnostics:
             return Units((), faults)
-        found: list[Unit] = []
+        queries: list[Unit] = []
         tables: list[str] = []
         for line, piece in _statements(text):
             comments = _COMMENTS.match(piece)
@@ -98,10 +98,10 @@ class SqlChecker:
             first = line + comments[0].count("\n")
             # Bounds the work for a file of thousands of definitions, each of which would hold all earlier ones.
             context = "\n".join(tables) if len(tables) <= MAX_TABLES else ""
-            found.append(_query(statement, first, _COMMENT_MARKS.sub("", comments[0]).strip(), context))
+            queries.append(_query(statement, first, _COMMENT_MARKS.sub("", comments[0]).strip(), context))
             if _DEFINITION.match(statement):
                 tables.append(statement)
-        return Units(tuple(found))
+        return Units(tuple(queries))
 
 
 def _query(statement: str, first: int, comment: str, context: str) -> Unit:

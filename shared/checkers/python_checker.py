@@ -73,10 +73,10 @@ class PythonChecker:
             (fault for fault in NameChecker(tree).messages if isinstance(fault, NAME_FAULTS)),
             key=lambda fault: (fault.lineno, fault.col),
         )
-        found = [
+        diagnostics = [
             Diagnostic("name", str(fault.message % fault.message_args), fault.lineno, fault.col + 1) for fault in faults
         ]
-        return Check(tuple(found[:MAX_DIAGNOSTICS]), Counter(_constructs(tree)), len(set(_code_lines(tree))))
+        return Check(tuple(diagnostics[:MAX_DIAGNOSTICS]), Counter(_constructs(tree)), len(set(_code_lines(tree))))
 
     def units(self, text: str) -> Units:
         """See :class:`shared.checkers.unit.UnitFinder`."""
@@ -93,9 +93,9 @@ class TypedPythonChecker:
 
     def check(self, text: str) -> Check:
         """See :class:`shared.checkers.checker.Checker`."""
-        found = PythonChecker().check(text)
-        if found.diagnostics:
-            return found
+        untyped = PythonChecker().check(text)
+        if untyped.diagnostics:
+            return untyped
         report, _, _ = self._run([
             "--config-file=", "--cache-dir=/dev/null", "--follow-imports=skip", "--ignore-missing-imports", "--no-site-packages",
             "--show-column-numbers", "--no-error-summary", "--hide-error-codes", "-c", text,
@@ -104,7 +104,7 @@ class TypedPythonChecker:
             Diagnostic("type", fault["message"], int(fault["line"]), int(fault["column"]))
             for fault in _TYPE_FAULT.finditer(report)
         ]
-        return Check(tuple(faults[:MAX_DIAGNOSTICS]), found.constructs, found.size)
+        return Check(tuple(faults[:MAX_DIAGNOSTICS]), untyped.constructs, untyped.size)
 
 
 def _constructs(tree: ast.Module) -> Iterator[str]:

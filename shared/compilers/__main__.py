@@ -44,8 +44,8 @@ def become_compiler(config: dict[str, Any]) -> None:
 
 
 def _close_in(config: dict[str, Any], limits: Limits) -> None:
-    with os.fdopen(0, "rb", closefd=False) as given:
-        text = given.read()
+    with os.fdopen(0, "rb", closefd=False) as source:
+        text = source.read()
     folder = Path("compiled").absolute()
     folder.mkdir(mode=0o700)
     (folder / config["file"]).write_bytes(text)

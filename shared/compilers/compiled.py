@@ -84,10 +84,10 @@ def _run_once(compiler: Compiler, text: str, limits: Limits, sandbox: Sandbox) -
     if sandbox.is_closed:
         raise failed("it was closed")
     with ExitStack() as stack:
-        given = stack.enter_context(tempfile.TemporaryFile())
-        given.write(text.encode(errors="surrogatepass"))
-        given.seek(0)
-        running = stack.enter_context(_started(compiler, limits, given))
+        source = stack.enter_context(tempfile.TemporaryFile())
+        source.write(text.encode(errors="surrogatepass"))
+        source.seek(0)
+        running = stack.enter_context(_started(compiler, limits, source))
         output = bytearray()
         reason = _watch(running.child, limits, sandbox, output)
         # Its output is closed, and its exit code comes a moment after that.
@@ -115,11 +115,11 @@ class _Running:
 
 
 @contextmanager
-def _started(compiler: Compiler, limits: Limits, given: IO[bytes]) -> Iterator[_Running]:
+def _started(compiler: Compiler, limits: Limits, source: IO[bytes]) -> Iterator[_Running]:
     report, report_end = os.pipe()
     with os.fdopen(report, "rb") as reported:
         try:
-            child = _start(compiler, limits, given, report_end)
+            child = _start(compiler, limits, source, report_end)
         except OSError as error:
             raise failed(str(error)) from None
         finally:
@@ -131,7 +131,7 @@ def _started(compiler: Compiler, limits: Limits, given: IO[bytes]) -> Iterator[_
             child.end()
 
 
-def _start(compiler: Compiler, limits: Limits, given: IO[bytes], report: int) -> ContainedProcess:
+def _start(compiler: Compiler, limits: Limits, source: IO[bytes], report: int) -> ContainedProcess:
     def wrap(command: Sequence[str], info: int) -> list[str]:
         executables = compiler.executables
         return bubblewrap.wrapped(command, environment(), info, limits.tmpfs_bytes, bound=executables, as_first=False)
@@ -152,7 +152,7 @@ def _start(compiler: Compiler, limits: Limits, given: IO[bytes], report: int) ->
         environment(),
         wrap=wrap,
         pass_fds=[report],
-        stdin=given,
+        stdin=source,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

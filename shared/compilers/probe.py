@@ -53,7 +53,7 @@ print(json.dumps(found))
 
 def attack_program(target: Target) -> str:
     """Return a Python program that tries every attack, each in a process of its own, and prints the results as JSON."""
-    sources = {each.__name__: source_of(each) for each in ATTACKS}
+    sources = {attack.__name__: source_of(attack) for attack in ATTACKS}
     return f"SOURCES = {sources!r}\nTARGET = {target!r}\n{_TRY_EACH}"
 
 
@@ -66,16 +66,16 @@ def attack_compiler() -> tuple[Attack, ...]:
     with Sandbox(LEVEL, PROBE_LIMITS, parallel=1) as sandbox, targets() as target:
         ran = run_compiler(TAKEN_OVER, attack_program(target), sandbox)
     try:
-        found: dict[str, dict[str, object]] = json.loads(ran.output) if ran.compiles else {}
+        outcomes: dict[str, dict[str, object]] = json.loads(ran.output) if ran.compiles else {}
     except ValueError:
-        found = {}
-    if set(found) != {each.__name__ for each in ATTACKS}:
+        outcomes = {}
+    if set(outcomes) != {attack.__name__ for attack in ATTACKS}:
         return (Attack("all", held=False, detail=f"the attacks did not finish: {ran.output[-300:]}"),)
     return tuple(
         Attack(
             name, outcome.get("score") == 0, str(outcome.get("error") or ("it succeeded" if outcome["score"] else ""))
         )
-        for name, outcome in found.items()
+        for name, outcome in outcomes.items()
     )
 
 
@@ -85,10 +85,10 @@ def _reason() -> str:
     if reason := missing(LEVEL):
         return reason
     try:
-        broken = [found for found in attack_compiler() if not found.held]
+        broken = [attack for attack in attack_compiler() if not attack.held]
     except Unavailable as error:
         return error.message
-    return "not held: " + ", ".join(f"{found.name} ({found.detail})" for found in broken) if broken else ""
+    return "not held: " + ", ".join(f"{attack.name} ({attack.detail})" for attack in broken) if broken else ""
 
 
 def require_contained(language: str, sandbox: Sandbox) -> None:

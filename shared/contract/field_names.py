@@ -133,7 +133,10 @@ def _names_in(section: str) -> dict[str, str]:
     for part in filter(None, section.split(".")):
         field = kind.model_fields.get(part)
         kinds = _classes(field.annotation) if field else frozenset[Any]()
-        kind = next((each for each in kinds if isinstance(each, type) and issubclass(each, ContractValue)), None)
+        kind = next(
+            (candidate for candidate in kinds if isinstance(candidate, type) and issubclass(candidate, ContractValue)),
+            None,
+        )
         if kind is None:
             return {}
     others = other_spellings(section) if section in FineTuneContract.model_fields else {}

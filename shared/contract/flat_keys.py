@@ -52,9 +52,9 @@ def parse_contract(sections: Mapping[str, Any]) -> FineTuneContract:
         return FineTuneContract.model_validate(sections)
     except ValidationError as error:
         # pydantic's own error would contain the whole input, and lacks a code.
-        found = unknown_before_missing(error.errors())
-        faults = [{"param": ".".join(map(str, fault["loc"])), "reason": reason_of(fault)} for fault in found]
-        first, kind = faults[0], found[0]["type"]
+        errors = unknown_before_missing(error.errors())
+        faults = [{"param": ".".join(map(str, fault["loc"])), "reason": reason_of(fault)} for fault in errors]
+        first, kind = faults[0], errors[0]["type"]
         near = nearest_field(first["param"]) if kind == UNKNOWN_FIELD else None
         raise ContractRejected(
             Code.NAME_INVALID if kind == BAD_NAME else Code.CONTRACT_INVALID,
@@ -100,10 +100,10 @@ def _lifted(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif name == "qlora_no_double_quant":
         # Only a boolean is negated; any other value stays, so that validation refuses it.
         yield "quant.double_quant", not value if isinstance(value, bool) else value
-    elif name in (known := flat_names()):
-        yield known[name], value
+    elif name in (paths := flat_names()):
+        yield paths[name], value
     else:
-        near = get_close_matches(name, [*known, "backend", "qlora_no_double_quant"], n=1)
+        near = get_close_matches(name, [*paths, "backend", "qlora_no_double_quant"], n=1)
         hint = f"Did you mean {near[0]}?" if near else SCHEMA_REMEDY
         raise _invalid(key, f"{key} is not a field of the contract.", hint)
 

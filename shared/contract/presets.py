@@ -252,8 +252,8 @@ class _Draft:
         return parse_contract(sections)
 
 
-def _unknown(code: Code, what: str, name: str, known: list[str]) -> ContractRejected:
-    near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = f"Did you mean {near[0]}?" if near else f"Use one of: {', '.join(known)}."
-    details = {"known": known, "nearest": near[0] if near else None}
+def _unknown(code: Code, what: str, name: str, names: list[str]) -> ContractRejected:
+    near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]}?" if near else f"Use one of: {', '.join(names)}."
+    details = {"known": names, "nearest": near[0] if near else None}
     return ContractRejected(code, f"Unknown {what} {name!r}.", remedy=hint, param=what, details=details)

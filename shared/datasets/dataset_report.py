@@ -62,8 +62,8 @@ class DatasetReport:
         """Count unused keys of rows: their names are untrusted, so their number and length are bounded."""
         for key in keys:
             name = key[:MAX_KEY_CHARACTERS]
-            known = name in self.unused_keys or len(self.unused_keys) < self.max_keys
-            self.unused_keys[name if known else "(other)"] += rows
+            is_listed = name in self.unused_keys or len(self.unused_keys) < self.max_keys
+            self.unused_keys[name if is_listed else "(other)"] += rows
 
     def add_error(self, line: int, error: RowError) -> None:
         self.error_count += 1
@@ -127,7 +127,7 @@ def _of_other_method(report: DatasetReport, param: str) -> DatasetInvalid | None
     if report.rows or not report.errors:
         return None
     # The reader of rated answers names the field that it looked for; that of pairs cannot name one.
-    given = "supervised" if not mismatches else "kto" if report.errors[0].field else "dpo"
+    method = "supervised" if not mismatches else "kto" if report.errors[0].field else "dpo"
     if report.forms.get(RowForm.PREFERENCE) == report.error_count:
         rows, right = "pairs of a preferred and a rejected answer", "dpo"
     elif not mismatches:
@@ -135,15 +135,15 @@ def _of_other_method(report: DatasetReport, param: str) -> DatasetInvalid | None
     elif report.forms.get(RowForm.KTO) == report.error_count:
         rows, right = "rows that rate one answer", "kto"
     else:
-        rows = "rows without a second answer" if given == "dpo" else "rows that do not rate their answer"
+        rows = "rows without a second answer" if method == "dpo" else "rows that do not rate their answer"
         right = "supervised"
     option, outcome = ("--as-supervised", "takes the preferred answers alone")
-    if given == "kto":
+    if method == "kto":
         option, outcome = "--as-rated", "makes a good and a bad answer of each pair"
     convert = f"; `mens data convert FILE -o rows.jsonl {option}` {outcome}"
     return DatasetInvalid(
         Code.ROWS_OF_OTHER_METHOD,
-        f"The {_kind(param)} file has {report.error_count} {rows}, and the job's method.type is {given}.",
+        f"The {_kind(param)} file has {report.error_count} {rows}, and the job's method.type is {method}.",
         remedy=f"Set method.type to {right} (`--method {right}`){convert if right == 'dpo' else ''}.",
         param=param,
         details={
@@ -159,14 +159,14 @@ def nothing_to_train_on(report: DatasetReport, filters: RowFilter, param: str = 
     message = f"The {_kind(param)} file has no row that can be trained on (valid rows: {report.rows})."
     remedy = f"Add rows, or lower data.min_rating (now {filters.min_rating}) and widen data.context_filter."
     if not report.rows:
-        found = (
+        finding = (
             f"has no row that is valid, and {report.error_count} bad line{'s' * (report.error_count != 1)}"
             if report.error_count
             else "is empty"
         )
-        message, remedy = f"The {_kind(param)} file {found}.", "Give a file with one row per line."
+        message, remedy = f"The {_kind(param)} file {finding}.", "Give a file with one row per line."
         if report.advice:
-            message, remedy = f"The {_kind(param)} file {report.advice.finding}. It {found}.", report.advice.remedy
+            message, remedy = f"The {_kind(param)} file {report.advice.finding}. It {finding}.", report.advice.remedy
     return DatasetInvalid(
         Code.DATASET_EMPTY,
         message,

@@ -53,17 +53,17 @@ class PairReport:
     pairs: list[SimilarLines] = field(default_factory=list)
 
     @classmethod
-    def of(cls, found: list[Pairs]) -> PairReport:
+    def of(cls, groups: list[Pairs]) -> PairReport:
         """Make the report of pairs given in any order."""
-        report, pairs = cls(), joined(found)
+        report, pairs = cls(), joined(groups)
         report.extend(pairs.where(np.argsort(pairs.second)))
         return report
 
     def extend(self, pairs: Pairs) -> None:
         """Add the pairs of later rows."""
         self.rows += len(pairs)
-        found = zip(pairs.second.tolist(), pairs.first.tolist(), pairs.similarity.tolist(), strict=True)
-        self.pairs += [SimilarLines(*pair) for pair in islice(found, MAX_PAIRS - len(self.pairs))]
+        lines = zip(pairs.second.tolist(), pairs.first.tolist(), pairs.similarity.tolist(), strict=True)
+        self.pairs += [SimilarLines(*pair) for pair in islice(lines, MAX_PAIRS - len(self.pairs))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class Pairs:
         return Pairs(self.second[chosen], self.first[chosen], self.similarity[chosen])
 
 
-def similarity(one: bytes, other: bytes) -> float:
+def similarity(sketch: bytes, other: bytes) -> float:
     """Estimate the share of content that two sketched strings have in common, 0 to 1."""
-    return sum(map(int.__eq__, one, other)) / SLOTS
+    return sum(map(int.__eq__, sketch, other)) / SLOTS
 
 
 @dataclass(slots=True)
@@ -147,9 +147,9 @@ class ExactIndex:
 
     def digests_of(self, lines: Lines) -> Digests:
         """Return the digests of rows in this index, by their lines."""
-        digests, known = np.frombuffer(self._digests, np.uint64), np.frombuffer(self._lines, np.uint32)
-        found: Digests = digests[np.searchsorted(known, lines)]
-        return found
+        digests, own_lines = np.frombuffer(self._digests, np.uint64), np.frombuffer(self._lines, np.uint32)
+        of_lines: Digests = digests[np.searchsorted(own_lines, lines)]
+        return of_lines
 
     def repeats(self) -> PairReport:
         """Find the rows that repeat an earlier one of the same file, and report the first of them."""
@@ -157,24 +157,24 @@ class ExactIndex:
 
     def pairs(self) -> Pairs:
         """Find all rows that repeat an earlier one of the same file, in any order, each with the first of its kind."""
-        found = []
+        groups = []
         for share in range(shares := _shares(len(self))):
             digests, lines = self._share(share, shares)
             ordered = np.sort(digests)
             repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
             pairs = _pairs(digests, lines, repeated, _first_lines(digests, lines, repeated))
-            found.append(pairs.where(pairs.first != pairs.second))
-        return joined(found)
+            groups.append(pairs.where(pairs.first != pairs.second))
+        return joined(groups)
 
     def shared_with(self, training: ExactIndex) -> PairReport:
         """Find the rows of this file that are in the training file too."""
-        found = []
+        groups = []
         for share in range(shares := _shares(max(len(self), len(training)))):
             digests, lines = self._share(share, shares)
             trained, trained_lines = training._share(share, shares)
             both = np.intersect1d(digests, trained)
-            found.append(_pairs(digests, lines, both, _first_lines(trained, trained_lines, both)))
-        return PairReport.of(found)
+            groups.append(_pairs(digests, lines, both, _first_lines(trained, trained_lines, both)))
+        return PairReport.of(groups)
 
     def _share(self, number: int, of: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
         """Return digests and lines of one of ``of`` shares of the rows; rows of equal digest are in the same share."""
@@ -190,25 +190,25 @@ def _shares(rows: int) -> int:
     return 1 + rows // _SORTED_ROWS
 
 
-def _first_lines(digests: Digests, lines: Lines, wanted: Digests) -> Lines:
+def _first_lines(digests: Digests, lines: Lines, selected: Digests) -> Lines:
     """Return the first line of each wanted digest; the wanted ones are sorted and all present."""
-    inside = _are_in(digests, wanted)
+    inside = _are_in(digests, selected)
     _, index = np.unique(digests[inside], return_index=True)
     return lines[inside][index]
 
 
-def _pairs(digests: Digests, lines: Lines, wanted: Digests, firsts: Lines) -> Pairs:
+def _pairs(digests: Digests, lines: Lines, selected: Digests, firsts: Lines) -> Pairs:
     """Return the lines with a wanted digest, each with that digest's first line."""
-    inside = _are_in(digests, wanted)
-    return Pairs(lines[inside], firsts[np.searchsorted(wanted, digests[inside])], np.ones(np.count_nonzero(inside)))
+    inside = _are_in(digests, selected)
+    return Pairs(lines[inside], firsts[np.searchsorted(selected, digests[inside])], np.ones(np.count_nonzero(inside)))
 
 
-def _are_in(digests: Digests, wanted: Digests) -> NDArray[np.bool_]:
-    if not len(wanted):
+def _are_in(digests: Digests, selected: Digests) -> NDArray[np.bool_]:
+    if not len(selected):
         return np.zeros(len(digests), np.bool_)
-    nearest: Digests = wanted[np.minimum(np.searchsorted(wanted, digests), len(wanted) - 1)]
-    found: NDArray[np.bool_] = nearest == digests
-    return found
+    nearest: Digests = selected[np.minimum(np.searchsorted(selected, digests), len(selected) - 1)]
+    is_in: NDArray[np.bool_] = nearest == digests
+    return is_in
 
 
 class NearIndex:
@@ -249,8 +249,8 @@ class NearIndex:
         is full.
         """
         room = max(0, MAX_NEAR_ROWS - len(self))
-        found = [self._find_and_add(part) for part in rows.part(0, room).parts()]
-        return joined([*found, self.find(rows.part(room, len(rows)))])
+        groups = [self._find_and_add(part) for part in rows.part(0, room).parts()]
+        return joined([*groups, self.find(rows.part(room, len(rows)))])
 
     def _find_and_add(self, rows: SketchedRows) -> Pairs:
         places = self._places(rows)
@@ -279,8 +279,8 @@ class NearIndex:
 
     def _candidates(self, rows: SketchedRows) -> NDArray[np.uint32]:
         """Look up, for each row and band, the number of the row in its table place."""
-        found: NDArray[np.uint32] = self._table[self._places(rows)]
-        return found
+        rows_in_table: NDArray[np.uint32] = self._table[self._places(rows)]
+        return rows_in_table
 
     def _places(self, rows: SketchedRows) -> NDArray[np.int64]:
         bands = np.frombuffer(rows.sketches, "<u4").reshape(-1, BANDS)
@@ -307,10 +307,10 @@ class NearIndex:
         )
 
 
-def joined(found: list[Pairs]) -> Pairs:
+def joined(groups: list[Pairs]) -> Pairs:
     """Return all pairs in one."""
     return Pairs(
-        np.concatenate([np.empty(0, np.uint32), *(pairs.second for pairs in found)]),
-        np.concatenate([np.empty(0, np.uint32), *(pairs.first for pairs in found)]),
-        np.concatenate([np.empty(0), *(pairs.similarity for pairs in found)]),
+        np.concatenate([np.empty(0, np.uint32), *(pairs.second for pairs in groups)]),
+        np.concatenate([np.empty(0, np.uint32), *(pairs.first for pairs in groups)]),
+        np.concatenate([np.empty(0), *(pairs.similarity for pairs in groups)]),
     )

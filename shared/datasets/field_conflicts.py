@@ -43,11 +43,11 @@ def unused_fields(record: Record) -> list[str]:
     turns: list[Message] = record.messages or record.turns or []
     said = {message.content for message in turns}
     names = [name for name in ("input", "context") if turns and (text := getattr(record, name)) and text not in said]
-    each = f"{'messages' if record.messages else 'turns'}[]"
+    turn_path = f"{'messages' if record.messages else 'turns'}[]"
     if any(turn.tool_call_id and turn.role != "tool" for turn in turns):
-        names.append(f"{each}.tool_call_id")
+        names.append(f"{turn_path}.tool_call_id")
     if any(turn.weight and turn.role != "assistant" for turn in turns):
-        names.append(f"{each}.weight")
+        names.append(f"{turn_path}.weight")
     names += sorted(set(_unused_tool_keys(record)))
     if any(span.kind for span in record.syntax_spans or ()):
         names.append("syntax_spans[].kind")

@@ -108,10 +108,10 @@ class RowCounts:
         self._count_labels(list(map(_labels, block.chats)), filters)
         self._count_turns(block.roles, block.contents, block.turns, lines)
         text = written_together(block.roles, block.contents, block.turns, BEGIN.decode())
-        found = joined_fingerprints(text.encode(), near=near)
-        if len(found[0]) != len(lines):  # a content contains the mark
-            found = fingerprints([written(_turns(chat)) for chat in block.chats], near=near)
-        self._keep(*found, lines, near=near)
+        prints = joined_fingerprints(text.encode(), near=near)
+        if len(prints[0]) != len(lines):  # a content contains the mark
+            prints = fingerprints([written(_turns(chat)) for chat in block.chats], near=near)
+        self._keep(*prints, lines, near=near)
 
     def _keep(self, digests: list[int], sketches: bytes, lines: Sequence[int], *, near: bool) -> None:
         self.rows += len(lines)

@@ -68,8 +68,8 @@ def fingerprints(texts: Sequence[str], *, near: bool = True) -> tuple[list[int],
     digests: list[int] = []
     sketches = bytearray()
     for batch in _batches(texts):
-        found, drawn = joined_fingerprints(BEGIN + BEGIN.join(batch), near=near)
-        digests += found
+        batch_digests, drawn = joined_fingerprints(BEGIN + BEGIN.join(batch), near=near)
+        digests += batch_digests
         sketches += drawn
     return digests, bytes(sketches)
 
@@ -161,7 +161,7 @@ class _Texts:
         kept = np.minimum(counts, MAX_WORDS)
         if (counts > MAX_WORDS).any():
             units = units[np.arange(len(units)) - np.repeat(first[:-1], counts) < MAX_WORDS]
-        found = _least(units, kept)
+        hashes = _least(units, kept)
         letters = np.diff(self.offsets) - counts
         rows = [
             (row, text)
@@ -170,8 +170,8 @@ class _Texts:
         ]
         if rows:
             units = np.frombuffer("".join(text for _, text in rows).encode("utf-32-le"), np.uint32)
-            found[[row for row, _ in rows]] = _least(units, np.array([len(text) for _, text in rows]))
-        return found
+            hashes[[row for row, _ in rows]] = _least(units, np.array([len(text) for _, text in rows]))
+        return hashes
 
     def _unspaced(self, row: int, words: int) -> str:
         """Return the first characters of a string whose script writes no spaces; empty for other strings."""
@@ -208,8 +208,8 @@ def places(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     whole = len(mask) & ~7
     eights = np.flatnonzero(mask[:whole].view(np.uint64) != 0)
     inside = np.flatnonzero(mask[:whole].reshape(-1, 8)[eights])
-    found: NDArray[np.int64] = (eights[inside >> 3] << 3) + (inside & 7)
-    return np.concatenate((found, np.flatnonzero(mask[whole:]) + whole)) if whole < len(mask) else found
+    indices: NDArray[np.int64] = (eights[inside >> 3] << 3) + (inside & 7)
+    return np.concatenate((indices, np.flatnonzero(mask[whole:]) + whole)) if whole < len(mask) else indices
 
 
 def _hashed(data: NDArray[np.uint8], begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -265,8 +265,8 @@ def _grams(units: NDArray[np.uint32], counts: NDArray[np.int64]) -> NDArray[np.u
     begins = ends - counts
     long = ends[counts > 2]
     grams[long - 1] = grams[long - 2] = grams[long - 3]
-    one, two = begins[counts == 1], begins[counts == 2]
-    grams[one] = units[one] * _PRIME32_1
+    single, two = begins[counts == 1], begins[counts == 2]
+    grams[single] = units[single] * _PRIME32_1
     grams[two] = grams[two + 1] = units[two] * _PRIME32_1 + units[two + 1] * _PRIME32_2
     grams ^= grams >> np.uint32(15)
     grams *= _PRIME32_3

@@ -42,9 +42,9 @@ class KeyDecoder:
                 return self._narrow(self._decode(line))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 pass  # an older form, another key, or an error that has to be explained
-        found = translate(line)
-        self._learn(found.all_keys)
-        return found
+        translated = translate(line)
+        self._learn(translated.all_keys)
+        return translated
 
     def _learn(self, keys: set[str]) -> None:
         rows, turns = set(self.row_keys), set(self.turn_keys)
@@ -77,9 +77,9 @@ class KeyDecoder:
                 for turn in turns
             ]
             unused.update(f"messages[].{key}" for key in _said(turns, self.turn_keys))
-        found = Translated(Record(**fields), unused)
-        translate_tools(found)
-        return found
+        translated = Translated(Record(**fields), unused)
+        translate_tools(translated)
+        return translated
 
 
 def _wider(name: str, base: type[msgspec.Struct], keys: list[str], **others: Any) -> type[msgspec.Struct]:

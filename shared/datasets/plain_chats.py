@@ -155,15 +155,15 @@ class PlainDecoder:
         """Return the learned keys, each with the rows in which it has a value."""
         begins = np.cumsum([0, *counts[:-1]])
         first_turns = [turns[begin] for begin in begins.tolist()]
-        found = []
+        keys = []
         for index, key in enumerate(self._row_keys):
-            found.append((key, _saying(chats, index)))
+            keys.append((key, _saying(chats, index)))
         for index, key in enumerate(self._turn_keys):
             said = _saying(first_turns, index)
             if not said.all():
                 said = np.logical_or.reduceat(_saying(turns, index), begins)
-            found.append((f"messages[].{key}", said))
-        return found
+            keys.append((f"messages[].{key}", said))
+        return keys
 
 
 def _wider(name: str, base: type[msgspec.Struct], keys: list[str], *others: tuple[str, Any]) -> type[msgspec.Struct]:
@@ -194,8 +194,8 @@ def _saying(values: Iterable[Any], index: int) -> NDArray[np.bool_]:
 
 def _in_order(keys: list[_Said]) -> list[tuple[str, int]]:
     """Count rows by unused key, ordered by the first such row, and within a row by name."""
-    found = [(int(said.argmax()), name, int(np.count_nonzero(said))) for name, said in keys if said.any()]
-    return [(name, rows) for _, name, rows in sorted(found)]
+    first_rows = [(int(said.argmax()), name, int(np.count_nonzero(said))) for name, said in keys if said.any()]
+    return [(name, rows) for _, name, rows in sorted(first_rows)]
 
 
 def _objects(block: bytes) -> int:

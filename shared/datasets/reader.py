@@ -140,8 +140,8 @@ def read_records(
             check_record(record, line)
             report.add_unused(unused_fields(record))
         except FAILURES as failure:
-            if found := _look_closely(number, line, failure, keys, report, quarantine):
-                yield number, found
+            if record_in_other_form := _look_closely(number, line, failure, keys, report, quarantine):
+                yield number, record_in_other_form
                 continue
             # For a line over the limit, skip the remaining pieces.
             if len(line) == READ_BYTES and not line.endswith(b"\n") and isinstance(lines, io.IOBase):
@@ -162,17 +162,17 @@ def _look_closely(
     try:
         if not isinstance(failure, msgspec.ValidationError):
             raise failure
-        found = keys.translate(line)
-        check_record(found.record, line)
+        translated = keys.translate(line)
+        check_record(translated.record, line)
     except FAILURES as reason:
         error = explain(line, reason)
         report.add_error(number, error)
         if quarantine:
             quarantine.add(number, error, line)
         return None
-    report.add_unused([*sorted(found.unused_keys), *unused_fields(found.record)])
-    report.conversions.update(found.conversions)
-    return found.record
+    report.add_unused([*sorted(translated.unused_keys), *unused_fields(translated.record)])
+    report.conversions.update(translated.conversions)
+    return translated.record
 
 
 def read_rows(
@@ -185,8 +185,8 @@ def read_rows(
     Raises:
         DatasetInvalid: ``DATASET_LINE_INVALID``, only when no report is given.
     """
-    found = _RaisingReport() if report is None else report
-    for number, record in read_records(lines, found, quarantine):
+    own_report = _RaisingReport() if report is None else report
+    for number, record in read_records(lines, own_report, quarantine):
         yield as_row(record, number)
 
 

@@ -190,13 +190,13 @@ def refusal(
             continue
         errors = [LineError(problem.line, problem.reason, problem.code, problem.field) for problem in file.errors]
         codes = Counter(file.errors_by_code)
-        found = DatasetReport(file.rows, file.trainable_rows, file.error_count, errors, codes)
-        found.forms.update(file.forms)
-        found.advice = Advice(file.advice.finding, file.advice.remedy) if file.advice else None
+        dataset = DatasetReport(file.rows, file.trainable_rows, file.error_count, errors, codes)
+        dataset.forms.update(file.forms)
+        dataset.advice = Advice(file.advice.finding, file.advice.remedy) if file.advice else None
         if file.error_count and report.mode is DataMode.STRICT:
-            return line_errors(found, param)
+            return line_errors(dataset, param)
         if not file.trainable_rows:
-            return nothing_to_train_on(found, filters, param)
+            return nothing_to_train_on(dataset, filters, param)
     return None
 
 
@@ -217,19 +217,19 @@ def _read(
     preferences: PreferenceObserver | None,
 ) -> _FileFindings:
     counts = RowCounts() if index is None else RowCounts(exact=index)
-    found = _FileFindings(
+    findings = _FileFindings(
         counts=counts,
         near=NearIndex(path.stat().st_size // TYPICAL_ROW_BYTES) if near else None,
         preferences=preferences,
         method=method,
     )
     if executor and not (observer or hasher or preferences):
-        _read_parts(executor, path, filters, training, quarantine, progress, found)
+        _read_parts(executor, path, filters, training, quarantine, progress, findings)
     else:
-        observed = observer and _until_refused(observer, found.report) if strict else observer
-        _read_whole(path, filters, training, quarantine, progress, observed, hasher, found)
-    found.report.rows, found.report.trainable_rows = found.counts.rows, found.counts.trainable.total()
-    return found
+        observed = observer and _until_refused(observer, findings.report) if strict else observer
+        _read_whole(path, filters, training, quarantine, progress, observed, hasher, findings)
+    findings.report.rows, findings.report.trainable_rows = findings.counts.rows, findings.counts.trainable.total()
+    return findings
 
 
 def _until_refused(observer: Observer, report: DatasetReport) -> Observer:
@@ -248,36 +248,38 @@ def _read_whole(
     progress: Progress | None,
     observer: Observer | None,
     hasher: Hasher | None,
-    found: _FileFindings,
+    findings: _FileFindings,
 ) -> None:
     reported = 0
     counts = RowCounts()
     with open_data(path, hasher) as file:
         bad_lines = Quarantine(quarantine) if quarantine else None
-        if found.preferences is not None:
-            observer = _noting(found.preferences, filters, observer)
-        for block in _blocks(file, found, bad_lines, observer):
+        if findings.preferences is not None:
+            observer = _noting(findings.preferences, filters, observer)
+        for block in _blocks(file, findings, bad_lines, observer):
             any_left = True
             while any_left:
-                any_left = counts.read(block, filters, near=found.wants_sketches(training), observer=observer)
+                any_left = counts.read(block, filters, near=findings.wants_sketches(training), observer=observer)
                 if counts.rows >= ROWS_AT_ONCE:
-                    found.add(counts, training)
+                    findings.add(counts, training)
                     counts = RowCounts()
                 if progress:
                     # The descriptor's position: rows come from a buffer, so the file object's position differs.
                     read = os.lseek(file.fileno(), 0, os.SEEK_CUR)
                     progress(read - reported)
                     reported = read
-    found.add(counts, training)
+    findings.add(counts, training)
 
 
 def _blocks(
-    file: BinaryIO, found: _FileFindings, bad_lines: Quarantine | None, observer: Observer | None
+    file: BinaryIO, findings: _FileFindings, bad_lines: Quarantine | None, observer: Observer | None
 ) -> Iterable[PlainBlock | Records]:
-    if found.preferences is not None:
-        return [read_preferences(found.method, file, found.report, bad_lines)]
+    if findings.preferences is not None:
+        return [read_preferences(findings.method, file, findings.report, bad_lines)]
     # An observer needs records, which a block of plain chats does not have.
-    return [read_records(file, found.report, bad_lines)] if observer else read_blocks(file, found.report, bad_lines)
+    return (
+        [read_records(file, findings.report, bad_lines)] if observer else read_blocks(file, findings.report, bad_lines)
+    )
 
 
 def _noting(preferences: PreferenceObserver, filters: RowFilter, observer: Observer | None) -> Observer:
@@ -313,19 +315,19 @@ def _read_parts(
     training: NearIndex | None,
     quarantine: BinaryIO | None,
     progress: Progress | None,
-    found: _FileFindings,
+    file_findings: _FileFindings,
 ) -> None:
     """Read a file with several processes; the result is the same."""
 
     def read(part: FilePart) -> Future[_PartFindings]:
         return executor.submit(
-            _read_part, part, filters, near=found.wants_sketches(training), quarantine=quarantine is not None
+            _read_part, part, filters, near=file_findings.wants_sketches(training), quarantine=quarantine is not None
         )
 
     for part, future in ahead(split_file(path), read):
         findings = future.result()
-        found.report.extend(findings.report)
-        found.add(findings.counts, training)
+        file_findings.report.extend(findings.report)
+        file_findings.add(findings.counts, training)
         if quarantine:
             quarantine.write(findings.quarantined)
         if progress:
@@ -342,8 +344,8 @@ def _read_part(part: FilePart, filters: RowFilter, *, near: bool, quarantine: bo
     return _PartFindings(report, counts, quarantined.getvalue())
 
 
-def _file_report(path: Path, found: _FileFindings) -> FileReport:
-    report, counts, preferences = found.report, found.counts, found.preferences
+def _file_report(path: Path, findings: _FileFindings) -> FileReport:
+    report, counts, preferences = findings.report, findings.counts, findings.preferences
     longest, longest_line = counts.longest
     advice = advise(path, report.error_count, report.forms)
     return FileReport(
@@ -372,7 +374,7 @@ def _file_report(path: Path, found: _FileFindings) -> FileReport:
         categories=dict(counts.categories.most_common()),
         lanes=dict(counts.lanes.most_common()),
         task_families=dict(counts.task_families.most_common()),
-        duplicates=_repeats(counts.exact.repeats(), found.near_repeats),
+        duplicates=_repeats(counts.exact.repeats(), findings.near_repeats),
         preferences=preferences.report() if isinstance(preferences, PreferenceFindings) else None,
         rated=preferences.report() if isinstance(preferences, RatedFindings) else None,
     )
@@ -397,14 +399,14 @@ def part_warnings(file: FileReport, kind: str = "") -> list[str]:
     Args:
         kind: of the file, if it is not the training file: ``"validation "``.
     """
-    found = []
+    notes = []
     if file.unused_keys:
         keys = ", ".join(f"{key} ({rows})" for key, rows in itertools.islice(file.unused_keys.items(), SHOWN_KEYS))
         more = f" and {len(file.unused_keys) - SHOWN_KEYS} more" if len(file.unused_keys) > SHOWN_KEYS else ""
-        found.append(f"Keys of {kind}rows that are not used: {keys}{more}.")
-    found += [f"{rows} {kind}rows {CONVERTED[name]}." for name, rows in file.conversions.items()]
-    found += warnings(file.preferences, kind) if file.preferences else []
-    return found
+        notes.append(f"Keys of {kind}rows that are not used: {keys}{more}.")
+    notes += [f"{rows} {kind}rows {CONVERTED[name]}." for name, rows in file.conversions.items()]
+    notes += warnings(file.preferences, kind) if file.preferences else []
+    return notes
 
 
 def _notes(file: FileReport, mode: DataMode) -> list[str]:

@@ -210,8 +210,8 @@ def _is_json(line: bytes) -> bool:
 
 
 def _type_error(line: bytes, failure: str) -> RowError:
-    found = _LOCATED.match(failure)
-    what, path = (found["what"], found["path"] or "") if found else (failure, "")
+    match = _LOCATED.match(failure)
+    what, path = (match["what"], match["path"] or "") if match else (failure, "")
     field = path.removeprefix("$").removeprefix(".")
     if missing := re.match(r"Object missing required field `(.*)`", what):
         name = f"{field}.{missing[1]}".removeprefix(".")

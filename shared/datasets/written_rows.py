@@ -128,40 +128,42 @@ def translate(line: bytes) -> Translated:
     written = _decode_record(line)
     row = _decode_keys(line)
     keys = dict(_unknown_keys(row))
-    found = Translated(unused_keys={key for key, says in keys.items() if says}, all_keys=set(keys))
-    found.unused_keys |= set(_unknown_nested_keys(row))
+    translated = Translated(unused_keys={key for key, says in keys.items() if says}, all_keys=set(keys))
+    translated.unused_keys |= set(_unknown_nested_keys(row))
     fields: dict[str, Any] = {name: getattr(written, name) for name in Record.__struct_fields__}
     for name in ("system", "input", "context"):
         if not isinstance(fields[name], str | None):
-            _leave_out(name, written, found)
+            _leave_out(name, written, translated)
             fields[name] = None
     if written.syntax_spans:
         spans = [SyntaxSpan(span.start, span.end, span.weight, span.kind) for span in written.syntax_spans]
         fields["syntax_spans"] = spans
     _refuse_by_keys(row, written)
-    tools = tools_of_text(written.tools, found.conversions.add) if isinstance(written.tools, str) else written.tools
+    tools = (
+        tools_of_text(written.tools, translated.conversions.add) if isinstance(written.tools, str) else written.tools
+    )
     if written.functions:
         if tools:
             raise _conflict("functions", "tools are present too")
         tools = [{"type": "function", "function": function} for function in written.functions]
-        found.conversions.add("functions")
-    turns = {name: _turns(fields[name], name, found) for name in ("messages", "turns")}
-    found.record = Record(**fields | turns | {"tools": tools})
-    translate_tools(found)
-    return found
+        translated.conversions.add("functions")
+    turns = {name: _turns(fields[name], name, translated) for name in ("messages", "turns")}
+    translated.record = Record(**fields | turns | {"tools": tools})
+    translate_tools(translated)
+    return translated
 
 
-def translate_tools(found: Translated) -> None:
+def translate_tools(translated: Translated) -> None:
     """Give the tools and the calls of a translated row the form of the chat API.
 
     Raises:
         RowError: ``ROW_TOOL_INVALID``.
     """
-    record = found.record
-    tools = translated_tools(record.tools, found.conversions.add)
-    messages = translated_turns(record.messages, tools, found.conversions.add)
-    turns = translated_turns(record.turns, tools, found.conversions.add)
-    found.record = msgspec.structs.replace(record, tools=tools, messages=messages, turns=turns)
+    record = translated.record
+    tools = translated_tools(record.tools, translated.conversions.add)
+    messages = translated_turns(record.messages, tools, translated.conversions.add)
+    turns = translated_turns(record.turns, tools, translated.conversions.add)
+    translated.record = msgspec.structs.replace(record, tools=tools, messages=messages, turns=turns)
 
 
 def _refuse_by_keys(row: _Keys, written: _WrittenRecord) -> None:
@@ -215,12 +217,12 @@ def _items(of: _Keys, key: str) -> list[_Keys]:
     return _decode_items_keys(of[key]) if key in of and bytes(of[key]).startswith(b"[") else []
 
 
-def _unknown(items: list[_Keys], known: frozenset[str], place: str) -> Iterator[str]:
+def _unknown(items: list[_Keys], fields: frozenset[str], place: str) -> Iterator[str]:
     for item in items:
-        yield from (f"{place}.{key}" for key in item.keys() - known if says_something(item[key]))
+        yield from (f"{place}.{key}" for key in item.keys() - fields if says_something(item[key]))
 
 
-def _leave_out(name: str, written: _WrittenRecord, found: Translated) -> None:
+def _leave_out(name: str, written: _WrittenRecord, translated: Translated) -> None:
     """Note a value that is not a string as unused; it is metadata next to turns, but an error as a part of a prompt.
 
     Raises:
@@ -231,7 +233,7 @@ def _leave_out(name: str, written: _WrittenRecord, found: Translated) -> None:
         return
     if not (written.messages or written.turns):
         raise RowError(RowCode.ROW_FIELD_TYPE, f"{name} must be a string, because it is a part of the prompt", name)
-    found.unused_keys.add(name)
+    translated.unused_keys.add(name)
 
 
 def says_something(value: msgspec.Raw) -> bool:
@@ -239,7 +241,7 @@ def says_something(value: msgspec.Raw) -> bool:
     return len(value) > len(b"null") or value not in _EMPTY
 
 
-def _turns(written: list[_WrittenMessage] | None, name: str, found: Translated) -> list[Message] | None:
+def _turns(written: list[_WrittenMessage] | None, name: str, translated: Translated) -> list[Message] | None:
     """Convert turns to the present form; ids of calls count from 1 in a row."""
     if written is None:
         return None
@@ -248,7 +250,7 @@ def _turns(written: list[_WrittenMessage] | None, name: str, found: Translated) 
     made = 0
     for index, turn in enumerate(written):
         place = f"{name}[{index}]"
-        role, content = turn.role, _text(turn, place, found)
+        role, content = turn.role, _text(turn, place, translated)
         tool_calls, tool_call_id, speaker = turn.tool_calls, turn.tool_call_id, turn.name
         if call := turn.function_call:
             if tool_calls:
@@ -257,23 +259,23 @@ def _turns(written: list[_WrittenMessage] | None, name: str, found: Translated) 
             open_calls[call.name] = f"call_{made}"
             function = {"name": call.name, "arguments": call.arguments}
             tool_calls = [{"id": open_calls[call.name], "type": "function", "function": function}]
-            found.conversions.add("functions")
+            translated.conversions.add("functions")
         if role == "function":
             if turn.name not in open_calls:
                 reason = f"{place} answers a call of {turn.name!r}, but no earlier turn makes this call"
                 raise RowError(RowCode.ROW_TOOL_CALL_INVALID, reason, f"{place}.name")
             if turn.tool_call_id:
-                found.unused_keys.add(f"{name}[].tool_call_id")
+                translated.unused_keys.add(f"{name}[].tool_call_id")
             # OpenAI requires a tool's content, and lets a function's be null.
             role, content, tool_call_id, speaker = "tool", content or "", open_calls[turn.name], None
-            found.conversions.add("functions")
-        thoughts = _thoughts(turn, name, index, found)
-        weight = _weight(turn, name, place, found)
+            translated.conversions.add("functions")
+        thoughts = _thoughts(turn, name, index, translated)
+        weight = _weight(turn, name, place, translated)
         turns.append(Message(role, content, speaker, tool_calls, tool_call_id, weight, thoughts))
     return turns
 
 
-def _weight(turn: _WrittenMessage, name: str, place: str, found: Translated) -> Literal[0, 1] | None:
+def _weight(turn: _WrittenMessage, name: str, place: str, translated: Translated) -> Literal[0, 1] | None:
     """Return a turn's weight; 0 for an answer whose flag excludes it from training.
 
     Raises:
@@ -292,41 +294,41 @@ def _weight(turn: _WrittenMessage, name: str, place: str, found: Translated) -> 
             if turn.weight == 1:
                 raise _conflict(f"{place}.{flag}", "its weight is 1")
             weight = 0
-            found.conversions.add("answers not to learn")
+            translated.conversions.add("answers not to learn")
         elif meant is None or (meant and not is_answer):
-            found.unused_keys.add(f"{name}[].{flag}")
+            translated.unused_keys.add(f"{name}[].{flag}")
     return weight
 
 
-def _thoughts(turn: _WrittenMessage, name: str, index: int, found: Translated) -> str | None:
+def _thoughts(turn: _WrittenMessage, name: str, index: int, translated: Translated) -> str | None:
     """Return a turn's thoughts, under any of their names."""
     thoughts = turn.reasoning_content
     for key in ("reasoning", "thinking"):
         value = getattr(turn, key)
         if not isinstance(value, str):
             if value:
-                found.unused_keys.add(f"{name}[].{key}")
+                translated.unused_keys.add(f"{name}[].{key}")
             continue
         if thoughts and value and value != thoughts:
             raise _conflict(f"{name}[{index}].{key}", "the turn has other thoughts under another name")
         if value:
             thoughts = value
-            found.conversions.add("thoughts")
+            translated.conversions.add("thoughts")
     return thoughts
 
 
-def _text(turn: _WrittenMessage, place: str, found: Translated) -> str | None:
+def _text(turn: _WrittenMessage, place: str, translated: Translated) -> str | None:
     """Return a turn's content as one string; for an answer that refuses, the refusal."""
     content = turn.content
     if isinstance(content, list):
         texts = [_part_text(part, f"{place}.content[{index}]") for index, part in enumerate(content)]
         content = "\n".join(filter(None, texts))  # vLLM leaves empty parts out
-        found.conversions.add("text parts")
+        translated.conversions.add("text parts")
     if not turn.refusal:
         return content
     if turn.role != "assistant" or content:
         raise _conflict(f"{place}.refusal", "only an answer without content may refuse")
-    found.conversions.add("refusal")
+    translated.conversions.add("refusal")
     return turn.refusal
 
 

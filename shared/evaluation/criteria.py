@@ -137,11 +137,11 @@ def paths_of_criterion(criterion: Criterion) -> Iterator[Path]:
 
 def models_that_judge(spec: EvalSpec) -> dict[str, int]:
     """Return the models that criteria use as judges, each with the number of its first criterion."""
-    found: dict[str, int] = {}
+    first_criteria: dict[str, int] = {}
     for number, criterion in enumerate(spec.testing_criteria):
         if isinstance(criterion, LabelModel | ScoreModel):
-            found.setdefault(criterion.model, number)
-    return found
+            first_criteria.setdefault(criterion.model, number)
+    return first_criteria
 
 
 def line_schema(config: DataSourceConfig) -> dict[str, Any]:
@@ -210,8 +210,8 @@ def _inside(schema: Mapping[str, Any], step: str | int) -> Any:
 
 
 def _may_be(schema: Mapping[str, Any], kind: str) -> bool:
-    given = schema.get("type")
-    return given is None or kind in (given if isinstance(given, list) else [given])
+    types = schema.get("type")
+    return types is None or kind in (types if isinstance(types, list) else [types])
 
 
 def _referenced(root: Mapping[str, Any], reference: str) -> Any:

@@ -116,13 +116,13 @@ def plan_run(
     for criterion in spec.testing_criteria:
         # Each sampled answer is judged on its own.
         check_sampling(criterion, 1, source.sampling_params.temperature if source.sampling_params else None)
-    given = source.sampling_params.seed if source.sampling_params else None
+    own_seed = source.sampling_params.seed if source.sampling_params else None
     return plan.model_copy(
         update={
             "endpoint": "chat" if isinstance(source, CompletionsSource) else "responses",
             "input_messages": source.input_messages,
             "sampling": _fields(source),
-            "seed": seed if given is None else given,
+            "seed": seed if own_seed is None else own_seed,
             "samples": run.mens.samples,
             "noise_floor": run.mens.noise_floor and len(models) > 1,
         }
@@ -131,9 +131,9 @@ def plan_run(
 
 def _fields(source: CompletionsSource | ResponsesSource) -> dict[str, Any]:
     """Return the sampling parameters as fields of a request. Missing ones are sent explicitly as OpenAI's defaults."""
-    given = source.sampling_params.model_dump(exclude_none=True) if source.sampling_params else {}
-    given.pop("seed", None)
-    fields = {"temperature": 1.0, "top_p": 1.0, **given}
+    parameters = source.sampling_params.model_dump(exclude_none=True) if source.sampling_params else {}
+    parameters.pop("seed", None)
+    fields = {"temperature": 1.0, "top_p": 1.0, **parameters}
     if isinstance(source, ResponsesSource):
         if "max_completion_tokens" in fields:
             fields["max_output_tokens"] = fields.pop("max_completion_tokens")

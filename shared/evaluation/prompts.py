@@ -39,17 +39,17 @@ def messages_of(prompt: InputMessages, item: Mapping[str, Any]) -> list[dict[str
     """
     if isinstance(prompt, MessageTemplate):
         return [{"role": turn.role, "content": message_text(turn, item, {})} for turn in prompt.template]
-    found = value_at(parse_path(prompt.item_reference), item, {})
-    if isinstance(found, str):
-        return [{"role": "user", "content": found}]
-    is_chat = isinstance(found, list) and found and all(isinstance(turn, dict) and "role" in turn for turn in found)
+    value = value_at(parse_path(prompt.item_reference), item, {})
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    is_chat = isinstance(value, list) and value and all(isinstance(turn, dict) and "role" in turn for turn in value)
     if not is_chat:
         raise InvalidRequest(
             Code.EVAL_ITEMS_INVALID,
             f"{prompt.item_reference} does not contain messages.",
             remedy="It must be a list of {role, content}, or a string.",
         )
-    return list(found)
+    return list(value)
 
 
 def request_of(
@@ -101,11 +101,11 @@ def _read_responses(body: Mapping[str, Any]) -> Completion:
 
 
 def _usage(usage: Mapping[str, Any], prompt: str, completion: str) -> dict[str, int]:
-    asked, answered = int(usage.get(f"{prompt}_tokens") or 0), int(usage.get(f"{completion}_tokens") or 0)
+    prompt_tokens, answered = int(usage.get(f"{prompt}_tokens") or 0), int(usage.get(f"{completion}_tokens") or 0)
     details = usage.get(f"{prompt}_tokens_details") or {}
     return {
-        "prompt_tokens": asked,
+        "prompt_tokens": prompt_tokens,
         "completion_tokens": answered,
-        "total_tokens": int(usage.get("total_tokens") or asked + answered),
+        "total_tokens": int(usage.get("total_tokens") or prompt_tokens + answered),
         "cached_tokens": int(details.get("cached_tokens") or 0),
     }

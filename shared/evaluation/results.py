@@ -188,11 +188,11 @@ def _scores(criterion: Criterion, number: int, result: ItemResult) -> tuple[floa
     lacks.
     """
     answers = [result.incumbent, result.answer, *filter(None, [result.repeated])]
-    found = [answer.results[number] for answer in answers if answer and len(answer.results) > number]
-    if len(found) < len(answers) or any(score.error for score in found):
+    scores = [answer.results[number] for answer in answers if answer and len(answer.results) > number]
+    if len(scores) < len(answers) or any(score.error for score in scores):
         return None
     low, high = criterion.range if isinstance(criterion, ScoreModel) else (0.0, 1.0)
-    return tuple((score.score - low) / (high - low) for score in found)
+    return tuple((score.score - low) / (high - low) for score in scores)
 
 
 def _count(totals: dict[str, CriterionTotals], results: Sequence[CriterionResult]) -> None:

@@ -65,16 +65,16 @@ def cycle_checks(gate: CyclesGate, evidence: Evidence) -> list[GateCheck]:
     if not evidence.cycles:
         reason = "no cycles were given; name them with `mens receipts create … --cycles FILE`"
         return [missing(MEASURE, "at_least", gate.min_cycles, reason)]
-    found = judge_cycles(evidence.cycles, gate, [*_of_other_models(evidence)])
+    outcome = judge_cycles(evidence.cycles, gate, [*_of_other_models(evidence)])
     first = GateCheck(
         measure=MEASURE,
-        status=GateStatus.MISSING_EVIDENCE if found.missing else GateStatus.PASSED,
-        message="; ".join(found.missing) or found.reason.rstrip("."),
+        status=GateStatus.MISSING_EVIDENCE if outcome.missing else GateStatus.PASSED,
+        message="; ".join(outcome.missing) or outcome.reason.rstrip("."),
         relation="at_least",
-        value=found.distinct,
+        value=outcome.distinct,
         bound=gate.min_cycles,
     )
-    return [first, *(_check(number, each) for number, cycle in enumerate(found.cycles, 1) for each in cycle.deltas)]
+    return [first, *(_check(number, delta) for number, cycle in enumerate(outcome.cycles, 1) for delta in cycle.deltas)]
 
 
 def judge_cycles(
@@ -129,11 +129,11 @@ def _check(number: int, delta: KpiDelta) -> GateCheck:
 def _of_other_models(evidence: Evidence) -> Iterator[str]:
     """Iterate over the reasons why no cycle compares a receipt's models; further cycles may be of other training seeds."""
     pairs = [tuple(_name_of(condition) for condition in cycle.conditions) for cycle in evidence.cycles]
-    asked = (evidence.adapter.id, evidence.compared_with)
-    absent = [number for number, name in enumerate(asked) if name not in {pair[number] for pair in pairs}]
-    yield from (f"no cycle's {('candidate', 'incumbent')[number]} is {asked[number]}" for number in absent)
-    if not absent and asked not in pairs:
-        yield f"no cycle compares {asked[0]} with {asked[1]}"
+    compared_models = (evidence.adapter.id, evidence.compared_with)
+    absent = [number for number, name in enumerate(compared_models) if name not in {pair[number] for pair in pairs}]
+    yield from (f"no cycle's {('candidate', 'incumbent')[number]} is {compared_models[number]}" for number in absent)
+    if not absent and compared_models not in pairs:
+        yield f"no cycle compares {compared_models[0]} with {compared_models[1]}"
 
 
 def _name_of(condition: ScorecardCondition | None) -> str | None:
@@ -145,8 +145,8 @@ def _of_other_backends(cycles: Sequence[PromotionCycle], gate: CyclesGate) -> It
     for number, (role, required) in enumerate(
         (("candidate", gate.candidate_backend), ("incumbent", gate.incumbent_backend))
     ):
-        found = {condition.backend for cycle in cycles if (condition := cycle.conditions[number])}
-        if required and (others := sorted(found - {required})):
+        backends = {condition.backend for cycle in cycles if (condition := cycle.conditions[number])}
+        if required and (others := sorted(backends - {required})):
             yield f"the {role} is of the backend {', '.join(others)}, and the policy requires {required}"
 
 
@@ -173,7 +173,7 @@ def _results(cycles: Sequence[PromotionCycle]) -> Iterator[CycleResult]:
     for cycle in cycles:
         spec = cycle.spec
         seeds = [_model_of(spec.condition(name)).get("training_seed") for name in (cycle.candidate, cycle.incumbent)]
-        found, key = cycle_id(cycle), (spec.items_digest(), *seeds)
+        id_of_cycle, key = cycle_id(cycle), (spec.items_digest(), *seeds)
         missing = [*_missing(cycle)]
         # If a cycle is incomplete, its numbers would be about other tasks than they seem to be.
         deltas = [] if missing else compare_kpis(_events(cycle, cycle.candidate), _events(cycle, cycle.incumbent))
@@ -183,7 +183,7 @@ def _results(cycles: Sequence[PromotionCycle]) -> Iterator[CycleResult]:
         ]
         missing += [f"{delta.kpi}: {delta.open_question}" for delta in deltas if delta.open_question]
         yield CycleResult(
-            id=found,
+            id=id_of_cycle,
             candidate=cycle.candidate,
             incumbent=cycle.incumbent,
             repeats=seen.get(key),
@@ -194,7 +194,7 @@ def _results(cycles: Sequence[PromotionCycle]) -> Iterator[CycleResult]:
             ),
             deltas=deltas,
         )
-        seen.setdefault(key, found)
+        seen.setdefault(key, id_of_cycle)
 
 
 def _events(cycle: PromotionCycle, condition_id: str) -> dict[str, ScorecardEvent]:
@@ -246,7 +246,7 @@ def _across(cycles: Sequence[PromotionCycle]) -> Iterator[str]:
     if len({cycle.spec.prompt_pack_version for cycle in cycles}) > 1:
         yield "the cycles are of different prompt packs"
     for role in ("candidate", "incumbent"):
-        found = [cycle.spec.condition(getattr(cycle, role)) for cycle in cycles]
-        backends = sorted({condition.backend for condition in found if condition})
+        conditions = [cycle.spec.condition(getattr(cycle, role)) for cycle in cycles]
+        backends = sorted({condition.backend for condition in conditions if condition})
         if len(backends) > 1:
             yield f"the {role} has several backends: {', '.join(backends)}"

@@ -93,13 +93,13 @@ class KpiDelta(ScorecardValue):
 
 def compare_kpis(candidate: Mapping[str, ScorecardEvent], incumbent: Mapping[str, ScorecardEvent]) -> list[KpiDelta]:
     """Compare every KPI with values under both conditions. Events are by task."""
-    found = []
+    deltas = []
     for name, kpi in KPIS.items():
         values = [(kpi.value(candidate[task]), kpi.value(incumbent[task])) for task in sorted(candidate)]
         pairs = [(float(new), float(old)) for new, old in values if new is not None and old is not None]
         if pairs:
-            found.append(_compare(name, kpi, pairs))
-    return found
+            deltas.append(_compare(name, kpi, pairs))
+    return deltas
 
 
 def _compare(name: str, kpi: Kpi, pairs: Sequence[tuple[float, float]]) -> KpiDelta:
@@ -136,9 +136,9 @@ def _compare(name: str, kpi: Kpi, pairs: Sequence[tuple[float, float]]) -> KpiDe
 def _median_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the percentile bootstrap interval of the difference of two medians, with whole pairs drawn."""
     generator = random.Random(SEED)
-    found = []
+    differences = []
     for _ in range(RESAMPLES):
         drawn = generator.choices(pairs, k=len(pairs))
-        found.append(statistics.median([new for new, _ in drawn]) - statistics.median([old for _, old in drawn]))
-    found.sort()
-    return found[int((1 - CONFIDENCE) * RESAMPLES)], found[int(CONFIDENCE * RESAMPLES)]
+        differences.append(statistics.median([new for new, _ in drawn]) - statistics.median([old for _, old in drawn]))
+    differences.sort()
+    return differences[int((1 - CONFIDENCE) * RESAMPLES)], differences[int(CONFIDENCE * RESAMPLES)]

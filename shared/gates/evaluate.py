@@ -97,16 +97,16 @@ def judge_together(losses: Sequence[Loss], alpha: float) -> dict[int, GateCheck]
     until no further one does. A comparison passes at a confidence if its interval there is above -margin, which is equivalent to
     an adjusted p-value.
     """
-    left, found = list(losses), dict[int, GateCheck]()
+    left, checks = list(losses), dict[int, GateCheck]()
     while left:
         confidence = 1 - alpha / len(left)
         results = {id(loss): compare(loss.old, loss.new, loss.margin, confidence) for loss in left}
-        found |= {id(loss): compared(loss, results[id(loss)], confidence) for loss in left}
+        checks |= {id(loss): compared(loss, results[id(loss)], confidence) for loss in left}
         remaining = [loss for loss in left if results[id(loss)].status is not Status.PASSED]
         if len(remaining) == len(left):
             break
         left = remaining
-    return found
+    return checks
 
 
 def _row(name: str, gate: Gate, checks: Sequence[GateCheck], evidence: str | None) -> GateRow:
@@ -134,17 +134,17 @@ def _row(name: str, gate: Gate, checks: Sequence[GateCheck], evidence: str | Non
 
 
 def _digest(gate: Gate, evidence: Evidence) -> str | None:
-    known: BaseModel | None = evidence.training
+    facts: BaseModel | None = evidence.training
     if isinstance(gate, RunGate):
-        known = evidence.runs.get(gate.run or "")
+        facts = evidence.runs.get(gate.run or "")
     elif isinstance(gate, ShadowGate):
-        known = evidence.shadows.get(gate.eval)
+        facts = evidence.shadows.get(gate.eval)
     elif isinstance(gate, ForgetGate):
-        known = evidence.forget
+        facts = evidence.forget
     elif isinstance(gate, CyclesGate):
         cycles = [cycle.model_dump(mode="json") for cycle in evidence.cycles]
         return digest_json(cycles) if cycles else None
-    return digest_json(known.model_dump(mode="json")) if known else None
+    return digest_json(facts.model_dump(mode="json")) if facts else None
 
 
 def _valid_until(policy: GatePolicy, evidence: Evidence) -> datetime:

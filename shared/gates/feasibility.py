@@ -105,10 +105,10 @@ def hopeless_gates(
     judged = _judged(gates, parts)
     for row, gate in gates.items():
         if isinstance(gate, RunGate | ForgetGate):
-            found = (
+            by_gate = (
                 _of_loss(part, judged) if isinstance(part, Loss) else _of_check(part) for part in parts.get(row, ())
             )
-            reasons = [reason for reason in found if reason]
+            reasons = [reason for reason in by_gate if reason]
         else:
             reasons = _of_training(gate, training, is_imported=is_imported)
         if reasons:
@@ -141,9 +141,9 @@ def _best_parts(
     row: str, gate: RunGate, policy: GatePolicy, facts: RunFacts, *, compares: bool
 ) -> Sequence[GateCheck | Loss]:
     """Return the checks and comparisons of a gate, with the best evidence that its run can give."""
-    known = facts.contexts.get(row.partition(".")[2], 0) if isinstance(gate, ContextGate) else facts.items
+    item_count = facts.contexts.get(row.partition(".")[2], 0) if isinstance(gate, ContextGate) else facts.items
     enough = max(gate.min_items, ENOUGH_ITEMS)
-    items = enough if facts.items is None else min(known or 0, enough)
+    items = enough if facts.items is None else min(item_count or 0, enough)
     return run_parts(row, gate, policy, _best_evidence(row, gate, policy, facts, items, compares=compares))
 
 
@@ -163,7 +163,7 @@ def _unforgotten(gate: ForgetGate, parents_items: Mapping[str, int | None]) -> S
         )
         for name, count in counts.items()
     }
-    found = Evidence(
+    evidence = Evidence(
         adapter=CANDIDATE,
         incumbent=None,
         compared_with=None,
@@ -171,22 +171,22 @@ def _unforgotten(gate: ForgetGate, parents_items: Mapping[str, int | None]) -> S
         judged_at=BEFORE,
         forget=ForgetEvidence(compared_with=INCUMBENT.id, runs=runs),
     )
-    return forget_parts(gate, found)
+    return forget_parts(gate, evidence)
 
 
 def _judged(gates: Mapping[str, Gate], parts: Mapping[str, Sequence[GateCheck | Loss]]) -> _Judged:
     """Judge the comparisons as a receipt does: those of blocking gates share one error level, others are judged by gate."""
-    losses = {row: [part for part in found if isinstance(part, Loss)] for row, found in parts.items()}
-    families = [[loss for row, found in losses.items() if gates[row].block for loss in found]]
-    families += [found for row, found in losses.items() if not gates[row].block]
+    losses = {row: [part for part in outcomes if isinstance(part, Loss)] for row, outcomes in parts.items()}
+    families = [[loss for row, outcomes in losses.items() if gates[row].block for loss in outcomes]]
+    families += [outcomes for row, outcomes in losses.items() if not gates[row].block]
     at_best, alike = dict[int, GateCheck](), dict[int, GateCheck]()
     for family in families:
         at_best |= judge_together(family, 1 - CONFIDENCE)
         # Comparisons with enough items pass at any error level of the rest, so they take no part of it.
         equals = [replace(loss, old=loss.new) for loss in family if _is_narrow(loss)]
-        found = judge_together(equals, 1 - CONFIDENCE)
+        outcomes = judge_together(equals, 1 - CONFIDENCE)
         narrow = [loss for loss in family if _is_narrow(loss)]
-        alike |= {id(loss): found[id(equal)] for loss, equal in zip(narrow, equals, strict=True)}
+        alike |= {id(loss): outcomes[id(equal)] for loss, equal in zip(narrow, equals, strict=True)}
     return _Judged(at_best, alike)
 
 

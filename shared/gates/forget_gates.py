@@ -22,10 +22,10 @@ def parents_run(name: str) -> str:
 
 def forget_parts(gate: ForgetGate, evidence: Evidence) -> list[GateCheck | Loss]:
     """Return a comparison of each run, at least one check; they are judged with the comparisons of other gates."""
-    known = evidence.forget
-    if known is None or not (known.runs or known.missing):
+    forgotten = evidence.forget
+    if forgotten is None or not (forgotten.runs or forgotten.missing):
         return [missing(GENERAL, "loss_at_most", gate.max_degradation, "the general questions were not asked")]
-    return [*_compared(gate, known.runs), *_absent(gate, known.missing)]
+    return [*_compared(gate, forgotten.runs), *_absent(gate, forgotten.missing)]
 
 
 def _compared(gate: ForgetGate, runs: dict[str, RunScores]) -> Iterator[GateCheck | Loss]:

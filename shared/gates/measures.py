@@ -83,27 +83,27 @@ def rate_against(
         return missing(measure, relation, bound, f"{measure}: the run has no items")
     values = [of_item(pair.candidate, relation == "at_most") for pair in pairs]
     total, items = math.fsum(values), len(values)
-    found = against(measure, relation, total / items, bound)
+    check = against(measure, relation, total / items, bound)
     is_rate = all(value in (0.0, 1.0) for value in values)
     confidence = 0.95 if alpha is None else 1 - 2 * alpha
     # Other scores from 0 to 1 vary less than passes and failures with the same mean, so their interval is valid here
     # too.
     interval = wilson_interval(total, items, confidence) if is_rate or alpha is not None else None
-    found = found.model_copy(update={"n": items, "interval": interval, "confidence": confidence if interval else None})
-    if found.status is not GateStatus.PASSED:
-        return found
+    check = check.model_copy(update={"n": items, "interval": interval, "confidence": confidence if interval else None})
+    if check.status is not GateStatus.PASSED:
+        return check
     if items < min_items:
-        return _undecided(found, f"{measure} is {total / items:.3g}, but of {items} items", min_items)
+        return _undecided(check, f"{measure} is {total / items:.3g}, but of {items} items", min_items)
     if alpha is not None and interval and not _holds(interval, relation, bound):
         low, high = interval
-        said = f"{found.message}; with repeated sampling its interval must exclude the bound, but {items} items leave {low:.3g} to {high:.3g} possible"
-        return _undecided(found, said, _items_that_show(total / items, items, relation, bound, confidence))
-    return found
+        said = f"{check.message}; with repeated sampling its interval must exclude the bound, but {items} items leave {low:.3g} to {high:.3g} possible"
+        return _undecided(check, said, _items_that_show(total / items, items, relation, bound, confidence))
+    return check
 
 
-def _undecided(found: GateCheck, reason: str, needed: int | None) -> GateCheck:
+def _undecided(check: GateCheck, reason: str, needed: int | None) -> GateCheck:
     said = f"{reason}; {needed} are needed" if needed else reason
-    return found.model_copy(update={"status": GateStatus.MISSING_EVIDENCE, "message": said, "items_needed": needed})
+    return check.model_copy(update={"status": GateStatus.MISSING_EVIDENCE, "message": said, "items_needed": needed})
 
 
 def _holds(interval: tuple[float, float], relation: Relation, bound: float) -> bool:
@@ -151,61 +151,61 @@ def _share_won(pair: AnswerPair, of_item: Measure) -> float:
     return math.fsum(won) / len(won)
 
 
-def compared(loss: Loss, found: Comparison, confidence: float) -> GateCheck:
+def compared(loss: Loss, outcome: Comparison, confidence: float) -> GateCheck:
     """Make the check of a comparison's outcome."""
     if loss.least_wins is not None:
-        return _won(loss, found, confidence, loss.least_wins)
-    status = GateStatus(found.status)
-    needed = f"; {found.items_needed} items would decide" if found.items_needed else ""
-    moved = "" if found.difference is None else f"{loss.measure} went from {found.old:.3g} to {found.new:.3g}"
+        return _won(loss, outcome, confidence, loss.least_wins)
+    status = GateStatus(outcome.status)
+    needed = f"; {outcome.items_needed} items would decide" if outcome.items_needed else ""
+    moved = "" if outcome.difference is None else f"{loss.measure} went from {outcome.old:.3g} to {outcome.new:.3g}"
     allowed = f"it may lose {loss.margin:.3g}" if loss.margin > 0 else f"it must gain {-loss.margin:.3g}"
-    message = moved or found.reason
-    if found.interval:
-        lost = max(0.0, -found.interval[0])
-        shown = f"a loss of more than {lost:.3g} is excluded" if found.status is Status.PASSED else found.reason
-        message = f"{moved}: {shown}; {allowed}{needed}{_noise(loss, found)}"
+    message = moved or outcome.reason
+    if outcome.interval:
+        lost = max(0.0, -outcome.interval[0])
+        shown = f"a loss of more than {lost:.3g} is excluded" if outcome.status is Status.PASSED else outcome.reason
+        message = f"{moved}: {shown}; {allowed}{needed}{_noise(loss, outcome)}"
     return GateCheck(
         measure=loss.measure,
         status=status,
         message=message,
         relation="loss_at_most",
-        value=found.difference,
+        value=outcome.difference,
         bound=loss.margin,
-        n=found.items,
-        interval=found.interval,
+        n=outcome.items,
+        interval=outcome.interval,
         confidence=confidence,
-        p_value=found.p_value,
-        smallest_visible=found.smallest_visible,
+        p_value=outcome.p_value,
+        smallest_visible=outcome.smallest_visible,
         noise_floor=loss.noise_floor,
-        items_needed=found.items_needed,
+        items_needed=outcome.items_needed,
     )
 
 
-def _won(loss: Loss, found: Comparison, confidence: float, least: float) -> GateCheck:
-    interval = rate_interval(found.interval)
-    message = found.reason
+def _won(loss: Loss, outcome: Comparison, confidence: float, least: float) -> GateCheck:
+    interval = rate_interval(outcome.interval)
+    message = outcome.reason
     if interval:
         won, tied, lost = (sum(share == value for share in loss.new) for value in (1.0, 0.5, 0.0))
         shown = f"the lower end of its interval is {interval[0]:.3g}, and must be above {least:.3g}"
-        message = f"{loss.measure} is {found.new:.3g} ({won} won, {tied} tied, {lost} lost): {shown}"
+        message = f"{loss.measure} is {outcome.new:.3g} ({won} won, {tied} tied, {lost} lost): {shown}"
     return GateCheck(
         measure=loss.measure,
-        status=GateStatus(found.status),
+        status=GateStatus(outcome.status),
         message=message,
         relation=loss.relation,
-        value=found.new,
+        value=outcome.new,
         bound=least,
-        n=found.items,
+        n=outcome.items,
         interval=interval,
         confidence=confidence,
-        p_value=found.p_value,
+        p_value=outcome.p_value,
     )
 
 
-def _noise(loss: Loss, found: Comparison) -> str:
+def _noise(loss: Loss, outcome: Comparison) -> str:
     """Say that a difference is within the incumbent's own noise; empty where the noise is unknown or smaller."""
     floor = loss.noise_floor
-    if not floor or found.difference is None or abs(found.difference) > floor:
+    if not floor or outcome.difference is None or abs(outcome.difference) > floor:
         return ""
     return f"; the incumbent differs from itself by {floor:.3g}, so this difference is noise"
 
@@ -240,8 +240,8 @@ def pass_at(k: int, criterion: str | None) -> Measure:
 
 def without(criterion: str) -> Measure:
     """Return the share of an item's answers without a finding of a criterion."""
-    found = score_of(criterion)
-    return lambda answers, unscored: 1.0 - found(answers, not unscored)
+    score = score_of(criterion)
+    return lambda answers, unscored: 1.0 - score(answers, not unscored)
 
 
 def unusable(run: RunScores, criteria: Sequence[str | None], *, compares: bool) -> str | None:

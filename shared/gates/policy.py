@@ -306,10 +306,10 @@ class GatePolicy(Closed):
         for name, gate in gates.items():
             run = getattr(gate, "run", None)
             if run is not None and run not in self.runs:
-                known = ", ".join(self.runs) or "none"
+                names = ", ".join(self.runs) or "none"
                 raise PydanticCustomError(
                     "run_unknown",
                     "{run} is not one of the policy's runs ({known})",
-                    {"gate": name, "run": repr(run), "known": known},
+                    {"gate": name, "run": repr(run), "known": names},
                 )
         return self

@@ -121,26 +121,26 @@ def _mean(measure: str, relation: Relation, bound: float, criterion: str | None)
 
 def questions_of(gate: RunGate, policy: GatePolicy) -> list[Question]:
     """Return the checks that a gate makes of a run, before any measurement."""
-    asked: list[Question] = []
+    questions: list[Question] = []
     match gate:
         case EvalLocal():
-            asked = [
+            questions = [
                 _mean("parse rate", "at_least", gate.min_parse_rate, gate.parse_criterion),
                 _mean("construct coverage", "at_least", gate.min_coverage_pct, gate.coverage_criterion),
             ]
         case ContextGate():
-            asked = [
+            questions = [
                 _mean("parse rate", "at_least", gate.min_parse_rate, gate.parse_criterion),
                 _mean("scope compliance", "at_least", gate.min_scope_compliance_rate, gate.scope_criterion),
             ]
         case PassAtK():
-            asked = _pass_at_k(gate, _k(gate, policy))
+            questions = _pass_at_k(gate, _k(gate, policy))
         case CollateralDamage():
-            asked = [_mean("mean score", "loss_at_most", gate.max_degradation, gate.criterion)]
+            questions = [_mean("mean score", "loss_at_most", gate.max_degradation, gate.criterion)]
         case McpToolSchema():
-            asked = [_mean("calls that fit their schema", "at_least", gate.min, gate.criterion)]
+            questions = [_mean("calls that fit their schema", "at_least", gate.min, gate.criterion)]
         case AntiStub():
-            asked = [
+            questions = [
                 _mean("anti-stub pass rate", "at_least", gate.min_pass_rate, gate.honest_criterion),
                 _mean("placeholder rate", "at_most", gate.max_placeholder_rate, gate.placeholder_criterion),
                 _mean("trivial rate", "at_most", gate.max_trivial_rate, gate.trivial_criterion),
@@ -151,7 +151,7 @@ def questions_of(gate: RunGate, policy: GatePolicy) -> list[Question]:
             fewer = Question(
                 "answers without a repeated finding", "loss_at_most", -gate.min_delta, without(repeated), repeated, 0.0
             )
-            asked = [
+            questions = [
                 _mean("repeated findings", "at_most", gate.max_repeated_rate, repeated),
                 _mean("findings after a fix", "at_most", gate.max_post_regression_rate, gate.post_regression_criterion),
                 fewer,
@@ -162,23 +162,23 @@ def questions_of(gate: RunGate, policy: GatePolicy) -> list[Question]:
                 ("loss_at_most", gate.max_loss),
                 ("wins_above", gate.min_win_rate),
             ]
-            asked = [
+            questions = [
                 _mean("win rate" if how == "wins_above" else "mean score", how, bound, gate.criterion)
                 for how, bound in bounds
                 if bound is not None
             ]
-    if not asked:
+    if not questions:
         raise TypeError(f"{type(gate).__name__} does not evaluate runs")
-    return asked
+    return questions
 
 
 def _pass_at_k(gate: PassAtK, k: int) -> list[Question]:
     bounds = {1: gate.min_pass_at_1} | {k: gate.min_pass_at_k}
     if k == 1:
         bounds = {1: max(gate.min_pass_at_1, gate.min_pass_at_k)}
-    asked: list[tuple[int, Relation, float]] = [(tries, "at_least", bound) for tries, bound in bounds.items()]
-    asked += [(tries, "loss_at_most", gate.max_regression_drop) for tries in bounds]
+    checks: list[tuple[int, Relation, float]] = [(tries, "at_least", bound) for tries, bound in bounds.items()]
+    checks += [(tries, "loss_at_most", gate.max_regression_drop) for tries in bounds]
     return [
         Question(f"pass@{tries}", relation, bound, pass_at(tries, gate.criterion), gate.criterion)
-        for tries, relation, bound in asked
+        for tries, relation, bound in checks
     ]

@@ -86,14 +86,14 @@ def _modal_mix(gate: ModalMix, report: TrainingReport | None) -> GateCheck:
     return against(measure, "at_most", report.voice_fraction, gate.max_voice_fraction)
 
 
-def device_profile(device: str, known: Collection[str]) -> str:
+def device_profile(device: str, profile_names: Collection[str]) -> str:
     """Return the name of a device in a policy.
 
     This is the longest known name that the device's own contains, else the original's, else its own in lower snake
     case.
     """
     snake = "_".join("".join(char if char.isalnum() else " " for char in device.lower()).split())
-    named = [name for name in sorted(known, key=len, reverse=True) if name.lower() in snake]
+    named = [name for name in sorted(profile_names, key=len, reverse=True) if name.lower() in snake]
     return next(iter(named + [profile for part, profile in PROFILES if part in snake]), snake)
 
 

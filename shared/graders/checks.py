@@ -115,10 +115,10 @@ def tool_calls_are_valid(calls: Iterable[Any], tools: Iterable[Mapping[str, Any]
 
 def tool_calls_equal(calls: Iterable[Any], expected: Iterable[ExpectedCall]) -> bool:
     """Return whether calls have these names in this order, and these arguments, compared as JSON."""
-    found, wanted = list(map(_parts, calls)), list(expected)
-    return len(found) == len(wanted) and all(
+    actual, wanted_calls = list(map(_parts, calls)), list(expected)
+    return len(actual) == len(wanted_calls) and all(
         name == call.name and (call.arguments is None or _arguments_equal(arguments, call.arguments))
-        for (name, arguments), call in zip(found, wanted, strict=True)
+        for (name, arguments), call in zip(actual, wanted_calls, strict=True)
     )
 
 

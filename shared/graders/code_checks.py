@@ -67,8 +67,8 @@ def passes_code_check(
         with ContainedCheckers() as started:
             return passes_code_check(check, text, started)
     code = code_of(text).code
-    found = checkers.check(check.language, code)
-    return found.compiles and (isinstance(check, CompilesCheck) or measure_substance(code, found).passes)
+    check_result = checkers.check(check.language, code)
+    return check_result.compiles and (isinstance(check, CompilesCheck) or measure_substance(code, check_result).passes)
 
 
 def _compiles(language: str, code: str, sandbox: Sandbox) -> bool:

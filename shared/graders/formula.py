@@ -66,8 +66,8 @@ class Formula:
             raise InvalidRequest(Code.GRADER_RESULT_INVALID, message, param="calculate_output")
         return value
 
-    def _take(self, *wanted: str) -> str:
-        return self._tokens.pop(0) if self._tokens and self._tokens[0] in wanted else ""
+    def _take(self, *tokens: str) -> str:
+        return self._tokens.pop(0) if self._tokens and self._tokens[0] in tokens else ""
 
     def _sum(self) -> Term:
         return self._chain(self._product, "+", "-")
@@ -125,24 +125,24 @@ class Formula:
     def _function(self, name: str) -> Term:
         if not self._take("("):
             raise _invalid(self._text, f"`{name}` is a function and needs brackets")
-        if one := ONE_ARGUMENT.get(name):
+        if function := ONE_ARGUMENT.get(name):
             argument = self._arguments(1, 1)[0]
-            return lambda scores: one(argument(scores))
+            return lambda scores: function(argument(scores))
         several, arguments = SEVERAL_ARGUMENTS[name], self._arguments(1, LONGEST)
         return lambda scores: several([argument(scores) for argument in arguments])
 
     def _arguments(self, least: int, most: int) -> list[Term]:
         """Parse the arguments after an opening bracket, up to the closing one."""
         self._deeper()
-        found = [self._sum()]
+        terms = [self._sum()]
         while self._take(","):
-            found.append(self._sum())
+            terms.append(self._sum())
         if not self._take(")"):
             raise _invalid(self._text, "a bracket is not closed")
-        if not least <= len(found) <= most:
-            raise _invalid(self._text, f"{len(found)} arguments are given where {most} is expected")
+        if not least <= len(terms) <= most:
+            raise _invalid(self._text, f"{len(terms)} arguments are given where {most} is expected")
         self._depth -= 1
-        return found
+        return terms
 
     def _deeper(self) -> None:
         self._depth += 1

@@ -25,11 +25,11 @@ def judge_request(grader: ScoreModel | LabelModel, item: Values, sample: Values)
         InvalidRequest: as :func:`message_text`.
     """
     result = {"type": "number"} if isinstance(grader, ScoreModel) else {"type": "string", "enum": grader.labels}
-    given = grader.sampling_params.model_dump(exclude_none=True) if grader.sampling_params else {}
-    if "max_completions_tokens" in given:
-        given["max_completion_tokens"] = given.pop("max_completions_tokens")
+    sampling = grader.sampling_params.model_dump(exclude_none=True) if grader.sampling_params else {}
+    if "max_completions_tokens" in sampling:
+        sampling["max_completion_tokens"] = sampling.pop("max_completions_tokens")
     messages = [{"role": turn.role, "content": message_text(turn, item, sample)} for turn in grader.input]
-    return {**result_request(grader.model, messages, result), **given}
+    return {**result_request(grader.model, messages, result), **sampling}
 
 
 def result_request(model: str, messages: list[dict[str, str]], result: Values) -> dict[str, Any]:

@@ -72,9 +72,9 @@ class RemoteModels:
         """
         if self._embeddings is None:
             raise no_embeddings()
-        found = self._post("/embeddings", "MENS_GRADER_EMBEDDINGS", self._embeddings, {"input": texts})
+        reply = self._post("/embeddings", "MENS_GRADER_EMBEDDINGS", self._embeddings, {"input": texts})
         try:
-            rows = sorted(found["data"], key=lambda row: int(row["index"]))
+            rows = sorted(reply["data"], key=lambda row: int(row["index"]))
             vectors = [[float(number) for number in row["embedding"]] for row in rows]
         except (KeyError, TypeError, ValueError):
             vectors = []
@@ -111,12 +111,12 @@ class RemoteModels:
 
 def _object(response: httpx.Response, name: str) -> dict[str, Any]:
     try:
-        found = response.json()
+        content = response.json()
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise _refused(name, "its answer is not a JSON object")
-    return found
+    return content
 
 
 def _refused(name: str, reason: str) -> InvalidRequest:

@@ -100,11 +100,11 @@ def _rouge(kind: str, text: str, reference: str) -> float:
     """Return the F-measure of ROUGE-N or ROUGE-L. Source: Lin, "ROUGE: a Package for Automatic Evaluation of Summaries"
     (2004).
     """
-    words, wanted = _rouge_words(text), _rouge_words(reference)
+    words, reference_words = _rouge_words(text), _rouge_words(reference)
     if kind == "l":
-        return _f_measure(LCSseq.similarity(words, wanted), len(words), len(wanted))
-    found, expected = _n_grams(words, int(kind)), _n_grams(wanted, int(kind))
-    return _f_measure((found & expected).total(), found.total(), expected.total())
+        return _f_measure(LCSseq.similarity(words, reference_words), len(words), len(reference_words))
+    n_grams, expected = _n_grams(words, int(kind)), _n_grams(reference_words, int(kind))
+    return _f_measure((n_grams & expected).total(), n_grams.total(), expected.total())
 
 
 def _rouge_words(text: str) -> list[str]:
@@ -115,5 +115,5 @@ def _n_grams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(zip(*(words[start:] for start in range(n)), strict=False))
 
 
-def _f_measure(common: int, found: int, expected: int) -> float:
-    return 2 * common / (found + expected) if common else 0.0
+def _f_measure(common: int, actual: int, expected: int) -> float:
+    return 2 * common / (actual + expected) if common else 0.0

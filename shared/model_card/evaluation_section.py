@@ -70,12 +70,15 @@ def _measures(evaluation: SelfEvaluation) -> str:
 
 def _general(evaluation: SelfEvaluation) -> str:
     """Write a table of the general questions."""
-    known = evaluation.known_answers
-    kept = sum(answer.kept is True for answer in known)
+    answered = evaluation.known_answers
+    kept = sum(answer.kept is True for answer in answered)
     words = {True: "yes", False: "no", None: "the base does not know it"}
-    rows = [(one.question, one.base, one.tuned, words[one.kept]) for one in evaluation.general_answers]
+    rows = [
+        (answer_pair.question, answer_pair.base, answer_pair.tuned, words[answer_pair.kept])
+        for answer_pair in evaluation.general_answers
+    ]
     return (
-        f"\n### General questions\n\nFixed questions that have nothing to do with the data. Kept: {kept} of the {len(known)} that the base"
+        f"\n### General questions\n\nFixed questions that have nothing to do with the data. Kept: {kept} of the {len(answered)} that the base"
         f" answers.\n\n{table(rows, ('question', 'base', 'tuned', 'kept'))}"
     )
 

@@ -40,9 +40,11 @@ def license_fields(license_: str | None) -> list[tuple[str, object]]:
     """Return the front matter's fields for a licence; empty if it is unknown."""
     if not license_:
         return []
-    known = license_.strip().lower()
+    identifier = license_.strip().lower()
     return (
-        [("license", known)] if known in HUB_LICENSES else [("license", "other"), ("license_name", one_line(license_))]
+        [("license", identifier)]
+        if identifier in HUB_LICENSES
+        else [("license", "other"), ("license_name", one_line(license_))]
     )
 
 
@@ -87,5 +89,5 @@ def started_from(ancestors: Sequence[ParentRef]) -> str:
     """Return the section on the adapters that an adapter was continued from, its parent first; empty without any."""
     if not ancestors:
         return ""
-    rows = [(one.id, one.step) for one in ancestors]
+    rows = [(ancestor.id, ancestor.step) for ancestor in ancestors]
     return f"\n## Started from\n\n{table(rows, ('adapter, the parent first', 'its steps'))}"

@@ -133,10 +133,12 @@ def _certificates(certificates: Mapping[str, Any]) -> str:
     if not certificates:
         return "\n## Certificates\n\nNo serving replica has measured this adapter.\n"
     rows: list[Sequence[object]] = [
-        tuple(_certificate(number, one)) for number, one in enumerate(certificates.values(), 1)
+        tuple(_certificate(number, certificate)) for number, certificate in enumerate(certificates.values(), 1)
     ]
     head = ("replica", "result", "effect (nats)", "engine error (nats)", "base shift (nats)")
-    warnings = dict.fromkeys(warning for one in certificates.values() for warning in one.get("warnings", []))
+    warnings = dict.fromkeys(
+        warning for certificate in certificates.values() for warning in certificate.get("warnings", [])
+    )
     return (
         f"\n## Certificates\n\nMeasured on each replica that served it before it was published.\n\n{table(rows, head)}"
         + "".join(f"\n> **Warning.** {inline(warning)}\n" for warning in warnings)
@@ -158,19 +160,19 @@ def _lineage(record: AdapterRecord) -> str:
     manifest, rows = record.manifest, []
     rows += [(f"{source}: SHA-256", digest) for source, digest in (manifest.source_digests or {}).items()]
     rows += [("contract: SHA-256", manifest.contract_digest)]
-    if found := manifest.lineage:
+    if lineage := manifest.lineage:
         rows += [
-            ("Mens", found.code_version + (f", commit {found.code_commit}" if found.code_commit else "")),
-            ("sources: SHA-256", found.code_digest),
-            ("packages", ", ".join(f"{name} {number}" for name, number in found.packages.items())),
-            ("all packages: SHA-256", found.environment_digest),
+            ("Mens", lineage.code_version + (f", commit {lineage.code_commit}" if lineage.code_commit else "")),
+            ("sources: SHA-256", lineage.code_digest),
+            ("packages", ", ".join(f"{name} {number}" for name, number in lineage.packages.items())),
+            ("all packages: SHA-256", lineage.environment_digest),
         ]
     rows += [
         (
-            f"receipt {one.id}",
-            f"{'passed' if one.passed else 'failed'}, policy {one.policy} {one.policy_digest}; SHA-256 {one.digest}",
+            f"receipt {receipt.id}",
+            f"{'passed' if receipt.passed else 'failed'}, policy {receipt.policy} {receipt.policy_digest}; SHA-256 {receipt.digest}",
         )
-        for one in record.receipts
+        for receipt in record.receipts
     ]
     return "\n## Lineage\n\n" + table(rows)
 

@@ -159,10 +159,10 @@ TEXTS = ("sample_answers", "general_answers")
 
 def without_samples(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job's result or an adapter's metrics for a list: without the answers."""
-    found = values.get(KEY)
-    if not isinstance(found, dict):
+    evaluation = values.get(KEY)
+    if not isinstance(evaluation, dict):
         return dict(values)
-    return {**values, KEY: {name: value for name, value in found.items() if name not in TEXTS}}
+    return {**values, KEY: {name: value for name, value in evaluation.items() if name not in TEXTS}}
 
 
 def shift_warning(evaluation: SelfEvaluation) -> str | None:
@@ -241,9 +241,9 @@ def _answers(evaluation: SelfEvaluation) -> list[str]:
     lines = []
     if samples := evaluation.sample_answers:
         lines.append(f"{evaluation.exact_answers} of {len(samples)} sample answers equal their reference")
-    if known := evaluation.known_answers:
-        kept = sum(answer.kept is True for answer in known)
-        lines.append(f"general answers kept: {kept} of {len(known)}")
-        if kept < LEAST_KEPT * len(known):
+    if general := evaluation.known_answers:
+        kept = sum(answer.kept is True for answer in general)
+        lines.append(f"general answers kept: {kept} of {len(general)}")
+        if kept < LEAST_KEPT * len(general):
             lines.append(FORGETTING_REMEDY)
     return lines

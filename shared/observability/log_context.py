@@ -43,10 +43,10 @@ def end_ids(token: Token[Mapping[str, str]]) -> None:
 
 def add_log_ids(**ids: str) -> None:
     """Add ids that became known to the innermost block, whose later lines get them too."""
-    known = _ids.get()
-    if known is not NONE:
-        assert isinstance(known, dict)
-        known.update(ids)
+    block_ids = _ids.get()
+    if block_ids is not NONE:
+        assert isinstance(block_ids, dict)
+        block_ids.update(ids)
 
 
 def to_environment() -> dict[str, str]:

@@ -30,7 +30,7 @@ def redact(text: str) -> str:
     """
     if not any(mark in text for mark in MARKS):
         return text
-    return SECRETS.sub(lambda found: (found["before"] or found["url"] or "") + REDACTED, text)
+    return SECRETS.sub(lambda match: (match["before"] or match["url"] or "") + REDACTED, text)
 
 
 class TextFormatter(logging.Formatter):

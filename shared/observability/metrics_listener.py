@@ -112,8 +112,8 @@ def keyed(application: Application, key: str) -> Application:
     expected = f"Bearer {key}".encode()
 
     def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        given = environ.get("HTTP_AUTHORIZATION", "").encode("latin-1", "replace")
-        if key and not hmac.compare_digest(given, expected):
+        authorization = environ.get("HTTP_AUTHORIZATION", "").encode("latin-1", "replace")
+        if key and not hmac.compare_digest(authorization, expected):
             start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Length", "0")])
             return [b""]
         if environ["PATH_INFO"] != METRICS_PATH or environ["REQUEST_METHOD"] != "GET":

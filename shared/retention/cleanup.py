@@ -81,15 +81,15 @@ class RetentionRunner:
 
     def find(self) -> list[Finding]:
         """List the policy's present findings; nothing is changed."""
-        known = take_inventory(self._db, self._settings.retain_alias_moves)
+        inventory = take_inventory(self._db, self._settings.retain_alias_moves)
         in_database = [
-            *self._adapters(known),
-            *self._run_folders(known),
-            *self._job_records(known, "job log"),
-            *self._job_records(known, "job series"),
-            *self._models(known),
+            *self._adapters(inventory),
+            *self._run_folders(inventory),
+            *self._job_records(inventory, "job log"),
+            *self._job_records(inventory, "job series"),
+            *self._models(inventory),
         ]
-        return [*in_database, *self._unreferenced(), *self._prepared(known)]
+        return [*in_database, *self._unreferenced(), *self._prepared(inventory)]
 
     def remove(self, finding: Finding) -> bool:
         """Delete a finding, or begin to; return False if something needs it now, or it is gone already."""
@@ -118,16 +118,16 @@ class RetentionRunner:
 
         For a worker whose disk the control worker does not see.
         """
-        known = take_inventory(self._db, self._settings.retain_alias_moves)
-        return self._remove([*self._run_folders(known), *self._prepared(known)])
+        inventory = take_inventory(self._db, self._settings.retain_alias_moves)
+        return self._remove([*self._run_folders(inventory), *self._prepared(inventory)])
 
-    def _remove(self, found: list[Finding]) -> list[Finding]:
-        removed = [finding for finding in found if self.remove(finding)]
+    def _remove(self, findings: list[Finding]) -> list[Finding]:
+        removed = [finding for finding in findings if self.remove(finding)]
         for finding in removed:
             logger.info("retention: %s %s (%s)", finding.what, finding.name, finding.reason)
         return removed
 
-    def _adapters(self, known: Inventory) -> list[Finding]:
+    def _adapters(self, inventory: Inventory) -> list[Finding]:
         return [
             Finding(
                 what="adapter" if adapter.final else "checkpoint",
@@ -136,44 +136,44 @@ class RetentionRunner:
                 bytes=self._stored_bytes("adapters", adapter.digest),
                 reason=reason,
             )
-            for adapter, reason in adapters_to_delete(known.adapters, known.uses, self._policy, known.now)
+            for adapter, reason in adapters_to_delete(inventory.adapters, inventory.uses, self._policy, inventory.now)
         ]
 
-    def _run_folders(self, known: Inventory) -> list[Finding]:
+    def _run_folders(self, inventory: Inventory) -> list[Finding]:
         runs, existing = self._settings.runs_dir, set(run_folders(self._settings.runs_dir))
         reason = f"its job has been over for {self._settings.retain_run_days} days"
         return [
             Finding(what="run folder", name=job, bytes=measure_folder(runs / job)[0], reason=reason)
-            for job in run_folders_to_remove(known.jobs, self._policy, known.now)
+            for job in run_folders_to_remove(inventory.jobs, self._policy, inventory.now)
             if job in existing
         ]
 
-    def _job_records(self, known: Inventory, what: JobRecord) -> list[Finding]:
+    def _job_records(self, inventory: Inventory, what: JobRecord) -> list[Finding]:
         reason = f"its job has been over for {self._settings.retain_run_days} days"
-        sizes = measure_records(self._db, what, run_folders_to_remove(known.jobs, self._policy, known.now))
+        sizes = measure_records(self._db, what, run_folders_to_remove(inventory.jobs, self._policy, inventory.now))
         return [Finding(what=what, name=job, bytes=size, reason=reason) for job, size in sizes.items()]
 
-    def _models(self, known: Inventory) -> list[Finding]:
+    def _models(self, inventory: Inventory) -> list[Finding]:
         if self._policy.models is None:
             return []
         reason = f"its job has been over for {self._settings.retain_model_days} days"
-        needed = known.models_needed | self._bases()
+        needed = inventory.models_needed | self._bases()
         return [
             Finding(what="merged model", name=digest, bytes=self._stored_bytes("models", digest), reason=reason)
-            for digest in models_to_delete(known.jobs, needed, self._policy, known.now)
+            for digest in models_to_delete(inventory.jobs, needed, self._policy, inventory.now)
         ]
 
     def _unreferenced(self) -> list[Finding]:
         reason = f"no job uses it, and it was stored more than {self._settings.retain_leftover_days} days ago"
-        found = unreferenced_folders(self._db, self._storage, self._policy)
-        bases = self._bases() if any(kind == "models" for kind, _ in found) else frozenset()
+        folders = unreferenced_folders(self._db, self._storage, self._policy)
+        bases = self._bases() if any(kind == "models" for kind, _ in folders) else frozenset()
         return [
             Finding(what=UNREFERENCED[kind], name=digest, bytes=self._stored_bytes(kind, digest), reason=reason)
-            for kind, digest in found
+            for kind, digest in folders
             if digest not in bases
         ]
 
-    def _prepared(self, known: Inventory) -> list[Finding]:
+    def _prepared(self, inventory: Inventory) -> list[Finding]:
         files = {file.name: file for file in prepared_files(self._settings.prepared_dir)}
         return [
             Finding(
@@ -182,7 +182,7 @@ class RetentionRunner:
                 bytes=files[name].bytes,
                 reason=f"last used {files[name].used_at:%Y-%m-%d %H:%M}, and the cache exceeds its limit",
             )
-            for name in prepared_to_remove(files.values(), known.in_use_since, self._policy)
+            for name in prepared_to_remove(files.values(), inventory.in_use_since, self._policy)
         ]
 
     def _bases(self) -> frozenset[str]:

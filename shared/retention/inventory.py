@@ -140,8 +140,8 @@ def uses_of(session: Session, unfinished: list[JobRow], alias_moves: int) -> Use
     digests = {digest for job in unfinished for digest in job.progress.get(STORING, [])}
     digests |= {digest for job in unfinished if (digest := adapter_needed_by(job.kind, job.plan))}
     needed |= set(session.scalars(select(AdapterRow.id).where(AdapterRow.digest.in_(digests))))
-    for asked in models_asked_by(session, unfinished).values():
-        needed |= asked
+    for job_models in models_asked_by(session, unfinished).values():
+        needed |= job_models
     return Uses(needed, left_at)
 
 

@@ -29,7 +29,7 @@ def measure_records(database: Database, what: JobRecord, jobs: Collection[str]) 
     with database.read() as session:
         for start in range(0, len(ids), BATCH):
             part = query.where(row.job_id.in_(ids[start : start + BATCH]))
-            sizes |= {job_id: int(found) for job_id, found in session.execute(part)}
+            sizes |= {job_id: int(size) for job_id, size in session.execute(part)}
     return sizes
 
 

@@ -101,10 +101,10 @@ def adapters_to_delete(
     adapters: Iterable[StoredAdapter], uses: Uses, policy: Policy, now: datetime
 ) -> list[tuple[StoredAdapter, str]]:
     """Return the adapters to delete, each with the reason, in the order given."""
-    found = list(adapters)
-    surplus = _surplus_checkpoints(found, policy.checkpoints)
+    stored = list(adapters)
+    surplus = _surplus_checkpoints(stored, policy.checkpoints)
     deleted = []
-    for adapter in found:
+    for adapter in stored:
         if adapter.id in uses.needed:
             continue
         if adapter in surplus:
@@ -125,9 +125,9 @@ def adapter_ends(
     adapters: Iterable[StoredAdapter], uses: Uses, policy: Policy, now: datetime
 ) -> Iterator[tuple[StoredAdapter, datetime]]:
     """Yield the adapters that will be deleted if no use of them changes, each with the earliest time."""
-    found = list(adapters)
-    due = {adapter for adapter, _ in adapters_to_delete(found, uses, policy, now)}
-    for adapter in found:
+    stored = list(adapters)
+    due = {adapter for adapter, _ in adapters_to_delete(stored, uses, policy, now)}
+    for adapter in stored:
         if adapter in due:
             yield adapter, now
         elif adapter.id not in uses.needed:
@@ -163,20 +163,20 @@ def models_to_delete(jobs: Iterable[PastJob], needed: Collection[str], policy: P
 
 
 def unreferenced_to_remove(
-    stored: Iterable[StoredFolder], known: Collection[str], policy: Policy, now: datetime
+    stored: Iterable[StoredFolder], referenced: Collection[str], policy: Policy, now: datetime
 ) -> list[str]:
     """Return the digests of the stored folders to remove.
 
     Args:
         stored: all of a kind.
-        known: digests that a job accounts for: it stored them, or is about to.
+        referenced: digests that a job accounts for: it stored them, or is about to.
         policy: how long the others are kept.
         now: the time.
     """
     return [
         folder.digest
         for folder in stored
-        if folder.digest not in known and _is_older(folder.written_at, policy.unreferenced, now)
+        if folder.digest not in referenced and _is_older(folder.written_at, policy.unreferenced, now)
     ]
 
 
@@ -190,9 +190,9 @@ def prepared_to_remove(files: Iterable[PreparedFile], in_use_since: datetime | N
     """
     if policy.prepared_bytes is None:
         return []
-    found = sorted(files, key=lambda file: (file.used_at, file.name))
-    left, removed = sum(file.bytes for file in found), []
-    for file in found:
+    by_use = sorted(files, key=lambda file: (file.used_at, file.name))
+    left, removed = sum(file.bytes for file in by_use), []
+    for file in by_use:
         if left <= policy.prepared_bytes or (in_use_since is not None and file.used_at >= in_use_since):
             break
         removed.append(file.name)

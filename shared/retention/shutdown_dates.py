@@ -32,11 +32,13 @@ def shutdown_dates(database: Database, settings: AdapterRetentionSettings, jobs:
         unaliased=days(settings.retain_unaliased_days),
     )
     with database.read() as session:
-        found, now = stored_adapters(session, jobs), database.now(session)
-        if replace(policy, failed_checkpoints=None) == Policy() and not any(one.stopped_at for one in found):
+        adapters, now = stored_adapters(session, jobs), database.now(session)
+        if replace(policy, failed_checkpoints=None) == Policy() and not any(adapter.stopped_at for adapter in adapters):
             return {}
         uses = uses_of(session, [], settings.retain_alias_moves)
         # An adapter that another tenant may use is not deleted.
         lent = select(CheckpointPermissionRow.adapter_id)
         uses = replace(uses, needed={*uses.needed, *session.scalars(lent)})
-    return {(one.tenant, one.id): moment.date() for one, moment in adapter_ends(found, uses, policy, now)}
+    return {
+        (adapter.tenant, adapter.id): moment.date() for adapter, moment in adapter_ends(adapters, uses, policy, now)
+    }

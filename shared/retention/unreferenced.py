@@ -43,10 +43,10 @@ def unreferenced_folders(database: Database, storage: Storage, policy: Policy) -
     with database.read() as session:
         now = database.now(session)
         unfinished = open_jobs(session)
-        known = {kind: _known_digests(session, kind, unfinished) for kind in KINDS}
-    found: list[tuple[ArtifactKind, str]] = []
+        referenced = {kind: _known_digests(session, kind, unfinished) for kind in KINDS}
+    folders: list[tuple[ArtifactKind, str]] = []
     for kind in KINDS:
-        digests = known[kind]
+        digests = referenced[kind]
         if digests is None or not stored[kind]:
             continue
         # A database without any reference to the stored folders belongs to another installation, or is new.
@@ -57,8 +57,8 @@ def unreferenced_folders(database: Database, storage: Storage, policy: Policy) -
                 kind,
             )
             continue
-        found += [(kind, digest) for digest in unreferenced_to_remove(stored[kind], digests, policy, now)]
-    return found
+        folders += [(kind, digest) for digest in unreferenced_to_remove(stored[kind], digests, policy, now)]
+    return folders
 
 
 def remove_unreferenced(database: Database, storage: Storage, kind: ArtifactKind, digest: str) -> bool:
@@ -67,8 +67,8 @@ def remove_unreferenced(database: Database, storage: Storage, kind: ArtifactKind
     if storage.measure(kind, digest) is None:
         return False
     with database.write() as session:
-        known = _known_digests(session, kind, open_jobs(session, lock=True))
-        if known is None or digest in known:
+        referenced = _known_digests(session, kind, open_jobs(session, lock=True))
+        if referenced is None or digest in referenced:
             return False
         storage.move_to_trash(kind, digest)
     storage.purge_trash()

@@ -51,13 +51,13 @@ def verify_references(database: Database, storage: Storage) -> Iterator[Verified
     Raises:
         Unavailable: the database or the storage does not respond, so nothing can be said of the rest.
     """
-    found: dict[tuple[bool, str], str | None] = {}
+    faults: dict[tuple[bool, str], str | None] = {}
     for reference in references(database):
         content = (reference.what in ARTIFACTS, reference.digest)
-        if content not in found:
-            found[content] = _fault(storage, reference)
-        if found[content] is None or reference in references(database):
-            yield Verified(**reference.model_dump(), error=found[content])
+        if content not in faults:
+            faults[content] = _fault(storage, reference)
+        if faults[content] is None or reference in references(database):
+            yield Verified(**reference.model_dump(), error=faults[content])
 
 
 def _fault(storage: Storage, reference: Reference) -> str | None:

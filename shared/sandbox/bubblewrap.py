@@ -82,13 +82,13 @@ def wrapped(
 def _bound(more: Iterable[Path]) -> list[Path]:
     """Return the paths that the interpreter needs; a folder within another bound one is left out."""
     interpreter = Path(sys.executable)
-    wanted = [*more, *(path for path in readable_paths() if path not in DEVICES)]
-    wanted += [interpreter, interpreter.resolve(), Path(sys.prefix, "pyvenv.cfg"), ROOT / "shared"]
+    paths = [*more, *(path for path in readable_paths() if path not in DEVICES)]
+    paths += [interpreter, interpreter.resolve(), Path(sys.prefix, "pyvenv.cfg"), ROOT / "shared"]
     # A virtual environment's interpreter is a link to a link.
     while interpreter.is_symlink():
         interpreter = interpreter.parent / interpreter.readlink()
-        wanted.append(interpreter)
-    existing = sorted({path for path in wanted if path.exists()}, key=lambda path: len(path.parts))
+        paths.append(interpreter)
+    existing = sorted({path for path in paths if path.exists()}, key=lambda path: len(path.parts))
     chosen: list[Path] = []
     for path in existing:
         if not any(path.is_relative_to(outer) for outer in chosen):

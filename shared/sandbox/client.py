@@ -77,10 +77,12 @@ class Sandbox:
             raise unavailable(report)
         if limits is None:
             most = Limits()
-            each = max(LEAST_MEMORY_BYTES, available_memory() // (2 * (share or parallel)))
+            item_memory = max(LEAST_MEMORY_BYTES, available_memory() // (2 * (share or parallel)))
             # If sandboxes with one file system each share the memory, all file systems together are no larger than one.
             folder = most.tmpfs_bytes * parallel // max(share or parallel, parallel)
-            limits = Limits(memory_bytes=min(most.memory_bytes, each), tmpfs_bytes=min(folder, each * parallel))
+            limits = Limits(
+                memory_bytes=min(most.memory_bytes, item_memory), tmpfs_bytes=min(folder, item_memory * parallel)
+            )
         sandbox = cls(report.level, limits, parallel)
         sandbox.start()
         return sandbox

@@ -212,19 +212,19 @@ def _parse_result(content: bytes) -> Outcome | None:
     An item must not be able to report a failure of the sandbox, which would end the run, or more than can be forwarded.
     """
     try:
-        told = json.loads(content)
-        if not isinstance(told, dict):
+        claimed = json.loads(content)
+        if not isinstance(claimed, dict):
             return None
-        if told.get("error") in OWN_ERRORS:
-            message, detail = (str(told.get(name, "")) for name in ("message", "detail"))
+        if claimed.get("error") in OWN_ERRORS:
+            message, detail = (str(claimed.get(name, "")) for name in ("message", "detail"))
             return {
-                "error": told["error"],
+                "error": claimed["error"],
                 "message": message[-MAX_MESSAGE_CHARACTERS:],
                 "detail": detail[-MAX_DETAIL_CHARACTERS:],
             }
     except (ValueError, TypeError, RecursionError):
         return None
-    score = told.get("score")
+    score = claimed.get("score")
     return {"score": score} if isinstance(score, float) and math.isfinite(score) else None
 
 

@@ -39,9 +39,9 @@ def empty(folder: Path) -> None:
     depth: list[str] = []
     while True:
         with os.scandir() as entries:
-            found = list(entries)
-        inner = next((entry.name for entry in found if entry.is_dir(follow_symlinks=False)), None)
-        for entry in found:
+            members = list(entries)
+        inner = next((entry.name for entry in members if entry.is_dir(follow_symlinks=False)), None)
+        for entry in members:
             if not entry.is_dir(follow_symlinks=False):
                 Path(entry.name).unlink()
         if inner is not None:

@@ -35,12 +35,12 @@ _IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)((?:\.[A-Za-z_]
 
 def named_packages(source: str) -> list[str]:
     """Return those of these packages that a source seems to import. It is not compiled, because it may be hostile."""
-    return sorted({found[1] for found in _IMPORT.finditer(source)} & PACKAGES)
+    return sorted({match[1] for match in _IMPORT.finditer(source)} & PACKAGES)
 
 
 def named_modules(source: str) -> list[str]:
     """Return those of these packages' modules that a source seems to import."""
-    return sorted({found[1] + found[2] for found in _IMPORT.finditer(source) if found[1] in PACKAGES and found[2]})
+    return sorted({match[1] + match[2] for match in _IMPORT.finditer(source) if match[1] in PACKAGES and match[2]})
 
 
 def import_all(names: Iterable[str]) -> None:

@@ -43,10 +43,12 @@ def probe(choice: Choice = "auto") -> SandboxReport:
         except MensError as error:
             reasons[level] = error.message
             continue
-        broken = [found for found in attacks if not found.held]
+        broken = [failed_attack for failed_attack in attacks if not failed_attack.held]
         if not broken:
             return SandboxReport(level, reasons, attacks)
-        reasons[level] = "not held: " + ", ".join(f"{found.name} ({found.detail})" for found in broken)
+        reasons[level] = "not held: " + ", ".join(
+            f"{failed_attack.name} ({failed_attack.detail})" for failed_attack in broken
+        )
     return SandboxReport(None, reasons)
 
 
@@ -81,7 +83,7 @@ def attack(level: Level) -> tuple[Attack, ...]:
         sandbox = stack.enter_context(Sandbox(level, PROBE_LIMITS))
         target = stack.enter_context(targets())
         sandbox.grade(_WORK, {}, {"denominator": 4})
-        return tuple(_try(sandbox, each.__name__, source_of(each), target) for each in ATTACKS)
+        return tuple(_try(sandbox, program.__name__, source_of(program), target) for program in ATTACKS)
 
 
 def _try(sandbox: Sandbox, name: str, source: str, target: Target) -> Attack:

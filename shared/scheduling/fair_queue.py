@@ -29,7 +29,10 @@ class FairQueue:
         self._shares = {
             tenant: Share(share.used, share.running, share.served_at) for tenant, share in state.shares.items()
         }
-        self._allowances = {tenant: Allowance(one.running, one.gpu_seconds) for tenant, one in state.allowances.items()}
+        self._allowances = {
+            tenant: Allowance(allowance.running, allowance.gpu_seconds)
+            for tenant, allowance in state.allowances.items()
+        }
         self._waiting: dict[str, list[QueuedJob]] = defaultdict(list)
         for job in state.queued:
             self._waiting[job.tenant].append(job)

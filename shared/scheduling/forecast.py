@@ -73,7 +73,7 @@ def forecast(state: QueueState, workers: int) -> dict[str, Place]:
         for job in state.running
     ]
     slots += [_Slot(state.now, False)] * (workers - len(slots))
-    known = bool(slots)
+    has_workers = bool(slots)
     heapq.heapify(slots)
     places: dict[str, Place] = {}
     waits = {job.id: _own_reason(queue, job, state.now) for job in state.queued}
@@ -90,13 +90,13 @@ def forecast(state: QueueState, workers: int) -> dict[str, Place]:
             if (later := _next_chance(queue, slots, now)) is not None:
                 heapq.heappush(slots, _Slot(later, slot.guessed))
             continue
-        reason = waits[job.id] or _reason(queue, job, before, now) if known else Reason.NO_WORKER
-        places[job.id] = Place(len(places) + 1, reason, None if slot.guessed or not known else now)
+        reason = waits[job.id] or _reason(queue, job, before, now) if has_workers else Reason.NO_WORKER
+        places[job.id] = Place(len(places) + 1, reason, None if slot.guessed or not has_workers else now)
         before = _Started(job, queue.level(job, now), queue.used(job.tenant))
         queue.start(job)
         seconds = UNKNOWN_SECONDS if job.seconds is None else job.seconds
         heapq.heappush(slots, _Slot(now + seconds, slot.guessed or job.seconds is None, job.tenant))
-    for job in sorted(queue.waiting(), key=lambda one: (one.queued_at, one.id)):
+    for job in sorted(queue.waiting(), key=lambda waiting_job: (waiting_job.queued_at, waiting_job.id)):
         why = queue.blocked(job)
         places[job.id] = Place(len(places) + 1, Reason(why) if why else Reason.NO_WORKER, None)
     return places

@@ -79,15 +79,15 @@ class ScorecardFolder:
         self, spec: ScorecardSpec, spec_path: str, git_sha: str | None, run_started_utc: str
     ) -> ScorecardSummary:
         """Write all events and the summary."""
-        found = {condition.id: _in_order(spec, self.events(condition.id)) for condition in spec.conditions}
-        everything = [event for events in found.values() for event in events]
+        by_condition = {condition.id: _in_order(spec, self.events(condition.id)) for condition in spec.conditions}
+        everything = [event for events in by_condition.values() for event in events]
         summary = ScorecardSummary(
             schema="vox_mens_scorecard_summary_v1",
             prompt_pack_version=spec.prompt_pack_version,
             git_sha=git_sha,
             run_started_utc=run_started_utc,
             spec_path=spec_path,
-            conditions=[summarize(condition, found[condition.id]) for condition in spec.conditions],
+            conditions=[summarize(condition, by_condition[condition.id]) for condition in spec.conditions],
         )
         _write(self.path / ALL_EVENTS, "".join(event.model_dump_json() + "\n" for event in everything))
         _write(self.path / SUMMARY, summary.model_dump_json(indent=2, by_alias=True) + "\n")

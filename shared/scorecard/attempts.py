@@ -86,9 +86,9 @@ def make_event(
     check: CheckText,
 ) -> ScorecardEvent:
     """Make the event of a task's attempts."""
-    found, text = checks[-1], answers[-1].text
+    last_check, text = checks[-1], answers[-1].text
     answer = code_of(text)
-    substance = measure_substance(answer.code, found)
+    substance = measure_substance(answer.code, last_check)
     latency = sum(attempt.latency_ms for attempt in answers)
     return ScorecardEvent(
         condition_id=condition.id,
@@ -96,21 +96,22 @@ def make_event(
         task_id=task.id,
         attempts=len(answers),
         compile_pass_1=checks[0].compiles,
-        compile_pass_n=found.compiles,
-        repair_depth=len(answers) - 1 if found.compiles else None,
+        compile_pass_n=last_check.compiles,
+        repair_depth=len(answers) - 1 if last_check.compiles else None,
         # Fenced code compiles only in a format with fences, such as Markdown.
-        canonical_pass=found.compiles and (answer.is_bare or check(text).compiles),
+        canonical_pass=last_check.compiles and (answer.is_bare or check(text).compiles),
         voxelized_strictness=answer.strictness,
-        task_success=found.compiles and all(part in answer.code for part in task.expected_contains),
-        semantic_task_success=found.compiles and all(part in answer.code for part in task.semantic_expected_contains),
-        hir_error_count=len(found.diagnostics),
+        task_success=last_check.compiles and all(part in answer.code for part in task.expected_contains),
+        semantic_task_success=last_check.compiles
+        and all(part in answer.code for part in task.semantic_expected_contains),
+        hir_error_count=len(last_check.diagnostics),
         latency_ms=latency,
-        time_to_first_valid_ms=latency if found.compiles else None,
-        repair_stalled=not found.compiles and len(checks) > 1 and is_stalled(checks),
+        time_to_first_valid_ms=latency if last_check.compiles else None,
+        repair_stalled=not last_check.compiles and len(checks) > 1 and is_stalled(checks),
         tokens_in=sum(attempt.tokens_in for attempt in answers),
         tokens_out=sum(attempt.tokens_out for attempt in answers),
         placeholder_marker_hits=substance.markers,
         trivial_placeholder_output=substance.is_trivial,
         construct_richness_score=substance.richness,
-        anti_stub_pass=found.compiles and substance.passes,
+        anti_stub_pass=last_check.compiles and substance.passes,
     )

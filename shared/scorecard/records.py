@@ -56,8 +56,8 @@ class ScorecardEvent(ScorecardValue):
             "anti_stub_pass": self.anti_stub_pass and not self.compile_pass_n,
             "hir_error_count": (self.hir_error_count == 0) != self.compile_pass_n,
         }
-        if found := [name for name, is_wrong in wrong.items() if is_wrong]:
-            raise ValueError(f"these fields contradict others of the row: {', '.join(found)}")
+        if contradicting := [name for name, is_wrong in wrong.items() if is_wrong]:
+            raise ValueError(f"these fields contradict others of the row: {', '.join(contradicting)}")
         return self
 
 

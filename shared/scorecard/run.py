@@ -47,12 +47,14 @@ def run_scorecard(
                 continue
             is_recorded = condition.mode == "fixture_file"
             generate = recorded(spec_path, condition, task) if is_recorded else sample(condition, task)
-            found = run_task(spec, condition, task, generate, lambda text: checkers.check(spec.validator, text))
-            if found is None:
+            event_and_answers = run_task(
+                spec, condition, task, generate, lambda text: checkers.check(spec.validator, text)
+            )
+            if event_and_answers is None:
                 raise _no_answer(condition, task)
-            folder.add(*found)
+            folder.add(*event_and_answers)
             count += 1
-            report(found[0], count, total)
+            report(event_and_answers[0], count, total)
     return folder.finish(spec, str(spec_path), git_sha, started)
 
 

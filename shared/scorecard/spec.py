@@ -89,8 +89,8 @@ class ScorecardSpec(ScorecardValue):
 
     @model_validator(mode="after")
     def _ids_are_unique(self) -> ScorecardSpec:
-        for kind, found in (("conditions", self.conditions), ("tasks", self.tasks)):
-            twice = [name for name, count in Counter(entry.id for entry in found).items() if count > 1]
+        for kind, entries in (("conditions", self.conditions), ("tasks", self.tasks)):
+            twice = [name for name, count in Counter(entry.id for entry in entries).items() if count > 1]
             if twice:
                 raise ValueError(f"{kind} has the id {twice[0]!r} twice")
         return self

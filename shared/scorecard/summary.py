@@ -51,5 +51,5 @@ def summarize(condition: ScorecardCondition, events: Sequence[ScorecardEvent]) -
 
 
 def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return math.fsum(found) / len(found)
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers)

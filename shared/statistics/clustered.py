@@ -33,7 +33,7 @@ def clusters_of(values: Sequence[float], groups: Sequence[Hashable]) -> list[Clu
     members: dict[Hashable, list[float]] = {}
     for value, group in zip(values, groups, strict=True):
         members.setdefault(group, []).append(value)
-    return [Cluster(math.fsum(found), len(found)) for found in members.values()]
+    return [Cluster(math.fsum(group_values), len(group_values)) for group_values in members.values()]
 
 
 def clustered_standard_error(values: Sequence[float], groups: Sequence[Hashable]) -> float:

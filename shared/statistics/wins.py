@@ -36,8 +36,8 @@ def win_rate(
 ) -> WinRate:
     """Count wins, pair by pair; the arguments are those of :func:`shared.statistics.paired.compare`."""
     won = shares_won(old, new)
-    found = compare([1 - share for share in won], won, 0.0, confidence, groups)
-    return WinRate(won.count(1.0), won.count(0.5), won.count(0.0), found.new, rate_interval(found.interval))
+    comparison = compare([1 - share for share in won], won, 0.0, confidence, groups)
+    return WinRate(won.count(1.0), won.count(0.5), won.count(0.0), comparison.new, rate_interval(comparison.interval))
 
 
 def shares_won(old: Sequence[float], new: Sequence[float]) -> list[float]:

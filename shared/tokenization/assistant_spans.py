@@ -71,7 +71,7 @@ def find_assistant_spans(tokenizer: Tokenizer, row: TrainingRow, *, compare_prom
     try:
         chat = _WrittenRow.write(tokenizer, row)
         left_out = chat.left_out | check_complete(tokenizer, chat.messages, chat.tools, chat.whole.text)
-        found = chat.by_marks(compare_prompt) or chat.by_offsets()
+        chat_with_spans = chat.by_marks(compare_prompt) or chat.by_offsets()
     except InvalidRequest as error:
         raise InvalidRequest(
             error.code,
@@ -81,8 +81,8 @@ def find_assistant_spans(tokenizer: Tokenizer, row: TrainingRow, *, compare_prom
             details={"line": row.line},
         ) from error
     if not (left_out or chat.developer_as_system):
-        return found
-    return replace(found, developer_as_system=chat.developer_as_system, left_out=left_out)
+        return chat_with_spans
+    return replace(chat_with_spans, developer_as_system=chat.developer_as_system, left_out=left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +256,9 @@ class _WrittenRow:
         return self.written[key]
 
 
-def _common_prefix_length(one: str, other: str) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+def _common_prefix_length(text: str, other: str) -> int:
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(text), len(other)))
 
 
 def _names(turns: Sequence[Message]) -> list[str]:

@@ -111,8 +111,8 @@ class ChatTemplate:
         Raises:
             InvalidRequest: ``TEMPLATE_UNSUPPORTED`` with the template's own message: it does not accept this chat.
         """
-        given = {"messages": messages, "tools": tools, "documents": None}
-        values = {**self.special_tokens, **self.arguments, **given, "add_generation_prompt": add_generation_prompt}
+        of_chat = {"messages": messages, "tools": tools, "documents": None}
+        values = {**self.special_tokens, **self.arguments, **of_chat, "add_generation_prompt": add_generation_prompt}
         output = _Output(deadline=time.monotonic() + MAX_SECONDS)
         token = _current.set(output)
         try:
@@ -143,8 +143,8 @@ def _stored(node: nodes.Node) -> frozenset[str]:
 def _tested(expression: nodes.Node) -> frozenset[str]:
     """Return the names that an expression tests for being defined, or gives a default."""
     parts = [expression, *expression.find_all((nodes.Test, nodes.Filter))]
-    asked = ("defined", "undefined", "default", "d")
-    names = [part.node for part in parts if isinstance(part, nodes.Test | nodes.Filter) and part.name in asked]
+    tests = ("defined", "undefined", "default", "d")
+    names = [part.node for part in parts if isinstance(part, nodes.Test | nodes.Filter) and part.name in tests]
     return frozenset(name.name for name in names if isinstance(name, nodes.Name))
 
 
@@ -175,8 +175,8 @@ class _Output:
 
     def spans_in(self, text: str) -> list[tuple[int, int]] | None:
         # Inside a macro, output is written at another place than it was marked.
-        known = all(text.startswith(piece, start) for start, piece in self.marked)
-        return [(start, start + len(piece)) for start, piece in self.marked] if known else None
+        are_in_place = all(text.startswith(piece, start) for start, piece in self.marked)
+        return [(start, start + len(piece)) for start, piece in self.marked] if are_in_place else None
 
 
 _current: ContextVar[_Output | None] = ContextVar("_current", default=None)

@@ -124,13 +124,13 @@ def _is_written(part: str, text: str) -> bool:
 
 def _omissions(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: list[Any] | None) -> _Omissions:
     """Return the parts that the template leaves out of chats of this shape; computed once."""
-    known: dict[Hashable, _Omissions] = tokenizer.omissions
+    cache: dict[Hashable, _Omissions] = tokenizer.omissions
     shape = (*map(_shape, messages), bool(tools), *map(any, zip(*map(_tool_shape, _functions(tools)), strict=True)))
-    if shape not in known:
-        if len(known) >= MAX_SHAPES:
-            known.clear()
-        known[shape] = _find_omissions(tokenizer, messages, tools)
-    return known[shape]
+    if shape not in cache:
+        if len(cache) >= MAX_SHAPES:
+            cache.clear()
+        cache[shape] = _find_omissions(tokenizer, messages, tools)
+    return cache[shape]
 
 
 def _shape(message: dict[str, Any]) -> Hashable:

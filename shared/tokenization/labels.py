@@ -72,8 +72,8 @@ def label_chats(tokenizer: Tokenizer, chats: Sequence[Chat]) -> list[LabelledCha
     """Tokenise chats, and find the supervised tokens."""
     encodings = tokenizer.encode_batch([chat.text for chat in chats])
     return [
-        LabelledChat(chat, found.ids, found.offsets, _supervised(found, chat.spans, tokenizer.end_ids))
-        for chat, found in zip(chats, encodings, strict=True)
+        LabelledChat(chat, encoding.ids, encoding.offsets, _supervised(encoding, chat.spans, tokenizer.end_ids))
+        for chat, encoding in zip(chats, encodings, strict=True)
     ]
 
 

@@ -47,14 +47,14 @@ def supervise_preferences(
     with path.open("rb") as file:
         lines = count_lines(file)
     chosen = sample_lines(lines, limit_rows)
-    found, report = PreferenceSupervisionPass(tokenizer, seq_len=seq_len, filters=filters), DatasetReport()
+    counting, report = PreferenceSupervisionPass(tokenizer, seq_len=seq_len, filters=filters), DatasetReport()
     with path.open("rb") as file:
         for line, record in read_preferences(method, file, report):
-            take = found.add if chosen is None or line in chosen else found.measure
+            take = counting.add if chosen is None or line in chosen else counting.measure
             take(record, line)
     if report.error_count and not lenient:
         raise line_errors(report)
-    return found.report(lines, sampled=chosen is not None)
+    return counting.report(lines, sampled=chosen is not None)
 
 
 class PreferenceSupervisionPass:

@@ -92,6 +92,6 @@ def served_tools(tools: list[Any] | None) -> list[Any] | None:
     return served or None
 
 
-def _ordered(given: dict[str, Any], *first: str) -> dict[str, Any]:
+def _ordered(content: dict[str, Any], *first: str) -> dict[str, Any]:
     """Move some keys to the front: a template may write a dict as it is, so the order affects the output."""
-    return {key: given[key] for key in first if key in given} | given
+    return {key: content[key] for key in first if key in content} | content

@@ -62,16 +62,16 @@ def supervise_file(
     with path.open("rb") as file:
         lines = count_lines(file)
     chosen = sample_lines(lines, limit_rows)
-    wanted = filters or RowFilter(min_rating=min_rating)
-    found = SupervisionPass(tokenizer, seq_len=seq_len, last_k=last_k, filters=wanted)
+    row_filter = filters or RowFilter(min_rating=min_rating)
+    counting = SupervisionPass(tokenizer, seq_len=seq_len, last_k=last_k, filters=row_filter)
     with path.open("rb") as file:
         if chosen is None:
             rows = read_rows(file, DatasetReport() if lenient else None)
         else:
             rows = _sampled_rows(file, chosen, lenient)
         for row in rows:
-            found.add(row)
-    return found.report(lines, sampled=chosen is not None)
+            counting.add(row)
+    return counting.report(lines, sampled=chosen is not None)
 
 
 def sample_lines(lines: int, limit: int | None) -> frozenset[int] | None:
@@ -141,9 +141,9 @@ def _sampled_rows(file: BinaryIO, chosen: Collection[int], lenient: bool) -> Ite
                 row = parse_row(piece, number)
             except RowError as error:
                 if not lenient:
-                    found = DatasetReport()
-                    found.add_error(number, error)
-                    raise line_errors(found) from error
+                    report = DatasetReport()
+                    report.add_error(number, error)
+                    raise line_errors(report) from error
             else:
                 yield row
         is_start = piece.endswith(b"\n")

@@ -84,7 +84,7 @@ class SupervisionCounts:
     @property
     def notes(self) -> dict[str, Notes]:
         """Return the notes with a count above zero, by their names in the report."""
-        return {name: found for name, attribute in NOTES.items() if (found := getattr(self, attribute)).count}
+        return {name: notes for name, attribute in NOTES.items() if (notes := getattr(self, attribute)).count}
 
     def refuse(self, row: TrainingRow, reason: str, *, knows_tools: bool) -> None:
         """Count a row that cannot be written with the template.
@@ -155,7 +155,7 @@ class SupervisionCounts:
         longest = max(len(side.ids) for side in sides)
         cut = max(0, longest - self.seq_len)
         examples = [side.example(max(1, len(side.ids) - cut)) for side in sides]
-        supervised, tokens = sum(one.targets for one in examples), sum(len(one.ids) for one in examples)
+        supervised, tokens = sum(example.targets for example in examples), sum(len(example.ids) for example in examples)
         self.rows += 1
         self.tokens += tokens
         self.supervised += supervised
@@ -166,8 +166,8 @@ class SupervisionCounts:
         self.token_sizes[_bucket(tokens)] += 1
         self.supervised_sizes[_bucket(supervised)] += 1
         missing = next(filter(None, map(_missing_end, sides, examples, [tokenizer] * len(sides))), "")
-        chat, known = sides[0].chat, tokenizer.tokens_without_embedding
-        if unknown := {id_ for one in examples for id_ in one.ids if id_ in known}:
+        chat, missing_embeddings = sides[0].chat, tokenizer.tokens_without_embedding
+        if unknown := {id_ for example in examples for id_ in example.ids if id_ in missing_embeddings}:
             self.without_embedding.add(chat.line, _unknown_tokens(tokenizer, min(unknown)))
             self._lose(row)
         elif reason := preference_fault(sides, cut, self.seq_len):

@@ -142,13 +142,13 @@ class SupervisionReport(SupervisionPart):
             (self.thoughts_left_out, "lose thoughts of their answers, which the base's template does not write"),
             (self.names_left_out, "lose the names of their speakers, which the base's template does not write"),
         )  # fmt: skip
-        found = [f"{notes.count} {kind}rows {what}: {notes.lines}." for notes, what in findings if notes.count]
+        sentences = [f"{notes.count} {kind}rows {what}: {notes.lines}." for notes, what in findings if notes.count]
         if self.truncated_rows:
-            found.append(
+            sentences.append(
                 f"{self.truncated_rows} of {self.rows} {kind}rows are longer than exec.seq_len ({seq_len} tokens): their"
                 f" beginning is cut off, in {self.cut.lines}. Raise exec.seq_len to keep it."
             )
-        return found
+        return sentences
 
     def is_refused(self, *, lenient: bool = False) -> bool:
         """Return whether a row cannot be trained on; with ``lenient``, whether none can."""

@@ -74,19 +74,19 @@ def check_arguments(templates: Sequence[ChatTemplate], arguments: Mapping[str, A
         ContractRejected: ``TEMPLATE_ARGUMENT_UNKNOWN``, with the known names; ``TEMPLATE_ARGUMENT_INVALID``: a name
             that the server sets, or a value with which a template fails.
     """
-    known = known_arguments(templates)
+    accepted = known_arguments(templates)
     for name, value in arguments.items():
         if name in RESERVED_ARGUMENTS:
             raise _invalid(name, "is set by the server for each chat", "Leave it out.")
-        if name not in known:
+        if name not in accepted:
             raise ContractRejected(
                 Code.TEMPLATE_ARGUMENT_UNKNOWN,
                 f"The base's chat template does not have an argument {name!r}.",
-                remedy=f"Use one of its arguments: {', '.join(known)}."
-                if known
+                remedy=f"Use one of its arguments: {', '.join(accepted)}."
+                if accepted
                 else "Leave the arguments out: the template does not have any.",
                 param=f"{PARAM}.{name}",
-                details={"known": known},
+                details={"known": accepted},
             )
         if isinstance(value, str) and value.strip().lower() in ("true", "false"):
             remedy = f"Write {value.strip().lower()} without quotation marks."

@@ -171,8 +171,8 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
         """Tokenise strings, on all cores."""
-        found = self.backend.encode_batch(list(texts), add_special_tokens=False)
-        return [Encoding(one.ids, one.offsets) for one in found]
+        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        return [Encoding(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode token ids to a string, special tokens included."""
@@ -192,11 +192,11 @@ def _load_backend(path: Path, config: dict[str, Any], special_tokens: dict[str, 
     # Ids do not depend on it, but a ByteLevel post-processor trims white space off the offsets.
     backend.post_processor = processors.Sequence([])
     # As transformers does: tokens of tokenizer_config.json that are missing in tokenizer.json are added.
-    known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
+    token_forms = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     # In the order of their ids, because the library numbers them in the order of adding.
     listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
     added = [AddedToken(**fields) for _, fields in listed]
-    backend.add_tokens([token for token in added if repr(token) not in known])
+    backend.add_tokens([token for token in added if repr(token) not in token_forms])
     missing = [token for token in special_tokens.values() if backend.token_to_id(token) is None]
     backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in dict.fromkeys(missing)])
     return backend
@@ -226,10 +226,10 @@ def stored_templates(folder: Path, config: dict[str, Any] | None = None) -> dict
     """
     config = _read_json(folder / "tokenizer_config.json") if config is None else config
     path = folder / "chat_template.jinja"
-    found = path.read_bytes().decode() if path.is_file() else config.get("chat_template")
-    if isinstance(found, list):
-        found = {entry["name"]: entry["template"] for entry in found}
-    sources = {"default": found} if isinstance(found, str) else found
+    stored = path.read_bytes().decode() if path.is_file() else config.get("chat_template")
+    if isinstance(stored, list):
+        stored = {entry["name"]: entry["template"] for entry in stored}
+    sources = {"default": stored} if isinstance(stored, str) else stored
     if isinstance(sources, dict) and isinstance(sources.get("default"), str):
         return sources
     return {}

@@ -36,5 +36,7 @@ FORMS = (
 
 def parser_of(text: str, name: str, backend: tokenizers.Tokenizer) -> str | None:
     """Return vLLM's parser of the form in which a text calls a function; None if it is in no known form."""
-    known = (form for form in FORMS if not form.token or backend.token_to_id(form.token) is not None)
-    return next((form.parser for form in known if re.search(form.pattern.format(name=re.escape(name)), text)), None)
+    possible_forms = (form for form in FORMS if not form.token or backend.token_to_id(form.token) is not None)
+    return next(
+        (form.parser for form in possible_forms if re.search(form.pattern.format(name=re.escape(name)), text)), None
+    )

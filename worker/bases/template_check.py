@@ -93,9 +93,9 @@ def refuse_difference(tokenizer: Tokenizer, source: str) -> None:
     for chat, served in encode_chats(tokenizer, plain).chats:
         if chat.name not in own:
             raise _mismatch(f"refuses the probe chat {chat.name!r}, which the base's accepts", {"chat": chat.name})
-        if found := first_difference(own[chat.name], served):
-            where = f"has token {found['trainer_id']} at position {found['position']} of the probe chat {chat.name!r}"
-            raise _mismatch(f"{where}, but the base's has {found['server_id']}", {"chat": chat.name, **found})
+        if difference := first_difference(own[chat.name], served):
+            where = f"has token {difference['trainer_id']} at position {difference['position']} of the probe chat {chat.name!r}"
+            raise _mismatch(f"{where}, but the base's has {difference['server_id']}", {"chat": chat.name, **difference})
 
 
 def _mismatch(difference: str, details: dict[str, object]) -> ArtifactInvalid:

@@ -91,8 +91,8 @@ def judge_item(
         ]
         return answer.model_copy(update={"results": results})
 
-    asked = [*plan.models, plan.models[1]] if plan.noise_floor else plan.models
-    answers = [_answer(plan, target, post, source.item, sample_index) for target in asked]
+    targets = [*plan.models, plan.models[1]] if plan.noise_floor else plan.models
+    answers = [_answer(plan, target, post, source.item, sample_index) for target in targets]
     if not answers:
         answers = [_answer_of_row(source)]
     against = [answers[1], *[answers[0]] * (len(answers) - 1)] if len(answers) > 1 else [None]
@@ -135,10 +135,10 @@ def _answer(
 
 def _answer_of_row(source: SourceItem) -> Answer:
     """Return the answer that a row contains; a row without one is judged by the item alone."""
-    given = dict(source.sample or {})
-    if isinstance(text := given.get("output_text"), str) and "output_json" not in given:
-        given = {**make_sample(text), **given}
-    return Answer(sample=given)
+    sample = dict(source.sample or {})
+    if isinstance(text := sample.get("output_text"), str) and "output_json" not in sample:
+        sample = {**make_sample(text), **sample}
+    return Answer(sample=sample)
 
 
 def _result(
@@ -160,15 +160,15 @@ def _result(
     except OF_THE_WHOLE:
         raise
     except MensError as error:
-        told = error.as_dict()
+        failure = error.as_dict()
         is_answers = isinstance(error, InvalidRequest) and error.code in OF_THE_ANSWER
         return CriterionResult(
             name=criterion.name,
             type=criterion.type,
             passed=False,
             score=0.0,
-            fault=told if is_answers else None,
-            error=None if is_answers else told,
+            fault=failure if is_answers else None,
+            error=None if is_answers else failure,
         )
     return CriterionResult(name=criterion.name, type=criterion.type, passed=is_passed(criterion, score), score=score)
 

@@ -148,11 +148,11 @@ def _error_of(response: httpx.Response) -> MensError:
     """Convert an error response into the exception class that fits its cause."""
     status = response.status_code
     try:
-        told = msgspec.json.decode(response.content)["error"]
-        given, message, remedy = told["mens"]["code"], str(told["message"]), str(told["mens"].get("remedy") or "")
+        body = msgspec.json.decode(response.content)["error"]
+        name, message, remedy = body["mens"]["code"], str(body["message"]), str(body["mens"].get("remedy") or "")
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-        given, message, remedy = "", f"The API returned the status {status}.", ""
-    code = Code(given) if given in Code.__members__ else Code.SERVING_FAILED
+        name, message, remedy = "", f"The API returned the status {status}.", ""
+    code = Code(name) if name in Code.__members__ else Code.SERVING_FAILED
     if status == httpx.codes.UNAUTHORIZED:
         return Unavailable(Code.EVAL_UNAVAILABLE, f"The API refuses the evaluation's key: {message}")
     if status in AWAY:

@@ -82,8 +82,8 @@ def run_forget(
     Raises:
         Unavailable: the API, a replica or a limit holds it up. LeaseLost; and the exceptions of a stop.
     """
-    found, absent = run_templates(job, parents, adapter_id, compared_with)
-    runs = {parents_run(name): run for name, run in found.items()}
+    templates, absent = run_templates(job, parents, adapter_id, compared_with)
+    runs = {parents_run(name): run for name, run in templates.items()}
     missing = {parents_run(name): reason for name, reason in absent.items()}
     try:
         runs = {GENERAL: ask_general_questions(job, adapter_id, compared_with)} | runs
@@ -106,15 +106,15 @@ def answer_pairs(results: Iterable[ItemResult], criteria: list[Criterion]) -> It
 
 def _run(job: EvaluatingJob, name: str, template: RunTemplate, adapter_id: str, compared_with: str | None) -> RunScores:
     database, tenant = job.leases.database, job.lease.job.tenant
-    found = Evals(database, tenant).get(template.eval)
-    spec = EvalSpec.model_validate(found.spec)
-    plan = _plan(job, found.id, spec, template, adapter_id, compared_with)
+    evaluation = Evals(database, tenant).get(template.eval)
+    spec = EvalSpec.model_validate(evaluation.spec)
+    plan = _plan(job, evaluation.id, spec, template, adapter_id, compared_with)
     # Named by its plan: a later attempt continues it only if everything that it compares is unchanged.
-    run = job.leases.open_run(job.lease, found.id, f"gate {name} {plan.digest[:12]}", plan.model_dump(mode="json"))
+    run = job.leases.open_run(job.lease, evaluation.id, f"gate {name} {plan.digest[:12]}", plan.model_dump(mode="json"))
     outcome = evaluate_model(job, plan, run.id)
     results = (ItemResult.model_validate(item.result) for item in EvalItems(database).all(run.id))
     return RunScores(
-        eval_id=found.id,
+        eval_id=evaluation.id,
         run_id=run.id,
         measured_at=run.created_at,
         candidate=adapter_id,

@@ -27,9 +27,9 @@ def ask_general_questions(job: EvaluatingJob, adapter_id: str, compared_with: st
             ``MODEL_NOT_FOUND``: a model is gone. LeaseLost; and the exceptions of a stop.
     """
     questions, measured_at = all_general_questions(), job.leases.now()
-    asked = [(question, model) for question in questions for model in (adapter_id, compared_with)]
+    requests = [(question, model) for question in questions for model in (adapter_id, compared_with)]
     with open_models(job) as door, ThreadPoolExecutor(job.settings.evaluation_concurrency, "general") as pool:
-        answers = [pool.submit(_answer, door, question, model) for question, model in asked]
+        answers = [pool.submit(_answer, door, question, model) for question, model in requests]
         try:
             _wait(job, answers)
         finally:
@@ -37,10 +37,10 @@ def ask_general_questions(job: EvaluatingJob, adapter_id: str, compared_with: st
                 answer.cancel()
             # Otherwise this would wait for threads that still read until their timeouts.
             door.abort()
-        found = [(answer.result(),) for answer in answers]
+        answered = [(answer.result(),) for answer in answers]
     pairs = [
         AnswerPair(item_index=index, candidate=candidate, incumbent=incumbent)
-        for index, (candidate, incumbent) in enumerate(zip(found[::2], found[1::2], strict=True))
+        for index, (candidate, incumbent) in enumerate(zip(answered[::2], answered[1::2], strict=True))
     ]
     return RunScores(
         eval_id=GENERAL,

@@ -184,10 +184,10 @@ class _InFlight:
 
     def _judge(self, position: int, source: SourceItem) -> None:
         try:
-            found: Judged | BaseException = self._judge_item(*divmod(position, self._samples), source)
+            outcome: Judged | BaseException = self._judge_item(*divmod(position, self._samples), source)
         except BaseException as error:
-            found = error
-        self._finished.put((position, found))
+            outcome = error
+        self._finished.put((position, outcome))
 
 
 def _judge_all(
@@ -231,12 +231,12 @@ def _judge_all(
             door.abort()
 
 
-def _add(found: list[tuple[int, Judged | BaseException]], progress: _Progress) -> None:
+def _add(results: list[tuple[int, Judged | BaseException]], progress: _Progress) -> None:
     """Count the results; raise the first error after the results that arrived with it are counted."""
-    for position, judged in found:
+    for position, judged in results:
         if isinstance(judged, Judged):
             progress.add(position, judged)
-    for _, judged in found:
+    for _, judged in results:
         if isinstance(judged, BaseException):
             raise judged
 

@@ -62,26 +62,32 @@ class BaseCertifier:
             with BlockingReplicaClient(url, self.settings.serving_key.get_secret_value(), REQUEST_SECONDS) as replica:
                 names.append(replica.name)
                 try:
-                    found = replica.capabilities()
-                    if entry := merged.get(found.served_digest):
-                        measured += [replica.name] if self._measure(replica, entry, found) else []
+                    capabilities = replica.capabilities()
+                    if entry := merged.get(capabilities.served_digest):
+                        measured += [replica.name] if self._measure(replica, entry, capabilities) else []
                 except MensError as error:
                     # It is starting, or is gone; an earlier failure stays until it can be measured again.
                     logger.info("the serving %s was not measured: %s", replica.name, error)
         self.certificates.keep_only(names)
         return measured
 
-    def _measure(self, replica: BlockingReplicaClient, entry: BaseModelEntry, found: ReplicaCapabilities) -> bool:
+    def _measure(
+        self, replica: BlockingReplicaClient, entry: BaseModelEntry, capabilities: ReplicaCapabilities
+    ) -> bool:
         """Measure one replica, unless this start of it was measured already; return whether it was measured."""
-        earlier = {one.replica: one for one in self.certificates.of(entry.digest)}.get(replica.name)
-        if earlier and earlier.instance == found.instance:
+        earlier = {earlier_one.replica: earlier_one for earlier_one in self.certificates.of(entry.digest)}.get(
+            replica.name
+        )
+        if earlier and earlier.instance == capabilities.instance:
             return False
-        served = ServedBase(found.base, found.served_digest, found.twin_of, found.dtype or "bfloat16")
+        served = ServedBase(
+            capabilities.base, capabilities.served_digest, capabilities.twin_of, capabilities.dtype or "bfloat16"
+        )
         folder = locate_base(entry, self.settings)
         probes = read_probes(entry, folder / PROBES_NAME)
         tokenizer = Tokenizer.load(folder, ChatOptions(entry.template_arguments))
         report = measure(replica, served, probes, tokenizer, CertificateLimits(self.settings.effect_floor))
-        self.certificates.store(entry.digest, replica.name, found.instance, report)
+        self.certificates.store(entry.digest, replica.name, capabilities.instance, report)
         verdict = "passed" if report["passed"] else f"failed {', '.join(report['failed'])}"
         logger.info("%s on the serving %s: %s", entry.name, replica.name, verdict)
         return True
@@ -119,8 +125,8 @@ def measure(
     Raises:
         JobFailed: ``SERVING_REFUSED``. Unavailable: ``SERVING_UNAVAILABLE``.
     """
-    asked = [probe.model_dump(include={"token_ids", "positions"}) for probe in probes.probes]
-    once, again = ([replica.scores(served.name, probe) for probe in asked] for _ in range(2))
+    requests = [probe.model_dump(include={"token_ids", "positions"}) for probe in probes.probes]
+    once, again = ([replica.scores(served.name, probe) for probe in requests] for _ in range(2))
     encoded = encode_chats(tokenizer)
     template = measure_template(replica, served.name, encoded, tokenizer.options.arguments)
     base: Scores = [probe.base for probe in probes.probes]

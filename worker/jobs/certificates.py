@@ -128,8 +128,8 @@ def template_report(
         arguments: template arguments that both were rendered with.
     """
     pairs = zip(encoded.chats, served, strict=True)
-    found = ((chat.name, first_difference(ours, theirs)) for (chat, ours), theirs in pairs)
-    difference = next(({"chat": name, **where} for name, where in found if where), None)
+    differing = ((chat.name, first_difference(ours, theirs)) for (chat, ours), theirs in pairs)
+    difference = next(({"chat": name, **where} for name, where in differing if where), None)
     return {
         "chats": [chat.name for chat, _ in encoded.chats],
         "skipped": encoded.skipped,
@@ -222,7 +222,9 @@ def certificate(
         "tools": tools is None or bool(tools["reason"]) or tools["as_trained"],
         "effect": report["effect_rms_nats"] > least_effect,
         "engine_error": _within(parity["engine_error_rms_nats"], parity["engine_error_limit_nats"]),
-        "depth": all(_within(one["engine_error_rms_nats"], engine_limit) for one in _judged(report["depth"])),
+        "depth": all(
+            _within(depth_range["engine_error_rms_nats"], engine_limit) for depth_range in _judged(report["depth"])
+        ),
         "base_shift": _within(parity["base_shift_rms_nats"], parity["base_shift_limit_nats"]),
     }
     failed = [name for name, passed in verdicts.items() if not passed]
@@ -248,7 +250,7 @@ def _depth_report(measured: Measurements) -> list[dict[str, Any]]:
     for begin, end in pairwise((0, *DEPTHS)):
         inside = [index for index, position in enumerate(at) if begin <= position < end]
         numbers = {
-            f"{name}_rms_nats": rms([found[i] for i in inside]) if found else None for name, found in errors.items()
+            f"{name}_rms_nats": rms([values[i] for i in inside]) if values else None for name, values in errors.items()
         }
         rows += [{"from": begin, "to": end, "positions": len(inside), **numbers}] if inside else []
     return rows
@@ -258,7 +260,9 @@ def _judged(depth: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the ranges that are judged: the first, as deep positions would hide an error of a few short answers; and a deeper
     one with enough positions. A single range is the whole, which is judged already.
     """
-    judged = [one for one in depth if one["from"] == 0 or one["positions"] >= LEAST_POSITIONS]
+    judged = [
+        depth_range for depth_range in depth if depth_range["from"] == 0 or depth_range["positions"] >= LEAST_POSITIONS
+    ]
     return judged if len(depth) > 1 else []
 
 
@@ -270,14 +274,14 @@ def _drift_warnings(depth: Sequence[dict[str, Any]], limit: float | None) -> lis
     first, *deeper = judged
     shallow = first["engine_error_rms_nats"]
     grown = [
-        one
-        for one in deeper
-        if limit >= one["engine_error_rms_nats"] > max(DRIFT_FACTOR * shallow, DRIFT_SHARE * limit)
+        depth_range
+        for depth_range in deeper
+        if limit >= depth_range["engine_error_rms_nats"] > max(DRIFT_FACTOR * shallow, DRIFT_SHARE * limit)
     ]
     return [
-        f"The engine error grows with the context: {one['engine_error_rms_nats']:.1e} nats from position {one['from']} on, "
+        f"The engine error grows with the context: {depth_range['engine_error_rms_nats']:.1e} nats from position {depth_range['from']} on, "
         f"{shallow:.1e} before position {first['to']}. Check vLLM's settings of long contexts, such as RoPE scaling."
-        for one in grown[-1:]
+        for depth_range in grown[-1:]
     ]
 
 
@@ -313,26 +317,26 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
     parity = report["parity"]
     match report["failed"][0]:
         case "template":
-            found = report["template"]["difference"]
+            difference = report["template"]["difference"]
             reason = "no probe chat could be compared"
-            if found and found.get("refused"):
-                reason = f"the replica refuses the probe chat {found['chat']!r}, which the base's template accepts"
-            elif found:
+            if difference and difference.get("refused"):
+                reason = f"the replica refuses the probe chat {difference['chat']!r}, which the base's template accepts"
+            elif difference:
                 reason = (
-                    f"the probe chat {found['chat']!r} has token {found['server_id']} at position {found['position']}, "
-                    f"but the trainer has {found['trainer_id']}"
+                    f"the probe chat {difference['chat']!r} has token {difference['server_id']} at position {difference['position']}, "
+                    f"but the trainer has {difference['trainer_id']}"
                 )
             remedy = "Serve the base with the tokenizer and chat template that it was tuned with; do not set others on the replica."
             return Code.ADAPTER_TEMPLATE_MISMATCH, reason, remedy
         case "stop":
-            tokens = ", ".join(f"{one['token']} ({one['id']})" for one in report["stop"]["missed"])
+            tokens = ", ".join(f"{entry['token']} ({entry['id']})" for entry in report["stop"]["missed"])
             reason = f"its answers continue after {tokens}, but training ends a turn there"
             remedy = (
                 "Start the replica with this release's `python -m serving`, which makes it stop at every end token."
             )
             return Code.ADAPTER_STOP_MISMATCH, reason, remedy
         case "tools":
-            calls = ", ".join(f"{one['name']}({one['arguments']})" for one in report["tools"]["calls"])
+            calls = ", ".join(f"{entry['name']}({entry['arguments']})" for entry in report["tools"]["calls"])
             reason = f"it reads {calls or 'no tool call'} from an answer that calls a tool as in training"
             remedy = (
                 "Start the replica without MENS_SERVING_TOOL_PARSER, or with the parser of this base's form of calls."
@@ -350,7 +354,7 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
             remedy = "vLLM does not compute this model as transformers does: check its version, dtype and settings."
         case "depth":
             limit, dtype = parity["engine_error_limit_nats"], report["base"]["dtype"]
-            worst = max(_judged(report["depth"]), key=lambda one: one["engine_error_rms_nats"])
+            worst = max(_judged(report["depth"]), key=lambda entry: entry["engine_error_rms_nats"])
             where = f"from position {worst['from']} to {worst['to'] - 1}"
             reason = f"the engine error is {worst['engine_error_rms_nats']:.2e} nats RMS {where}; the limit for {dtype} is {limit:.0e}"
             remedy = "vLLM and transformers compute this model's long contexts differently: check vLLM's version and RoPE settings."
@@ -363,9 +367,9 @@ def _explain(report: dict[str, Any]) -> tuple[Code, str, str]:
     return Code.ADAPTER_PARITY_FAILED, reason, remedy
 
 
-def differences(one: Scores, other: Scores) -> list[float]:
+def differences(scores: Scores, other: Scores) -> list[float]:
     """Return ``other - one``, position by position, over all probes."""
-    pairs = zip(one, other, strict=True)
+    pairs = zip(scores, other, strict=True)
     return [b - a for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True)]
 
 

@@ -72,17 +72,17 @@ HUB_KEYS = frozenset({"HF_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGING_FACE_HUB_TOK
 """Keys of the hub, which a child does not need: the base is on the disk before it starts."""
 
 
-def child_environment(given: Mapping[str, str], threads: int, processes: int) -> dict[str, str]:
+def child_environment(ours: Mapping[str, str], threads: int, processes: int) -> dict[str, str]:
     """Environment of the processes that share a run.
 
     Args:
-        given: the worker's environment.
+        ours: the worker's environment.
         threads: CPU threads of all processes together; 0 leaves it to torch.
         processes: number of processes.
     """
     environment = {
         name: value
-        for name, value in given.items()
+        for name, value in ours.items()
         if (name in NAMES or name.startswith(PREFIXES)) and name not in HUB_KEYS
     }
     # All files are local; bitsandbytes would fetch compiled code.

@@ -89,7 +89,7 @@ def withdrawn(attempt: Attempt) -> frozenset[str]:
     """Return the digests of the job's checkpoints that were deleted while it ran: its result does not bring them back."""
     job = attempt.lease.job
     made = Adapters(attempt.leases.database, job.tenant).of_job(job.id, deleted=True)
-    return frozenset(one.digest for one in made if one.deleting_at and not one.final)
+    return frozenset(checkpoint.digest for checkpoint in made if checkpoint.deleting_at and not checkpoint.final)
 
 
 def train(attempt: Attempt, plan: ExecutionPlan, checkpoints: StoredCheckpoints) -> None:
@@ -166,12 +166,12 @@ def check_inputs(attempt: Attempt, run: TrainingRun) -> None:
     )
     record = checked.record()
     write_json(attempt.run_dir / PREFLIGHT_NAME, record)
-    found = checked.supervision
+    supervision = checked.supervision
     # Counted on every row; the API may have seen only a sample.
     counted = checked.plan
     held_out = f"{counted.validation_rows} of {counted.train.rows} rows are held out to validate"
     message = (
-        f"Preflight passed: {found.rows} rows, {found.supervised_tokens} of {found.tokens} tokens are supervised;"
+        f"Preflight passed: {supervision.rows} rows, {supervision.supervised_tokens} of {supervision.tokens} tokens are supervised;"
         f" {held_out if counted.validation_rows else 'every row is trained on'}."
     )
     warnings = [NewEvent(level="warn", message=warning) for warning in checked.warnings]
@@ -247,7 +247,9 @@ def publish_adapter(
             attempt.leases.register(attempt.lease, adapter.model_copy(update={"certificates": failed}))
         raise
     # Replicas of one base give the same warning.
-    warnings = dict.fromkeys(warning for one in certificates.values() for warning in one.get("warnings", []))
+    warnings = dict.fromkeys(
+        warning for certificate in certificates.values() for warning in certificate.get("warnings", [])
+    )
     attempt.report(events=[NewEvent(level="warn", message=warning) for warning in warnings])
     return adapter.model_copy(update={"published": True, "certificates": certificates})
 
@@ -268,8 +270,8 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
     registered = [
         # Those that were not measured during the training are published with the result.
         *(
-            one.model_copy(update={"metrics": metrics.get(one.step, {}), "published": final.published})
-            for one in checkpoints
+            checkpoint.model_copy(update={"metrics": metrics.get(checkpoint.step, {}), "published": final.published})
+            for checkpoint in checkpoints
         ),
         final.model_copy(update={"metrics": summary["metrics"] | evaluation}),
     ]
@@ -284,7 +286,9 @@ def finish(attempt: Attempt, plan: ExecutionPlan, adapters: list[NewAdapter], ru
         "memory": summary["memory"],
         "tokens_per_second": summary["tokens_per_second"],
         "resume": summary["resume"],
-        CHECKPOINT_TIMES: {one.id: written[one.step] for one in checkpoints if one.step in written},
+        CHECKPOINT_TIMES: {
+            checkpoint.id: written[checkpoint.step] for checkpoint in checkpoints if checkpoint.step in written
+        },
         **evaluation,
     }
     alias = plan.contract.artifact.alias if final.published else None

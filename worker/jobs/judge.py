@@ -109,15 +109,15 @@ def judge_adapter(
     adapters = Adapters(database, tenant)
     adapter, incumbent = adapters.get(adapter_id), _incumbent(attempt, alias, adapters)
     stored = Policies(database, tenant).exactly(policy)
-    asked = GatePolicy.model_validate(stored.policy)
-    compared_with = _compared_with(adapter, incumbent, adapters, asked)
+    gate_policy = GatePolicy.model_validate(stored.policy)
+    compared_with = _compared_with(adapter, incumbent, adapters, gate_policy)
     attempt.enter(
         Stage.EVALUATING,
         f"Evaluating {adapter.id} against {compared_with or 'no incumbent'} by the policy {policy.name} ({policy.digest[:12]}).",
     )
     served = served_bases(attempt, adapter.base_digest, TrainedWeights.of(adapter.manifest))
-    runs, missing = run_templates(attempt, asked.runs_read, adapter.id, compared_with)
-    start = _start(attempt, adapter, adapters) if _asks_what_is_forgotten(asked) else None
+    runs, missing = run_templates(attempt, gate_policy.runs_read, adapter.id, compared_with)
+    start = _start(attempt, adapter, adapters) if _asks_what_is_forgotten(gate_policy) else None
     evidence = Evidence(
         adapter=AdapterRef(id=adapter.id, digest=adapter.digest),
         incumbent=AdapterRef(id=incumbent.id, digest=incumbent.digest) if incumbent else None,
@@ -127,13 +127,13 @@ def judge_adapter(
         training=training_report(Jobs(database, tenant), adapter),
         runs=runs,
         missing=missing,
-        shadows=_shadows(attempt, asked, alias, incumbent, adapter),
+        shadows=_shadows(attempt, gate_policy, alias, incumbent, adapter),
         cycles=cycles.cycles if cycles else (),
         cycles_from=cycles.given_at if cycles else None,
         forget=run_forget(attempt, start.runs, adapter.id, start.model) if start else None,
-        attempt=_attempt_number(attempt, asked, start.runs if start else {}, adapter, incumbent),
+        attempt=_attempt_number(attempt, gate_policy, start.runs if start else {}, adapter, incumbent),
     )
-    receipt = attempt.leases.add_receipt(attempt.lease, _new(judge(asked, evidence, policy.name)))
+    receipt = attempt.leases.add_receipt(attempt.lease, _new(judge(gate_policy, evidence, policy.name)))
     attempt.report(events=[*_events(receipt), *_forgotten(evidence.forget)])
     return receipt
 
@@ -207,7 +207,7 @@ def served_bases(attempt: Attempt, base_digest: str = "", trained: TrainedWeight
         served_there.append(served)
     fits = [served.fit_of(trained) for served in served_there]
     best = [served for served, fit in zip(served_there, fits, strict=True) if fit is max(fits) is not Fit.NONE]
-    bases = {each.served_digest: ServedBaseRef(name=each.base, digest=each.served_digest) for each in best}
+    bases = {fitting.served_digest: ServedBaseRef(name=fitting.base, digest=fitting.served_digest) for fitting in best}
     return list(bases.values())
 
 
@@ -239,15 +239,15 @@ def _shadows(
 ) -> dict[str, ShadowCounts]:
     """Return the comparisons on copies of the tenant's requests for the alias, by the evals that gates name."""
     comparisons = ShadowComparisons(attempt.leases.database, attempt.lease.job.tenant)
-    found: dict[str, ShadowCounts] = {}
+    counts: dict[str, ShadowCounts] = {}
     for _, gate in policy.gates.configured():
         if isinstance(gate, ShadowGate) and incumbent is not None:
             pair = ShadowPair(alias=alias, incumbent_id=incumbent.id, candidate_id=adapter.id, eval_id=gate.eval)
             if comparison := comparisons.find(pair):
-                found[gate.eval] = ShadowCounts.model_validate(
+                counts[gate.eval] = ShadowCounts.model_validate(
                     comparison.model_dump(include=set(ShadowCounts.model_fields))
                 )
-    return found
+    return counts
 
 
 def _asks_what_is_forgotten(policy: GatePolicy) -> bool:
@@ -273,8 +273,10 @@ def _attempt_number(
     """Return the number of this receipt for the pair under a policy, if runs sample answers; 0 if none does."""
     if not any(template.temperature > 0 for template in (*policy.runs_read.values(), *parents_runs.values())):
         return 0
-    found = Receipts(attempt.leases.database, attempt.lease.job.tenant)
-    return 1 + found.count(adapter.id, adapter.digest, incumbent.digest if incumbent else None, policy_digest(policy))
+    receipts = Receipts(attempt.leases.database, attempt.lease.job.tenant)
+    return 1 + receipts.count(
+        adapter.id, adapter.digest, incumbent.digest if incumbent else None, policy_digest(policy)
+    )
 
 
 def _new(receipt: Receipt) -> NewReceipt:

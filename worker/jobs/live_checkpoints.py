@@ -165,21 +165,30 @@ class LiveCheckpoints:
         if self._attempt.keeper.lost:
             return False
         try:
-            present = {digest_file(one / MANIFEST_NAME): one for one in list_checkpoints(self._attempt.run_dir)}
+            present = {
+                digest_file(checkpoint / MANIFEST_NAME): checkpoint
+                for checkpoint in list_checkpoints(self._attempt.run_dir)
+            }
         except FileNotFoundError:  # the trainer is removing one; a later round sees it
             return True
         newest = max((folder.name for folder in present.values()), default="")
         # An equal checkpoint of an earlier job is that job's own.
-        made = [one for one in self._adapters.of_job(self._job.id) if not one.final]
-        dropped = {one.id for one in made if one.digest not in present and checkpoint_name(one.step) <= newest}
+        made = [checkpoint for checkpoint in self._adapters.of_job(self._job.id) if not checkpoint.final]
+        dropped = {
+            checkpoint.id
+            for checkpoint in made
+            if checkpoint.digest not in present and checkpoint_name(checkpoint.step) <= newest
+        }
         if not dropped:
             return False
         # A rollback may lead to a former target of an alias.
         needed = needed_adapters(self._attempt.leases.database, self._attempt.settings.retain_alias_moves)
         if keep_callable:
-            published = [one for one in made if one.state == "published"]
-            newest_first = sorted(published, key=lambda one: (one.step, one.digest in present), reverse=True)
-            needed |= {one.id for one in newest_first[:1]}
+            published = [checkpoint for checkpoint in made if checkpoint.state == "published"]
+            newest_first = sorted(
+                published, key=lambda checkpoint: (checkpoint.step, checkpoint.digest in present), reverse=True
+            )
+            needed |= {checkpoint.id for checkpoint in newest_first[:1]}
         for adapter_id in dropped - needed:
             try:
                 self._deletions.begin(adapter_id)
@@ -195,8 +204,12 @@ class LiveCheckpoints:
     def _publish(self, folder: Path) -> None:
         """Store and certify a private copy of a checkpoint, unless an earlier attempt has."""
         digest = digest_file(folder / MANIFEST_NAME)
-        known = [one for one in self._adapters.of_job(self._job.id, deleted=True) if one.digest == digest]
-        if known and known[0].state != "stored":
+        earlier = [
+            checkpoint
+            for checkpoint in self._adapters.of_job(self._job.id, deleted=True)
+            if checkpoint.digest == digest
+        ]
+        if earlier and earlier[0].state != "stored":
             return
         leases, lease, settings = self._attempt.leases, self._attempt.lease, self._attempt.settings
         self._raise_if_ended()
@@ -220,12 +233,12 @@ class LiveCheckpoints:
             self._quarantine(adapter, error)
         else:
             self._failures.clear()
-            told = NewEvent(
+            event = NewEvent(
                 message=f"The checkpoint of step {adapter.step} can be called as {adapter.id}.",
                 data={"checkpoint": adapter.id, "step": adapter.step},
             )
             published = adapter.model_copy(update={"published": True, "certificates": certificates})
-            leases.register(lease, published, told)
+            leases.register(lease, published, event)
         # It has a row now: the reservation would only keep its owner from deleting it.
         self._raise_if_ended()
         leases.keep_adapters(lease, [])
@@ -245,12 +258,12 @@ class LiveCheckpoints:
             }
         }
         failed = adapter.model_copy(update={"certificates": details.get("certificates") or refused})
-        told = NewEvent(
+        event = NewEvent(
             level="warn",
             message=f"The checkpoint of step {adapter.step} cannot be called: {error.code}: {error.message}",
             data={"checkpoint": adapter.id, "step": adapter.step, "error": error.as_dict()},
         )
-        self._attempt.leases.register(self._attempt.lease, failed, told)
+        self._attempt.leases.register(self._attempt.lease, failed, event)
 
     def _probes(self, adapter: NewAdapter, folder: Path) -> ProbeSet:
         probes: list[dict[str, Any]] = (read_json(folder / PROBES_NAME) or {})["probes"]

@@ -155,12 +155,14 @@ def _other_weights(probes: ProbeSet, twins: list[str]) -> JobFailed:
     )
 
 
-def _certify_on(replica: BlockingReplicaClient, found: ReplicaCapabilities, probes: ProbeSet) -> dict[str, Any]:
+def _certify_on(replica: BlockingReplicaClient, capabilities: ReplicaCapabilities, probes: ProbeSet) -> dict[str, Any]:
     """Measure the adapter on a replica that serves its base; the certificate may have failed."""
     replica.check(probes.adapter_id)
     # An engine that chose its dtype itself and does not report it: every such engine uses 16 bits.
-    served = ServedBase(found.base, found.served_digest, found.twin_of, found.dtype or "bfloat16")
-    fitting = probes.within(found.context)
+    served = ServedBase(
+        capabilities.base, capabilities.served_digest, capabilities.twin_of, capabilities.dtype or "bfloat16"
+    )
+    fitting = probes.within(capabilities.context)
     base, base_again, tuned = (
         [replica.scores(model, probe) for probe in fitting.probes]
         for model in (served.name, served.name, probes.adapter_id)

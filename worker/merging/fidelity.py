@@ -76,8 +76,8 @@ def compare(
 
     alone = logits(merged, frozenset(), False)
     tuned = logits(base, under_adapter, True)
-    found = divergence(alone, tuned)
-    training = found if trained is not None and trained == under_adapter else None
+    from_adapter = divergence(alone, tuned)
+    training = from_adapter if trained is not None and trained == under_adapter else None
     if trained and training is None:
         training = divergence(alone, logits(base, trained, True))
     by_merged = token_scores(alone, probes)
@@ -88,7 +88,7 @@ def compare(
         for ids, merged_scores, base_scores in zip(probes, by_merged, token_scores(plain, probes), strict=True)
         if len(ids) > 1
     ]
-    return Compared(sum(map(len, probes)), found, training, divergence(plain, tuned), recorded)
+    return Compared(sum(map(len, probes)), from_adapter, training, divergence(plain, tuned), recorded)
 
 
 def memory_needed(base: Path) -> int:
@@ -109,8 +109,8 @@ def weights_needed(base: Path) -> int:
     sizes = {name: 4 * math.prod(info.shape) for name, info in read_folder_tensors(base).items()}
     blocks: Counter[str] = Counter()
     for name, size in sizes.items():
-        if found := BLOCK.search(name):
-            blocks[found[1]] += size
+        if match := BLOCK.search(name):
+            blocks[match[1]] += size
     return max(blocks.values(), default=0) + 2 * max(sizes.values())
 
 
@@ -156,10 +156,10 @@ def token_scores(logits: Sequence[torch.Tensor], probes: Sequence[Sequence[int]]
     ]
 
 
-def divergence(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Divergence:
+def divergence(reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> Divergence:
     """Return KL(one ‖ other) by position, and the largest difference of a logit."""
     kl, largest = [], 0.0
-    for mine, theirs in zip(one, other, strict=True):
+    for mine, theirs in zip(reference, other, strict=True):
         # By position: in float64 one probe's logits would take as much memory as all of them do now.
         for left, right in zip(mine, theirs, strict=True):
             log_p, log_q = (logits.double().log_softmax(-1) for logits in (left, right))

@@ -222,8 +222,8 @@ def with_dtype(config: dict[str, object], dtype: str) -> dict[str, object]:
     name = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
     changed = config | {name: dtype}
     text = config.get("text_config")
-    if isinstance(text, dict) and (given := next((key for key in ("dtype", "torch_dtype") if key in text), None)):
-        changed["text_config"] = text | {given: dtype}
+    if isinstance(text, dict) and (own_key := next((key for key in ("dtype", "torch_dtype") if key in text), None)):
+        changed["text_config"] = text | {own_key: dtype}
     return changed
 
 

@@ -167,10 +167,10 @@ def refuse_mixed_families(keys: Iterable[str]) -> None:
     """
     counts = Counter(family for key in keys if (family := family_of(key)))
     if len(counts) > 1:
-        found = ", ".join(f"{count} of {family}" for family, count in sorted(counts.items()))
+        listed = ", ".join(f"{count} of {family}" for family, count in sorted(counts.items()))
         raise ArtifactInvalid(
             Code.MERGE_MIXED_FAMILIES,
-            f"base_key_map names tensors of several model families: {found}.",
+            f"base_key_map names tensors of several model families: {listed}.",
             remedy="Merge each adapter into the base that it was trained on; correct the sidecar's base_key_map.",
             param="base_key_map",
         )
@@ -189,7 +189,7 @@ def checked_layer(
     Raises:
         ArtifactInvalid: ``MERGE_ADAPTER_TENSOR_MISSING``, ``MERGE_DTYPE``, ``MERGE_BASE_KEY_NOT_FOUND``, ``MERGE_SHAPE``.
     """
-    found = []
+    matrices = []
     for side in ("lora_a", "lora_b"):
         name = next((name for suffix in SUFFIXES if (name := f"{logical}.{side}{suffix}") in stored), None)
         if name is None:
@@ -202,13 +202,13 @@ def checked_layer(
                 Code.MERGE_DTYPE, name, f"{name} is stored as {stored[name].dtype}; the original's adapters are F32",
                 "Merge the adapter as it was trained.",
             )  # fmt: skip
-        found.append(stored[name])
+        matrices.append(stored[name])
     if key not in located:
         raise _refused(
             Code.MERGE_BASE_KEY_NOT_FOUND, key, f"{key}, the tensor of {logical}, is not in any of the base's files",
             "Name the shard that holds it with --base-shard too.",
         )  # fmt: skip
-    a, b = found
+    a, b = matrices
     base = located[key][1]
     if base.dtype not in TORCH_DTYPES:
         raise _refused(

@@ -46,9 +46,9 @@ class TrainingNow(Collector):
             steps = list(self._steps.values())
         for field, (name, meaning) in LIVE_FIELDS.items():
             family = GaugeMetricFamily(name, meaning)
-            known = [step[field] for step in steps if step.get(field) is not None]
-            if known:
-                family.add_metric([], known[-1])
+            values = [step[field] for step in steps if step.get(field) is not None]
+            if values:
+                family.add_metric([], values[-1])
             yield family
 
     def describe(self) -> Iterator[Metric]:

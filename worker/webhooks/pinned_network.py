@@ -108,10 +108,10 @@ def resolve_host(host: str, port: int) -> list[Address]:
         OSError: it cannot be resolved.
     """
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         raise OSError(f"not a host name: {error}") from error
-    addresses = (parse_address(str(entry[4][0])) for entry in found)
+    addresses = (parse_address(str(entry[4][0])) for entry in resolved)
     return list(dict.fromkeys(address for address in addresses if address is not None))
 
 

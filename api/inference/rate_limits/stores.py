@@ -210,8 +210,8 @@ class ValkeyStore:
             limits += [rate or 0, slots or 0, tokens or 0]
         reply = await self._acquire(keys=keys, args=[request.slot, self._window, self.hold, *limits])
         refusal, used, reset, wait, account, spent, spent_reset = reply
-        known = LimitReached(refusal) if refusal else None
-        return LimitDecision(known, used, reset / 1000, wait / 1000, account - 1, spent, spent_reset / 1000)
+        limit_reached = LimitReached(refusal) if refusal else None
+        return LimitDecision(limit_reached, used, reset / 1000, wait / 1000, account - 1, spent, spent_reset / 1000)
 
     async def spend(self, account: str, tokens: int) -> None:
         await self._spend(keys=[_tokens_name(account)], args=[tokens, self._window])

@@ -257,11 +257,11 @@ class ReplicaClient:
         else:
             connection.close()
         # Idle connections that are too old for reuse are dropped here; the first of an origin is the oldest.
-        for each, idle in list(self._idle.items()):
+        for other, idle in list(self._idle.items()):
             while idle and not _is_fresh(idle[0]):
                 idle.pop(0).close()
             if not idle:
-                del self._idle[each]
+                del self._idle[other]
 
 
 async def _exchange(connection: HttpConnection, request: bytes) -> None:

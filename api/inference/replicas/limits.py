@@ -40,34 +40,34 @@ class ReplicaLimits:
         publishing checks again. If all respond and none serves the base, the limits of the others are returned, with
         another digest.
         """
-        found = self._found()
-        limits = [each for each in found if each.base_digest in (base_digest, None)]
-        if not limits and len(found) < len(self.urls):
+        capabilities = self._found()
+        limits = [replica for replica in capabilities if replica.base_digest in (base_digest, None)]
+        if not limits and len(capabilities) < len(self.urls):
             return None
-        if not (limits := limits or found):
+        if not (limits := limits or capabilities):
             return None
-        lengths = [each.max_model_len for each in limits if each.max_model_len is not None]
-        digests = [each.base_digest for each in limits if each.base_digest is not None]
+        lengths = [replica.max_model_len for replica in limits if replica.max_model_len is not None]
+        digests = [replica.base_digest for replica in limits if replica.base_digest is not None]
         return ServingLimits(
-            max_lora_rank=min(each.max_lora_rank for each in limits),
+            max_lora_rank=min(replica.max_lora_rank for replica in limits),
             base_digest=digests[0] if digests else None,
-            bases=frozenset(each.base_name for each in found),
+            bases=frozenset(replica.base_name for replica in capabilities),
             max_model_len=min(lengths, default=None),
-            head_families=HEAD_FAMILIES if all(each.adapts_head for each in limits) else frozenset(),
+            head_families=HEAD_FAMILIES if all(replica.adapts_head for replica in limits) else frozenset(),
             # A replica that does not respond may serve the others.
-            weights=frozenset(each.weights for each in limits) if len(found) == len(self.urls) else None,
+            weights=frozenset(replica.weights for replica in limits) if len(capabilities) == len(self.urls) else None,
         )
 
     def served(self) -> frozenset[str] | None:
         """Return digests of the bases that the replicas serve, as certificates record them; None if none of them
         responds.
         """
-        found = self._found()
-        return frozenset(each.served_digest for each in found) if found else None
+        capabilities = self._found()
+        return frozenset(replica.served_digest for replica in capabilities) if capabilities else None
 
     def _found(self) -> list[ReplicaCapabilities]:
         if time.monotonic() - self._read_at > CACHE_SECONDS:
-            self._cached = {url: found for url in self.urls if (found := self._read(url))}
+            self._cached = {url: capabilities for url in self.urls if (capabilities := self._read(url))}
             self._read_at = time.monotonic()
         return list(self._cached.values())
 

@@ -208,10 +208,10 @@ class ReplicaPool:
             The added and the removed ones. Requests in flight at the latter continue.
         """
         old = {replica.url: replica for replica in self.all}
-        wanted = list(dict.fromkeys(urls))
-        self.all = [old.get(url) or Replica(url) for url in wanted]
-        self.urls[:] = wanted
-        return [r for r in self.all if r.url not in old], [r for url, r in old.items() if url not in wanted]
+        addresses = list(dict.fromkeys(urls))
+        self.all = [old.get(url) or Replica(url) for url in addresses]
+        self.urls[:] = addresses
+        return [r for r in self.all if r.url not in old], [r for url, r in old.items() if url not in addresses]
 
     def take(self, model: ServedModel, tried: Collection[Replica] = ()) -> Replica | None:
         """Return the replica for the next request to a model, counted as in flight at once; None if none is left.
@@ -240,10 +240,10 @@ class ReplicaPool:
         """Return whether a replica serves a model's base; None if unknown, because a replica has not reported yet or
         none exists.
         """
-        known = [replica.serves for replica in self.all if replica.serves]
-        if any(map(model.is_served_by, known)):
+        reported = [replica.serves for replica in self.all if replica.serves]
+        if any(map(model.is_served_by, reported)):
             return True
-        return False if known and len(known) == len(self.all) else None
+        return False if reported and len(reported) == len(self.all) else None
 
     def serves_adapters_of(self, base_digest: str) -> bool | None:
         """Return whether a replica serves the adapters of a base, as the base's own or as its twin's; None if unknown.
@@ -270,7 +270,11 @@ class ReplicaPool:
         """
         left = [replica for replica in self.having(model) if replica not in tried]
         if model.trained:
-            left = [each for each in left if each.state is not ReplicaState.DOWN and each.fits(model)] or left
+            left = [
+                replica_left
+                for replica_left in left
+                if replica_left.state is not ReplicaState.DOWN and replica_left.fits(model)
+            ] or left
         if all(replica.state is ReplicaState.UP for replica in left):
             return left
         return next(filter(None, ([r for r in left if r.state in states] for states in PREFERENCE)), [])

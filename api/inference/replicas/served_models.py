@@ -33,11 +33,11 @@ class ServedModel:
     template_arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
     trained: TrainedWeights | None = None
 
-    def is_served_by(self, found: ReplicaCapabilities) -> bool:
+    def is_served_by(self, capabilities: ReplicaCapabilities) -> bool:
         """Return whether a replica with these capabilities has the model; see :meth:`fit_on`."""
-        return self.fit_on(found) is not Fit.NONE
+        return self.fit_on(capabilities) is not Fit.NONE
 
-    def fit_on(self, found: ReplicaCapabilities) -> Fit:
+    def fit_on(self, capabilities: ReplicaCapabilities) -> Fit:
         """Return how well a replica's weights fit the model.
 
         An adapter fits its base, and the base's twin unless it was trained on the unquantised base. A base fits only
@@ -46,9 +46,9 @@ class ServedModel:
         if not self.base_digest:
             return Fit.EXACT
         if self.name == self.base:
-            is_served = (found.base, found.served_digest) == (self.name, self.base_digest)
+            is_served = (capabilities.base, capabilities.served_digest) == (self.name, self.base_digest)
             return Fit.EXACT if is_served else Fit.NONE
-        return found.fit_of(self.trained) if found.adapters_digest == self.base_digest else Fit.NONE
+        return capabilities.fit_of(self.trained) if capabilities.adapters_digest == self.base_digest else Fit.NONE
 
 
 class ServedModels:
@@ -75,11 +75,11 @@ class ServedModels:
         Raises:
             Unavailable: ``DATABASE_UNAVAILABLE``.
         """
-        if unknown := [each for each in ids if each not in self._adapters]:
-            found = {adapter.id: served_adapter(adapter) for adapter in adapters.with_ids(unknown)}
+        if unknown := [adapter_id for adapter_id in ids if adapter_id not in self._adapters]:
+            served = {adapter.id: served_adapter(adapter) for adapter in adapters.with_ids(unknown)}
             if len(self._adapters) >= MAX_ADAPTERS:
                 self._adapters.clear()
-            self._adapters.update(found)
+            self._adapters.update(served)
 
     def is_base(self, name: str) -> bool:
         """Return whether the catalogue had a base of this name."""

@@ -62,8 +62,8 @@ def in_callers_names(error: MensError, body: JsonObject) -> MensError:
     if error.param and (written := callers_field(error.param, body)) != error.param:
         error.message = error.message.replace(error.param, written)
         error.param = written
-    for each in error.details.get("errors", ()):
-        each["param"] = callers_field(each["param"], body)
+    for fault in error.details.get("errors", ()):
+        fault["param"] = callers_field(fault["param"], body)
     return error
 
 

@@ -66,8 +66,8 @@ def grammars(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for name in COMPILED:
             if outputs.get(name):
                 yield f"structured_outputs.{name}", outputs[name]
-    if isinstance(given := body.get("response_format"), dict):
-        yield "response_format", given
+    if isinstance(response_format := body.get("response_format"), dict):
+        yield "response_format", response_format
     if isinstance(text := body.get("text"), dict) and text.get("format"):
         yield "text.format", text["format"]
     tools = body.get("tools")

@@ -260,25 +260,25 @@ def check_response_fields(body: dict[str, Any]) -> None:
 
 
 def _check(
-    body: dict[str, Any], known: frozenset[str], openai: frozenset[str], only: dict[str, tuple[Any, ...]]
+    body: dict[str, Any], names: frozenset[str], openai: frozenset[str], only: dict[str, tuple[Any, ...]]
 ) -> None:
     """Refuse the first field that is neither known nor without effect."""
     for name, value in body.items():
-        if name not in known and name not in openai:
-            raise unknown_field(name, known | openai)
+        if name not in names and name not in openai:
+            raise unknown_field(name, names | openai)
         if name in only and value not in only[name]:
             raise unsupported_field(name, only[name])
 
 
-def unknown_field(name: str, known: frozenset[str], parent: str = "") -> InvalidRequest:
+def unknown_field(name: str, names: frozenset[str], parent: str = "") -> InvalidRequest:
     """Return the refusal of an unknown field.
 
     Args:
         name: the field as the caller wrote it.
-        known: the known fields.
+        names: the known fields.
         parent: path of the containing object, with a trailing dot.
     """
-    similar = difflib.get_close_matches(name[:100], known, 1)
+    similar = difflib.get_close_matches(name[:100], names, 1)
     instead = INSTEAD.get(name) or (parent + similar[0] if similar else None)
     path = parent + name[:100]
     return InvalidRequest(
@@ -296,7 +296,7 @@ def unsupported_field(path: str, only: tuple[Any, ...]) -> InvalidRequest:
         path: path of the field.
         only: values that request nothing.
     """
-    values = " or ".join(f"`{each!r}`" for each in only if each is not None)
+    values = " or ".join(f"`{value!r}`" for value in only if value is not None)
     return InvalidRequest(
         Code.FIELD_UNSUPPORTED,
         f"`{path}` asks for something that is not served here.",

@@ -87,8 +87,8 @@ def _whole(item: JsonObject) -> JsonObject:
     parts = item.get("content")
     if item.get("role") != "assistant" or not isinstance(parts, list):
         return item
-    given = [part.get("text", part.get("refusal")) if isinstance(part, dict) else None for part in parts]
-    texts = [text for text in given if isinstance(text, str)]
+    contents = [part.get("text", part.get("refusal")) if isinstance(part, dict) else None for part in parts]
+    texts = [text for text in contents if isinstance(text, str)]
     if len(texts) < len(parts):
         return item  # vLLM refuses it
     whole = {"type": "output_text", "text": "".join(texts), "annotations": []}

@@ -91,8 +91,8 @@ def check_nested_response_fields(body: dict[str, Any]) -> None:
     _check_names("text", body.get("text"), TEXT)
     _check_names("reasoning", body.get("reasoning"), REASONING)
     for (field, name), values in ONLY_NESTED.items():
-        given = body.get(field)
-        if isinstance(given, dict) and given.get(name) not in values:
+        section = body.get(field)
+        if isinstance(section, dict) and section.get(name) not in values:
             raise unsupported_field(f"{field}.{name}", values)
 
 
@@ -127,9 +127,9 @@ def _refuse_flat(path: str, tool: dict[str, Any]) -> None:
         )
 
 
-def _check_names(path: str, value: Any, known: frozenset[str]) -> None:
-    if not isinstance(value, dict) or value.keys() <= known:
+def _check_names(path: str, value: Any, names: frozenset[str]) -> None:
+    if not isinstance(value, dict) or value.keys() <= names:
         return
     for name in value:
-        if name not in known and value[name] is not None:
-            raise unknown_field(name, known, f"{path}.")
+        if name not in names and value[name] is not None:
+            raise unknown_field(name, names, f"{path}.")

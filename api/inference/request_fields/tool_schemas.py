@@ -32,9 +32,9 @@ def _without_nulls(tool: Any) -> Any:
         cleaned = _without_nulls(function)
         return tool if cleaned is function else tool | {"function": cleaned}
     parameters = tool.get("parameters") if isinstance(tool, dict) else None
-    if not isinstance(parameters, dict) or (found := without_nulls(parameters)) == parameters:
+    if not isinstance(parameters, dict) or (schema := without_nulls(parameters)) == parameters:
         return tool
-    return tool | {"parameters": found}
+    return tool | {"parameters": schema}
 
 
 def tool_schema_fault(body: dict[str, Any]) -> SchemaFault | None:

@@ -200,18 +200,18 @@ class CompletionEvents(Events):
 
     def _passed(self, event: bytes) -> bytes:
         start = event.rfind(USAGE)
-        found = OBJECT.match(event, start + KEY_LENGTH) if start >= 0 else None
-        if found is None:
+        usage = OBJECT.match(event, start + KEY_LENGTH) if start >= 0 else None
+        if usage is None:
             return event
         if event.endswith(NO_CHOICES, 0, start):
-            self._total = found[0]
+            self._total = usage[0]
             return event if self._keep_last else b""
         if not event.endswith(CHOICES_END, 0, start):  # a response that vLLM does not stream: one event has all of it
-            self._total = found[0]
+            self._total = usage[0]
             return event
         choice = CHOICE.search(event)
-        self._by_choice[choice[1] if choice else b"0"] = found[0]
-        return in_openais_shape(event) if self._keep_every else with_refusal(event[:start] + event[found.end() :])
+        self._by_choice[choice[1] if choice else b"0"] = usage[0]
+        return in_openais_shape(event) if self._keep_every else with_refusal(event[:start] + event[usage.end() :])
 
 
 class ResponseEvents(Events):

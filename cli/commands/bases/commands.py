@@ -87,11 +87,11 @@ def add_command(
     A GGUF file is dequantised into a folder of MENS_HOME. A model that cannot be tuned or served is refused. Weights must be
     safetensors, never pickle; code in a repository is never run.
     """
-    given = [str(value) for value in (source, path, hub) if value is not None]
-    if len(given) > 1:
+    sources = [str(value) for value in (source, path, hub) if value is not None]
+    if len(sources) > 1:
         fail("give the source once: as SOURCE, with --path, or with --hub.")
-    place = given[0] if given else name
-    name = name if given else default_name(place)
+    place = sources[0] if sources else name
+    name = name if sources else default_name(place)
     if revision and (path or Path(place).exists()):
         fail("--revision only applies to a hub repository.")
     settings = read_settings(Settings)
@@ -100,11 +100,14 @@ def add_command(
             note(f"reading {place}; a new GGUF file is converted first: about 20 s for each 100 MB")
             entry = add_gguf(settings, name, Path(place), license, learning_rate)
         else:
-            found = pinned(hub, revision) if hub else LocalSource(path=place) if path else read_source(place, revision)
-            entry = add(settings, name, found, license, learning_rate)
+            origin = pinned(hub, revision) if hub else LocalSource(path=place) if path else read_source(place, revision)
+            entry = add(settings, name, origin, license, learning_rate)
         notes = notes_on(settings, entry)
     except ValidationError as error:
-        fail("this cannot be a base model: " + "; ".join(f"{one['loc'][-1]}: {one['msg']}" for one in error.errors()))
+        fail(
+            "this cannot be a base model: "
+            + "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
+        )
     except MensError as error:
         fail_with(error)
     typer.echo(f"{entry.name} is in the catalogue; digest {entry.digest}")
@@ -167,15 +170,15 @@ def list_command(as_json: Json = False) -> None:
     bases = load_catalog(settings.catalog_path).bases
     facts = {base.name: describe_base(base, settings.catalog_path) for base in bases}
     if as_json:
-        known = {name: found and found.as_dict() for name, found in facts.items()}
-        listed = [base.model_dump(mode="json") | {"facts": known[base.name]} for base in bases]
+        by_name = {name: facts_of_base and facts_of_base.as_dict() for name, facts_of_base in facts.items()}
+        listed = [base.model_dump(mode="json") | {"facts": by_name[base.name]} for base in bases]
         typer.echo(json.dumps(listed, indent=2))
         return
     columns = ("name", "family", "parameters", "context", "dtype", "size", "licence", "source", "digest")
     rows = []
     for base in bases:
-        found = facts[base.name]
-        described = found.columns if found else ("not on this machine", "", "", "", "")
+        facts_of_base = facts[base.name]
+        described = facts_of_base.columns if facts_of_base else ("not on this machine", "", "", "", "")
         rows.append((base.name, *described, base.license or "", where(base), base.digest[:16]))
     print_table(columns, rows)
 
@@ -219,5 +222,5 @@ def notes_on(settings: Settings, entry: BaseModelEntry) -> list[str]:
     from shared.base_models.hub import locate  # tokenizers and the hub's client are slow to import
     from shared.tokenization.end_tokens import folder_end_token_note
 
-    found = folder_end_token_note(locate(entry, settings.catalog_path))
-    return [found] if found else []
+    end_token_note = folder_end_token_note(locate(entry, settings.catalog_path))
+    return [end_token_note] if end_token_note else []

@@ -141,8 +141,8 @@ def merged_base(settings: Settings, digest: str) -> BaseModelEntry | None:
     for base in load_catalog(settings.catalog_path).bases:
         if base.merged_from and base.merged_from.digest.startswith(digest):
             return base
-    found = [stored for stored in open_storage(settings).digests("models") if stored.startswith(digest)]
-    if len(found) > 1:
-        message = f"{len(found)} merged models have a digest that begins with {digest}."
-        fail_with(Conflict(Code.ID_AMBIGUOUS, message, remedy="Give more of its digits.", details={"ids": found}))
-    return add_merged(settings, found[0]) if found else None
+    digests = [stored for stored in open_storage(settings).digests("models") if stored.startswith(digest)]
+    if len(digests) > 1:
+        message = f"{len(digests)} merged models have a digest that begins with {digest}."
+        fail_with(Conflict(Code.ID_AMBIGUOUS, message, remedy="Give more of its digits.", details={"ids": digests}))
+    return add_merged(settings, digests[0]) if digests else None

@@ -62,8 +62,8 @@ def build(
     actions = []
     try:
         plan = read_recipe(recipe)
-        wanted = plan.mix.decontaminate and plan.mix.decontaminate.policies and to is LastStage.MIX and not dry_run
-        evals = list(tenant_evals()) if wanted else []
+        needs_evals = plan.mix.decontaminate and plan.mix.decontaminate.policies and to is LastStage.MIX and not dry_run
+        evals = list(tenant_evals()) if needs_evals else []
         for action in run(plan, recipe, to=to.value, dry_run=dry_run, evals=evals, note_pull=note_pull):
             actions.append(action._asdict())
             if not as_json:

@@ -49,8 +49,8 @@ def mix(
 
     try:
         plan = read_mix(file)
-        wanted = plan.decontaminate and plan.decontaminate.policies
-        evals = list(tenant_evals()) if wanted else []
+        needs_evals = plan.decontaminate and plan.decontaminate.policies
+        evals = list(tenant_evals()) if needs_evals else []
         result = run_mix(plan, file, root=root, strict=not allow_missing_sources, evals=evals)
     except MensError as error:
         fail_with(error)

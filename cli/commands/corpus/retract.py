@@ -49,11 +49,11 @@ def retract(
     from corpus.reading.retraction import retract as run
 
     try:
-        wanted = parse_keys(keys)
+        row_keys = parse_keys(keys)
         # Before anything is written, so that a fault of a file leaves no half of the work.
-        files = list(find_affected(folder, corpus, wanted, skipped := list[Path]()))
-        unmatched = find_unmatched(folder, wanted)
-        added = run(folder, wanted)
+        files = list(find_affected(folder, corpus, row_keys, skipped := list[Path]()))
+        unmatched = find_unmatched(folder, row_keys)
+        added = run(folder, row_keys)
     except MensError as error:
         fail_with(error)
     trained = adapters_by_digest({file.sha256 for file in files}) if adapters else {}
@@ -62,7 +62,7 @@ def retract(
         typer.echo(
             msgspec.json.encode(
                 {
-                    "keys": len(wanted),
+                    "keys": len(row_keys),
                     "new": added,
                     "unmatched": unmatched,
                     "skipped": list(map(str, skipped)),
@@ -72,7 +72,9 @@ def retract(
         )
         raise typer.Exit(1 if unmatched or skipped else 0)
     console = plain_console()
-    console.print(f"{counted(added, 'new key')} of {counted(len(wanted), 'key')} retracted in {folder}", soft_wrap=True)
+    console.print(
+        f"{counted(added, 'new key')} of {counted(len(row_keys), 'key')} retracted in {folder}", soft_wrap=True
+    )
     for file in files:
         console.print(printable(f"{file.path} has {counted(file.rows, 'row')} of them"), soft_wrap=True)
         for name in trained.get(file.sha256, []):

@@ -31,30 +31,36 @@ def stats(
     from corpus.measures.statistics import measure  # numpy is slow to import
 
     try:
-        found = measure(file)
+        statistics = measure(file)
     except MensError as error:
         fail_with(error)
     if as_json:
-        typer.echo(msgspec.json.encode(found))
+        typer.echo(msgspec.json.encode(statistics))
     else:
         console = plain_console()
-        bad = f", {counted(found.error_count, 'bad line')}" if found.error_count else ""
-        console.print(f"{file}: {counted(found.rows, 'row')}{bad}", soft_wrap=True)
+        bad = f", {counted(statistics.error_count, 'bad line')}" if statistics.error_count else ""
+        console.print(f"{file}: {counted(statistics.rows, 'row')}{bad}", soft_wrap=True)
         console.print(
-            f"diversity {found.diversity:.2f}: {found.exact_duplicates:,} equal and {found.near_duplicates:,} similar rows"
+            f"diversity {statistics.diversity:.2f}: {statistics.exact_duplicates:,} equal and {statistics.near_duplicates:,} similar rows"
         )
         origins = [
-            (name, f"{one.rows:,}", f"{one.characters:,.0f}", f"{one.distinct_2:.2f}", f"{one.length_entropy:.2f}")
-            for name, one in found.origins.items()
+            (
+                name,
+                f"{origin.rows:,}",
+                f"{origin.characters:,.0f}",
+                f"{origin.distinct_2:.2f}",
+                f"{origin.length_entropy:.2f}",
+            )
+            for name, origin in statistics.origins.items()
         ]
         print_table(["origin", "rows", "characters", "distinct pairs", "length bits"], origins, header=True)
         for name in ("sources", "stages", "categories", "lanes", "ratings", "difficulties"):
-            if counts := getattr(found, name):
+            if counts := getattr(statistics, name):
                 listed = ", ".join(f"{key} {count:,}" for key, count in counts.items())
                 console.print(printable(f"{name}: {listed}"), soft_wrap=True, highlight=False)
-        for note in found.notes:
+        for note in statistics.notes:
             console.print(printable(f"note: {note}"), soft_wrap=True)
-    if min_diversity and not found.rows:
+    if min_diversity and not statistics.rows:
         fail_with(
             InvalidRequest(
                 Code.CORPUS_DIVERSITY_LOW,
@@ -63,11 +69,11 @@ def stats(
                 param="min_diversity",
             )
         )
-    if found.diversity < min_diversity:
+    if statistics.diversity < min_diversity:
         fail_with(
             InvalidRequest(
                 Code.CORPUS_DIVERSITY_LOW,
-                f"{found.diversity:.0%} of the rows repeat no other row; the lowest share is {min_diversity:.0%}.",
+                f"{statistics.diversity:.0%} of the rows repeat no other row; the lowest share is {min_diversity:.0%}.",
                 remedy="Add other rows, or leave out duplicates with `dedup` in a mix.",
                 param="min_diversity",
             )

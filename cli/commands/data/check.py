@@ -116,16 +116,16 @@ def check(
     if error:
         error.remedy = with_file(error.remedy, (error.param == "data.validation_file" and validation) or file)
     if as_json:
-        found = {"error": error and error.as_dict(), "supervision": None} | {
-            name: one.model_dump(mode="json") for name, one in supervised.items()
+        extras = {"error": error and error.as_dict(), "supervision": None} | {
+            name: supervision.model_dump(mode="json") for name, supervision in supervised.items()
         }
-        typer.echo(json.dumps(report.model_dump(mode="json") | found, indent=2))
+        typer.echo(json.dumps(report.model_dump(mode="json") | extras, indent=2))
     else:
         if trained_by in ROWS and not method:
             console.print(f"the rows are {ROWS[trained_by]}, so they are checked for --method {trained_by}")
         show(report, file, validation, quarantine)
-        for name, one in supervised.items():
-            show_supervision(one, "validation " if name == "validation_supervision" else "")
+        for name, supervision in supervised.items():
+            show_supervision(supervision, "validation " if name == "validation_supervision" else "")
         console.print(_verdict(report, error), soft_wrap=True)
     raise typer.Exit(1 if error else 0)
 
@@ -134,10 +134,10 @@ def _with_paths(report: DataReport, paths: dict[str, Path | None]) -> DataReport
     """Return a report whose advice has the paths of the files that it is about."""
     named = {}
     for name, path in paths.items():
-        found: FileReport | None = getattr(report, name)
-        if path and found and found.advice:
-            advice = found.advice.model_copy(update={"remedy": with_file(found.advice.remedy, path)})
-            named[name] = found.model_copy(update={"advice": advice})
+        file_report: FileReport | None = getattr(report, name)
+        if path and file_report and file_report.advice:
+            advice = file_report.advice.model_copy(update={"remedy": with_file(file_report.advice.remedy, path)})
+            named[name] = file_report.model_copy(update={"advice": advice})
     return report.model_copy(update=named)
 
 
@@ -157,19 +157,19 @@ def _label_refusal(report: DataReport) -> MensError | None:
 
 def _supervision_refusal(supervised: dict[str, SupervisionReport], *, lenient: bool) -> MensError | None:
     """Return the error of the first file with a row that the base cannot be trained on."""
-    for name, one in supervised.items():
+    for name, supervision in supervised.items():
         try:
-            one.refuse("data.train_file" if name == "supervision" else "data.validation_file", lenient=lenient)
+            supervision.refuse("data.train_file" if name == "supervision" else "data.validation_file", lenient=lenient)
         except MensError as error:
             return error
     return None
 
 
-def _chat_options(given: list[str] | None, thoughts: ThoughtsRule) -> ChatOptions:
+def _chat_options(options: list[str] | None, thoughts: ThoughtsRule) -> ChatOptions:
     from shared.tokenization.template_arguments import ChatOptions  # jinja2 is slow to import
 
     try:
-        arguments = parse_template_arguments(given) or {}
+        arguments = parse_template_arguments(options) or {}
         return ChatOptions.of(
             parse_contract({"data": {"train_file": "-", "template_arguments": arguments, "thoughts": thoughts}}).data
         )
@@ -211,13 +211,13 @@ def report_supervision(
 
 def show(report: DataReport, file: Path, validation: Path | None, quarantine: Path | None) -> None:
     """Print the report: bad lines, then figures, duplicates and leakage, then notes."""
-    for path, found in ((file, report.training), (validation, report.validation)):
-        if path and found and found.error_count:
-            _show_errors(path.name, found)
+    for path, file_report in ((file, report.training), (validation, report.validation)):
+        if path and file_report and file_report.error_count:
+            _show_errors(path.name, file_report)
     if quarantine and report.training.error_count:
         console.print(f"the bad lines of {file.name} are in {quarantine}")
     table = Table("", file.name, *([validation.name] if validation else []))
-    columns = [_figures(found) for found in (report.training, report.validation) if found]
+    columns = [_figures(file_report) for file_report in (report.training, report.validation) if file_report]
     for name in columns[0]:
         table.add_row(name, *(column[name] for column in columns))
     if report.training.rows or (report.validation and report.validation.rows):
@@ -230,29 +230,32 @@ def show(report: DataReport, file: Path, validation: Path | None, quarantine: Pa
         console.print(f"note: {note}")
 
 
-def show_supervision(found: SupervisionReport, kind: str = "") -> None:
+def show_supervision(supervision: SupervisionReport, kind: str = "") -> None:
     """Print how many tokens are supervised, and rows with a problem; ``kind`` is ``"validation "`` for that file."""
-    sample = f" (a sample of the file's {counted(found.lines, 'line')})" if found.sampled else ""
+    sample = f" (a sample of the file's {counted(supervision.lines, 'line')})" if supervision.sampled else ""
     console.print(
-        f"{kind}tokens: {found.tokens:,} in {counted(found.rows, 'row')}{sample}, {found.supervised_tokens:,} of them supervised; "
-        f"truncated rows: {found.truncated_rows:,} ({found.truncation_fraction:.1%} of all tokens)",
+        f"{kind}tokens: {supervision.tokens:,} in {counted(supervision.rows, 'row')}{sample}, {supervision.supervised_tokens:,} of them supervised; "
+        f"truncated rows: {supervision.truncated_rows:,} ({supervision.truncation_fraction:.1%} of all tokens)",
     )
     for what, notes in (
-        ("cannot be written with the base's chat template", found.unsupported),
-        ("have tokens that the base's embedding has no row for", found.without_embedding),
-        ("have no supervised token", found.nothing_supervised),
-        ("do not teach the base where to stop", found.end_not_learnt),
-        ("have only their last answer trained on", found.last_turn_only),
-        (f"have a different prompt when served than in training{found.known_arguments}", found.prompt_differs),
-        ("have a developer turn that is written as a system turn", found.developer_as_system),
-        ("lose thoughts of their answers", found.thoughts_left_out),
-        ("lose the names of their speakers", found.names_left_out),
+        ("cannot be written with the base's chat template", supervision.unsupported),
+        ("have tokens that the base's embedding has no row for", supervision.without_embedding),
+        ("have no supervised token", supervision.nothing_supervised),
+        ("do not teach the base where to stop", supervision.end_not_learnt),
+        ("have only their last answer trained on", supervision.last_turn_only),
+        (
+            f"have a different prompt when served than in training{supervision.known_arguments}",
+            supervision.prompt_differs,
+        ),
+        ("have a developer turn that is written as a system turn", supervision.developer_as_system),
+        ("lose thoughts of their answers", supervision.thoughts_left_out),
+        ("lose the names of their speakers", supervision.names_left_out),
     ):
         if notes.count:
             first = notes.first[0]
             console.print(f"{kind}rows that {what}: {notes.count:,}; the first is line {first.line}: {first.reason}")
-    if found.end_token_note and not kind:
-        console.print(f"note: {found.end_token_note}")
+    if supervision.end_token_note and not kind:
+        console.print(f"note: {supervision.end_token_note}")
 
 
 @contextmanager
@@ -276,46 +279,50 @@ def _opened(path: Path | None) -> Iterator[BinaryIO | None]:
         yield file
 
 
-def _show_errors(name: str, found: FileReport) -> None:
-    if found.advice:  # one sentence instead of a table of equal lines
-        first = found.errors[0]
-        console.print(f"{name} {found.advice.finding}.")
-        counts = ", ".join(f"{code} {count:,}" for code, count in found.errors_by_code.items())
+def _show_errors(name: str, file_report: FileReport) -> None:
+    if file_report.advice:  # one sentence instead of a table of equal lines
+        first = file_report.errors[0]
+        console.print(f"{name} {file_report.advice.finding}.")
+        counts = ", ".join(f"{code} {count:,}" for code, count in file_report.errors_by_code.items())
         console.print(f"bad lines: {counts}; the first is line {first.line}: {first.reason}")
         return
-    more = f", the first {len(found.errors)} of them" if found.error_count > len(found.errors) else ""
-    title = f"{counted(found.error_count, 'bad line')} in {name}{more}"
+    more = f", the first {len(file_report.errors)} of them" if file_report.error_count > len(file_report.errors) else ""
+    title = f"{counted(file_report.error_count, 'bad line')} in {name}{more}"
     table = Table("line", "code", "what is wrong", title=title)
     faults: dict[tuple[str, str], list[int]] = {}
-    for problem in found.errors:
+    for problem in file_report.errors:
         faults.setdefault((problem.code, problem.reason), []).append(problem.line)
     for (code, reason), lines in faults.items():
         table.add_row(line_ranges(lines), code, reason)
     console.print(table)
-    if found.error_count > len(found.errors):
-        counts = ", ".join(f"{code} {count}" for code, count in found.errors_by_code.items())
+    if file_report.error_count > len(file_report.errors):
+        counts = ", ".join(f"{code} {count}" for code, count in file_report.errors_by_code.items())
         console.print(f"by code: {counts}; `mens data check {name} --quarantine BAD` writes the bad lines to BAD")
 
 
-def _figures(found: FileReport) -> dict[str, str]:
-    lengths, repeats = found.lengths, found.duplicates
+def _figures(file_report: FileReport) -> dict[str, str]:
+    lengths, repeats = file_report.lengths, file_report.duplicates
     bounds = [f"≤{bound:,}" for bound in lengths.bounds] + [f">{lengths.bounds[-1]:,}"]
     histogram = [f"{bound}: {count:,}" for bound, count in zip(bounds, lengths.counts, strict=True) if count]
     return {
-        "valid rows": f"{found.rows:,}",
-        "kept by the filter": f"{found.trainable_rows:,}",
-        "bad lines": f"{found.error_count:,}",
-        "bytes": f"{found.bytes:,}",
-        "turns": _counts(found.turns),
+        "valid rows": f"{file_report.rows:,}",
+        "kept by the filter": f"{file_report.trainable_rows:,}",
+        "bad lines": f"{file_report.error_count:,}",
+        "bytes": f"{file_report.bytes:,}",
+        "turns": _counts(file_report.turns),
         "characters a row": f"mean {lengths.mean:,.0f}, longest {lengths.longest:,} (line {lengths.longest_line})",
         "lengths": ", ".join(histogram),
-        "ratings": _counts(found.ratings),
-        "difficulties": _counts(found.difficulties),
-        "categories": _counts(found.categories),
-        "lanes": _counts(found.lanes),
+        "ratings": _counts(file_report.ratings),
+        "difficulties": _counts(file_report.difficulties),
+        "categories": _counts(file_report.categories),
+        "lanes": _counts(file_report.lanes),
         "duplicates": f"{repeats.exact_rows:,} exact, {repeats.near_rows:,} near",
-        **_pair_figures(found.preferences),
-        **({"rated good, rated bad": f"{found.rated.good:,}, {found.rated.bad:,}"} if found.rated else {}),
+        **_pair_figures(file_report.preferences),
+        **(
+            {"rated good, rated bad": f"{file_report.rated.good:,}, {file_report.rated.bad:,}"}
+            if file_report.rated
+            else {}
+        ),
     }
 
 

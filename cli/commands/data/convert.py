@@ -126,7 +126,7 @@ def convert(
             bar = stack.enter_context(_progress())
             task = bar.add_task("rows", total=None)
             account = stack.enter_context(report.open("wb")) if report else None
-            found = convert_file(
+            conversion = convert_file(
                 source,
                 output,
                 rules,
@@ -139,50 +139,52 @@ def convert(
         fail_with(error)
     except OSError as error:
         fail(f"{error.filename or output} cannot be read or written: {error.strerror}.")
-    refusal = _refusal(found, source) if found.refused else None
+    refusal = _refusal(conversion, source) if conversion.refused else None
     if as_json and refusal:
-        print_json_error(refusal.as_dict() | {"details": msgspec.to_builtins(found)})
+        print_json_error(refusal.as_dict() | {"details": msgspec.to_builtins(conversion)})
     elif as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        typer.echo(msgspec.json.format(msgspec.json.encode(conversion)).decode())
     else:
-        show(found, refusal)
+        show(conversion, refusal)
     raise typer.Exit(1 if refusal else 0)
 
 
-def show(found: ConversionReport, error: MensError | None) -> None:
+def show(conversion: ConversionReport, error: MensError | None) -> None:
     """Print the account of a file, and the next step."""
-    forms = ", ".join(f"{form} {rows:,}" for form, rows in found.forms.most_common())
-    typer.echo(f"{found.source}: {found.file_form}, {counted(found.lines, 'row')} ({forms})")
-    typer.echo(f"  {found.kept:,} unchanged, {found.changed:,} changed, {found.dropped:,} dropped")
-    place = "line" if found.file_form in FORMS_WITH_LINES else "row"
-    for title, counts in (("changed", found.changes), ("dropped", found.drops), ("note", found.notes)):
+    forms = ", ".join(f"{form} {rows:,}" for form, rows in conversion.forms.most_common())
+    typer.echo(f"{conversion.source}: {conversion.file_form}, {counted(conversion.lines, 'row')} ({forms})")
+    typer.echo(f"  {conversion.kept:,} unchanged, {conversion.changed:,} changed, {conversion.dropped:,} dropped")
+    place = "line" if conversion.file_form in FORMS_WITH_LINES else "row"
+    for title, counts in (("changed", conversion.changes), ("dropped", conversion.drops), ("note", conversion.notes)):
         for rule, count in counts.most_common():
-            lines = ", ".join(map(str, found.examples[rule]))
-            more = ", …" if count > len(found.examples[rule]) else ""
+            lines = ", ".join(map(str, conversion.examples[rule]))
+            more = ", …" if count > len(conversion.examples[rule]) else ""
             why = f": {REASONS[rule]}" if rule in REASONS else ""
             typer.echo(f"  {title}: {rule}: {count:,} ({place} {lines}{more}){why}")
-    if found.unused_keys:
-        shown = found.unused_keys.most_common(SHOWN_KEYS)
+    if conversion.unused_keys:
+        shown = conversion.unused_keys.most_common(SHOWN_KEYS)
         keys = ", ".join(f"{key} ({rows:,})" for key, rows in shown)
-        others = len(found.unused_keys) - len(shown)
+        others = len(conversion.unused_keys) - len(shown)
         typer.echo(f"  fields that were dropped: {keys}{f' and {others} more' if others else ''}")
     if error:
         typer.secho(f"not written: {error}", fg=typer.colors.RED, err=True)
     else:
-        typer.echo(f"{counted(found.rows, 'row')} written to {found.output}; next: `mens data check {found.output}`")
+        typer.echo(
+            f"{counted(conversion.rows, 'row')} written to {conversion.output}; next: `mens data check {conversion.output}`"
+        )
 
 
-def _refusal(found: ConversionReport, source: Path) -> MensError:
+def _refusal(conversion: ConversionReport, source: Path) -> MensError:
     """Return the error for a file that was not written."""
-    dropped = f"{counted(found.dropped, 'row')} of {found.lines:,}"
-    reason, count = next(iter(found.drops.most_common(1)), ("", 0))
+    dropped = f"{counted(conversion.dropped, 'row')} of {conversion.lines:,}"
+    reason, count = next(iter(conversion.drops.most_common(1)), ("", 0))
     why = f"; the most common reason ({count:,}) is {reason}" if reason else ""
-    if found.rows:
+    if conversion.rows:
         message, remedy = f"{dropped} would be dropped{why}.", "Correct these rows, or leave --strict out."
-    elif not found.lines:
+    elif not conversion.lines:
         message, remedy = f"{source} has no rows.", "Name a file that has rows."
     else:
-        message = f"None of the {counted(found.lines, 'row')} of {source} can be trained on{why}."
+        message = f"None of the {counted(conversion.lines, 'row')} of {source} can be trained on{why}."
         why = REASONS.get(reason, "see docs/data.md for the code")
         remedy = f"{why[0].upper()}{why[1:]}."
     return InvalidRequest(Code.DATASET_EMPTY, message, remedy=remedy, param="input")

@@ -34,9 +34,9 @@ def list_files(
     which = {"purpose": purpose, "after": after and FILES.resolve(after)}
     query = {"limit": limit, "order": "desc"} | {name: value for name, value in which.items() if value}
     page = call("GET", "/v1/files", params=query)
-    found = page["data"]
+    files = page["data"]
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(files, indent=2))
         return
     print_table(
         ("id", "name", "purpose", "size", "uploaded (UTC)", "expires (UTC)"),
@@ -49,23 +49,23 @@ def list_files(
                 format_minute(file["created_at"]),
                 format_minute(file.get("expires_at")),
             )
-            for file in found
+            for file in files
         ],
     )
     if page["has_more"]:
-        note(f"older ones: the same command with --after {shorten_ids(found[-1]['id'])}")
+        note(f"older ones: the same command with --after {shorten_ids(files[-1]['id'])}")
     else:
-        note(f"{counted(len(found), 'file')}, {format_size(sum(file['bytes'] for file in found))}")
+        note(f"{counted(len(files), 'file')}, {format_size(sum(file['bytes'] for file in files))}")
 
 
 @app.command("show")
 def show(file: FileId, as_json: Json = False) -> None:
     """Show a file's name, purpose, size and times."""
-    found = call("GET", _path(FILES.resolve(file)))
+    record = call("GET", _path(FILES.resolve(file)))
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(record, indent=2))
         return
-    for line in _describe(found):
+    for line in _describe(record):
         typer.echo(line)
 
 
@@ -76,11 +76,11 @@ def delete(
 ) -> None:
     """Delete a file; refused while an unfinished job needs it."""
     path = _path(FILES.resolve(file))
-    found = call("GET", path)
+    record = call("GET", path)
     if not yes:
-        typer.confirm(f"Delete {found['id']} ({found['filename']})? This cannot be undone", abort=True)
+        typer.confirm(f"Delete {record['id']} ({record['filename']})? This cannot be undone", abort=True)
     call("DELETE", path)
-    typer.echo(f"{found['id']} is deleted")
+    typer.echo(f"{record['id']} is deleted")
 
 
 def _describe(file: dict[str, Any]) -> list[str]:

@@ -156,25 +156,25 @@ def list_runs(
     limit: Annotated[int, typer.Option(min=1, help="Number of evals to show.")] = 20, as_json: Json = False
 ) -> None:
     """Show the newest evals with their runs."""
-    found = [
+    all_runs = [
         run for _, evaluation in zip(range(limit), api.evals(), strict=False) for run in api.runs(evaluation["id"])
     ]
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(all_runs, indent=2))
         return
     rows = []
-    for each in found:
-        counts, against = each["result_counts"], api.second_model(each) or ""
+    for listed_run in all_runs:
+        counts, against = listed_run["result_counts"], api.second_model(listed_run) or ""
         passed = f"{counts['passed']} of {counts['total']}"
         rows.append(
             (
-                each["id"],
-                each["name"],
-                each["status"],
-                each["model"] or "",
+                listed_run["id"],
+                listed_run["name"],
+                listed_run["status"],
+                listed_run["model"] or "",
                 against,
                 passed,
-                format_minute(each["created_at"]),
+                format_minute(listed_run["created_at"]),
             )
         )
     print_table(("run", "eval", "state", "model", "against", "passed", "when (UTC)"), rows)
@@ -216,7 +216,7 @@ def _with_options(
 ) -> EvalFile:
     """Return the eval file with the options of the command line added."""
     criteria = [*file.criteria, *map(to_criterion, checks or ())]
-    criteria += [one for path in graders or () for one in read_grader(path)]
+    criteria += [grader for path in graders or () for grader in read_grader(path)]
     items = file.items[:limit]
     if not criteria:
         lacking = [number for number, item in enumerate(items, 1) if not isinstance(item.get("expected"), str)]
@@ -224,8 +224,8 @@ def _with_options(
             fail(f"choose a grader with --check or --grader: row {lacking[0]} has no `expected` to compare with.")
         criteria = [to_criterion("exact")]
     defaults: dict[str, Any] = {"temperature": 0.0, "max_completion_tokens": DEFAULT_MAX_TOKENS}
-    given = {"temperature": temperature, "max_completion_tokens": max_tokens}
-    sampling = defaults | dict(file.sampling) | {name: value for name, value in given.items() if value is not None}
+    options = {"temperature": temperature, "max_completion_tokens": max_tokens}
+    sampling = defaults | dict(file.sampling) | {name: value for name, value in options.items() if value is not None}
     return dataclasses.replace(file, items=items, criteria=criteria, sampling=sampling)
 
 
@@ -282,7 +282,7 @@ def _print(run: dict[str, Any], margin: float | None, worst: int, *, as_json: bo
             print_run(run, items, worst)
         return
     bound = float(run["mens"]["margin"]) if margin is None else margin
-    floors = {name: found.get("noise_floor") for name, found in run["mens"]["comparisons"].items()}
+    floors = {name: comparison.get("noise_floor") for name, comparison in run["mens"]["comparisons"].items()}
     _end_with(pairs, second, str(run["model"]), bound, worst, floors, as_json=as_json, is_whole=is_whole)
 
 
@@ -306,15 +306,16 @@ def _end_with(
     is_whole: bool,
 ) -> None:
     if as_json:
-        found = pairs.comparisons(margin)
+        by_criterion = pairs.comparisons(margin)
         floors = noise_floors or {}
         wins = pairs.win_rates()
         comparisons = {
-            name: comparison_as_json(one, wins[name]) | {"noise_floor": floors.get(name)} for name, one in found.items()
+            name: comparison_as_json(comparison, wins[name]) | {"noise_floor": floors.get(name)}
+            for name, comparison in by_criterion.items()
         }
         printed = {"old": old, "new": new, "margin": margin, "unpaired": pairs.unpaired, "comparisons": comparisons}
         typer.echo(json.dumps(printed, indent=2))
-        is_shown = bool(found) and all(one.status == "passed" for one in found.values())
+        is_shown = bool(by_criterion) and all(comparison.status == "passed" for comparison in by_criterion.values())
     else:
         is_shown = print_comparison(old, new, pairs, margin, worst, noise_floors)
     raise typer.Exit(0 if is_shown and is_whole else 1)

@@ -138,14 +138,14 @@ def promote(
         fail_with(error)
     if save:
         save.write_text("".join(f"{json.dumps(cycle)}\n" for cycle in cycles))
-    found = call("POST", "/v1/promotions:evaluate", json={"alias": alias, "cycles": cycles})
+    decision = call("POST", "/v1/promotions:evaluate", json={"alias": alias, "cycles": cycles})
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(decision, indent=2))
     else:
-        for number, cycle in enumerate(found["cycles"], start=1):
+        for number, cycle in enumerate(decision["cycles"], start=1):
             _show_cycle(number, cycle)
-        typer.echo(f"{found['verdict']}: {found['reason']}")
-    if not found["eligible"]:
+        typer.echo(f"{decision['verdict']}: {decision['reason']}")
+    if not decision["eligible"]:
         raise typer.Exit(1)
 
 
@@ -237,7 +237,7 @@ def _show_cycle(number: int, cycle: dict[str, Any]) -> None:
 def _commit() -> str | None:
     """Return the commit of the working folder; None outside a repository."""
     try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=5)
+        completed = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() or None if found.returncode == 0 else None
+    return completed.stdout.strip() or None if completed.returncode == 0 else None

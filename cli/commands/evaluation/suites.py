@@ -213,10 +213,10 @@ def _show_one(scores: SuiteScores, kept: Path, *, as_json: bool) -> None:
 def _show_two(
     old: SuiteScores, new: SuiteScores, models: Sequence[str], margin: float, kept: Path, *, as_json: bool
 ) -> NoReturn:
-    found: dict[Metric, Comparison] = {}
+    by_metric: dict[Metric, Comparison] = {}
     with (kept / "pairs.jsonl").open("w", encoding="utf-8") as file:
         for metric, pairs in paired(old, new):
-            found[metric] = compare([before for _, before, _ in pairs], [after for _, _, after in pairs], margin)
+            by_metric[metric] = compare([before for _, before, _ in pairs], [after for _, _, after in pairs], margin)
             for key, before, after in pairs:
                 item = old.items[metric.task, key]["doc"]
                 line = _metric_json(metric) | {"doc_id": key[0], "item": item, "old": before, "new": after}
@@ -226,19 +226,24 @@ def _show_two(
         printed = {
             "old": models[0],
             "new": models[1],
-            "comparisons": [_metric_json(metric) | comparison_as_json(one) for metric, one in found.items()],
+            "comparisons": [
+                _metric_json(metric) | comparison_as_json(comparison) for metric, comparison in by_metric.items()
+            ],
             "left_out": [_metric_json(metric) | {"reason": reason} for metric, reason in sorted(left_out.items())],
             "output": str(kept),
         }
         typer.echo(json.dumps(printed, indent=2))
     else:
-        print_table(("task", "metric", *COLUMNS), [(m.task, _name(m), *cells(one)) for m, one in found.items()])
-        for text in notes({f"{m.task} {_name(m)}": one for m, one in found.items()}, margin):
+        print_table(
+            ("task", "metric", *COLUMNS),
+            [(m.task, _name(m), *cells(comparison)) for m, comparison in by_metric.items()],
+        )
+        for text in notes({f"{m.task} {_name(m)}": comparison for m, comparison in by_metric.items()}, margin):
             note(text)
         for metric, reason in sorted(left_out.items()):
             note(f"{metric.task} {_name(metric)} is not compared: {reason}")
         note(f"old is {models[0]}, new is {models[1]}; every pair is in {kept / 'pairs.jsonl'}")
-    is_shown = bool(found) and all(one.status == "passed" for one in found.values())
+    is_shown = bool(by_metric) and all(comparison.status == "passed" for comparison in by_metric.values())
     raise typer.Exit(0 if is_shown else 1)
 
 

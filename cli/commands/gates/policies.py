@@ -52,30 +52,30 @@ def put(
     _read(file)
     stored = call("POST", "/v1/policies", json={"name": name, "source": file.read_text(encoding="utf-8")})
     older = [
-        each
-        for each in find_all("/v1/policy_assignments")
-        if (each["policy"]["tenant"], each["policy"]["name"]) == (stored["tenant"], name)
-        and each["policy"]["digest"] != stored["digest"]
+        assignment
+        for assignment in find_all("/v1/policy_assignments")
+        if (assignment["policy"]["tenant"], assignment["policy"]["name"]) == (stored["tenant"], name)
+        and assignment["policy"]["digest"] != stored["digest"]
     ]
     lets_govern = "" if older else f"; assign it: `mens policies assign alias:NAME {name}`"
     typer.echo(f"{name} is stored, digest {stored['digest'][:12]}{lets_govern}")
     _print_notes(stored.get("notes", []))
-    for each in older:
-        stays = f"{each['scope']} is still governed by the older {name} ({each['policy']['digest'][:12]})"
-        typer.echo(f"{stays}; assign this one: `mens policies assign {each['scope']} {name}`")
+    for assignment in older:
+        stays = f"{assignment['scope']} is still governed by the older {name} ({assignment['policy']['digest'][:12]})"
+        typer.echo(f"{stays}; assign this one: `mens policies assign {assignment['scope']} {name}`")
 
 
 @app.command("list")
 def list_policies(as_json: Json = False) -> None:
     """Show all policies, with the aliases and tenants that each governs."""
-    found, assignments = find_all("/v1/policies"), find_all("/v1/policy_assignments")
+    policies, assignments = find_all("/v1/policies"), find_all("/v1/policy_assignments")
     if as_json:
-        typer.echo(json.dumps({"policies": found, "assignments": assignments}, indent=2))
+        typer.echo(json.dumps({"policies": policies, "assignments": assignments}, indent=2))
         return
     rows = []
-    for policy in found:
+    for policy in policies:
         key = (policy["tenant"], policy["name"], policy["digest"])
-        governs = [each["scope"] for each in assignments if tuple(each["policy"].values()) == key]
+        governs = [assignment["scope"] for assignment in assignments if tuple(assignment["policy"].values()) == key]
         rows.append(
             (
                 policy["name"],
@@ -129,8 +129,8 @@ def history(scope: Scope, limit: Annotated[int, typer.Option(help="Number of cha
 
 
 def _print_notes(notes: list[str]) -> None:
-    for each in notes:
-        note(f"note: {each}")
+    for sentence in notes:
+        note(f"note: {sentence}")
 
 
 def _read(file: Path) -> GatePolicy:
@@ -145,8 +145,10 @@ def _read(file: Path) -> GatePolicy:
 def _print_gates(policy: GatePolicy) -> None:
     rows = []
     for name, gate in policy.gates.configured():
-        asked = gate.model_dump(exclude_none=True, exclude={"block", "applies", "run"})
-        bounds = ", ".join(f"{key} {_short(value)}" for key, value in asked.items() if not key.endswith("criterion"))
+        bounds_of_gate = gate.model_dump(exclude_none=True, exclude={"block", "applies", "run"})
+        bounds = ", ".join(
+            f"{key} {_short(value)}" for key, value in bounds_of_gate.items() if not key.endswith("criterion")
+        )
         effect = "does not apply" if not gate.applies else "blocks" if gate.block else "warns"
         rows.append((name, effect, getattr(gate, "run", None) or "", bounds))
     print_table(("gate", "effect", "run", "asks"), rows)
@@ -154,7 +156,7 @@ def _print_gates(policy: GatePolicy) -> None:
 
 def _short(value: Any) -> str:
     if isinstance(value, dict):
-        return " ".join(f"{key}={each:g}" for key, each in value.items())
+        return " ".join(f"{key}={number:g}" for key, number in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

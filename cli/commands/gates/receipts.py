@@ -40,21 +40,21 @@ def list_receipts(
 ) -> None:
     """Show receipts, newest first."""
     query = {"limit": limit} | ({"adapter": resolve_adapter_id(adapter)} if adapter else {})
-    found = call("GET", "/v1/receipts", params=query)["data"]
+    records = call("GET", "/v1/receipts", params=query)["data"]
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(records, indent=2))
         return
     rows = [
         (
-            each["id"],
-            each["adapter_id"],
-            each["incumbent_id"] or "the base",
-            each["receipt"]["policy"]["name"],
-            _outcome(each),
-            format_minute(each["created_at"]),
-            format_minute(each["valid_until"]),
+            record["id"],
+            record["adapter_id"],
+            record["incumbent_id"] or "the base",
+            record["receipt"]["policy"]["name"],
+            _outcome(record),
+            format_minute(record["created_at"]),
+            format_minute(record["valid_until"]),
         )
-        for each in found
+        for record in records
     ]
     print_table(("receipt", "adapter", "compared with", "policy", "outcome", "judged (UTC)", "valid until"), rows)
 
@@ -92,8 +92,8 @@ def create(
         job = call("GET", f"/v1/jobs/{job['id']}")
     if job["state"] != "succeeded":
         stopped = Conflict(Code.JOB_STATE_CONFLICT, f"The job {job['id']} is {job['state']}.").as_dict()
-        told = job["error"] or stopped
-        fail(f"{told['code']}: {told['message']}", told)
+        failure = job["error"] or stopped
+        fail(f"{failure['code']}: {failure['message']}", failure)
     receipt = call("GET", f"/v1/receipts/{job['result']['receipt']['id']}")
     _show(receipt)
     if not receipt["passed"]:
@@ -106,28 +106,28 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show which gates passed or failed, by how much, and the next step."""
-    found = call("GET", f"/v1/receipts/{quote(RECEIPTS.resolve(receipt), safe='')}")
+    record = call("GET", f"/v1/receipts/{quote(RECEIPTS.resolve(receipt), safe='')}")
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(record, indent=2))
         return
-    _show(found)
+    _show(record)
 
 
-def _show(found: dict[str, Any]) -> None:
-    typer.echo("\n".join(describe_receipt(found)))
-    print_rows(found["receipt"]["gates"])
-    typer.echo(next_step(found))
+def _show(record: dict[str, Any]) -> None:
+    typer.echo("\n".join(describe_receipt(record)))
+    print_rows(record["receipt"]["gates"])
+    typer.echo(next_step(record))
 
 
-def describe_receipt(found: dict[str, Any]) -> Iterator[str]:
+def describe_receipt(record: dict[str, Any]) -> Iterator[str]:
     """Yield a few lines that describe a receipt."""
-    receipt = found["receipt"]
+    receipt = record["receipt"]
     base = receipt["serving_base"]
-    yield f"{found['id']}  {_outcome(found)}: {found['adapter_id']} under the policy {_policy(receipt)}"
+    yield f"{record['id']}  {_outcome(record)}: {record['adapter_id']} under the policy {_policy(receipt)}"
     yield f"compared with {receipt['compared_with'] or 'nothing'}"
     yield f"served base   {base['name'] + ' ' + base['digest'][:12] if base else 'not known'}"
     yield f"sandbox       {receipt['sandbox'] or 'not used: no criterion runs code'}"
-    yield f"judged        {format_minute(found['created_at'])} UTC, valid until {format_minute(found['valid_until'])}"
+    yield f"judged        {format_minute(record['created_at'])} UTC, valid until {format_minute(record['valid_until'])}"
     # Fields that an API of the previous release lacks are left out.
     if attempt := receipt.get("attempt"):
         yield f"attempt       {attempt} of this pair under this policy: its comparisons may err by {receipt['alpha']:.3g} together"
@@ -140,13 +140,13 @@ def describe_receipt(found: dict[str, Any]) -> Iterator[str]:
         yield f"unrepeatable  {run}: other scores the second time by {counts}"
 
 
-def describe_outcome(found: dict[str, Any]) -> str:
+def describe_outcome(record: dict[str, Any]) -> str:
     """Describe a receipt in one line: its outcome, and the gates that did not pass."""
-    receipt = found["receipt"]
+    receipt = record["receipt"]
     lacking = ", ".join(row["name"] for row in receipt["gates"] if not row["passed"] and row["block"])
-    outcome = _outcome(found) + (f" ({lacking})" if lacking else "")
+    outcome = _outcome(record) + (f" ({lacking})" if lacking else "")
     against = receipt["compared_with"] or "nothing"
-    return f"{found['id']}: {outcome}; policy {_policy(receipt)}, compared with {against}, until {found['valid_until'][:10]}"
+    return f"{record['id']}: {outcome}; policy {_policy(receipt)}, compared with {against}, until {record['valid_until'][:10]}"
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
@@ -169,10 +169,10 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
     )
 
 
-def next_step(found: dict[str, Any]) -> str:
+def next_step(record: dict[str, Any]) -> str:
     """Return the next step after a receipt."""
-    receipt, adapter = found["receipt"], found["adapter_id"]
-    if found["passed"]:
+    receipt, adapter = record["receipt"], record["adapter_id"]
+    if record["passed"]:
         return f"next: mens aliases set NAME {adapter}"
     missing = [row for row in receipt["gates"] if row["block"] and row["status"] == "missing_evidence"]
     needed = max((row["items_needed"] or 0 for row in missing), default=0)
@@ -183,9 +183,9 @@ def next_step(found: dict[str, Any]) -> str:
     return "next: train a better one; an admin may override: mens aliases set NAME ADAPTER --override --reason WHY"
 
 
-def _outcome(found: dict[str, Any]) -> str:
+def _outcome(record: dict[str, Any]) -> str:
     """Return ``passed``, ``failed`` or ``no evidence``."""
-    return overall_outcome(found["passed"], found["receipt"]["gates"]).word
+    return overall_outcome(record["passed"], record["receipt"]["gates"]).word
 
 
 def _policy(receipt: dict[str, Any]) -> str:

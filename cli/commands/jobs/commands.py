@@ -65,7 +65,7 @@ def list_jobs(
 ) -> None:
     """Show jobs, newest first: when, how long, for which alias, from which base, by whom. `mens jobs show ID` has the rest."""
     which = {
-        "state": [str(each) for each in state or ()],
+        "state": [str(job_state) for job_state in state or ()],
         "kind": kind and str(kind),
         "base_model": base,
         "alias": alias,
@@ -76,13 +76,13 @@ def list_jobs(
     }
     query = {"view": "summary", "limit": limit}
     page = call("GET", "/v1/jobs", params=query | {name: value for name, value in which.items() if value})
-    found = page["data"]
+    jobs = page["data"]
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(jobs, indent=2))
         return
-    print_table(COLUMNS, job_rows(found), spare=SPARE_COLUMNS)
+    print_table(COLUMNS, job_rows(jobs), spare=SPARE_COLUMNS)
     if page["has_more"]:
-        note(f"older ones: the same command with --after {shorten_ids(found[-1]['id'])}")
+        note(f"older ones: the same command with --after {shorten_ids(jobs[-1]['id'])}")
 
 
 @app.command("show")
@@ -107,8 +107,8 @@ def show(
     lines += [f"outcome  {describe_outcome(job)}"] if job["state"] in FINAL else []
     lines += describe_evaluation(job["result"], "against base  ")
     lines += describe_gates(job["result"])
-    told = [event for event in job["events"] if job["state"] not in FINAL or not is_of_gates(event)]
-    lines += [f"  {event['created_at'][11:19]}  {event['message']}" for event in told]
+    shown_events = [event for event in job["events"] if job["state"] not in FINAL or not is_of_gates(event)]
+    lines += [f"  {event['created_at'][11:19]}  {event['message']}" for event in shown_events]
     for line in lines:
         typer.echo(line)
 
@@ -127,24 +127,24 @@ def compare(
     body: dict[str, Any] = {"jobs": [resolve_job_id(job_id) for job_id in job_ids]}
     if baseline:
         body["baseline"] = resolve_job_id(baseline)
-    found = call("POST", "/v1/plans:compare", json=body)
+    comparison = call("POST", "/v1/plans:compare", json=body)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(comparison, indent=2))
         return
-    names = [f"{job['name']} {shorten_ids(job['id'])}" for job in found["jobs"]]
+    names = [f"{job['name']} {shorten_ids(job['id'])}" for job in comparison["jobs"]]
     columns = [
         "",
         *(
-            f"{name} (baseline)" if job["id"] == found["baseline"] else name
-            for job, name in zip(found["jobs"], names, strict=True)
+            f"{name} (baseline)" if job["id"] == comparison["baseline"] else name
+            for job, name in zip(comparison["jobs"], names, strict=True)
         ),
     ]
     rows = [
         [row["path"], *(_told(value, source) for value, source in zip(row["values"], row["sources"], strict=True))]
-        for row in found["rows"]
+        for row in comparison["rows"]
         if everything or row["differs"]
     ]
-    rows += [[row["path"], *map(_told, row["values"])] for row in found["results"]]
+    rows += [[row["path"], *map(_told, row["values"])] for row in comparison["results"]]
     print_table(columns, rows)
 
 

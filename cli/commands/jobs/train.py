@@ -138,11 +138,11 @@ def train(
     After FILE every field of the contract is a flag by its flat name, e.g. --alpha 64 --qlora-ce-last-k 16 --curriculum, and by names that
     other programs use, e.g. --max-seq-length, --lr, --num-train-epochs, --lora-rank.
     """
-    told = errors if as_json else console
+    progress = errors if as_json else console
     table = TableOptions(from_table or "", sql, key, watermark, lag, row, redact, url_env)
-    file = _training_file(context, file, table, told)
-    given = {"train_file": file, "validation_file": validation, "replay_file": replay}
-    files = {field: path for field, path in given.items() if path}
+    file = _training_file(context, file, table, progress)
+    file_options = {"train_file": file, "validation_file": validation, "replay_file": replay}
+    files = {field: path for field, path in file_options.items() if path}
     options: dict[str, dict[str, Any]] = {
         # Names, until the files have ids: files are sent once everything else is checked.
         "data": {
@@ -175,8 +175,8 @@ def train(
             refuse_unserved(base)
         check_files(parsed, files, keep_all=bool(preset or domain))
     except MensError as error:
-        found = error.as_dict()
-        fail(f"{describe_error(found)}\nnothing was uploaded", found)
+        refusal = error.as_dict()
+        fail(f"{describe_error(refusal)}\nnothing was uploaded", refusal)
     sections["model"].setdefault("hf_repo", base["id"])
     rules = {} if preset or domain else _auto_rules(file, base, pairs=parsed.has_preferences)
     uploads = RequestUploads()
@@ -188,28 +188,28 @@ def train(
     body["auto"] = sorted(f"exec.{field}" for field in rules.keys() - sections["exec"].keys())
     sections["exec"] = rules | sections["exec"]
     job = uploads.send("/v1/jobs", json=body)
-    told.print(f"created {job['id']}: {describe_plan(job)}", soft_wrap=True)
+    progress.print(f"created {job['id']}: {describe_plan(job)}", soft_wrap=True)
     checked = call("GET", f"{job_path(job['id'])}/preflight")
     notes = checked["notes"]
     artifact = job["contract"]["artifact"]
     if artifact["alias"] and artifact["publish"] and (hiding := describe_hiding(artifact["alias"], job["tenant"])):
         notes.append(hiding)
     if expectation := describe_expectation(checked):
-        told.print(expectation, highlight=False, soft_wrap=True)
+        progress.print(expectation, highlight=False, soft_wrap=True)
     for line in notes:
-        told.print(f"note: {line}", highlight=False, soft_wrap=True)
+        progress.print(f"note: {line}", highlight=False, soft_wrap=True)
     if watch:
         watch_job(job["id"], as_json=as_json)
     elif as_json:
         console.print_json(data=job)
 
 
-def _training_file(context: typer.Context, file: Path | None, table: TableOptions, told: Console) -> Path:
+def _training_file(context: typer.Context, file: Path | None, table: TableOptions, progress: Console) -> Path:
     """Return the file to train on: the one that is named, or one that is pulled from a table."""
     if table.source:
         if file:  # not a file, but the first of the contract's flags
             context.args.insert(0, str(file))
-        return _pull_rows(table, told)
+        return _pull_rows(table, progress)
     if table.sql:
         raise typer.BadParameter("It needs --from-table NAME.", param_hint="--sql")
     if file is None:
@@ -219,15 +219,15 @@ def _training_file(context: typer.Context, file: Path | None, table: TableOption
     return file
 
 
-def _pull_rows(options: TableOptions, told: Console) -> Path:
+def _pull_rows(options: TableOptions, progress: Console) -> Path:
     """Pull the rows of a table, and return the training file of the newest version of each."""
     from corpus.reading.newest import write_newest
 
     folder = options.folder()
     for line in describe_pull(options.pull(folder), folder):
-        told.print(line, highlight=False, soft_wrap=True)
+        progress.print(line, highlight=False, soft_wrap=True)
     file = folder.with_suffix(".jsonl")
-    told.print(f"wrote {file} with {counted(write_newest(folder, file), 'row')}", highlight=False, soft_wrap=True)
+    progress.print(f"wrote {file} with {counted(write_newest(folder, file), 'row')}", highlight=False, soft_wrap=True)
     return file
 
 
@@ -243,7 +243,7 @@ def find_base(named: Any) -> dict[str, Any]:
         return dict(model)
     models = [model for model in find_all("/v1/models") if model["mens"]["kind"] == "base"]
     served = [model for model in models if model["mens"].get("serves_adapters")]
-    if not named and (only := next((each for each in (models, served) if len(each) == 1), None)):
+    if not named and (only := next((candidates for candidates in (models, served) if len(candidates) == 1), None)):
         return only[0]
     bases = [model["id"] for model in models]
     is_default = f"No model was named, and the default, {name!r}, is not in this installation's catalogue"

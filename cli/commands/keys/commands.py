@@ -119,9 +119,9 @@ def create(
 @app.command("list")
 def list_keys(tenant: Tenant = None, as_json: Json = False) -> None:
     """Show keys, without their secrets."""
-    found = key_store(tenant).all()
+    keys = key_store(tenant).all()
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(keys, indent=2))
         return
     rows = [
         (
@@ -137,7 +137,7 @@ def list_keys(tenant: Tenant = None, as_json: Json = False) -> None:
             format_minute(key.get("last_used_at")),
             "yes" if key["revoked_at"] else "",
         )
-        for key in found
+        for key in keys
     ]
     columns = ("id", "name", "tenant", "role", "rpm", "concurrent", "tpm", "created", "expires", "last used", "revoked")
     print_table(columns, rows)
@@ -161,12 +161,12 @@ def limit(
 
     Omitted options stay unchanged, and `none` removes a limit: `mens keys limit bot --rpm 120 --concurrent none`.
     """
-    given = {
+    options = {
         "requests_per_minute": ("--rpm", rpm, LARGEST_LIMIT),
         "concurrent_requests": ("--concurrent", concurrent, LARGEST_LIMIT),
         "tokens_per_minute": ("--tpm", tpm, MOST_TOKENS),
     }
-    limits = {field: _limit(option, text, most) for field, (option, text, most) in given.items() if text is not None}
+    limits = {field: _limit(option, text, most) for field, (option, text, most) in options.items() if text is not None}
     if not limits:
         raise typer.BadParameter("Give one or more of --rpm N, --concurrent N and --tpm N; `none` removes a limit.")
     keys = key_store(tenant)
@@ -195,14 +195,14 @@ def change(
 
     A key that has expired is valid again with a later expiry: `mens keys change bot --expires 90d`.
     """
-    given: dict[str, Any] = {"name": new_name, "role": role}
-    given = {field: value for field, value in given.items() if value is not None}
+    changes: dict[str, Any] = {"name": new_name, "role": role}
+    changes = {field: value for field, value in changes.items() if value is not None}
     if expires is not None:
-        given["expires_at"] = _expiry(expires)
-    if not given:
+        changes["expires_at"] = _expiry(expires)
+    if not changes:
         raise typer.BadParameter("Give one or more of --name NAME, --role ROLE and --expires WHEN.")
     keys = key_store(tenant)
-    key = keys.change(find_id(keys, name), given)
+    key = keys.change(find_id(keys, name), changes)
     ends = f"expires at {format_minute(key['expires_at'])} UTC" if key["expires_at"] else "never expires"
     typer.echo(f"{_describe(key)}: {key['role']}, {ends}")
 

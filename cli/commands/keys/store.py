@@ -48,7 +48,7 @@ def key_store(tenant: str | None) -> KeyStore:
     return RemoteKeys(tenant) if os.environ.get("MENS_API_URL") else LocalKeys(tenant)
 
 
-def find_id(keys: KeyStore, given: str, revoked: bool = False) -> str:
+def find_id(keys: KeyStore, typed: str, revoked: bool = False) -> str:
     """Return the id of a key given by its id, by its name as long as it is not revoked, or by a part of its id.
 
     Ends the command if no key matches, or if several keys have the name.
@@ -56,32 +56,32 @@ def find_id(keys: KeyStore, given: str, revoked: bool = False) -> str:
     Args:
         revoked: whether a name without an active key may refer to a revoked one.
     """
-    found = keys.all()
+    all_keys = keys.all()
     # Ids first: a key that is named like another key's id must not hide that one.
-    if any(key["id"] == given for key in found):
-        return given
-    former = [key for key in found if key["name"] == given and key["revoked_at"]]
-    named = [key for key in found if key["name"] == given and not key["revoked_at"]] or (former if revoked else [])
-    if not named and not former and (found_id := KEYS.among(given, (str(key["id"]) for key in found))) != given:
+    if any(key["id"] == typed for key in all_keys):
+        return typed
+    former = [key for key in all_keys if key["name"] == typed and key["revoked_at"]]
+    named = [key for key in all_keys if key["name"] == typed and not key["revoked_at"]] or (former if revoked else [])
+    if not named and not former and (found_id := KEYS.among(typed, (str(key["id"]) for key in all_keys))) != typed:
         return found_id
     if not named:
-        _refuse_absent(given, is_revoked=bool(former))
+        _refuse_absent(typed, is_revoked=bool(former))
     if len(named) > 1:
         candidates = [f"  {key['id']}  {key['role']} of {key['tenant']}" for key in named]
         verb = "had" if named == former else "have"
         ids = [str(key["id"]) for key in named]
-        message = f"{len(named)} keys {verb} the name {given!r}."
+        message = f"{len(named)} keys {verb} the name {typed!r}."
         error = Conflict(Code.ID_AMBIGUOUS, message, remedy="Give the id instead of the name.", details={"ids": ids})
         fail("\n".join([str(error), *candidates]), error.as_dict())
     return str(named[0]["id"])
 
 
-def _refuse_absent(given: str, *, is_revoked: bool) -> NoReturn:
+def _refuse_absent(typed: str, *, is_revoked: bool) -> NoReturn:
     if is_revoked:
         remedy = "Create a new one: `mens keys create NAME`; use --tenant for another tenant's."
-        fail_with(Conflict(Code.KEY_REVOKED, f"The key {given!r} is permanently revoked.", remedy=remedy))
+        fail_with(Conflict(Code.KEY_REVOKED, f"The key {typed!r} is permanently revoked.", remedy=remedy))
     remedy = "List them: `mens keys list`; use --tenant for another tenant's."
-    fail_with(NotFound(Code.KEY_NOT_FOUND, f"The key {given!r} does not exist.", remedy=remedy))
+    fail_with(NotFound(Code.KEY_NOT_FOUND, f"The key {typed!r} does not exist.", remedy=remedy))
 
 
 class RemoteKeys:
@@ -149,11 +149,11 @@ class LocalKeys:
 
     @_local_command()
     def all(self) -> list[KeyRecord]:
-        found = [key.model_dump(mode="json") for key in self._keys.all(self._tenant)]
-        if not found and self._tenant not in (None, SHARED):
+        records = [key.model_dump(mode="json") for key in self._keys.all(self._tenant)]
+        if not records and self._tenant not in (None, SHARED):
             message = f"The tenant {self._tenant!r} does not exist."
             raise NotFound(Code.TENANT_NOT_FOUND, message, remedy="List them: `mens keys list`.", param="tenant")
-        return found
+        return records
 
     @_local_command()
     def change(self, key_id: str, change: Change) -> KeyRecord:

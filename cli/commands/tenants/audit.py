@@ -52,9 +52,9 @@ def list_events(
 ) -> None:
     """Show events, newest first."""
     which = {"action": action, "actor": actor, "object_id": object_id, "since": since, "until": until}
-    found = _page(tenant, which, limit=limit)["data"]
+    events = _page(tenant, which, limit=limit)["data"]
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(events, indent=2))
         return
     rows = [
         (
@@ -66,7 +66,7 @@ def list_events(
             event["object_id"],
             _describe(event["changes"]),
         )
-        for event in found
+        for event in events
     ]
     print_table(("seq", "when (UTC)", "tenant", "who", "action", "what", "changes"), rows)
 
@@ -120,8 +120,8 @@ def _all(tenant: str | None, after: int) -> Iterator[dict[str, Any]]:
 
 def _page(tenant: str | None, which: dict[str, Any], **paging: Any) -> Any:
     # Without the header, an operator gets the events of all tenants.
-    given = {name: value for name, value in {**which, "tenant": tenant}.items() if value is not None}
-    return call("GET", PATH, tenant="", params=given | paging)
+    filters = {name: value for name, value in {**which, "tenant": tenant}.items() if value is not None}
+    return call("GET", PATH, tenant="", params=filters | paging)
 
 
 def _numbers(path: Path, through: int | None) -> set[int]:

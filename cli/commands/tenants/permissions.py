@@ -52,20 +52,27 @@ def delete(
 ) -> None:
     """Revoke a permission. Refused while aliases or unfinished jobs of that tenant need the adapter."""
     adapter = require_adapter_id(adapter)
-    found = [each for each in find_pages(_path(adapter)) if tenant in (each["id"], each["project_id"])]
-    if not found:
+    permissions = [
+        permission
+        for permission in find_pages(_path(adapter))
+        if tenant in (permission["id"], permission["project_id"])
+    ]
+    if not permissions:
         fail(f"{tenant} has no permission for {adapter}. List them: `mens permissions list {adapter}`.")
-    call("DELETE", f"{_path(adapter)}/{quote(found[0]['id'], safe='')}")
-    typer.echo(f"{found[0]['project_id']} may no longer use {adapter}.")
+    call("DELETE", f"{_path(adapter)}/{quote(permissions[0]['id'], safe='')}")
+    typer.echo(f"{permissions[0]['project_id']} may no longer use {adapter}.")
 
 
 def _path(adapter: str) -> str:
     return f"/v1/fine_tuning/checkpoints/{quote(adapter, safe='')}/permissions"
 
 
-def _print(found: list[dict[str, Any]], as_json: bool) -> None:
+def _print(permissions: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(permissions, indent=2))
         return
-    rows = [(each["id"], each["project_id"], format_minute(each["created_at"])) for each in found]
+    rows = [
+        (permission["id"], permission["project_id"], format_minute(permission["created_at"]))
+        for permission in permissions
+    ]
     print_table(("permission", "tenant", "since (UTC)"), rows)

@@ -29,23 +29,23 @@ Tenant = Annotated[
 @app.command("list")
 def list_tenants(as_json: Json = False) -> None:
     """Show all tenants with their use of the quota, keys, files and last activity."""
-    found = find_all("/v1/tenants")
+    tenants = find_all("/v1/tenants")
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(tenants, indent=2))
         return
     rows = [
         (
-            one["tenant"],
-            _of(one["running"], one["running_jobs"]),
-            _of(one["queued"], one["queued_jobs"]),
-            _of(one["gpu_minutes_used"], one["gpu_minutes_per_month"]),
-            f"{one['gpu_minutes_held']:g}",
-            str(one["valid_keys"]),
-            str(one["adapters"]),
-            format_size(one["stored_bytes"]),
-            format_minute(one["last_active_at"]),
+            tenant["tenant"],
+            _of(tenant["running"], tenant["running_jobs"]),
+            _of(tenant["queued"], tenant["queued_jobs"]),
+            _of(tenant["gpu_minutes_used"], tenant["gpu_minutes_per_month"]),
+            f"{tenant['gpu_minutes_held']:g}",
+            str(tenant["valid_keys"]),
+            str(tenant["adapters"]),
+            format_size(tenant["stored_bytes"]),
+            format_minute(tenant["last_active_at"]),
         )
-        for one in found
+        for tenant in tenants
     ]
     print_table(
         ("tenant", "running", "queued", "GPU minutes", "held", "keys", "adapters", "stored", "last active (UTC)"), rows
@@ -90,12 +90,12 @@ def limit(
 
     Omitted options stay unchanged, and `none` removes a limit: `mens tenants limit acme --running 2 --gpu-minutes none`.
     """
-    given = {
+    options = {
         "running_jobs": ("--running", running, LARGEST_LIMIT),
         "queued_jobs": ("--queued", queued, LARGEST_LIMIT),
         "gpu_minutes_per_month": ("--gpu-minutes", gpu_minutes, MOST_MINUTES),
     }
-    changes = {field: _amount(*option) for field, option in given.items() if option[1] is not None}
+    changes = {field: _amount(*option) for field, option in options.items() if option[1] is not None}
     if not changes:
         raise typer.BadParameter(
             "Give one or more of --running N, --queued N and --gpu-minutes N; `none` removes a limit."

@@ -56,11 +56,11 @@ def usage(
     # An id is not looked up: listing keys requires an admin's key, and every caller may name its own id.
     if key and not re.fullmatch(KEY_ID, key):
         key_id = find_id(RemoteKeys(tenant), key, revoked=True)
-    given = {"from": first, "to": last, "group_by": by, "key_id": key_id}
-    query = {name: value for name, value in given.items() if value is not None}
+    options = {"from": first, "to": last, "group_by": by, "key_id": key_id}
+    query = {name: value for name, value in options.items() if value is not None}
     models = _resolve_model(model, tenant) if model else []
     queries = [{**query, "model": name} for name in models] or [query]
-    lines = _add_up(line for each in queries for line in _read_lines(each, tenant))
+    lines = _add_up(line for one_query in queries for line in _read_lines(one_query, tenant))
     if not lines:
         for name in models:
             _check_model(name, tenant)

@@ -31,11 +31,14 @@ Event = Annotated[
 @app.command("list")
 def list_endpoints(as_json: Json = False) -> None:
     """Show the tenant's endpoints, newest first."""
-    found = find_all(PATH, limit=100)
+    endpoints = find_all(PATH, limit=100)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(endpoints, indent=2))
         return
-    rows = [(each["id"], each["name"], each["url"], _events(each), _state(each)) for each in found]
+    rows = [
+        (endpoint["id"], endpoint["name"], endpoint["url"], _events(endpoint), _state(endpoint))
+        for endpoint in endpoints
+    ]
     print_table(("id", "name", "URL", "events", "state"), rows)
 
 
@@ -61,10 +64,10 @@ def update(
 ) -> None:
     """Change an endpoint. --enable enables one that was disabled because deliveries failed."""
     changes = {"url": url, "name": name, "event_types": event, "enabled": enabled}
-    given = {key: value for key, value in changes.items() if value is not None}
-    if not given:
+    requested = {key: value for key, value in changes.items() if value is not None}
+    if not requested:
         raise typer.BadParameter("Give --url, --name, --event, --enable or --disable.")
-    changed = call("POST", _path(endpoint), json=given)
+    changed = call("POST", _path(endpoint), json=requested)
     typer.echo(f"{changed['id']} {changed['url']} {_events(changed)}: {_state(changed)}")
 
 
@@ -96,12 +99,12 @@ def test(
     as_json: Json = False,
 ) -> None:
     """Send a sample event once and show the outcome; exit code 1 if it was not delivered."""
-    found = call("POST", f"{_path(endpoint)}/test", json={"event_type": event})
-    delivery = found["mens"]
+    outcome = call("POST", f"{_path(endpoint)}/test", json={"event_type": event})
+    delivery = outcome["mens"]
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(outcome, indent=2))
     elif delivery["status"] == "delivered":
-        typer.echo(f"delivered: HTTP {found['status_code']}, event {delivery['event_id']}")
+        typer.echo(f"delivered: HTTP {outcome['status_code']}, event {delivery['event_id']}")
     elif delivery["status"] == "pending":
         fail(
             "not attempted yet. Check that the control worker is running; `mens webhooks deliveries` shows the outcome."
@@ -120,21 +123,21 @@ def deliveries(
     as_json: Json = False,
 ) -> None:
     """Show an endpoint's deliveries, also pending ones, newest first."""
-    found = find_all(f"{_path(endpoint)}/deliveries", limit=limit, **({"status": status} if status else {}))
+    attempts = find_all(f"{_path(endpoint)}/deliveries", limit=limit, **({"status": status} if status else {}))
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(attempts, indent=2))
         return
     rows = [
         (
-            each["event_id"],
-            each["type"] + (" (test)" if each["is_test"] else ""),
-            each["created_at"][:19],
-            each["status"],
-            str(each["attempts"]),
-            each["next_attempt_at"][:19] if each["next_attempt_at"] else "",
-            each["last_error"] or (f"HTTP {each['status_code']}" if each["status_code"] else ""),
+            delivery["event_id"],
+            delivery["type"] + (" (test)" if delivery["is_test"] else ""),
+            delivery["created_at"][:19],
+            delivery["status"],
+            str(delivery["attempts"]),
+            delivery["next_attempt_at"][:19] if delivery["next_attempt_at"] else "",
+            delivery["last_error"] or (f"HTTP {delivery['status_code']}" if delivery["status_code"] else ""),
         )
-        for each in found
+        for delivery in attempts
     ]
     print_table(("event", "type", "when (UTC)", "status", "attempts", "next (UTC)", "last answer"), rows)
 

@@ -103,10 +103,10 @@ def environment(key: str, cache: Path, *, online: bool, ours: Mapping[str, str] 
         ours: the environment of this process.
     """
     passed = PASSED + (PASSED_ONLINE if online else ())
-    found = {"HF_HOME": str(cache)} | {name: ours[name] for name in passed if name in ours}
+    variables = {"HF_HOME": str(cache)} | {name: ours[name] for name in passed if name in ours}
     offline = {} if online else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"}
-    return found | offline | quiet | {"OPENAI_API_KEY": key}
+    return variables | offline | quiet | {"OPENAI_API_KEY": key}
 
 
 def run_suite(

@@ -54,23 +54,23 @@ def read_scores(output: Path) -> SuiteScores:
         raise _invalid(f"{output} has {len(results)} result files of lm-evaluation-harness, not one.")
     try:
         report = json.loads(results[0].read_bytes())
-        found = SuiteScores()
+        suite_scores = SuiteScores()
         for path in sorted(results[0].parent.glob("samples_*.jsonl")):
             # samples_TASK_TIME.jsonl, and a task's name may have an underscore
             task = path.stem.removeprefix("samples_").rpartition("_")[0]
             with path.open(encoding="utf-8") as lines:
                 for line in lines:
-                    _take(found, task, json.loads(line), report.get("higher_is_better", {}).get(task, {}))
+                    _take(suite_scores, task, json.loads(line), report.get("higher_is_better", {}).get(task, {}))
     except (ValueError, KeyError, TypeError) as error:
         raise _invalid(f"{results[0].parent} cannot be read: {type(error).__name__}: {error}.") from error
-    for metric in found.by_metric.keys() & found.left_out.keys():
-        del found.by_metric[metric]
+    for metric in suite_scores.by_metric.keys() & suite_scores.left_out.keys():
+        del suite_scores.by_metric[metric]
     for task, figures in report["results"].items():
         for key, value in figures.items():
             name, comma, chosen = key.partition(",")
             if comma and isinstance(value, int | float) and not name.endswith("_stderr"):
-                found.totals[Metric(task, chosen, name)] = float(value)
-    return found
+                suite_scores.totals[Metric(task, chosen, name)] = float(value)
+    return suite_scores
 
 
 def paired(old: SuiteScores, new: SuiteScores) -> Iterator[tuple[Metric, list[tuple[ItemKey, float, float]]]]:
@@ -91,15 +91,15 @@ def paired(old: SuiteScores, new: SuiteScores) -> Iterator[tuple[Metric, list[tu
         yield metric, [(key, before[key], after[key]) for key in sorted(before)]
 
 
-def _take(found: SuiteScores, task: str, line: Mapping[str, Any], higher: Mapping[str, bool]) -> None:
+def _take(suite_scores: SuiteScores, task: str, line: Mapping[str, Any], higher: Mapping[str, bool]) -> None:
     key = (int(line["doc_id"]), line["doc_hash"], line["prompt_hash"], line["target_hash"])
-    found.items[task, key] = {name: line.get(name) for name in ("doc", "target", "filtered_resps")}
+    suite_scores.items[task, key] = {name: line.get(name) for name in ("doc", "target", "filtered_resps")}
     for name in line["metrics"]:
         metric = Metric(task, line["filter"], name)
         if reason := _no_score(line[name], higher.get(name)):
-            found.left_out[metric] = reason
+            suite_scores.left_out[metric] = reason
         else:
-            found.by_metric.setdefault(metric, {})[key] = float(line[name])
+            suite_scores.by_metric.setdefault(metric, {})[key] = float(line[name])
 
 
 def _no_score(value: Any, higher_is_better: bool | None) -> str:

@@ -107,22 +107,22 @@ def differences(form: ChatForm, template: ChatTemplate) -> list[str]:
             ("user", "assistant", "user"), ("Qa4w", "<think>\nQb4w\n</think>\n\nQc4w", "Qd4w")
         ),
     }
-    found = [sentence for sentence, chat in cases.items() if not _reproduces(form, template, chat)]
+    sentences = [sentence for sentence, chat in cases.items() if not _reproduces(form, template, chat)]
     if form.system is None:
-        found.append("The base's template has no system turn, so Ollama answers a chat with one with an error.")
-    return [*found, "The template has no tools: Ollama refuses a request with tools."]
+        sentences.append("The base's template has no system turn, so Ollama answers a chat with one with an error.")
+    return [*sentences, "The template has no tools: Ollama refuses a request with tools."]
 
 
 def _candidates(template: ChatTemplate, tokens: Sequence[str]) -> Iterator[ChatForm]:
     """Yield forms that fit a chat without a system turn and one with it; the most natural one first."""
     first, to_assistant, to_user, to_prompt = _texts_around(template, ("user", "assistant", "user")) or [""] * 4
     with_system = _texts_around(template, ("system", "user"))
-    asked = _common(to_assistant, to_prompt)
+    after_question = _common(to_assistant, to_prompt)
     for after_assistant in _cuts(to_user, _tail(template, ("user", "assistant")), tokens):
         before_user = to_user[len(after_assistant) :]
         if not first.endswith(before_user):
             continue
-        for after_user in _cuts(asked, _tail(template, ("user",)), tokens):
+        for after_user in _cuts(after_question, _tail(template, ("user",)), tokens):
             plain = ChatForm(
                 start="",
                 opening=first.removesuffix(before_user),
@@ -160,7 +160,9 @@ def _with_system(plain: ChatForm, texts: list[str] | None, bos: str) -> Iterator
 
 def _common(a: str, b: str) -> str:
     """Return the common beginning of both strings."""
-    return "".join(one for one, other in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    return "".join(
+        character for character, other in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
+    )
 
 
 def _cuts(text: str, tail: str, tokens: Sequence[str]) -> list[str]:
@@ -168,7 +170,7 @@ def _cuts(text: str, tail: str, tokens: Sequence[str]) -> list[str]:
     longest first.
     """
     beginnings = [text[:length] for length in range(len(text), -1, -1)]
-    at_tokens = [one for one in beginnings if text[len(one) :].startswith(tuple(tokens))]
+    at_tokens = [beginning for beginning in beginnings if text[len(beginning) :].startswith(tuple(tokens))]
     whole = [tail] if text.startswith(tail) else []
     return list(dict.fromkeys([*whole, *(at_tokens if tokens else []), *beginnings]))
 
@@ -204,13 +206,13 @@ def _texts_around(template: ChatTemplate, roles: Sequence[str]) -> list[str] | N
     rendered unchanged.
     """
     rest = _render(template, _turns(roles, MARKS), prompt=True)
-    found = []
+    between = []
     for mark in MARKS[: len(roles)]:
         if rest is None or rest.count(mark) != 1:
             return None
         before, _, rest = rest.partition(mark)
-        found.append(before)
-    return [*found, rest or ""]
+        between.append(before)
+    return [*between, rest or ""]
 
 
 def _tail(template: ChatTemplate, roles: Sequence[str]) -> str:

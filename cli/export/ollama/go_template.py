@@ -56,17 +56,19 @@ def literal(text: str) -> str:
     """
 
     def quoted(match: re.Match[str]) -> str:
-        found = match[0]
-        if found[0] == '"':  # three in a row would end the template in the Modelfile
-            return '{{ `"` }}' * len(found)
-        return found if found.isprintable() and found != "{" else f"{{{{ {_go_string(found)} }}}}"
+        unsafe = match[0]
+        if unsafe[0] == '"':  # three in a row would end the template in the Modelfile
+            return '{{ `"` }}' * len(unsafe)
+        return unsafe if unsafe.isprintable() and unsafe != "{" else f"{{{{ {_go_string(unsafe)} }}}}"
 
     return NEEDS_QUOTING.sub(quoted, text)
 
 
 def _go_string(text: str) -> str:
     """Return a Go string. JSON's escapes are also Go's, but characters beyond U+FFFF have one of their own in Go."""
-    escaped = (f"\\U{ord(one):08x}" if ord(one) > 0xFFFF else json.dumps(one)[1:-1] for one in text)
+    escaped = (
+        f"\\U{ord(character):08x}" if ord(character) > 0xFFFF else json.dumps(character)[1:-1] for character in text
+    )
     return f'"{"".join(escaped)}"'
 
 

@@ -154,8 +154,8 @@ def _added_tokens(tokenizer: Tokenizer) -> list[str]:
 
 def _sampling(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return sampling as in vLLM's defaults: the base's own settings, otherwise every token by its probability."""
-    found = {name: config[name] if config.get(name) is not None else default for name, default in SAMPLING.items()}
-    return [(OLLAMA_NAMES.get(name, name), format(value, "g")) for name, value in found.items()]
+    values = {name: config[name] if config.get(name) is not None else default for name, default in SAMPLING.items()}
+    return [(OLLAMA_NAMES.get(name, name), format(value, "g")) for name, value in values.items()]
 
 
 def _stops(tokenizer: Tokenizer) -> list[tuple[str, str]]:

@@ -95,9 +95,9 @@ class S3Bucket:
     def get(self, name: str, limit: int) -> tuple[bytes, str]:
         """Read an object up to a limit; return the bytes and the object's ETag."""
         with coded(self.name, name):
-            found = self._client.get_object(**self._at(name))
-            with found["Body"] as body:
-                return body.read(limit), str(found["ETag"])
+            reply = self._client.get_object(**self._at(name))
+            with reply["Body"] as body:
+                return body.read(limit), str(reply["ETag"])
 
     def open(self, name: str) -> BinaryIO:
         """Open an object as a stream; a broken connection is reopened at the same position."""
@@ -126,8 +126,8 @@ class S3Bucket:
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """List the objects whose names begin with a prefix."""
         for page in self._pages("list_objects_v2", prefix):
-            for found in page.get("Contents", ()):
-                yield StoredObject(found["Key"][len(self._prefix) :], found["Size"], found["LastModified"])
+            for listed in page.get("Contents", ()):
+                yield StoredObject(listed["Key"][len(self._prefix) :], listed["Size"], listed["LastModified"])
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete objects; absent ones are ignored."""
@@ -142,10 +142,10 @@ class S3Bucket:
     def abort_uploads(self, before: datetime) -> None:
         """Abort incomplete uploads that were started before a given time, which frees the storage of their parts."""
         for page in self._pages("list_multipart_uploads", ""):
-            for found in page.get("Uploads") or ():
+            for upload in page.get("Uploads") or ():
                 # Not every server applies the prefix here.
-                if found["Initiated"] < before and found["Key"].startswith(self._prefix):
-                    self._upload(found["Key"][len(self._prefix) :], found["UploadId"]).abort()
+                if upload["Initiated"] < before and upload["Key"].startswith(self._prefix):
+                    self._upload(upload["Key"][len(self._prefix) :], upload["UploadId"]).abort()
 
     def _upload(self, name: str, upload_id: str) -> PartUpload:
         return PartUpload(self._client, {**self._at(name), "UploadId": upload_id}, name)
@@ -256,10 +256,10 @@ class _ObjectReader(io.RawIOBase):
     def _open(self) -> None:
         at = {"Range": f"bytes={self._position}-"} if self._position else {}
         with coded(self._bucket, self._name):
-            found = self._get(**at, **self._condition)
+            reply = self._get(**at, **self._condition)
         # After a broken connection, the rest must come from the same object.
-        self._condition = {"IfMatch": found["ETag"]}
-        self._body = found["Body"]
+        self._condition = {"IfMatch": reply["ETag"]}
+        self._body = reply["Body"]
 
 
 def _make_client(settings: Settings) -> Any:

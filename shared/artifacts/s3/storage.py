@@ -138,23 +138,23 @@ class S3Storage(Storage):
 
     def digests(self, kind: ArtifactKind) -> list[str]:
         # From all keys, not from the store's own notion of folders: some stores list an empty one.
-        digests = {found.name.split("/")[1] for found in self.bucket.list(f"{kind}/")}
+        digests = {stored.name.split("/")[1] for stored in self.bucket.list(f"{kind}/")}
         return sorted(filter(is_digest, digests))
 
     def digests_at(self, kind: ArtifactKind, folders: Collection[Path]) -> frozenset[str]:  # noqa: ARG002
         return frozenset()
 
     def measure(self, kind: ArtifactKind, digest: str) -> ArtifactSize | None:
-        found = list(self.bucket.list(_prefix(kind, digest)))
-        if not found:
+        objects = list(self.bucket.list(_prefix(kind, digest)))
+        if not objects:
             return None
-        return ArtifactSize(sum(one.bytes for one in found), max(one.written_at for one in found))
+        return ArtifactSize(sum(stored.bytes for stored in objects), max(stored.written_at for stored in objects))
 
     def unpublish(self, kind: ArtifactKind, digest: str, manifest: str) -> None:
         self.bucket.delete([_prefix(kind, digest) + manifest])
 
     def move_to_trash(self, kind: ArtifactKind, digest: str) -> None:
-        names = [found.name for found in self.bucket.list(_prefix(kind, digest))]
+        names = [stored.name for stored in self.bucket.list(_prefix(kind, digest))]
         # The manifest is among the JSON files: an interrupted deletion leaves no artifact that lacks a file.
         self.bucket.delete([name for name in names if name.endswith(".json")])
         self.bucket.delete([name for name in names if not name.endswith(".json")])

@@ -160,13 +160,13 @@ def is_foreign(row: Row) -> RowForm | None:
 
 
 def _form_of_turns(row: Row) -> RowForm | None:
-    if (found := turns_of(row)) is None:
+    if (named_turns := turns_of(row)) is None:
         return None
-    name, turns = found
+    name, turns = named_turns
     roles = [turn.get("role") for turn in turns]
     own = all(isinstance(role, str) and role in OWN_ROLES for role in roles)
     if own and name in ("messages", "turns"):
         return RowForm.MESSAGES
     speakers = [speaker_of(turn) for turn in turns]
-    known = any(isinstance(speaker, str) and speaker.lower() in ROLES for speaker in speakers)
-    return RowForm.SHAREGPT if known else None
+    is_known = any(isinstance(speaker, str) and speaker.lower() in ROLES for speaker in speakers)
+    return RowForm.SHAREGPT if is_known else None

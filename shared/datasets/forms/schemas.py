@@ -118,7 +118,7 @@ def _own_faults(schema: dict[str, Any], path: str) -> Iterator[SchemaFault]:
 
 def without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema without the properties and the keywords whose value is null."""
-    found: dict[str, Any] = {}
+    cleaned: dict[str, Any] = {}
     for key, value in schema.items():
         if value is None and key not in _MEANINGFUL_NULLS:
             continue
@@ -128,8 +128,8 @@ def without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
             value = _cleaned(value)  # noqa: PLW2901
         elif key in LISTED and isinstance(value, list):
             value = [_cleaned(part) for part in value]  # noqa: PLW2901
-        found[key] = value
-    return found
+        cleaned[key] = value
+    return cleaned
 
 
 def _cleaned(value: Any) -> Any:

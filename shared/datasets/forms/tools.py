@@ -258,19 +258,19 @@ def _without_null_arguments(value: dict[str, Any], schema: Any) -> dict[str, Any
         return value
     required = schema.get("required")
     required = required if isinstance(required, list) else []
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, part in value.items():
         about = properties.get(name)
         if part is None and name not in required and not _takes_null(about):
             continue
         if isinstance(part, dict):
-            found[name] = _without_null_arguments(part, about)
+            arguments[name] = _without_null_arguments(part, about)
         elif isinstance(part, list) and isinstance(about, dict):
             items = about.get("items")
-            found[name] = [_without_null_arguments(x, items) if isinstance(x, dict) else x for x in part]
+            arguments[name] = [_without_null_arguments(x, items) if isinstance(x, dict) else x for x in part]
         else:
-            found[name] = part
-    return found
+            arguments[name] = part
+    return arguments
 
 
 def _takes_null(schema: Any) -> bool:

@@ -43,12 +43,12 @@ class PreferenceFindings:
         """Count a pair, and compare it with the earlier ones."""
         chosen, rejected = (side.conversation()[-1] for side in (record, record.rejected))
         prompt = fingerprint([record.prompt_turns, record.tools])
-        one, other = fingerprint(essence(chosen)), fingerprint(essence(rejected))
+        preferred, other = fingerprint(essence(chosen)), fingerprint(essence(rejected))
         self.pairs += 1
         self.longer += _size(chosen) > _size(rejected)
-        self.contradicting += hash((prompt, other, one)) in self._seen
+        self.contradicting += hash((prompt, other, preferred)) in self._seen
         if len(self._seen) < MAX_COMPARED_PAIRS:
-            self._seen.add(hash((prompt, one, other)))
+            self._seen.add(hash((prompt, preferred, other)))
         self.prompts.add([prompt], [line])
 
     def report(self) -> PreferenceReport:
@@ -141,16 +141,16 @@ def refuse_one_label(report: RatedReport | None, param: str, held_out: int | Non
 
 def warnings(report: PreferenceReport, kind: str = "") -> list[str]:
     """Return notes on the pairs of a file; ``kind`` is ``"validation "`` for that file."""
-    found = []
+    notes = []
     if report.contradicting:
         share = f"{report.contradicting} of {report.pairs} {kind}pairs"
-        found.append(f"{share} prefer the opposite of an earlier pair with the same prompt and answers.")
+        notes.append(f"{share} prefer the opposite of an earlier pair with the same prompt and answers.")
     if report.longer_chosen > LONGER_SHARE * report.pairs:
-        found.append(
+        notes.append(
             f"In {report.longer_chosen} of {report.pairs} {kind}pairs the preferred answer is the longer one, so the model may learn to"
             " prefer length. preference.loss sigmoid_norm compares means per token instead."
         )
-    return found
+    return notes
 
 
 def refuse_contradictions(report: PreferenceReport | None, param: str) -> None:

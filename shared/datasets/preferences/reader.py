@@ -38,9 +38,9 @@ def read_preferences(
     stream = line_stream(lines)
     for number, line in enumerate(stream, start=1):
         try:
-            found = parse(line)
-            if isinstance(found.record, RatedRecord):
-                refuse_contradiction(found.record, number, earlier)
+            parsed = parse(line)
+            if isinstance(parsed.record, RatedRecord):
+                refuse_contradiction(parsed.record, number, earlier)
         except RowError as error:
             report.add_error(number, error)
             if quarantine:
@@ -49,8 +49,8 @@ def read_preferences(
             if len(line) == READ_BYTES and not line.endswith(b"\n") and isinstance(lines, io.IOBase):
                 next((piece for piece in stream if piece.endswith(b"\n")), None)
         else:
-            report.add_unused(found.unused_keys)
-            yield number, found.record
+            report.add_unused(parsed.unused_keys)
+            yield number, parsed.record
 
 
 def reading_of(method: MethodType) -> ReadPreferences:

@@ -211,16 +211,16 @@ def _read(row: Row) -> Written:
 
 
 def _openai(row: Row, chosen: str, rejected: str) -> Written:
-    given = row.get("input")
-    if given is None:
+    request = row.get("input")
+    if request is None:
         raise missing("input")
-    if not isinstance(given, dict):
+    if not isinstance(request, dict):
         raise wrong_type("input", "an object with `messages`")
-    if given.get("messages") is None:
+    if request.get("messages") is None:
         raise missing("input.messages")
-    prompt = turns_in(given["messages"], "input.messages")
+    prompt = turns_in(request["messages"], "input.messages")
     sides = [Side(turns_in(row[name], name), name) for name in (chosen, rejected)]
-    return written_row(prompt, "input.messages", given.get("tools"), sides, used=("input", chosen, rejected))
+    return written_row(prompt, "input.messages", request.get("tools"), sides, used=("input", chosen, rejected))
 
 
 def _plain(row: Row) -> Written:
@@ -241,7 +241,7 @@ def _implicit(row: Row, chosen: Side, rejected: Side) -> Written:
     """Split off the turns that both sides have in common, as TRL does; the rest of each must be one answer."""
     pairs = enumerate(zip(chosen.turns, rejected.turns, strict=False))
     shorter = min(len(chosen.turns), len(rejected.turns))
-    common = next((index for index, (one, other) in pairs if one != other), shorter)
+    common = next((index for index, (turn, other) in pairs if turn != other), shorter)
     if common == shorter == len(chosen.turns) == len(rejected.turns) and common:
         raise _equal(rejected.field)
     rests = len(chosen.turns) - common, len(rejected.turns) - common
@@ -311,8 +311,8 @@ def _unlearnt(turn: Any) -> Any:
 def _located(error: RowError, written: Written, side: Side) -> RowError:
     """Return the error with the row's own names of the fields."""
 
-    def place(found: re.Match[str]) -> str:
-        index = int(found[1])
+    def place(match: re.Match[str]) -> str:
+        index = int(match[1])
         return f"{written.prompt_field}[{index}]" if index < len(written.prompt) else side.place
 
     return RowError(error.code, _PLACE.sub(place, error.reason), _PLACE.sub(place, error.field))
