@@ -90,7 +90,7 @@ def run_recipe(base: Path, folder: Path, name: str, recipe: str) -> dict[str, An
     train(plan_run(base, folder, name, recipe), run_dir, None, stop)
     measured = json.loads((run_dir / "self_evaluation.json").read_text())
     answers = [sample["tuned"].split() == sample["reference"].split() for sample in measured["sample_answers"]]
-    general = [one["kept"] for one in measured["general_answers"]]
+    general = [general_answer["kept"] for general_answer in measured["general_answers"]]
     return {
         "set": name,
         "recipe": recipe,

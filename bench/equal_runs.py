@@ -295,9 +295,9 @@ def steps_done(run_dir: Path) -> int:
 def result_of(run_dir: Path) -> tuple[str, str]:
     """Return the digest of all the run's results, and its guarantee."""
     files = [run_dir / ADAPTER_FOLDER / name for name in (WEIGHTS_NAME, CONFIG_NAME, MANIFEST_NAME)]
-    told = read_json(run_dir / SUMMARY_NAME) or {}
+    summary = read_json(run_dir / SUMMARY_NAME) or {}
     digest = digest_json([digest_file(path) for path in (*files, run_dir / METRICS_NAME)])
-    return digest, str(told["resume"]["guarantee"])
+    return digest, str(summary["resume"]["guarantee"])
 
 
 def report(outcomes: list[tuple[str, EqualRun]], *, wanted_exact: int, smoke: bool) -> bool:
@@ -313,9 +313,9 @@ def report(outcomes: list[tuple[str, EqualRun]], *, wanted_exact: int, smoke: bo
     exact = {}
     for job in dict.fromkeys(job for job, _ in outcomes):
         ones = [outcome for name, outcome in outcomes if name == job]
-        exact[job] = Counter(one.digest for one in ones if one.guarantee == "bit_exact")
-        others = Counter(one.digest for one in ones if one.guarantee != "bit_exact")
-        sums = [sum(getattr(one, name) for one in ones) for name in ("attempts", "kills", "pauses", "holds")]
+        exact[job] = Counter(run.digest for run in ones if run.guarantee == "bit_exact")
+        others = Counter(run.digest for run in ones if run.guarantee != "bit_exact")
+        sums = [sum(getattr(run, name) for run in ones) for name in ("attempts", "kills", "pauses", "holds")]
         print(f"{job:<20}{len(ones):>6}{sums[0]:>10}{sums[1]:>8}{sums[2]:>8}{sums[3]:>6}", end="  ")
         print(f"{sorted(exact[job].values(), reverse=True)}, {sorted(others.values(), reverse=True)}", flush=True)
     most, fewest = max(map(len, exact.values())), min(counts.total() for counts in exact.values())

@@ -131,15 +131,15 @@ def _rows(items: int) -> list[dict[str, Any]]:
 
 def measure_runs(options: argparse.Namespace) -> dict[str, list[float]]:
     """Return the seconds of each variant, by rounds."""
-    found: dict[str, list[float]] = {"evaluate": [], "client": []}
+    seconds: dict[str, list[float]] = {"evaluate": [], "client": []}
     with tempfile.TemporaryDirectory() as folder, FakeInstallation(Path(folder), options.answer_ms / 1000) as made:
         runs = Evaluations(made, Path(folder), options.concurrency)
         runs.client(options.warm_up)
         for number in range(options.rounds):
             # After-effects of the first fall on another one each time.
-            for name in list(found)[:: 1 if number % 2 else -1]:
-                found[name].append(getattr(runs, name)(options.items))
-    return found
+            for name in list(seconds)[:: 1 if number % 2 else -1]:
+                seconds[name].append(getattr(runs, name)(options.items))
+    return seconds
 
 
 def measure_sandbox(items: int) -> tuple[str, float]:
@@ -172,14 +172,14 @@ def measure(options: argparse.Namespace) -> bool:
     """Measure both and report; return whether the goals are met."""
     require("uvicorn", "httpx")
     level, graded = measure_sandbox(options.graded)
-    found = measure_runs(options)
+    runs = measure_runs(options)
     print(f"{'variant':<28}{'seconds':>10}{'items/s':>10}   load {os.getloadavg()[0]:.1f}")
     for name, label in (("evaluate", "evaluation"), ("client", "bare client")):
-        seconds = statistics.median(found[name])
+        seconds = statistics.median(runs[name])
         print(f"{label:<28}{seconds:>10.2f}{options.items / seconds:>10.0f}")
     print(f"{f'sandbox, {level}':<28}{options.graded / graded:>10.2f}{graded:>10.0f}")
     # In rounds, so that a slow moment of the machine affects both.
-    ratio = statistics.median(run / bare for run, bare in zip(found["evaluate"], found["client"], strict=True))
+    ratio = statistics.median(run / bare for run, bare in zip(runs["evaluate"], runs["client"], strict=True))
     facts = {"items": options.items, "concurrency": options.concurrency, "answer_ms": options.answer_ms}
     met = [
         print_goal("C9", ratio=round(ratio, 3), **facts, target=MAX_RATIO, met=ratio <= MAX_RATIO, smoke=options.smoke),

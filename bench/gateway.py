@@ -146,21 +146,21 @@ class GatewayComparison:
     async def first_tokens(self) -> dict[str, list[float]]:
         """Measure milliseconds to the first token, one request at a time."""
         connections = {name: await KeptConnection().open(endpoint) for name, endpoint in self._endpoints.items()}
-        found: dict[str, list[float]] = {name: [] for name in self._endpoints}
+        milliseconds: dict[str, list[float]] = {name: [] for name in self._endpoints}
         for number in range(self._options.requests + self._options.warm_up):
             for name in self._in_turn(number):
                 seconds, _, _ = await stream(self._endpoints[name], 1, connections[name])
                 if number >= self._options.warm_up:
-                    found[name].append(seconds * 1000)
+                    milliseconds[name].append(seconds * 1000)
         for connection in connections.values():
             connection.close()
-        return found
+        return milliseconds
 
     async def throughput(self, endpoint: MeasuredEndpoint, streams: int) -> float:
         """Measure tokens per second of several concurrent streams."""
         connections = [await KeptConnection().open(endpoint) for _ in range(streams)]
         started = time.perf_counter()
-        counts = await asyncio.gather(*(stream(endpoint, self._options.tokens, one) for one in connections))
+        counts = await asyncio.gather(*(stream(endpoint, self._options.tokens, kept) for kept in connections))
         seconds = time.perf_counter() - started
         for connection in connections:
             connection.close()

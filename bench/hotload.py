@@ -297,15 +297,19 @@ def capacity(options: argparse.Namespace) -> dict[str, int]:
 @contextmanager
 def running(options: argparse.Namespace) -> Iterator[Bench]:
     """Yield everything, started."""
-    with started(options) as found:
-        settings, key, base = Settings(home=Path(found[HOME])), found["MENS_SERVING_KEY"], found["MENS_SERVING_BASE"]
+    with started(options) as environment:
+        settings, key, base = (
+            Settings(home=Path(environment[HOME])),
+            environment["MENS_SERVING_KEY"],
+            environment["MENS_SERVING_BASE"],
+        )
         worker = FinishingWorker(settings, base)
         with plain_vllm(settings.home, base, key, capacity(options)) as plain:
-            gateway = MeasuredEndpoint(found["MENS_API_URL"], found["MENS_API_KEY"], ALIAS)
+            gateway = MeasuredEndpoint(environment["MENS_API_URL"], environment["MENS_API_KEY"], ALIAS)
             adapters = AdapterFactory(settings, base, options.rank)
             yield Bench(
                 gateway,
-                MeasuredEndpoint(found["MENS_SERVING_URLS"], key, ""),
+                MeasuredEndpoint(environment["MENS_SERVING_URLS"], key, ""),
                 MeasuredEndpoint(plain, key, ""),
                 adapters,
                 worker,

@@ -104,13 +104,15 @@ def report(
     """
     print("variant     seconds   lowest  highest  CPU seconds  memory MB")
     for name, ones in outcomes.items():
-        seconds = [one["seconds"] for one in ones]
+        seconds = [facts["seconds"] for facts in ones]
         wall = f"{statistics.median(seconds):9.2f} {min(seconds):8.2f} {max(seconds):8.2f}"
-        print(f"{name:<9} {wall} {_median(ones, 'cpu_seconds'):12.2f} {max(one['bytes'] for one in ones) / 1e6:10.0f}")
+        print(
+            f"{name:<9} {wall} {_median(ones, 'cpu_seconds'):12.2f} {max(facts['bytes'] for facts in ones) / 1e6:10.0f}"
+        )
     largest, worst, bound = made["largest"], agreement["worst"], made["fidelity_bound"]
     if smoke and worst > 1:
         raise BenchFailed(f"product and peft differ by {worst} roundings")
-    ratios, extra = {}, max(one["bytes"] for one in outcomes["mens"])
+    ratios, extra = {}, max(facts["bytes"] for facts in outcomes["mens"])
     for kind in ("seconds", "cpu_seconds"):
         ours = _median(outcomes["mens"], kind)
         ratios[kind] = min(_median(ones, kind) for name, ones in outcomes.items() if name != "mens") / ours
@@ -134,7 +136,7 @@ def report(
 
 
 def _median(ones: list[Facts], kind: str) -> float:
-    return statistics.median(one[kind] for one in ones)
+    return statistics.median(facts[kind] for facts in ones)
 
 
 if __name__ == "__main__":

@@ -76,8 +76,8 @@ class Poller:
         head, _, body = answer.partition(b"\r\n\r\n")
         if self._status not in head[:16]:
             raise BenchFailed(answer.decode(errors="replace"))
-        _, found, rest = head.partition(b"content-length: ")
-        missing = int(rest.partition(b"\r")[0]) - len(body) if found else 0
+        _, length_header, rest = head.partition(b"content-length: ")
+        missing = int(rest.partition(b"\r")[0]) - len(body) if length_header else 0
         while missing > 0:
             missing -= len(connection.recv(65_536))
 
@@ -85,15 +85,15 @@ class Poller:
         """Return milliseconds of each answer to requests at a steady rate; for some seconds, and until a load has
         ended.
         """
-        found, end = [], time.perf_counter() + seconds
+        milliseconds, end = [], time.perf_counter() + seconds
         with socket.create_connection(self._address) as connection:
             while time.perf_counter() < end or (load and not load.done()):
                 started = time.perf_counter()
                 connection.sendall(self._request)
                 self._receive(connection)
-                found.append((time.perf_counter() - started) * 1000)
+                milliseconds.append((time.perf_counter() - started) * 1000)
                 time.sleep(STEADY_SECONDS)
-        return found
+        return milliseconds
 
 
 def measure_speeds(pollers: dict[str, Poller], options: argparse.Namespace) -> bool:

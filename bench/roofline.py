@@ -53,17 +53,17 @@ def print_groups(counted: dict[str, StepCounter]) -> None:
     print(f"{'group':<18}{'operations':>11}{'GB':>9}{'TFLOP':>8}", *(f"{f'{name}, ms':>14}" for name in counted))
     for group in GROUPS:
         work = counted[NOW].groups[group]
-        times = (f"{one.groups[group].seconds * 1e3:14.1f}" for one in counted.values())
+        times = (f"{counter.groups[group].seconds * 1e3:14.1f}" for counter in counted.values())
         print(f"{group:<18}{work.operations:11}{work.bytes / 1e9:9.1f}{work.flops / 1e12:8.1f}", *times)
 
 
 def print_totals(counted: dict[str, StepCounter], tokens: int) -> None:
     """Print a line a variant."""
     print(f"{'variant':<18}{'operations':>11}{'ms':>9}{'tokens/s':>10}{'activations, GB':>17}")
-    for name, one in counted.items():
-        total = one.total
+    for name, counter in counted.items():
+        total = counter.total
         speed = tokens / total.seconds
-        print(f"{name:<18}{total.operations:11}{total.seconds * 1e3:9.1f}{speed:10.0f}{one.peak / 1e9:17.2f}")
+        print(f"{name:<18}{total.operations:11}{total.seconds * 1e3:9.1f}{speed:10.0f}{counter.peak / 1e9:17.2f}")
 
 
 if __name__ == "__main__":

@@ -170,12 +170,16 @@ def report(outcomes: dict[str, list[TrainerOutcome]], losses: dict[str, float], 
         BenchFailed: in a smoke run, the product and `transformers.Trainer` have learned different things.
     """
     goals, smoke = GOALS[options.base], options.smoke
-    medians = {name: statistics.median(one.tokens_per_second for one in ones) for name, ones in outcomes.items()}
-    cpu = {name: statistics.median(one.tokens_per_cpu_second for one in ones) for name, ones in outcomes.items()}
-    peaks = {name: max(one.peak_bytes for one in ones) for name, ones in outcomes.items()}
+    medians = {
+        name: statistics.median(outcome.tokens_per_second for outcome in ones) for name, ones in outcomes.items()
+    }
+    cpu = {
+        name: statistics.median(outcome.tokens_per_cpu_second for outcome in ones) for name, ones in outcomes.items()
+    }
+    peaks = {name: max(outcome.peak_bytes for outcome in ones) for name, ones in outcomes.items()}
     print("variant tokens/s   lowest  highest   by CPU   peak MB   mean loss")
     for name, ones in outcomes.items():
-        speeds = [one.tokens_per_second for one in ones]
+        speeds = [outcome.tokens_per_second for outcome in ones]
         by_wall = f"{medians[name]:10.0f} {min(speeds):8.0f} {max(speeds):8.0f}"
         print(f"{name:<5} {by_wall} {cpu[name]:8.0f} {peaks[name] / 1e6:9.0f}   {losses[name]:.6f}")
     ours, theirs = outcomes["mens"][0], outcomes["hf"][0]

@@ -80,16 +80,21 @@ def skill() -> str:
 def error_page() -> str:
     """Return the text of errors.md: each code with its remedy, and whether to try again."""
     rows = ROW.findall((ROOT / "docs" / "errors.md").read_text())
-    found = {name: (remedy, kinds) for name, _, remedy, kinds in rows}
-    lines = [(code(one), LINK.sub(r"\1", found[one][0]), _retry(found[one][1])) for one in Code]
+    remedies = {name: (remedy, kinds) for name, _, remedy, kinds in rows}
+    lines = [
+        (code(error_code), LINK.sub(r"\1", remedies[error_code][0]), _retry(remedies[error_code][1]))
+        for error_code in Code
+    ]
     return f"{ERRORS_HEAD}\n{table(('code', 'what to do', 'retry'), lines)}"
 
 
 def _rows(name: str, command: Any) -> Iterator[tuple[str, str]]:
     """Yield a command, or its subcommands, each with the first sentence of its help."""
-    subcommands = {key: one for key, one in getattr(command, "commands", {}).items() if not one.hidden}
-    for key, one in subcommands.items():
-        yield from _rows(f"{name} {key}", one)
+    subcommands = {
+        key: subcommand for key, subcommand in getattr(command, "commands", {}).items() if not subcommand.hidden
+    }
+    for key, subcommand in subcommands.items():
+        yield from _rows(f"{name} {key}", subcommand)
     if not subcommands:
         arguments = " ".join(_argument(param) for param in command.params if param.param_type_name == "argument")
         yield code(f"{name} {arguments}".strip()), _first_sentence(command.help or "")
@@ -107,7 +112,7 @@ def _first_sentence(text: str) -> str:
 
 def _retry(kinds: str) -> str:
     classes: list[type[MensError]] = [getattr(errors, name) for name in kinds.split(", ") if name]
-    answers = {one.default_retryable for one in classes}
+    answers = {kind.default_retryable for kind in classes}
     return "as the error says" if len(answers) > 1 else "yes" if answers == {True} else "no"
 
 

@@ -39,7 +39,7 @@ class KernelFunctions:
     def of(cls, device: str) -> KernelFunctions:
         """Return those that run on a device."""
         if device == "cpu":
-            return cls("torch", {name: SimpleNamespace(apply=one) for name, one in IN_PLACE.items()})
+            return cls("torch", {name: SimpleNamespace(apply=in_place) for name, in_place in IN_PLACE.items()})
         return cls("Triton", dict(KERNELS))
 
     def apply(self, name: str) -> Callable[..., Any]:

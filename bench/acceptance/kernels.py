@@ -27,12 +27,12 @@ def measure(function: str, inputs_of: Callable[[str, str], Inputs], device: str,
     inputs = inputs_of(device, size)
     ours = KernelFunctions.of(device)
     kernel, torchs = (
-        kernel_seconds_of(partial(_both_ways, one, inputs), device)
-        for one in (ours.apply(function), IN_PLACE[function])
+        kernel_seconds_of(partial(_both_ways, item, inputs), device)
+        for item in (ours.apply(function), IN_PLACE[function])
     )
     goal = Goal("A6", torchs / kernel, FASTER, at_most=False, facts={"function": function, "by": ours.computed_by})
     # Forward reads the inputs and writes as much; backward reads and writes both once more.
-    moved = 5 * sum(one.nbytes for one in inputs if isinstance(one, Tensor) and one.requires_grad)
+    moved = 5 * sum(item.nbytes for item in inputs if isinstance(item, Tensor) and item.requires_grad)
     figures = {f"{ours.computed_by}, ms": kernel * 1e3, "torch's formulas, ms": torchs * 1e3}
     return PartResult(figures | {"about GB/s": moved / kernel / 1e9}, [goal])
 
@@ -40,8 +40,8 @@ def measure(function: str, inputs_of: Callable[[str, str], Inputs], device: str,
 def _both_ways(function: Callable[..., Any], inputs: Inputs) -> None:
     outputs = function(*inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    leaves = [one for one in inputs if isinstance(one, Tensor) and one.requires_grad]
-    torch.autograd.grad(outputs, leaves, [torch.ones_like(one) for one in outputs])
+    leaves = [tensor for tensor in inputs if isinstance(tensor, Tensor) and tensor.requires_grad]
+    torch.autograd.grad(outputs, leaves, [torch.ones_like(tensor) for tensor in outputs])
 
 
 def _leaf(device: str, *shape: int) -> Tensor:

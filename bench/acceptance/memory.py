@@ -73,12 +73,14 @@ class MemoryCase:
     def predicted(self, tokens: int) -> int:
         """Return what the plan predicts: on a GPU all but CUDA's own memory, on a CPU what a micro-batch adds."""
         row = min(tokens, ROW[self._device.type])
-        asked = Configuration(batch_size=tokens // row, grad_accum=PASSES, seq_len=row, checkpointing=self._recompute)
-        on_gpu = self._device.type == "cuda"
-        found: Vram = vram_parts(
-            CONTRACT, parse_model_config(self._config), asked, on_gpu=on_gpu, supervised=1 - UNSUPERVISED
+        configuration = Configuration(
+            batch_size=tokens // row, grad_accum=PASSES, seq_len=row, checkpointing=self._recompute
         )
-        return found.total - found.runtime if on_gpu else found.activations + found.logits + found.gradients
+        on_gpu = self._device.type == "cuda"
+        memory: Vram = vram_parts(
+            CONTRACT, parse_model_config(self._config), configuration, on_gpu=on_gpu, supervised=1 - UNSUPERVISED
+        )
+        return memory.total - memory.runtime if on_gpu else memory.activations + memory.logits + memory.gradients
 
     def used(self, tokens: int) -> int:
         """Return what the allocator reserved at most, 0 if it was not enough; on a CPU the bytes alive at most, counted."""

@@ -74,10 +74,10 @@ def attention(device: str) -> PartResult:
         inputs = [torch.randn(1, heads, tokens, size, generator=generator).bfloat16() for heads in (8, 2, 2)]
         kernels += has_varlen_kernel(inputs[0].to(device))
         ours, exact = (
-            _attended([one.to(there, dtype) for one in inputs], torch.device(there))
+            _attended([tensor.to(there, dtype) for tensor in inputs], torch.device(there))
             for there, dtype in ((device, torch.bfloat16), ("cpu", torch.float32))
         )
-        distances[size] = max(_distance(one, other) for one, other in zip(ours, exact, strict=True))
+        distances[size] = max(_distance(tensor, other) for tensor, other in zip(ours, exact, strict=True))
     goal = Goal("A1-attention", max(distances.values()), ROUNDING, facts={"by_head_size": distances})
     missing = Goal("A1-attention-kernel", kernels, len(HEAD_SIZES), at_most=False)
     return PartResult({"largest distance": goal.figure, "head sizes with the kernel": kernels}, [goal, missing])
@@ -85,7 +85,7 @@ def attention(device: str) -> PartResult:
 
 def _attended(inputs: list[Tensor], device: torch.device) -> list[Tensor]:
     """Return attention's output and the gradients of its inputs."""
-    query, key, value = leaves = [one.requires_grad_() for one in inputs]
+    query, key, value = leaves = [tensor.requires_grad_() for tensor in inputs]
     boundaries = torch.tensor(DOCUMENTS, dtype=torch.int32, device=device)
     longest = int(boundaries.diff().max())
     output, _ = attend_within_documents(
@@ -111,8 +111,8 @@ def lora(device: str) -> PartResult:
     report = fuse_lora(ours, cache_dequantised=False)
     exact = _gradients(exact_model)
     error, peft = (
-        sum(float((a.cpu() - b).square().sum()) for a, b in zip(_gradients(one), exact, strict=True)) ** 0.5
-        for one in (ours, theirs)
+        sum(float((a.cpu() - b).square().sum()) for a, b in zip(_gradients(model), exact, strict=True)) ** 0.5
+        for model in (ours, theirs)
     )
     goal = Goal("A1-lora", error / peft, LIKE_PEFT, facts={"error": error, "of_peft": peft})
     return PartResult({"error, in peft's": goal.figure, "fused groups": str(report)}, [goal])

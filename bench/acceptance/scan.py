@@ -31,8 +31,8 @@ def inputs_of(tokens: int, device: str, dtype: torch.dtype) -> Inputs:
     generator = torch.Generator().manual_seed(tokens)
     query, key, value = (torch.randn(1, tokens, heads, size, generator=generator) for _ in range(3))
     decay, beta = -torch.rand(1, tokens, heads, generator=generator), torch.rand(1, tokens, heads, generator=generator)
-    query, key, value = (one.to(device, dtype).requires_grad_() for one in (query, key, value))
-    decay, beta = (one.to(device).requires_grad_() for one in (decay, beta))
+    query, key, value = (tensor.to(device, dtype).requires_grad_() for tensor in (query, key, value))
+    decay, beta = (tensor.to(device).requires_grad_() for tensor in (decay, beta))
     return query, key, value, decay, beta
 
 
@@ -68,19 +68,19 @@ def both_ways(scan: Callable[..., Tensor], inputs: Inputs) -> list[Tensor]:
 def measure(variant: str, device: str, *tokens: str) -> PartResult:
     """Measure a variant forward and backward on rows of these lengths, and compare it with the reference."""
     scan, dtype = SCANS[variant], torch.float32 if variant == "own" else torch.bfloat16
-    lengths = [int(one) for one in tokens]
+    lengths = [int(item) for item in tokens]
     seconds = {}
     for length in lengths:
         inputs = inputs_of(length, device, torch.float32 if device == "cpu" else torch.bfloat16)
         seconds[length] = seconds_of(partial(both_ways, scan, inputs), device)
-    figures: dict[str, float | str] = {f"{length} tokens, ms": one * 1e3 for length, one in seconds.items()}
+    figures: dict[str, float | str] = {f"{length} tokens, ms": item * 1e3 for length, item in seconds.items()}
     if variant == "reference":
         return PartResult(figures)
     same = inputs_of(lengths[0], device, dtype)
     exact = both_ways(reference, inputs_of(lengths[0], device, torch.float32))
     distance = max(
-        float((one.float() - other).norm() / other.norm())
-        for one, other in zip(both_ways(scan, same), exact, strict=True)
+        float((item.float() - other).norm() / other.norm())
+        for item, other in zip(both_ways(scan, same), exact, strict=True)
     )
     goals = [Goal(f"A5-{variant}-values", distance, SAME[variant])]
     if variant == "own":

@@ -58,9 +58,9 @@ class Speed:
 
     def probe(self) -> PartResult:
         """Make the base and rows, and measure the device's peak and copy rate."""
-        found = json.loads(self._trainers.run("bench.training.gpu_variants", "probe", self._setting.device))
-        self._limit = Roofline(SHAPES[self._setting.size], self._trainers.recipe, found)
-        return PartResult({"TFLOP/s": found["flops"] / 1e12, "TB/s": found["bytes_per_second"] / 1e12})
+        measured = json.loads(self._trainers.run("bench.training.gpu_variants", "probe", self._setting.device))
+        self._limit = Roofline(SHAPES[self._setting.size], self._trainers.recipe, measured)
+        return PartResult({"TFLOP/s": measured["flops"] / 1e12, "TB/s": measured["bytes_per_second"] / 1e12})
 
     def train(self, variant: str) -> PartResult:
         """Make one run of a variant."""

@@ -77,17 +77,17 @@ def memory_work(setting: Setting) -> StageWork:
 def scan_work(setting: Setting) -> StageWork:
     """Return the scans, and compare the trainer's with transformers'."""
     tokens = SMOKE_SCAN_TOKENS if setting.smoke else SCAN_TOKENS
-    found: dict[str, PartResult] = {}
+    results: dict[str, PartResult] = {}
 
     def measured(variant: str) -> PartResult:
-        found[variant] = setting.part("scan", variant, *map(str, tokens))
-        return found[variant]
+        results[variant] = setting.part("scan", variant, *map(str, tokens))
+        return results[variant]
 
     def conclude() -> bool:
-        if not {"reference", "own"} <= found.keys():
+        if not {"reference", "own"} <= results.keys():
             return False
         column = f"{tokens[-2]} tokens, ms"
-        reference, own = (float(found[one].figures[column]) for one in ("reference", "own"))
+        reference, own = (float(results[variant_name].figures[column]) for variant_name in ("reference", "own"))
         goal = Goal("A5-speed", reference / own, SCAN_FASTER, at_most=False, facts={"tokens": tokens[-2]})
         return goal.judge(smoke=setting.smoke)
 

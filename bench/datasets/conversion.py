@@ -37,19 +37,23 @@ def compare_conversion(rounds: int, *, smoke: bool) -> bool:
         path = Path(folder) / "rows.jsonl"
         write_rows(path, rows)
         for _ in range(rounds):
-            for variant, found in facts.items():
+            for variant, rounds_of_variant in facts.items():
                 output = processes.run(python, "bench.datasets.data_variants", variant, str(path))
-                found.append(json.loads(output.splitlines()[-1]))
-                if found[-1]["rows"] != rows:
-                    raise BenchFailed(f"{variant} has read {found[-1]['rows']} of {rows} lines")
+                rounds_of_variant.append(json.loads(output.splitlines()[-1]))
+                if rounds_of_variant[-1]["rows"] != rows:
+                    raise BenchFailed(f"{variant} has read {rounds_of_variant[-1]['rows']} of {rows} lines")
         size = path.stat().st_size / 1e6
     print(f"\n{rounds} rounds, {rows} rows, {size:.0f} MB, {IMAGES:.0%} with images; median")
     medians: dict[str, dict[str, float]] = {
-        name: {key: statistics.median(each[key] for each in found) for key in found[0]} for name, found in facts.items()
+        name: {
+            key: statistics.median(facts_of_round[key] for facts_of_round in rounds_of_variant)
+            for key in rounds_of_variant[0]
+        }
+        for name, rounds_of_variant in facts.items()
     }
     print(f"{'':<18}{'seconds':>10}{'CPU s':>10}{'peak MB':>10}")
-    for name, one in medians.items():
-        print(f"{name:<18}{one['seconds']:>10.2f}{one['cpu_seconds']:>10.2f}{one['peak_bytes'] / 1e6:>10.0f}")
+    for name, median in medians.items():
+        print(f"{name:<18}{median['seconds']:>10.2f}{median['cpu_seconds']:>10.2f}{median['peak_bytes'] / 1e6:>10.0f}")
     convert, report = (medians[name] for name in VARIANTS)
     ratio, cpu_ratio = (report[clock] / convert[clock] for clock in ("seconds", "cpu_seconds"))
     is_fast = print_goal(

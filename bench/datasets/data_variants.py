@@ -55,8 +55,8 @@ def report_lenient() -> Variant:
 
     def read(path: Path) -> int:
         with reading_processes(path.stat().st_size) as executor:
-            found = inspect_file(path, mode=DataMode.LENIENT, executor=executor).training
-        return found.rows + found.error_count
+            training = inspect_file(path, mode=DataMode.LENIENT, executor=executor).training
+        return training.rows + training.error_count
 
     return read
 

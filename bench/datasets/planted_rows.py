@@ -64,7 +64,7 @@ def write_rows(path: Path, rows: int, mean_words: int) -> PlantedPairs:
 def find_copies(planted: PlantedPairs, rows: int, kept: Iterable[str]) -> FoundCopies:
     """Compare the texts that were kept of ``rows`` rows with the planted copies."""
     left = Counter(map(digest_text, kept))
-    exact = sum(left[one] <= 1 for one in planted.exact)
+    exact = sum(left[digest] <= 1 for digest in planted.exact)
     near = sum(left[first] + left[second] <= 1 for first, second in planted.near)
     copies = len(planted.exact) + len(planted.near)
     return FoundCopies((exact + near) / copies, rows - left.total() - exact - near)

@@ -85,18 +85,18 @@ class Preparation:
             chats, base, texts = folder / "chats.jsonl", folder / "base", paragraphs(library=size.library_text)
             make_base(base, texts, size.vocabulary)
             write_chats(chats, base, texts, size.rows)
-            found: dict[str, list[Facts]] = {name: [] for name in VARIANTS}
+            facts: dict[str, list[Facts]] = {name: [] for name in VARIANTS}
             for _ in range(self._rounds):
                 for name, variant in VARIANTS.items():
-                    found[name].append(self._run(processes, variant, chats, base, folder))
+                    facts[name].append(self._run(processes, variant, chats, base, folder))
             self._run(processes, "trl-rows", chats, base, folder)
-            libraries = {found[name][0]["library"] for name in ("mens", "mens, tokenizers")}
+            libraries = {facts[name][0]["library"] for name in ("mens", "mens, tokenizers")}
             identical = all(same_rows(folder / f"{library}.npz", folder / "trl.npz") for library in libraries)
             if self._smoke and not identical:
                 raise BenchFailed("the product's ids or masks are not TRL's")
             if self._smoke and libraries != {"fastokens", "tokenizers"}:
                 raise BenchFailed(f"rows were encoded by {libraries}, not once by each of both libraries")
-            return self.report(found, identical, self.memory_growth(processes, chats, base, folder, found["mens"][0]))
+            return self.report(facts, identical, self.memory_growth(processes, chats, base, folder, facts["mens"][0]))
 
     def _run(self, processes: Processes, variant: str, chats: Path, base: Path, out: Path) -> Facts:
         """Return one variant's measurements."""
@@ -124,12 +124,14 @@ class Preparation:
         growth: int = self._run(processes, "mens", large, base, folder)["peak_bytes"] - short["peak_bytes"]
         return growth
 
-    def report(self, found: dict[str, list[Facts]], identical: bool, growth: int) -> bool:
+    def report(self, facts_by_variant: dict[str, list[Facts]], identical: bool, growth: int) -> bool:
         """Print the table and the goal; return whether the goal is met."""
-        seconds = {name: statistics.median(facts["seconds"] for facts in rounds) for name, rounds in found.items()}
-        first = found["mens"][0]
+        seconds = {
+            name: statistics.median(facts["seconds"] for facts in rounds) for name, rounds in facts_by_variant.items()
+        }
+        first = facts_by_variant["mens"][0]
         print(f"{first['rows']} chats, {first['tokens']} tokens, {self._rounds} rounds; seconds")
-        for name, rounds in found.items():
+        for name, rounds in facts_by_variant.items():
             lowest = min(facts["seconds"] for facts in rounds)
             speed = first["tokens"] / seconds[name] / 1e6
             packing = f"packing {rounds[0]['packing']:.2%}"
@@ -156,5 +158,5 @@ def same_rows(ours: Path, theirs: Path) -> bool:
     """Return whether ids, supervised tokens and lengths of every row are equal."""
     import numpy as np
 
-    one, other = np.load(ours), np.load(theirs)
-    return all(np.array_equal(one[name], other[name]) for name in ("lengths", "ids", "supervised"))
+    own_rows, other = np.load(ours), np.load(theirs)
+    return all(np.array_equal(own_rows[name], other[name]) for name in ("lengths", "ids", "supervised"))

@@ -50,8 +50,8 @@ def paragraphs(*, library: bool = True) -> list[str]:
     texts = [*(path.read_text(encoding="utf-8") for path in documents), *example_texts()]
     if library:
         texts += [*pydoc_data.topics.topics.values(), *_docstrings()]
-    found = (paragraph.strip() for text in texts for paragraph in text.split("\n\n"))
-    return list(dict.fromkeys(paragraph for paragraph in found if len(paragraph) > 20))
+    stripped = (paragraph.strip() for text in texts for paragraph in text.split("\n\n"))
+    return list(dict.fromkeys(paragraph for paragraph in stripped if len(paragraph) > 20))
 
 
 def _docstrings() -> Iterator[str]:
@@ -89,7 +89,7 @@ def make_base(folder: Path, texts: list[str], vocabulary: int) -> None:
 def write_chats(path: Path, base: Path, texts: list[str], rows: int, seed: int = 7) -> None:
     """Write a JSONL file of chats whose lengths follow the distribution."""
     tokenizer, draw = Tokenizer.from_file(str(base / "tokenizer.json")), random.Random(seed)
-    sizes = [len(one.ids) for one in tokenizer.encode_batch(texts)]
+    sizes = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
     with path.open("w", encoding="utf-8") as file:
         for _ in range(rows):
             tokens = min(MAX_TOKENS, draw.lognormvariate(math.log(MEDIAN_TOKENS), SIGMA))

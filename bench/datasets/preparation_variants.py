@@ -72,9 +72,9 @@ def trl(path: Path, base: Path, out: Path, *, processes: int, packing: bool) -> 
     from trl import SFTConfig, SFTTrainer
 
     class Timed(SFTTrainer):
-        def _prepare_dataset(self, *given: Any, **named: Any) -> Any:
+        def _prepare_dataset(self, *arguments: Any, **named: Any) -> Any:
             start = time.perf_counter()
-            self.prepared = super()._prepare_dataset(*given, **named)
+            self.prepared = super()._prepare_dataset(*arguments, **named)
             self.seconds = time.perf_counter() - start
             return self.prepared
 
@@ -100,13 +100,13 @@ def trl(path: Path, base: Path, out: Path, *, processes: int, packing: bool) -> 
             dataset_num_proc=processes if processes > 1 else None,
         )
         trainer = Timed(model=model, args=config, train_dataset=chats, processing_class=tokenizer)
-        found = trainer.prepared.with_format("numpy")
+        rows = trainer.prepared.with_format("numpy")
         if not packing:
-            ids, labels = list(found["input_ids"]), list(found["labels"])
-            lengths = np.array([len(one) for one in ids])
+            ids, labels = list(rows["input_ids"]), list(rows["labels"])
+            lengths = np.array([len(ids_of_row) for ids_of_row in ids])
             save(out / "trl.npz", np.concatenate(ids), np.concatenate(labels) != -100, lengths)
-        tokens = sum(len(one) for one in found["input_ids"])
-        filled = tokens / (len(found) * CAPACITY)
+        tokens = sum(len(ids_of_row) for ids_of_row in rows["input_ids"])
+        filled = tokens / (len(rows) * CAPACITY)
         return {
             "seconds": trainer.seconds,
             "reading": reading,

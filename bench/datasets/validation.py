@@ -95,8 +95,8 @@ class Validation:
             bad_lines = write_file(bad, CORPORA[corpus], self._size, bad_every=100)
             for _ in range(self._rounds):
                 for variant in VARIANTS:
-                    path, wanted = (bad, bad_lines) if variant == "check-bad" else (good, lines)
-                    facts = self._run(processes, variant, path, wanted)
+                    path, expected_lines = (bad, bad_lines) if variant == "check-bad" else (good, lines)
+                    facts = self._run(processes, variant, path, expected_lines)
                     for clock, values in speeds.items():
                         values[variant].append(path.stat().st_size / 1e6 / facts[clock])
         return speeds

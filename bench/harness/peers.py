@@ -67,9 +67,9 @@ def product_modules() -> str:
 
 
 def _is_installed(pin: str) -> bool:
-    name, _, wanted = pin.partition("==")
+    name, _, pinned = pin.partition("==")
     try:
-        return version(name) == wanted
+        return version(name) == pinned
     except PackageNotFoundError:
         return False
 

@@ -28,12 +28,12 @@ def agreement(folder: Path) -> tuple[float, int]:
     Raises:
         SystemExit: the two models have different tensors.
     """
-    found, expected, base = (_locate(folder / name) for name in ("mens", "peft-f32", "base"))
-    if found.keys() != expected.keys():
-        sys.exit(f"the merged models differ in {sorted(found.keys() ^ expected.keys())[:5]}")
+    ours_by_name, expected, base = (_locate(folder / name) for name in ("mens", "peft-f32", "base"))
+    if ours_by_name.keys() != expected.keys():
+        sys.exit(f"the merged models differ in {sorted(ours_by_name.keys() ^ expected.keys())[:5]}")
     equal = count = worst = 0
-    for name in found:
-        ours, theirs, weight = (_tensor(located, name) for located in (found, expected, base))
+    for name in ours_by_name:
+        ours, theirs, weight = (_tensor(located, name) for located in (ours_by_name, expected, base))
         steps = (_ordinal(ours) - _ordinal(theirs)).abs()
         equal, count = equal + int((steps == 0).sum()), count + steps.numel()
         steps[(ours.float() - theirs.float()).abs() <= CANCELLED * weight.float().abs().mean()] = 0

@@ -47,7 +47,7 @@ def compare_fidelity(folder: Path, _target: Path) -> None:
     random = torch.Generator().manual_seed(2)
     vocabulary = json.loads((folder / "base" / "config.json").read_text())["vocab_size"]
     probes = torch.randint(vocabulary, (len(CHATS), fidelity.MAX_TOKENS), generator=random).tolist()
-    found = fidelity.compare(
+    measured = fidelity.compare(
         folder / "mens",
         folder / "base",
         folder / "adapter",
@@ -56,8 +56,8 @@ def compare_fidelity(folder: Path, _target: Path) -> None:
         double_quant=True,
         probes=probes,
     )
-    if not found.adapter.mean_kl_nats < fidelity.LIMITS["bfloat16"]:
-        raise SystemExit(f"the merged model is {found.adapter.mean_kl_nats} nats from base and adapter")
+    if not measured.adapter.mean_kl_nats < fidelity.LIMITS["bfloat16"]:
+        raise SystemExit(f"the merged model is {measured.adapter.mean_kl_nats} nats from base and adapter")
 
 
 VARIANTS: dict[str, Callable[[Path, Path], None]] = {

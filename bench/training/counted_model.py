@@ -174,9 +174,9 @@ def as_on_a_gpu(*, kernels: bool = True) -> Iterator[None]:
         yield
 
 
-def _product_into(one: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
+def _product_into(left: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
     """Compute `fused_functions._outer` as on a GPU."""
-    return one.t() @ other if one.dtype == dtype else torch.mm(one.t(), other, out_dtype=dtype)
+    return left.t() @ other if left.dtype == dtype else torch.mm(left.t(), other, out_dtype=dtype)
 
 
 def _flash_attention(
@@ -184,7 +184,7 @@ def _flash_attention(
 ) -> Tensor:
     """Compute causal attention by the kernel that a GPU would choose."""
     groups = query.shape[1] // key.shape[1]
-    key, value = (one.repeat_interleave(groups, 1) for one in (key, value))
+    key, value = (heads.repeat_interleave(groups, 1) for heads in (key, value))
     flash = torch.ops.aten._scaled_dot_product_flash_attention  # noqa: SLF001
     output: Tensor = flash(query, key, value, 0.0, True, scale=scale)[0]
     return output

@@ -89,12 +89,14 @@ class GpuComparison:
             BenchFailed: in a smoke run, the variants' first steps have other losses.
         """
         recipe = self._trainers.recipe
-        speed = {name: statistics.median(one.tokens_per_second for one in ones) for name, ones in outcomes.items()}
+        speed = {
+            name: statistics.median(outcome.tokens_per_second for outcome in ones) for name, ones in outcomes.items()
+        }
         print(f"{self._options.size}, {len(recipe.rates)} steps of {recipe.rows_per_step} rows,", end=" ")
         print(f"{recipe.tokens()} tokens; {limit}")
         print("variant            tokens/s   of roofline   peak GB")
         for name, reached in speed.items():
-            peak = max(one.peak_bytes for one in outcomes[name]) / 1e9
+            peak = max(outcome.peak_bytes for outcome in outcomes[name]) / 1e9
             print(f"{name:<18} {reached:9.0f} {reached / limit.tokens_per_second:12.1%} {peak:9.2f}")
         for name, reason in self.failures.items():
             print(f"{name:<18} failed: {reason}")
@@ -157,9 +159,9 @@ class GpuComparison:
         """Judge G5: share of a step's time for metrics and, spread over the usual number of steps, for checkpoints."""
         if "mens-quiet" not in outcomes:
             return []
-        loud = statistics.median(one.facts["step_seconds"] for one in outcomes["mens"])
-        quiet = statistics.median(one.facts["step_seconds"] for one in outcomes["mens-quiet"])
-        checkpoint = statistics.median(one.facts["checkpoint_seconds"] for one in outcomes["mens"])
+        loud = statistics.median(outcome.facts["step_seconds"] for outcome in outcomes["mens"])
+        quiet = statistics.median(outcome.facts["step_seconds"] for outcome in outcomes["mens-quiet"])
+        checkpoint = statistics.median(outcome.facts["checkpoint_seconds"] for outcome in outcomes["mens"])
         share = max(0.0, loud / quiet - 1) + checkpoint / USUAL_STEPS_BETWEEN_CHECKPOINTS / quiet
         return [self._goal("G5", share, 0.02, at_most=True, step_seconds=[quiet, loud], checkpoint_seconds=checkpoint)]
 

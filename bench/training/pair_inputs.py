@@ -69,7 +69,7 @@ def main() -> None:
         return len(tokenizer.encode(text))
 
     chats = chat_mix(count, MADE_CHATS * request.rows)
-    short = [one for one in chats if count(one["messages"][-1]["content"]) <= request.execution["seq_len"] // 2]
+    short = [chat for chat in chats if count(chat["messages"][-1]["content"]) <= request.execution["seq_len"] // 2]
     run = plan_run(base, to_pairs(short[: 2 * request.rows]), folder, request)
     (folder / "plan.json").write_text(run.model_dump_json())
     (folder / "pairs.json").write_text(json.dumps(asdict(recipe_of(run, folder))))
@@ -79,11 +79,11 @@ def to_pairs(chats: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a pair for each two chats: the first one's prompt and answer, and the second one's answer."""
     return [
         {
-            "prompt": one["messages"][:-1],
-            "chosen": one["messages"][-1:],
+            "prompt": chat["messages"][:-1],
+            "chosen": chat["messages"][-1:],
             "rejected": other["messages"][-1:],
         }
-        for one, other in zip(chats[::2], chats[1::2], strict=True)
+        for chat, other in zip(chats[::2], chats[1::2], strict=True)
     ]
 
 

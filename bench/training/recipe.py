@@ -176,7 +176,10 @@ class Trainers:
         reports = [step["payload"] for step in steps]
         if [report["valid_tokens"] for report in reports] != [self.recipe.targets(at) for at in range(len(reports))]:
             raise BenchFailed("the product's steps have other rows than the peers'")
-        if any(abs(one["learning_rate"] - rate) > 1e-12 for one, rate in zip(reports, self.recipe.rates, strict=True)):
+        if any(
+            abs(report_of_step["learning_rate"] - rate) > 1e-12
+            for report_of_step, rate in zip(reports, self.recipe.rates, strict=True)
+        ):
             raise BenchFailed("the product's learning rates are not the peers'")
         summary = json.loads((run_folder / "run_summary.json").read_text())
         start = next(event["payload"] for event in events if event["event"] == "train_start")
@@ -245,7 +248,7 @@ def step_and_checkpoint_ms(events: list[dict[str, Any]]) -> tuple[list[float], f
     last step's.
     """
     steps, checkpoints, last = [], 0.0, 0
-    for event in (one for one in events if one["event"] in {"step", "checkpoint"}):
+    for event in (record for record in events if record["event"] in {"step", "checkpoint"}):
         if event["event"] == "checkpoint":
             checkpoints += event["ts_ms"] - last
         elif event["payload"]["step"] > UNTIMED_STEPS:
@@ -256,4 +259,4 @@ def step_and_checkpoint_ms(events: list[dict[str, Any]]) -> tuple[list[float], f
 
 def largest_relative_difference(ours: list[float], theirs: list[float]) -> float:
     """Return the largest relative difference of two equally long lists."""
-    return max(abs(one / other - 1) for one, other in zip(ours, theirs, strict=True))
+    return max(abs(own / other - 1) for own, other in zip(ours, theirs, strict=True))

@@ -76,10 +76,10 @@ class StepCounter(TorchDispatchMode):
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = operation(*args, **(kwargs or {}))
         inputs, outputs = tensors(args, kwargs), tensors(output)
-        known = {storage_of(one) for one in inputs}
-        made = {storage_of(one): one for one in outputs if storage_of(one) not in known}
-        for one in made.values():
-            self._watch(one)
+        input_storages = {storage_of(tensor) for tensor in inputs}
+        made = {storage_of(tensor): tensor for tensor in outputs if storage_of(tensor) not in input_storages}
+        for tensor in made.values():
+            self._watch(tensor)
         name = operation.overloadpacket.__name__
         # An operation that makes nothing and changes nothing has returned a view.
         if (made or operation._schema.is_mutable) and not name.startswith("empty"):  # noqa: SLF001
@@ -99,10 +99,10 @@ class StepCounter(TorchDispatchMode):
         """The work of all groups."""
         parts = list(self.groups.values())
         return Work(
-            sum(one.operations for one in parts),
-            sum(one.bytes for one in parts),
-            sum(one.flops for one in parts),
-            sum(one.seconds for one in parts),
+            sum(work.operations for work in parts),
+            sum(work.bytes for work in parts),
+            sum(work.flops for work in parts),
+            sum(work.seconds for work in parts),
         )
 
     def _watch(self, made: Tensor) -> None:
@@ -130,7 +130,7 @@ class StepCounter(TorchDispatchMode):
 
 def tensors(*trees: Any) -> list[Tensor]:
     """Return all tensors in some arguments."""
-    return [one for one in tree_leaves(trees) if isinstance(one, Tensor)]
+    return [leaf for leaf in tree_leaves(trees) if isinstance(leaf, Tensor)]
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -140,7 +140,7 @@ def storage_of(tensor: Tensor) -> int:
 
 def moved(*trees: Any) -> int:
     """Return the bytes of the tensors; one that repeats its memory is read once."""
-    return sum(min(one.nbytes, one.untyped_storage().nbytes()) for one in tensors(trees))
+    return sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in tensors(trees))
 
 
 def product_flops(operation: Any, name: str, args: Any, kwargs: Any, output: Any) -> float:
@@ -158,5 +158,5 @@ def attention_flops(operation: Any, name: str, args: Sequence[Any], kwargs: Any,
         return float(formula(*args, **kwargs, out_val=output)) / 2
     queries = tensors(args)[0]
     # The kernel for several documents has the longest one as an argument; others take (rows, heads, tokens, size).
-    longest = next((one for one in args if isinstance(one, int) and one > 1), queries.shape[-2])
+    longest = next((argument for argument in args if isinstance(argument, int) and argument > 1), queries.shape[-2])
     return 2.0 * queries.numel() * longest * (BACKWARD_PRODUCTS if "backward" in name else 1)

@@ -63,8 +63,8 @@ def _default(field: dict[str, Any]) -> str:
 def _resolved(schema: dict[str, Any], field: dict[str, Any]) -> dict[str, Any]:
     """Return the object that a field refers to, or the field itself."""
     name = field.get("$ref", "").rpartition("/")[2]
-    found: dict[str, Any] = schema["$defs"][name] if name else field
-    return found
+    target: dict[str, Any] = schema["$defs"][name] if name else field
+    return target
 
 
 def describe_type(field: dict[str, Any], link: str = "") -> str:

@@ -49,13 +49,13 @@ def write_pages(target: Path) -> None:
 def files_of_the_site() -> set[Path]:
     """Return the pages of `docs/`, the README, and each file that one of them links to, by path in the repository."""
     pages = {path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")} | {Path("README.md")}
-    found: set[Path] = set()
+    files: set[Path] = set()
     while pages:
         page = pages.pop()
-        found.add(page)
+        files.add(page)
         if page.suffix == ".md":
-            pages |= linked_files(page) - found
-    return found
+            pages |= linked_files(page) - files
+    return files
 
 
 def linked_files(page: Path) -> set[Path]:
